@@ -20,6 +20,8 @@ _MUST_HAVE_CODE = {
     "docs/howto/enqueue-in-your-transaction.md",
     "docs/howto/limit-and-prioritise-jobs.md",
     "docs/howto/limit-provider-calls.md",
+    "docs/howto/migrate-from-apscheduler.md",
+    "docs/howto/migrate-from-celery.md",
     "docs/howto/mount-the-health-api.md",
     "docs/howto/provider-celery.md",
     "docs/howto/publish-facts.md",

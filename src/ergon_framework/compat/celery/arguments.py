@@ -1,0 +1,98 @@
+"""Arguments as Celery's JSON serializer writes them.
+
+Dates, UUIDs, decimals and bytes become small marked objects, which the task's side turns back: a
+task gets the same values from Ergon as from Celery. The marks are those of kombu 5.3 and later.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from ergon_framework.errors import JobError
+
+_TYPE, _VALUE = "__type__", "__value__"
+_MARK = {_TYPE, _VALUE}
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "datetime": datetime.fromisoformat,
+    "date": lambda text: datetime.fromisoformat(text).date(),
+    "time": time.fromisoformat,
+    "decimal": Decimal,
+    "uuid": lambda fields: UUID(**fields),
+    "bytes": lambda text: text.encode(),
+    "base64": base64.b64decode,
+}
+
+
+def encode(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """The arguments of a call as plain JSON values."""
+    try:
+        text = json.dumps([list(args), dict(kwargs)], default=_marked)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise JobError(
+            f"an argument of the task {name!r} cannot be written as JSON: {error}",
+            remedy="pass an id and load the object in the task; pickled arguments are not taken",
+            details={"field": "args"},
+        ) from error
+    sent: list[Any] = json.loads(text)
+    return sent[0], sent[1]
+
+
+def encode_result(value: Any) -> Any:
+    """What a task returned as a plain JSON value; as it is where that is impossible."""
+    try:
+        return json.loads(json.dumps(value, default=_marked))
+    except (TypeError, ValueError, RecursionError):
+        return value  # whoever writes it says why it cannot be written
+
+
+def decode(value: Any) -> Any:
+    """A JSON value with its marked objects turned back."""
+    if isinstance(value, list):
+        return [decode(each) for each in value]
+    if isinstance(value, dict):
+        if value.keys() == _MARK and (read := _READERS.get(str(value[_TYPE]))) is not None:
+            return read(value[_VALUE])
+        return {key: decode(each) for key, each in value.items()}
+    return value
+
+
+def _marked(value: Any) -> Any:
+    reduce = getattr(value, "__json__", None)
+    if reduce is not None:
+        return reduce()
+    match value:
+        case datetime() | date() | time():
+            return _mark(type_name(value), value.isoformat())
+        case Decimal():
+            return _mark("decimal", str(value))
+        case UUID():
+            return _mark("uuid", {"hex": value.hex})
+        case bytes():
+            return _bytes(value)
+    if any(each.__name__ == "Promise" for each in type(value).__mro__):
+        return str(value)  # a lazy translation of Django
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+def type_name(value: datetime | date | time) -> str:
+    """The mark of an instant, a day or a time of day; a datetime is also a date."""
+    if isinstance(value, datetime):
+        return "datetime"
+    return "date" if isinstance(value, date) else "time"
+
+
+def _bytes(value: bytes) -> dict[str, Any]:
+    try:
+        return _mark("bytes", value.decode())
+    except UnicodeDecodeError:
+        return _mark("base64", base64.b64encode(value).decode())
+
+
+def _mark(kind: str, value: Any) -> dict[str, Any]:
+    return {_TYPE: kind, _VALUE: value}

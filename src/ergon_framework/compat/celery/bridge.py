@@ -1,0 +1,368 @@
+"""``from_celery``: the tasks of a Celery application as jobs, while a team moves.
+
+Everything that sends a task, ``delay``, ``apply_async``, signatures and beat, goes through the
+application's ``send_task``. That one method is replaced, by one that sends a call to Ergon or to
+Celery's broker as the routes say. Running a task leaves Celery's own code in charge of its request,
+its retries and its backoff: a retry is a call of ``send_task`` with the id of the running job, and
+becomes another attempt of that job.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Literal, TypeAlias
+
+from ergon_framework.compat.celery.exceptions import CanvasError, UnsupportedOptionError
+from ergon_framework.compat.celery.execution import (
+    RUNNING_DELIVERY,
+    Delivery,
+    Listener,
+    TaskHandler,
+)
+from ergon_framework.compat.celery.options import TaskPolicy, job_options, policy_of, refuse_canvas
+from ergon_framework.compat.celery.result import JobResult
+from ergon_framework.compat.celery.target import CallTarget, ErgonApp
+from ergon_framework.errors import JobError, MissingExtraError, WiringError, describe
+from ergon_framework.executor import Registry
+from ergon_framework.jobs.client import JobClient
+
+logger = logging.getLogger("ergon.compat.celery")
+
+Side: TypeAlias = Literal["ergon", "celery"]
+Routes: TypeAlias = Side | Mapping[str, Side]
+"""Who gets the calls: one side for all tasks, or patterns of names, of which the first counts."""
+
+BUILT_IN = "celery."
+"""Tasks of Celery itself; they stay there."""
+
+
+def from_celery(
+    celery_app: Any,
+    app: ErgonApp | None = None,
+    *,
+    registry: Registry | None = None,
+    client: JobClient | Callable[[], JobClient] | None = None,
+    route: Routes = "celery",
+    store_results: bool = False,
+    ignore: Sequence[str] = (),
+) -> CeleryBridge:
+    """Make all tasks of a Celery application handlers of an App, and route calls of them.
+
+    By default calls go on to Celery, and only jobs that are there already run: name in ``route``
+    the tasks whose calls are to become jobs. With ``store_results``, results are written to
+    Celery's result backend too, where ``AsyncResult(id)`` finds them. ``ignore=["rate_limit"]``
+    accepts that a rate limit is not kept.
+    """
+    try:
+        import celery  # noqa: F401 - only to say what is missing
+    except ImportError as error:
+        raise MissingExtraError(
+            "from_celery needs the package celery",
+            remedy='pip install "ergon-framework[celery]"',
+        ) from error
+    target = CallTarget(app, registry=registry, client=client, ignore=ignore)
+    bridge = CeleryBridge(celery_app, target, route, store_results=store_results)
+    bridge.load_tasks()
+    bridge.attach()
+    return bridge
+
+
+class CeleryBridge:
+    """A Celery application whose tasks also run as jobs."""
+
+    def __init__(
+        self, celery_app: Any, target: CallTarget, route: Routes, *, store_results: bool = False
+    ) -> None:
+        self.celery_app = celery_app
+        self.target = target
+        self._route = _checked(route)
+        self._store_results = store_results
+        self._send: Callable[..., Any] = celery_app.send_task
+
+    @property
+    def registry(self) -> Registry:
+        """The handlers of the tasks: ``--app module:bridge`` serves them."""
+        return self.target.registry
+
+    @property
+    def tasks(self) -> dict[str, Any]:
+        """Celery's tasks by name, without those of Celery itself."""
+        found = self.celery_app.tasks.items()
+        return {name: task for name, task in sorted(found) if not name.startswith(BUILT_IN)}
+
+    def side_of(self, name: str) -> Side:
+        """Who gets the calls of a task."""
+        if name.startswith(BUILT_IN):
+            return "celery"
+        matching = (side for each, side in self._route.items() if fnmatch.fnmatchcase(name, each))
+        return next(matching, "celery")
+
+    # ---- running tasks ----
+
+    def load_tasks(self) -> None:
+        """Import the modules of tasks that Celery's worker would import, and add their handlers.
+
+        In the middle of Django's start nothing can be imported: calls are routed by name, and the
+        executor, which starts Django itself, adds the handlers.
+        """
+        if not _is_django_starting():
+            self.celery_app.loader.import_default_modules()
+        for name, task in self.tasks.items():
+            if name not in self.registry:
+                self.registry.add(self._handler(task), name)
+
+    def _handler(self, task: Any) -> TaskHandler:
+        from celery.exceptions import SoftTimeLimitExceeded
+        from kombu.utils.json import object_hook
+
+        return TaskHandler(
+            task,
+            listener=CelerySignals(self._store_results),
+            encode=_encoded_result,
+            decode=lambda value: json.loads(json.dumps(value), object_hook=object_hook),
+            soft_limit=self.policy_of(task).soft_time_limit,
+            soft_error=SoftTimeLimitExceeded,
+        )
+
+    def policy_of(self, task: Any) -> TaskPolicy:
+        """What a task declares, with the time limits of the configuration for one without."""
+        found, conf = policy_of(task), self.celery_app.conf
+        return replace(
+            found,
+            time_limit=found.time_limit or conf.task_time_limit,
+            soft_time_limit=found.soft_time_limit or conf.task_soft_time_limit,
+        )
+
+    # ---- sending tasks ----
+
+    def attach(self) -> None:
+        """Route calls from now on."""
+        self.celery_app.send_task = self.send_task
+
+    def detach(self) -> None:
+        """Let all calls go to Celery again, as before."""
+        self.celery_app.send_task = self._send
+
+    def send_task(
+        self,
+        name: str,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """What Celery calls to send a task: a job, a message, or a retry of the running job."""
+        delivery = RUNNING_DELIVERY.get()
+        if delivery is not None and options.get("task_id") == delivery.job_id:
+            return self._again(delivery, name, args, kwargs, options)
+        # A message that is retried by Celery's worker stays with Celery.
+        if options.get("retries") or self.side_of(name) == "celery":
+            return self._send(name, args, kwargs, **options)
+        return self._send_job(name, args, kwargs, options)
+
+    def _send_job(
+        self,
+        name: str,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+    ) -> JobResult:
+        refuse_canvas(name, options)
+        task = options.get("task_type") or self._known(name)
+        policy = self._default_policy(name) if task is None else self.policy_of(task)
+        made = job_options(
+            policy,
+            self._routed(name, args, kwargs, options, task),
+            now=datetime.now(UTC),
+            zone=self._zone,
+            is_smaller_first=self._is_smaller_first,
+        )
+        return self.target.send(policy, *_encoded(name, args or (), kwargs or {}), made)
+
+    def _again(
+        self,
+        delivery: Delivery,
+        name: str,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+    ) -> JobResult:
+        """A retry of the running job; Celery raises ``Retry`` when this returns."""
+        if name != delivery.task or options.get("retries") != delivery.retries + 1:
+            raise CanvasError(
+                f"the task {delivery.task!r} is replaced by {name!r} while it runs",
+                remedy="call the other task with delay(), and return",
+                details={"task": delivery.task},
+            )
+        delivery.ask_for_retry(
+            args,
+            kwargs,
+            countdown=options.get("countdown"),
+            eta=options.get("eta"),
+            max_attempts=self.policy_of(self.celery_app.tasks[name]).max_attempts,
+        )
+        return self.target.result(delivery.job_id)
+
+    def _routed(
+        self,
+        name: str,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+        task: Any,
+    ) -> dict[str, Any]:
+        """The options with the queue that Celery's routes give; its default queue is ours."""
+        given = {key: value for key, value in options.items() if value is not None}
+        if "queue" not in given and given.keys() & {"exchange", "routing_key"}:
+            return given  # which is refused: only the broker knows where they lead
+        chosen = self.celery_app.amqp.router.route(dict(given), name, args, kwargs, task)
+        queue = chosen.pop("queue", None)
+        name_of_queue = str(getattr(queue, "name", queue))
+        if name_of_queue != self.celery_app.conf.task_default_queue:
+            chosen["queue"] = name_of_queue
+        left_out = ("exchange", "routing_key")
+        return {key: value for key, value in chosen.items() if key not in left_out}
+
+    def _known(self, name: str) -> Any:
+        """The task of a name, if it has been imported here."""
+        return self.celery_app.tasks.get(name) if self.celery_app.finalized else None
+
+    def _default_policy(self, name: str) -> TaskPolicy:
+        """What is assumed of a task that this process only knows by name."""
+        conf = self.celery_app.conf
+        return TaskPolicy(
+            name,
+            acks_late=bool(conf.task_acks_late),
+            time_limit=conf.task_time_limit,
+            rate_limit=conf.task_default_rate_limit,
+        )
+
+    @property
+    def _is_smaller_first(self) -> bool:
+        """Whether the broker takes priority 0 for the highest: Redis does."""
+        return str(self.celery_app.conf.broker_url or "").startswith(("redis", "sentinel"))
+
+    @property
+    def _zone(self) -> tzinfo:
+        """The time zone of Celery's configuration, of instants without one."""
+        zone: tzinfo = self.celery_app.timezone
+        return zone
+
+
+class CelerySignals(Listener):
+    """Sends the signals of a task, and keeps its results where Celery's clients look for them."""
+
+    def __init__(self, store_results: bool) -> None:
+        self._store_results = store_results
+
+    def started(self, task: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        """Send ``task_prerun``."""
+        from celery import signals
+
+        signals.task_prerun.send(sender=task, task_id=task_id, task=task, args=args, kwargs=kwargs)
+
+    def ended(self, task: Any, task_id: str, state: str, value: Any, einfo: Any) -> None:
+        """Store the result, then send the signal of the state."""
+        from celery import signals
+
+        if self._store_results:
+            self._store(task, task_id, state, value, einfo)
+        request = task.request
+        if state == "SUCCESS":
+            signals.task_success.send(sender=task, result=value)
+        elif state == "RETRY":
+            signals.task_retry.send(sender=task, request=request, reason=value, einfo=einfo)
+        elif state == "FAILURE":
+            signals.task_failure.send(
+                sender=task,
+                task_id=task_id,
+                exception=value,
+                args=request.args,
+                kwargs=request.kwargs,
+                traceback=getattr(value, "__traceback__", None),
+                einfo=einfo,
+            )
+
+    def returned(self, task: Any, task_id: str, state: str, value: Any) -> None:
+        """Send ``task_postrun``."""
+        from celery import signals
+
+        request = task.request
+        signals.task_postrun.send(
+            sender=task,
+            task_id=task_id,
+            task=task,
+            args=request.args,
+            kwargs=request.kwargs,
+            retval=value,
+            state=state,
+        )
+
+    def error_info(self, error: BaseException) -> Any:
+        """Celery's own record of the error that is being handled."""
+        from billiard.einfo import ExceptionInfo
+
+        return ExceptionInfo((type(error), error, error.__traceback__))
+
+    def _store(self, task: Any, task_id: str, state: str, value: Any, einfo: Any) -> None:
+        """Write the result to Celery's backend; one that is away must not fail what is done."""
+        told = getattr(einfo, "traceback", None)
+        try:
+            if state == "SUCCESS" and not task.ignore_result:
+                task.backend.mark_as_done(task_id, value, request=task.request)
+            elif state == "RETRY":
+                cause = getattr(value, "exc", None) or value
+                task.backend.mark_as_retry(task_id, cause, told, request=task.request)
+            elif state == "FAILURE":
+                task.backend.mark_as_failure(task_id, value, told, request=task.request)
+        except Exception as error:
+            logger.warning("the result of %s was not stored: %s", task.name, describe(error))
+
+
+def _encoded(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """Arguments as Celery's JSON serializer writes them, types of the user's included."""
+    try:
+        sent: list[Any] = json.loads(_written([list(args), dict(kwargs)]))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise JobError(
+            f"an argument of the task {name!r} cannot be written as JSON: {error}",
+            remedy="pass an id and load the object in the task; pickled arguments are not taken",
+            details={"field": "args"},
+        ) from error
+    return sent[0], sent[1]
+
+
+def _encoded_result(value: Any) -> Any:
+    try:
+        return json.loads(_written(value))
+    except (TypeError, ValueError, RecursionError):
+        return value  # whoever writes it says why it cannot be written
+
+
+def _written(value: Any) -> str:
+    from kombu.utils.json import JSONEncoder
+
+    return json.dumps(value, cls=JSONEncoder)
+
+
+def _checked(route: Routes) -> dict[str, Side]:
+    routes: dict[str, Side] = {"*": route} if isinstance(route, str) else dict(route)
+    for pattern, side in routes.items():
+        if side not in ("ergon", "celery"):
+            raise WiringError(
+                f"the route of {pattern!r} is {side!r}", remedy="write 'ergon' or 'celery'"
+            )
+    return routes
+
+
+def _is_django_starting() -> bool:
+    apps = getattr(sys.modules.get("django.apps"), "apps", None)
+    return apps is not None and getattr(apps, "loading", False) and not apps.ready
+
+
+__all__ = ["CeleryBridge", "UnsupportedOptionError", "from_celery"]

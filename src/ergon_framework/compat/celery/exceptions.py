@@ -1,0 +1,86 @@
+"""What a Celery task may raise to say how it ended, and what Ergon refuses.
+
+Code under migration may import these names from here or from ``celery.exceptions``: both are
+recognised, with or without Celery installed.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from ergon_framework.errors import ConfigurationError
+
+__all__ = [
+    "CanvasError",
+    "Ignore",
+    "MaxRetriesExceededError",
+    "Reject",
+    "SoftTimeLimitExceeded",
+    "TaskRetry",
+    "UnsupportedOptionError",
+]
+
+
+class TaskRetry(Exception):
+    """The task is to be tried again: what ``self.retry()`` raises."""
+
+    def __init__(
+        self,
+        message: str | None = None,
+        exc: BaseException | None = None,
+        when: float | datetime | None = None,
+    ) -> None:
+        super().__init__(message, exc, when)
+        self.message = message
+        self.exc = exc
+        self.when = when
+
+    def __str__(self) -> str:
+        if self.message:
+            return self.message
+        when = f"at {self.when}" if isinstance(self.when, datetime) else f"in {self.when}s"
+        return f"Retry {when}" if self.exc is None else f"Retry {when}: {self.exc!r}"
+
+
+class Ignore(Exception):
+    """The task asks that no result be recorded: its job completes without one."""
+
+
+class Reject(Exception):
+    """The task gives its message back: to the queue, or for good."""
+
+    def __init__(self, reason: Any = None, requeue: bool = False) -> None:
+        super().__init__(reason, requeue)
+        self.reason = reason
+        self.requeue = requeue
+
+
+class MaxRetriesExceededError(Exception):
+    """``self.retry()`` was called without an ``exc`` once more than ``max_retries`` allows."""
+
+
+class SoftTimeLimitExceeded(Exception):
+    """Raised inside a task that has run for its ``soft_time_limit``."""
+
+
+class UnsupportedOptionError(ConfigurationError):
+    """A Celery option that Ergon has no counterpart for, and that matters."""
+
+    code = "celery_option"
+
+
+class CanvasError(UnsupportedOptionError):
+    """A chain, group, chord or callback: Ergon runs single calls."""
+
+    code = "celery_canvas"
+
+
+def is_celery(error: BaseException, name: str) -> bool:
+    """Whether an exception is the one of this name, from here or from ``celery.exceptions``.
+
+    Celery's classes are recognised by name, so that Celery does not have to be importable.
+    """
+    homes = (__name__, "celery.exceptions", "billiard.exceptions")
+    names = (name, f"Task{name}")  # TaskRetry is called Retry where users import it
+    return any(each.__name__ in names and each.__module__ in homes for each in type(error).__mro__)

@@ -1,0 +1,229 @@
+"""What Celery's options mean for a job. Pure: reads tasks and options, does no I/O.
+
+Every option has one of three answers: it becomes an option of the job, it changes nothing that
+matters here and is dropped, or it is refused with what to do instead. An option that is in no
+table is refused as well, so that nothing is lost without a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from typing import Any, cast
+
+from ergon_framework.compat.celery.exceptions import CanvasError, UnsupportedOptionError
+from ergon_framework.jobs.newjob import JobOptions
+
+DAY = 86_400.0
+NO_TIME_LIMIT = 7 * DAY
+"""Seconds for an attempt of a task without a time limit: the longest that a job may have."""
+MAX_RETRIES = 3
+"""How often ``self.retry()`` may be called where a task says nothing: Celery's default."""
+SPARE_ATTEMPTS = 21
+"""Attempts of a bound task, which may ask for more retries than it declares; it ends itself."""
+UNBOUNDED_ATTEMPTS = 10_000
+"""Attempts of a task with ``max_retries=None``: the most that a job may have."""
+
+CANVAS = ("link", "link_error", "chain", "chord", "group_id")
+DROPPED = frozenset(
+    {
+        *("add_to_parent", "argsrepr", "compression", "connection", "delivery_mode"),
+        *("group_index", "ignore_result", "immediate", "kwargsrepr", "mandatory", "origin"),
+        *("parent_id", "producer", "publisher", "replaced_task_nesting", "reply_to"),
+        *("result_cls", "retries", "retry", "retry_policy", "route_name", "router", "shadow"),
+        *("task_type", "trail", "utc"),
+    }
+)
+"""Options of a call about the way to the broker and back, and about logs."""
+REFUSED = {
+    "exchange": "name a queue: jobs have no exchanges",
+    "headers": "pass it as an argument: a job has no headers",
+    "routing_key": "name a queue: jobs have no routing keys",
+    "stamped_headers": "pass it as an argument: a job has no headers",
+}
+MAPPED = frozenset(
+    {
+        *("countdown", "eta", "expires", "priority", "queue", "root_id", "serializer"),
+        *("soft_time_limit", "task_id", "time_limit"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPolicy:
+    """What a task declares, as far as it matters for its jobs."""
+
+    name: str
+    max_retries: int | None = MAX_RETRIES
+    is_bound: bool = True
+    acks_late: bool = False
+    time_limit: float | None = None
+    soft_time_limit: float | None = None
+    rate_limit: str | None = None
+
+    @property
+    def max_attempts(self) -> int:
+        """How often its jobs may be tried at most; the task itself decides when to stop."""
+        if self.max_retries is None:
+            return UNBOUNDED_ATTEMPTS
+        most = min(self.max_retries + 1, UNBOUNDED_ATTEMPTS)
+        return max(most, SPARE_ATTEMPTS) if self.is_bound else most
+
+    @property
+    def retry(self) -> dict[str, Any]:
+        """When a job is tried again: if the task asks for it, and otherwise as Celery does."""
+        return {
+            "on_error": "dead-letter",
+            "on_timeout": "dead-letter",
+            "on_lost": "retry" if self.acks_late else "dead-letter",
+            "max_retry_after": 3650 * DAY,
+        }
+
+
+def policy_of(task: Any) -> TaskPolicy:
+    """What a task of Celery, or of this package, declares."""
+    declared = [task.max_retries, (getattr(task, "retry_kwargs", None) or {}).get("max_retries", 0)]
+    return TaskPolicy(
+        name=task.name,
+        max_retries=None if None in declared else max(declared),
+        is_bound=is_bound(task),
+        acks_late=bool(task.acks_late),
+        time_limit=task.time_limit,
+        soft_time_limit=task.soft_time_limit,
+        rate_limit=None if task.rate_limit is None else str(task.rate_limit),
+    )
+
+
+def is_bound(task: Any) -> bool:
+    """Whether the task's code has ``self``, and may call ``self.retry()`` as it likes."""
+    own = getattr(task, "_orig_run", task.run)  # under Celery's autoretry
+    return getattr(own, "__self__", None) is not None
+
+
+def job_options(
+    policy: TaskPolicy,
+    given: Mapping[str, Any],
+    *,
+    now: datetime,
+    zone: tzinfo = UTC,
+    is_smaller_first: bool = False,
+) -> JobOptions:
+    """The job's options for a call of a task with these options of ``apply_async``.
+
+    ``zone`` is that of instants without one. ``is_smaller_first``: priority 0 is the highest, as
+    with Redis, and not 9, as with RabbitMQ.
+    """
+    call = {key: value for key, value in given.items() if value is not None}
+    refuse_canvas(policy.name, call)
+    for key in call.keys() - MAPPED - DROPPED:
+        _refuse(policy.name, key, call[key])
+    if str(call.get("serializer", "json")) == "pickle":
+        raise _unsupported(policy.name, "serializer='pickle'", "pass what JSON can hold, or an id")
+    if call.get("soft_time_limit", policy.soft_time_limit) != policy.soft_time_limit:
+        raise _unsupported(
+            policy.name, "soft_time_limit of a call", "declare it in the decorator of the task"
+        )
+    made: dict[str, Any] = {
+        "id": call.get("task_id"),
+        "queue": call.get("queue"),
+        "priority": _priority(call.get("priority"), is_smaller_first=is_smaller_first),
+        "timeout": call.get("time_limit", policy.time_limit) or NO_TIME_LIMIT,
+        "max_attempts": policy.max_attempts,
+        "retry": policy.retry,
+        "correlation_id": call.get("root_id"),
+        **_due(call, now, zone),
+        **_expiry(call.get("expires"), zone),
+    }
+    return cast(JobOptions, {key: value for key, value in made.items() if value is not None})
+
+
+def refuse_canvas(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse a call that is part of a chain, group or chord, or has callbacks."""
+    found = [key for key in CANVAS if options.get(key)]
+    if found:
+        raise CanvasError(
+            f"the call of {name!r} is part of a canvas ({', '.join(found)}), and Ergon runs single"
+            " calls",
+            remedy="call the next task at the end of this one, or leave all its tasks with Celery:"
+            f' route={{"{name}": "celery"}}',
+            details={"task": name},
+        )
+
+
+def rate_of(limit: str) -> float:
+    """Celery's ``10/m`` in starts per second; 0 for none."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:/\s*([smh]))?\s*", limit)
+    if match is None:
+        raise UnsupportedOptionError(
+            f"rate_limit={limit!r} cannot be read", remedy="write it as 10/s, 10/m or 10/h"
+        )
+    return float(match[1]) / {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+
+
+def check_rate(policy: TaskPolicy, queue: str, rates: Mapping[str, float | None]) -> None:
+    """Refuse a task with a ``rate_limit`` unless its queue is limited at least as much.
+
+    ``rates``: the rate of each queue that the settings limit.
+    """
+    limit = 0.0 if policy.rate_limit is None else rate_of(policy.rate_limit)
+    found = rates.get(queue)
+    if not limit or (found is not None and found <= limit * 1.001):
+        return
+    raise UnsupportedOptionError(
+        f"the task {policy.name!r} has rate_limit={policy.rate_limit!r}, and its queue {queue!r}"
+        " is not limited: Ergon limits queues, across all workers",
+        remedy=f"give the task a queue of its own and write [jobs.queues.{queue!r}] with"
+        f" rate = {limit:.6g} in ergon.toml, or ignore=['rate_limit']",
+        details={"task": policy.name, "queue": queue},
+    )
+
+
+def _priority(value: Any, *, is_smaller_first: bool) -> int | None:
+    if value is None:
+        return None
+    return -int(value) if is_smaller_first else int(value)
+
+
+def _due(call: Mapping[str, Any], now: datetime, zone: tzinfo) -> dict[str, Any]:
+    if "eta" in call:
+        at = instant("eta", call["eta"], zone)
+        return {"run_at": at} if at > now else {}
+    return {"delay": max(0.0, float(call["countdown"]))} if "countdown" in call else {}
+
+
+def _expiry(value: Any, zone: tzinfo) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if isinstance(value, datetime | str):
+        return {"expires_at": instant("expires", value, zone)}
+    return {"expires_in": float(value)}
+
+
+def instant(option: str, value: Any, zone: tzinfo = UTC) -> datetime:
+    """An instant as Celery takes it: text or a datetime, with or without a zone."""
+    try:
+        at = datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        at = None
+    if not isinstance(at, datetime):
+        raise UnsupportedOptionError(
+            f"{option}={value!r} is no instant", remedy="give a datetime or text in ISO 8601"
+        )
+    return at if at.tzinfo is not None else at.replace(tzinfo=zone)
+
+
+def _refuse(name: str, key: str, value: Any) -> None:
+    if key in ("headers", "stamped_headers") and not value:
+        return
+    remedy = REFUSED.get(key, "leave it out: Ergon does not know it")
+    raise _unsupported(name, key, remedy)
+
+
+def _unsupported(name: str, what: str, remedy: str) -> UnsupportedOptionError:
+    return UnsupportedOptionError(
+        f"the task {name!r} cannot be run by Ergon with {what}",
+        remedy=remedy,
+        details={"task": name, "option": what},
+    )

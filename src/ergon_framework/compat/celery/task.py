@@ -1,0 +1,471 @@
+"""``Celery``, ``Task`` and ``shared_task`` without Celery: the names that task modules import.
+
+::
+
+    from ergon_framework import App
+    from ergon_framework.compat.celery import Celery
+
+    ergon = App()
+    app = Celery("shop", ergon=ergon)
+
+
+    @app.task(bind=True, autoretry_for=(ConnectionError,), retry_backoff=True)
+    def fetch(self, url): ...
+
+Each task is a handler of ``ergon``, under the name that Celery would give it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import logging
+import random
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn, cast, overload
+
+from ergon_framework.compat.celery import arguments
+from ergon_framework.compat.celery.exceptions import (
+    CanvasError,
+    MaxRetriesExceededError,
+    SoftTimeLimitExceeded,
+    TaskRetry,
+    UnsupportedOptionError,
+    is_celery,
+)
+from ergon_framework.compat.celery.execution import RUNNING_DELIVERY, TaskHandler
+from ergon_framework.compat.celery.options import job_options, policy_of
+from ergon_framework.compat.celery.result import JobResult
+from ergon_framework.compat.celery.target import CallTarget, ErgonApp
+from ergon_framework.core.retry import Backoff
+from ergon_framework.errors import WiringError
+from ergon_framework.executor import Registry
+from ergon_framework.jobs.client import JobClient
+
+logger = logging.getLogger("ergon.compat.celery")
+
+_UNSUPPORTED = {
+    "exchange": "name a queue: jobs have no exchanges",
+    "pydantic": "annotate handlers of an App with models instead",
+    "routing_key": "name a queue: jobs have no routing keys",
+}
+
+
+class TaskRequest:
+    """``self.request``: the job that a task runs in, or a direct call."""
+
+    id: str | None = None
+    task: str | None = None
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}
+    retries: int = 0
+    called_directly: bool = True
+    is_eager: bool = False
+    hostname: str | None = None
+    root_id: str | None = None
+    parent_id: str | None = None
+    correlation_id: str | None = None
+    delivery_info: Mapping[str, Any] = {}
+    eta: None = None
+    expires: None = None
+    headers: None = None
+    group: None = None
+    chord: None = None
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field by name."""
+        return getattr(self, name, default)
+
+
+class Task:
+    """A task: subclass it for ``base=``, or let ``@app.task`` and ``@shared_task`` make one."""
+
+    name: str = ""
+    max_retries: int | None = 3
+    default_retry_delay: float = 180
+    autoretry_for: tuple[type[Exception], ...] = ()
+    dont_autoretry_for: tuple[type[Exception], ...] = ()
+    retry_kwargs: Mapping[str, Any] = {}
+    retry_backoff: bool | float = False
+    retry_backoff_max: float = 600
+    retry_jitter: bool = True
+    rate_limit: str | float | None = None
+    time_limit: float | None = None
+    soft_time_limit: float | None = None
+    acks_late: bool = False
+    ignore_result: bool = False
+    queue: str | None = None
+    priority: int | None = None
+    expires: float | datetime | None = None
+    serializer: str | None = None
+    typing: bool = True
+    app: Celery | None = None
+    MaxRetriesExceededError = MaxRetriesExceededError
+
+    def __init__(self) -> None:
+        self._requests: ContextVar[tuple[TaskRequest, ...]] = ContextVar("requests", default=())
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the work; overridden by every task."""
+        raise NotImplementedError(f"the task {self.name!r} has no run()")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the task's function here and now."""
+        return self.run(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name!r}>"
+
+    # ---- calling it later ----
+
+    def delay(self, *args: Any, **kwargs: Any) -> JobResult:
+        """Have the task run as a job."""
+        return self.apply_async(args, kwargs)
+
+    def apply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> JobResult:
+        """Have the task run as a job, with options of this call."""
+        given, named = list(args or ()), dict(kwargs or {})
+        if self.typing:
+            inspect.signature(self.run).bind(*given, **named)
+        policy = policy_of(self)
+        own = {key: getattr(self, key) for key in ("queue", "priority", "expires", "serializer")}
+        made = job_options(policy, {**own, **options}, now=datetime.now(UTC))
+        return self._app.target.send(policy, *arguments.encode(self.name, given, named), made)
+
+    def apply(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Refused: call the task itself, or enqueue it and run a worker in burst mode."""
+        raise UnsupportedOptionError(
+            f"the task {self.name!r} cannot be applied eagerly",
+            remedy="call it as a function; or delay() it and run app.run(burst=True) in a test",
+        )
+
+    def AsyncResult(self, task_id: str) -> JobResult:  # noqa: N802 - Celery's name
+        """The result of a job of this task."""
+        return self._app.target.result(task_id)
+
+    def s(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: chains, groups and chords are made of signatures."""
+        raise CanvasError(
+            f"the task {self.name!r} has no signature: Ergon has no chains, groups and chords",
+            remedy="call the next task with delay() at the end of this one",
+            details={"task": self.name},
+        )
+
+    si = signature = subtask = chunks = map = starmap = replace = s
+
+    # ---- within a run ----
+
+    @property
+    def request(self) -> TaskRequest:
+        """The job that the task runs in; one that is ``called_directly`` outside of a job."""
+        pushed = self._requests.get()
+        return pushed[-1] if pushed else TaskRequest()
+
+    def push_request(self, **fields: Any) -> None:
+        """Make these the fields of :attr:`request`."""
+        self._requests.set((*self._requests.get(), TaskRequest(**fields)))
+
+    def pop_request(self) -> None:
+        """Forget the request that was pushed last."""
+        self._requests.set(self._requests.get()[:-1])
+
+    def retry(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: datetime | str | None = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> TaskRetry:
+        """Raise :class:`TaskRetry`: the job is tried again after ``countdown``, or at ``eta``.
+
+        After ``max_retries`` it raises ``exc`` instead, or MaxRetriesExceededError.
+        """
+        delivery = RUNNING_DELIVERY.get()
+        if delivery is None or self.request.called_directly:
+            raise exc or TaskRetry("Task can be retried")
+        if any(value is not None for value in options.values()):
+            raise UnsupportedOptionError(
+                f"the task {self.name!r} asks for a retry with {', '.join(options)}, and all"
+                " attempts of a job have the same options",
+                remedy="call apply_async with these options, and return",
+            )
+        most = self.max_retries if max_retries is None else max_retries
+        if most is not None and delivery.attempt > most:
+            text = f"Can't retry {self.name}[{delivery.job_id}]"
+            raise exc or self.MaxRetriesExceededError(text)
+        if eta is None and countdown is None:
+            countdown = self.default_retry_delay
+        attempts = policy_of(self).max_attempts
+        delivery.ask_for_retry(args, kwargs, countdown=countdown, eta=eta, max_attempts=attempts)
+        asked = TaskRetry(exc=exc, when=eta_or(eta, countdown))
+        if throw:
+            raise asked
+        return asked
+
+    def update_state(
+        self, task_id: str | None = None, state: str | None = None, meta: Any = None, **_: Any
+    ) -> None:
+        """Log the state: a job has no states of its own making."""
+        logger.warning("%s: state %s is not kept; jobs have none of their own", self.name, state)
+
+    # ---- hooks ----
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        """Run before the task."""
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        """Run after the task has returned."""
+
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Run after the task has asked for another attempt."""
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Run after the task has failed."""
+
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        """Run last."""
+
+    @property
+    def _app(self) -> Celery:
+        found = self.app or SHARED.current_app
+        if found is None:
+            raise WiringError(
+                f"the task {self.name!r} belongs to no application",
+                remedy='make one before it is called: Celery("shop", ergon=App())',
+            )
+        return found
+
+
+def eta_or(eta: datetime | str | None, countdown: float | None) -> float | datetime | None:
+    """When a retry is due, as ``Retry.when`` tells it."""
+    return countdown if eta is None else cast("datetime", eta)
+
+
+class AutoretryTask:
+    """A task whose errors in ``autoretry_for`` become retries, as long as it runs in a job."""
+
+    def __init__(self, task: Task, dice: Callable[[], float] = random.random) -> None:
+        self._task = task
+        self._dice = dice
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the task; raises ``Retry`` for an error that it is to be tried again after."""
+        task = self._task
+        try:
+            return task(*args, **kwargs)
+        except task.autoretry_for as error:
+            is_final = isinstance(error, task.dont_autoretry_for)
+            if is_final or any(is_celery(error, each) for each in ("Ignore", "Reject", "Retry")):
+                raise
+            asked = dict(task.retry_kwargs)
+            if task.retry_backoff:
+                asked["countdown"] = self._countdown(task.request.retries)
+            raise task.retry(exc=error, **asked) from error
+
+    def _countdown(self, retries: int) -> float:
+        low = 0.0 if self._task.retry_jitter else 1.0
+        factor, cap = float(self._task.retry_backoff), float(self._task.retry_backoff_max)
+        if cap <= 0.0:  # which a Backoff takes for no cap
+            return 0.0
+        return Backoff(max(1.0, factor), 2.0, cap, low=low, high=1.0).delay(retries, self._dice())
+
+
+class Celery:
+    """An application: tasks, and the App (or registry and client) that their jobs belong to.
+
+    Tasks of ``shared_task`` belong to every application; their calls go to the one that was made
+    last, as with Celery.
+    """
+
+    def __init__(
+        self,
+        main: str | None = None,
+        *,
+        ergon: ErgonApp | None = None,
+        registry: Registry | None = None,
+        client: JobClient | Callable[[], JobClient] | None = None,
+        include: Iterable[str] = (),
+        ignore: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        if options:
+            raise UnsupportedOptionError(
+                f"Celery({', '.join(f'{each}=…' for each in options)}) has no meaning here: jobs"
+                " need no broker and no result backend",
+                remedy="leave it out; the store is that of the App: ergon=App(url)",
+            )
+        self.main = main
+        self.target = CallTarget(ergon, registry=registry, client=client, ignore=ignore)
+        self.tasks: dict[str, Task] = {}
+        SHARED.add_app(self)
+        for name in include:
+            importlib.import_module(name)
+
+    @property
+    def registry(self) -> Registry:
+        """The handlers of the tasks: ``--app module:app`` serves them."""
+        return self.target.registry
+
+    @overload
+    def task(self, function: Callable[..., Any], /) -> Task: ...
+    @overload
+    def task(self, /, **options: Any) -> Callable[[Callable[..., Any]], Task]: ...
+    def task(self, /, *args: Any, **options: Any) -> Any:
+        """Make a function a task of this application, under the name that Celery gives it."""
+
+        def made(function: Callable[..., Any]) -> Task:
+            task = task_of(function, options)
+            task.app = self
+            return self.register_task(task)
+
+        return made(args[0]) if args and callable(args[0]) else made
+
+    def register_task(self, task: Task | type[Task]) -> Task:
+        """Add a task; a class is instantiated."""
+        task = task() if isinstance(task, type) else task
+        if not task.name:
+            task.name = f"{type(task).__module__}.{type(task).__name__}"
+        runs: Any = AutoretryTask(task) if task.autoretry_for else task
+        handler = TaskHandler(
+            runs, soft_limit=task.soft_time_limit, soft_error=SoftTimeLimitExceeded
+        )
+        self.registry.add(handler, task.name)
+        self.tasks[task.name] = task
+        return task
+
+    def send_task(
+        self,
+        name: str,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> JobResult:
+        """Call a task of this application by name."""
+        task = self.tasks.get(name)
+        if task is None:
+            raise WiringError(
+                f"there is no task {name!r}", remedy="import its module, or correct the name"
+            )
+        return task.apply_async(args, kwargs, **options)
+
+    def autodiscover_tasks(self, packages: Iterable[str], related_name: str = "tasks") -> None:
+        """Import ``tasks`` of each package that has it."""
+        for package in packages:
+            name = f"{package}.{related_name}"
+            importlib.import_module(package)
+            if importlib.util.find_spec(name) is not None:
+                importlib.import_module(name)
+
+    def AsyncResult(self, task_id: str) -> JobResult:  # noqa: N802 - Celery's name
+        """The result of a job."""
+        return self.target.result(task_id)
+
+
+class SharedTasks:
+    """Tasks of ``shared_task`` and the applications that have them, in any order of making."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._tasks: list[Task] = []
+        self._apps: list[weakref.ref[Celery]] = []
+
+    @property
+    def current_app(self) -> Celery | None:
+        """The application that was made last and is still there."""
+        living = (app for each in reversed(self._apps) if (app := each()) is not None)
+        return next(living, None)
+
+    def add_app(self, app: Celery) -> None:
+        """Give an application all tasks, and those that follow."""
+        with self._lock:
+            self._apps = [each for each in self._apps if each() is not None] + [weakref.ref(app)]
+            for task in self._tasks:
+                app.register_task(task)
+
+    def add_task(self, task: Task) -> None:
+        """Give a task to all applications, and to those that follow."""
+        with self._lock:
+            self._tasks.append(task)
+            for each in self._apps:
+                app = each()
+                if app is not None:
+                    app.register_task(task)
+
+
+SHARED = SharedTasks()
+
+
+@overload
+def shared_task(function: Callable[..., Any], /) -> Task: ...
+@overload
+def shared_task(**options: Any) -> Callable[[Callable[..., Any]], Task]: ...
+def shared_task(*args: Any, **options: Any) -> Any:
+    """Make a function a task of every application, made before or later."""
+
+    def made(function: Callable[..., Any]) -> Task:
+        task = task_of(function, options)
+        SHARED.add_task(task)
+        return task
+
+    return made(args[0]) if args and callable(args[0]) else made
+
+
+def task_of(function: Callable[..., Any], options: Mapping[str, Any]) -> Task:
+    """A task that calls a function, with these options of the decorator."""
+    given = dict(options)
+    for name in given.keys() & _UNSUPPORTED.keys():
+        raise UnsupportedOptionError(
+            f"the task {function.__name__!r} cannot be run by Ergon with {name}",
+            remedy=_UNSUPPORTED[name],
+        )
+    base = given.pop("base", None) or Task
+    is_bound = given.pop("bind", False)
+    name = given.pop("name", None) or _name_of(function)
+    fields: dict[str, Any] = {
+        "name": name,
+        "run": function if is_bound else staticmethod(function),
+        "__doc__": function.__doc__,
+        "__module__": function.__module__,
+        "__wrapped__": staticmethod(function),
+        **given,
+    }
+    made: Task = type(function.__name__, (base,), fields)()
+    return made
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """``module.function``; a script is called by its file, as its executors import it."""
+    module = function.__module__
+    if module == "__main__":
+        file = getattr(sys.modules["__main__"], "__file__", None)
+        module = Path(file).stem if file else module
+    return f"{module}.{function.__name__}"

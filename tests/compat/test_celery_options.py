@@ -1,0 +1,328 @@
+"""What options of Celery become, and which are refused: calls are stored, and not run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ergon_framework.compat.celery import (
+    CanvasError,
+    Celery,
+    CeleryBridge,
+    Task,
+    UnsupportedOptionError,
+    from_celery,
+    shared_task,
+)
+from ergon_framework.errors import ConfigurationError, ErgonError, JobError, WiringError
+from ergon_framework.executor import Registry
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+
+SOON = datetime.now(UTC) + timedelta(hours=1)
+RATES = JobsSettings.model_validate({"queues": {"api": {"rate": 0.1}}})
+
+
+@pytest.fixture
+def client() -> Iterator[JobClient]:
+    """A client of a store in memory."""
+    with JobClient(store=MemoryJobStore(), settings=RATES) as client:
+        yield client
+
+
+@pytest.fixture
+def plain(client: JobClient) -> Celery:
+    """An application without Celery."""
+    return Celery("shop", registry=Registry(), client=client)
+
+
+@pytest.fixture
+def bridge(client: JobClient) -> Iterator[CeleryBridge]:
+    """An application of Celery whose calls go to the store."""
+    from celery import Celery as CeleryOfCelery
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        app = CeleryOfCelery(
+            "shop", broker="memory://", backend="cache+memory://", set_as_current=False
+        )
+        app.conf.task_routes = {"*.picture": {"queue": "pictures", "routing_key": "x"}}
+        yield from_celery(app, registry=Registry(), client=client, route="ergon")
+
+
+def shop(app: Any, **options: Any) -> Any:
+    """A task of an application of either kind."""
+
+    def add(a: int, b: int = 0) -> int:
+        return a + b
+
+    # Celery would give the task to applications of other tests as well.
+    own = {} if isinstance(app, Celery) else {"shared": False}
+    return app.task(name="shop.add", **own, **options)(add)
+
+
+def both(plain: Celery, bridge: CeleryBridge, **options: Any) -> list[Any]:
+    """The same task without and with Celery."""
+    return [shop(plain, **options), shop(bridge.celery_app, **options)]
+
+
+def stored(client: JobClient, result: Any) -> dict[str, Any]:
+    """The job of a call."""
+    return client.show(result.id)
+
+
+def test_a_call_becomes_a_job_with_celerys_defaults(
+    plain: Celery, bridge: CeleryBridge, client: JobClient
+) -> None:
+    """No retry that was not asked for, no run after a crash, no time limit."""
+    for task in both(plain, bridge):
+        job = stored(client, task.delay(1, b=2))
+        assert (job["handler"], job["args"], job["kwargs"]) == ("shop.add", [1], {"b": 2})
+        assert (job["queue"], job["max_attempts"], job["timeout"]) == ("default", 4, 7 * 86400.0)
+        assert {key: job["retry"][key] for key in ("on_error", "on_lost", "on_timeout")} == {
+            "on_error": "dead-letter",
+            "on_lost": "dead-letter",
+            "on_timeout": "dead-letter",
+        }
+
+
+def test_options_of_a_call(plain: Celery, bridge: CeleryBridge, client: JobClient) -> None:
+    """Due time, expiry, queue, id and time limit are those of the job."""
+    for number, task in enumerate(both(plain, bridge)):
+        result = task.apply_async(
+            (1,),
+            eta=SOON,
+            expires=SOON + timedelta(hours=1),
+            queue="images",
+            task_id=f"id-{number}",
+            time_limit=30,
+            retry=True,
+            shadow="other",
+        )
+        job = stored(client, result)
+        assert (result.id, job["queue"], job["timeout"]) == (f"id-{number}", "images", 30.0)
+        assert job["run_at"].startswith(SOON.isoformat()[:19])
+        assert job["expires_at"] is not None
+        counted = stored(client, task.apply_async((1,), countdown=60, expires=90))
+        due, expiry = (datetime.fromisoformat(counted[key]) for key in ("run_at", "expires_at"))
+        assert (expiry - due).total_seconds() == pytest.approx(30, abs=0.1)
+
+
+def test_an_eta_that_has_passed_is_now(plain: Celery, client: JobClient) -> None:
+    """As with Celery; and an instant without a zone is in UTC."""
+    ago = datetime(2020, 1, 1)  # noqa: DTZ001 - on purpose
+    assert stored(client, shop(plain).apply_async((1,), eta=ago))["status"] == "pending"
+
+
+@pytest.mark.parametrize(
+    ("declared", "attempts"),
+    [
+        ({"max_retries": 0}, 1),
+        ({"max_retries": None}, 10_000),
+        ({"autoretry_for": (OSError,), "retry_kwargs": {"max_retries": 9}}, 10),
+        ({"bind": True}, 21),
+        ({"bind": True, "max_retries": 50}, 51),
+    ],
+)
+def test_attempts(
+    plain: Celery,
+    bridge: CeleryBridge,
+    client: JobClient,
+    declared: dict[str, Any],
+    attempts: int,
+) -> None:
+    """As many as a task may ask for; one with ``self`` may ask for more than it declares."""
+    for task in both(plain, bridge, typing=False, **declared):
+        assert stored(client, task.delay(1))["max_attempts"] == attempts
+
+
+def test_acks_late_runs_again_after_a_crash(
+    plain: Celery, bridge: CeleryBridge, client: JobClient
+) -> None:
+    """Without it a task runs at most once."""
+    for task in both(plain, bridge, acks_late=True):
+        assert stored(client, task.delay(1))["retry"]["on_lost"] == "retry"
+
+
+def test_priorities_follow_the_broker(bridge: CeleryBridge, client: JobClient) -> None:
+    """0 is the highest with Redis, 9 with RabbitMQ; a higher number runs first here."""
+    task = shop(bridge.celery_app)
+    assert stored(client, task.apply_async((1,), priority=9))["priority"] == 9
+    bridge.celery_app.conf.broker_url = "redis://localhost"
+    assert stored(client, task.apply_async((1,), priority=9))["priority"] == -9
+
+
+def test_routes_of_celery_choose_the_queue(bridge: CeleryBridge, client: JobClient) -> None:
+    """Its default queue is ours; a queue that a route names keeps its name."""
+
+    @bridge.celery_app.task(name="shop.picture", shared=False)  # type: ignore[untyped-decorator]
+    def picture() -> None: ...
+
+    assert stored(client, picture.delay())["queue"] == "pictures"
+    assert stored(client, bridge.celery_app.send_task("shop.unknown"))["queue"] == "default"
+
+
+def test_calls_go_where_the_first_matching_route_says(client: JobClient) -> None:
+    """Task by task, and tasks of Celery itself stay there."""
+    from celery import Celery as CeleryOfCelery
+
+    app = CeleryOfCelery("shop", broker="memory://", set_as_current=False)
+    bridge = from_celery(
+        app,
+        registry=Registry(),
+        client=client,
+        route={"shop.mail.*": "ergon", "shop.*": "celery", "*": "ergon"},
+    )
+    sides = {
+        "shop.mail.send": "ergon",
+        "shop.pay": "celery",
+        "other": "ergon",
+        "celery.backend_cleanup": "celery",
+    }
+    assert {name: bridge.side_of(name) for name in sides} == sides
+    assert "shop.mail.send" in str(client.find(app.send_task("shop.mail.send").id).handler)
+    app.send_task("shop.pay", retry=False)  # to the broker: no job
+    assert len(list(client.store.search(_everything(), None))) == 1
+    with pytest.raises(WiringError, match="write 'ergon' or 'celery'"):
+        from_celery(app, registry=Registry(), client=client, route={"*": "rabbit"})  # type: ignore[dict-item]
+
+
+def _everything() -> Any:
+    from ergon_framework.ports.jobstore import Search
+
+    return Search()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"link": {"task": "x"}}, "part of a canvas"),
+        ({"link_error": {"task": "x"}}, "part of a canvas"),
+        ({"group_id": "g"}, "part of a canvas"),
+        ({"headers": {"tenant": "a"}}, "pass it as an argument"),
+        ({"routing_key": "a.b"}, "name a queue"),
+        ({"serializer": "pickle"}, "pass what JSON can hold"),
+        ({"soft_time_limit": 3}, "declare it in the decorator"),
+        ({"on_tuesdays": True}, "leave it out"),
+        ({"eta": "soon"}, "ISO 8601"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(
+    plain: Celery, bridge: CeleryBridge, client: JobClient, options: dict[str, Any], reason: str
+) -> None:
+    """Before anything is stored, with what to do instead."""
+    for task in both(plain, bridge):
+        with pytest.raises(UnsupportedOptionError, match=reason):
+            task.apply_async((1,), **options)
+    assert list(client.store.search(_everything(), None)) == []
+
+
+def test_chains_groups_and_chords_are_refused(plain: Celery, bridge: CeleryBridge) -> None:
+    """At the first call of one, which names the task and the way back to Celery."""
+    from celery import chord, group
+
+    task = shop(bridge.celery_app)
+    for canvas in (task.s(1) | task.s(), group(task.s(1), task.s(2))):
+        with pytest.raises(CanvasError, match=r"route=.*shop\.add.*celery"):
+            canvas.apply_async()
+    with pytest.raises(CanvasError):
+        chord([task.s(1)], task.si(2)).apply_async()
+    for make in (shop(plain).s, shop_other(plain).si, shop_other(plain, "c").chunks):
+        with pytest.raises(CanvasError, match="no chains"):
+            make(1)
+
+
+def shop_other(app: Celery, name: str = "b") -> Task:
+    """Another task of the application."""
+    task: Task = app.task(name=f"other.{name}")(lambda: None)
+    return task
+
+
+def test_a_rate_limit_needs_a_queue_that_keeps_it(
+    plain: Celery, bridge: CeleryBridge, client: JobClient
+) -> None:
+    """Its queue must be limited at least as much; who does not care says so."""
+    for task in both(plain, bridge, rate_limit="10/m"):
+        with pytest.raises(UnsupportedOptionError, match=r"rate = 0\.166667"):
+            task.delay(1)
+        assert stored(client, task.apply_async((1,), queue="api"))["queue"] == "api"
+    careless = Celery("x", registry=Registry(), client=client, ignore=["rate_limit"])
+    assert stored(client, shop(careless, rate_limit="1/h").delay(1))["queue"] == "default"
+    with pytest.raises(WiringError, match="only 'rate_limit'"):
+        Celery("x", registry=Registry(), client=client, ignore=["time_limit"])
+
+
+def test_arguments_are_checked_when_they_are_given(plain: Celery, bridge: CeleryBridge) -> None:
+    """A call that its task could not take, or that JSON cannot hold, is refused at once."""
+    for task in both(plain, bridge):
+        with pytest.raises(TypeError, match="argument"):
+            task.delay()
+        with pytest.raises(JobError, match="cannot be written as JSON"):
+            task.delay(object())
+
+
+def test_names_are_those_of_celery(plain: Celery, client: JobClient) -> None:
+    """Module and function, unless the decorator names the task."""
+
+    @plain.task
+    def one() -> None: ...
+
+    @shared_task
+    def two() -> None: ...
+
+    assert one.name == f"{__name__}.one"
+    assert two.name in plain.registry
+    assert two.name in Celery("later", registry=Registry(), client=client).tasks
+
+
+def test_an_application_needs_somewhere_for_its_jobs(client: JobClient) -> None:
+    """And neither a broker nor a result backend."""
+    with pytest.raises(WiringError, match=r"give app=App\(\)"):
+        Celery("shop")
+    with pytest.raises(UnsupportedOptionError, match="no broker"):
+        Celery("shop", registry=Registry(), broker="redis://localhost")
+    unsent = Celery("shop", registry=Registry())
+    with pytest.raises(WiringError, match="no client"):
+        shop(unsent).delay(1)
+    with pytest.raises(UnsupportedOptionError, match="name a queue"):
+        shop(unsent, routing_key="a")
+    with pytest.raises(WiringError, match="there is no task 'typo'"):
+        unsent.send_task("typo")
+    with pytest.raises(ConfigurationError, match="applied eagerly"):
+        shop_other(unsent).apply()
+
+
+def test_a_result_knows_its_state(plain: Celery, client: JobClient) -> None:
+    """With the words of Celery, also for one that is unknown or was revoked."""
+    result = shop(plain).delay(1)
+    assert (result.state, result.ready(), result.result, str(result)) == (
+        "PENDING",
+        False,
+        None,
+        result.id,
+    )
+    result.revoke()
+    result.revoke()
+    assert (result.status, result.ready(), result.failed()) == ("REVOKED", True, False)
+    with pytest.raises(ErgonError, match="give the task a time_limit"):
+        result.revoke(terminate=True)
+    assert plain.AsyncResult("nobody").state == "PENDING"
+    assert plain.AsyncResult("nobody").traceback is None
+    assert plain.AsyncResult(result.id) == result
+
+
+def test_a_bound_task_can_be_called_directly(plain: Celery) -> None:
+    """Without a job a retry raises the error that it was asked for."""
+
+    @plain.task(bind=True)
+    def fetch(self: Task) -> None:
+        raise self.retry(exc=OSError("away"))
+
+    assert fetch.request.called_directly
+    with pytest.raises(OSError, match="away"):
+        fetch()
