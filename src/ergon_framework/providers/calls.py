@@ -60,6 +60,9 @@ class Callee(Protocol):
     def check_attempts(self, attempts: int | None) -> None:
         """Refuse more attempts for one call than the provider makes."""
 
+    def close(self) -> None:
+        """Let go of the store; the next call opens it again."""
+
 
 class CallChanges(TypedDict, total=False):
     """What may differ from one call of a function to the next."""

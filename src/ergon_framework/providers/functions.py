@@ -357,9 +357,14 @@ class Provider:
         return self._plain is None or self._plain.flush(timeout)
 
     def close(self) -> None:
-        """Write what is on its way, and give back what was taken ahead. Closing twice is fine."""
-        if self._plain is not None:
-            self._plain.close()
+        """Write what is on its way, and give back what was taken ahead.
+
+        Closing twice is fine; the next call opens the store again.
+        """
+        with self._lock:
+            plain, self._plain, self._async = self._plain, None, None
+        if plain is not None:
+            plain.close()
 
     def __enter__(self) -> Self:
         """Open the lifespans that nobody has opened, but for async ones; see ``async with``."""

@@ -15,18 +15,29 @@ processes. Engines, provider calls and asyncio code follow the same clock.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgspec
+from pydantic import SecretStr
 
 from ergon_framework.app.inline_worker import MAX_JOBS, HasJobs, InlineWorker, inline_worker
 from ergon_framework.errors import WiringError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import WorkerReport
+from ergon_framework.ports.jobstore import EnqueueResult, NewJob
+from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.storage.substitutes import substituted
 from ergon_framework.testing.clock import VirtualClock
+from ergon_framework.testing.fakes import FakeCall, FakeZone
+
+if TYPE_CHECKING:
+    from ergon_framework.boundary.node.local_node import LocalTransport
+    from ergon_framework.boundary.settings import ZoneSettings
+    from ergon_framework.providers.calls import FunctionCall
 
 
 class Sandboxed(HasJobs, Protocol):
@@ -47,7 +58,10 @@ class Sandbox:
         self._given_clock = clock
         self.clock = clock or VirtualClock()
         self._stack = ExitStack()
-        self._stores: dict[str, KeptJobStore] = {}
+        self._job_stores: dict[str, KeptJobStore] = {}
+        self._call_stores: dict[str, KeptProviderStore] = {}
+        self._zones: dict[str, LocalTransport] = {}
+        self._lock = threading.Lock()
         self._apps: list[Sandboxed] = []
         self._workers: list[InlineWorker] = []
 
@@ -58,6 +72,14 @@ class Sandbox:
             self._stack.callback(app.close)
             self._apps.append(app)
         return app
+
+    def fake(self, call: FunctionCall, *answers: Any) -> FakeCall:
+        """Let a function of a provider follow a script until the sandbox ends; see `FakeCall`."""
+        return self._stack.enter_context(FakeCall(call, *answers))
+
+    def zone(self, name: str) -> FakeZone:
+        """What the program has published in the zone of that name, which is in memory here."""
+        return FakeZone(name, self._zone(name))
 
     def drain(self, *, max_jobs: int = MAX_JOBS, raises: bool = False) -> WorkerReport:
         """Run the jobs of all Apps until none is due now; see :meth:`InlineWorker.drain`."""
@@ -99,16 +121,28 @@ class Sandbox:
         times = [each.next_at for each in self._all()]
         return min((at for at in times if at is not None and at > now), default=None)
 
-    def _store(self, kind: str, url: str) -> KeptJobStore | None:
-        if kind != "jobs":
-            return None
-        return self._stores.setdefault(url, KeptJobStore(self.clock.now))
+    def _substitute(self, kind: str, name: str) -> Any:
+        if kind == "jobs":
+            return self._job_stores.setdefault(name, KeptJobStore(self.clock.now))
+        if kind == "providers":
+            return self._call_stores.setdefault(name, KeptProviderStore(self.clock.now))
+        return self._zone(name) if kind == "zone" else None
+
+    def _zone(self, name: str) -> LocalTransport:
+        with self._lock:
+            if name not in self._zones:
+                from ergon_framework.boundary.node.local_node import LocalTransport
+
+                made = LocalTransport(name, zone_in_memory())
+                self._zones[name] = made
+                self._stack.callback(made.close)
+            return self._zones[name]
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             if self._given_clock is None:
                 stack.enter_context(self.clock)
-            stack.enter_context(substituted(self._store))
+            stack.enter_context(substituted(self._substitute))
             self._stack = stack.pop_all()
         return self
 
@@ -126,8 +160,27 @@ class Sandbox:
 class KeptJobStore(MemoryJobStore):
     """A store in memory that outlives the clients that close it."""
 
+    def add_in(self, _connection: Any, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """Store jobs of a transaction of the caller's, at once: this store takes part in none."""
+        return self.add(jobs)
+
     def close(self) -> None:
         """Keep everything: the next client of this URL finds it."""
+
+
+class KeptProviderStore(MemoryProviderStore):
+    """The same for provider calls."""
+
+    def close(self) -> None:
+        """Keep everything."""
+
+
+def zone_in_memory() -> ZoneSettings:
+    """The settings of a zone that is kept in memory and served to this process."""
+    from ergon_framework.boundary.settings import ZoneSettings
+
+    memory = SecretStr("memory://")
+    return ZoneSettings(store=memory, objects=memory, listen="127.0.0.1:0", insecure=True)
 
 
 def _settled(report: WorkerReport) -> int:

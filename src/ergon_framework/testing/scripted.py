@@ -71,12 +71,12 @@ class ScriptedConnector:
     def fetch_transactions(self, batch_size: int, **extra: Any) -> Any:
         """The next entry."""
         self.fetches.append((batch_size, extra))
-        return _act(next(self._answers, None))
+        return act(next(self._answers, None))
 
     async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> Any:
         """The next entry."""
         self.fetches.append((batch_size, extra))
-        return await _act_async(next(self._answers, None))
+        return await act_async(next(self._answers, None))
 
 
 class Script:
@@ -130,11 +130,11 @@ class _Scripted:
 
     def _do(self, hook: str, transaction: Transaction, argument: Any = None) -> Any:
         now = current_clock().now()
-        return _act(self.script.next_entry(hook, transaction, argument, now))
+        return act(self.script.next_entry(hook, transaction, argument, now))
 
     async def _do_async(self, hook: str, transaction: Transaction, argument: Any = None) -> Any:
         now = asyncio.get_running_loop().time()
-        return await _act_async(self.script.next_entry(hook, transaction, argument, now))
+        return await act_async(self.script.next_entry(hook, transaction, argument, now))
 
 
 class ScriptedConsumer(_Scripted, ConsumerMixin, BaseTask):
@@ -209,7 +209,8 @@ class AsyncScriptedProducer(_Scripted, AsyncProducerMixin, BaseAsyncTask):
         return await self._do_async("exception", transaction, exc)
 
 
-def _act(entry: Any) -> Any:
+def act(entry: Any) -> Any:
+    """Do what an entry of a script says."""
     while isinstance(entry, Takes):
         clock = current_clock()
         if not isinstance(clock, VirtualClock):
@@ -219,7 +220,8 @@ def _act(entry: Any) -> Any:
     return _finish(entry)
 
 
-async def _act_async(entry: Any) -> Any:
+async def act_async(entry: Any) -> Any:
+    """The same in an event loop."""
     while isinstance(entry, Takes):
         await asyncio.sleep(entry.seconds)
         entry = entry.then

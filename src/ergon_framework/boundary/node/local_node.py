@@ -49,6 +49,7 @@ from ergon_framework.errors import (
     WiringError,
 )
 from ergon_framework.ports.settings_model import FrozenDict
+from ergon_framework.storage.substitutes import find_substitute
 
 logger = logging.getLogger("ergon_framework.boundary")
 
@@ -352,6 +353,9 @@ class LocalTransport:
     # ---- inside ----
 
     def _asked(self, ask: Callable[[HttpTransport], T]) -> T:
+        substitute = None if self._folder is None else find_substitute("zone", self._name)
+        if substitute is not None:
+            return ask(substitute)
         node = self._reached()
         try:
             return ask(node)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage.substitutes import find_substitute
 from ergon_framework.storage.urls import path_in, taken_apart
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ def open_store(
     """
     if not isinstance(store, str):
         return store
+    substitute: ProviderStore | None = find_substitute("providers", store)
+    if substitute is not None:
+        return substitute
     kind, rest = taken_apart(store, _KNOWN, _FORMS, "provider calls")
     if clock is not None:
         return _open(kind, rest, clock)

@@ -1,0 +1,109 @@
+"""Providers and zones of a program under test: scripted answers, memory and virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ergon_framework import App
+from ergon_framework.connector.boundary.zone import Zone
+from ergon_framework.errors import WiringError
+from ergon_framework.providers.calls import ProviderCall
+from ergon_framework.providers.errors import ProviderQuotaExceededError
+from ergon_framework.providers.functions import Provider
+from ergon_framework.testing import Sandbox, Takes
+
+
+@pytest.fixture
+def eur_usd(tmp_path: Path) -> ProviderCall[[], float]:
+    """A function of a provider whose calls are recorded in a file."""
+    url = f"sqlite:///{tmp_path}/calls.db"
+    rates = Provider("rates", capability="exchange", quota="3/day", backoff=2.0, store=url)
+
+    @rates.call
+    def eur_usd() -> float:
+        raise AssertionError("a test called the real service")
+
+    return eur_usd
+
+
+def test_a_fake_answers_attempt_by_attempt(
+    ergon: Sandbox, eur_usd: ProviderCall[[], float], tmp_path: Path
+) -> None:
+    """What is around the function stays: here the retry and its wait."""
+    fake = ergon.fake(eur_usd, ConnectionError("away"), Takes(3, 1.08))
+    assert eur_usd() == 1.08
+    assert 3 + 1 <= ergon.clock.now() <= 3 + 3  # the wait between the attempts has jitter
+    assert len(fake.calls) == 2
+    assert not (tmp_path / "calls.db").exists()
+
+
+def test_quotas_follow_the_clock_of_the_sandbox(
+    ergon: Sandbox, eur_usd: ProviderCall[[], float]
+) -> None:
+    """A day later there is a fresh window, and each sandbox begins with one."""
+    for _ in range(2):
+        with Sandbox(ergon.clock) as inner:
+            inner.fake(eur_usd, 1.08)
+            assert [eur_usd() for _ in range(3)] == [1.08] * 3
+            with pytest.raises(ProviderQuotaExceededError):
+                eur_usd()
+            inner.clock.advance(24 * 3600)
+            assert eur_usd() == 1.08
+
+
+def test_async_functions_have_fakes_as_well(ergon: Sandbox) -> None:
+    """They wait on the loop of the same clock."""
+    rates = Provider("rates", capability="exchange")
+
+    @rates.call
+    async def eur_usd() -> float:
+        raise AssertionError("a test called the real service")
+
+    ergon.fake(eur_usd, Takes(20, 1.08))
+
+    async def ask() -> float:
+        return await eur_usd()
+
+    assert ergon.clock.run(ask()) == 1.08
+    assert ergon.clock.now() == 20
+
+
+def test_afterwards_the_function_is_what_it_was(eur_usd: ProviderCall[[], float]) -> None:
+    """And a fake without an answer is refused."""
+    function = eur_usd.function
+    with Sandbox() as ergon:
+        ergon.fake(eur_usd, 1.08)
+        with pytest.raises(WiringError, match="no answer"):
+            ergon.fake(eur_usd)
+    assert eur_usd.function is function
+
+
+@pytest.fixture
+def plant(tmp_path: Path) -> Iterator[Zone]:
+    """A zone that lives in a folder."""
+    with Zone("plant", tmp_path / "plant") as zone:
+        yield zone
+
+
+@pytest.mark.slow
+def test_facts_are_published_into_memory(ergon: Sandbox, plant: Zone, tmp_path: Path) -> None:
+    """By handlers of the program under test; the test reads them, once each."""
+    app = ergon.use(App(name="shop"))
+
+    @app.job
+    def release(order: str) -> None:
+        plant.publish(order, "released", {"pieces": 40}, to="enterprise", id=("released", order))
+
+    for order in ("work_order:1", "work_order:2", "work_order:1"):
+        release.enqueue(order)
+    assert ergon.drain(raises=True).completed == 3
+    for _ in range(2):  # looking changes nothing
+        facts = ergon.zone("plant").facts(to="enterprise")
+        assert [each["subject"] for each in facts] == ["work_order:1", "work_order:2"]
+    assert ergon.zone("plant").facts(to="elsewhere") == []
+    assert not (tmp_path / "plant").exists()
+    with Sandbox(ergon.clock) as other:
+        assert other.zone("plant").facts() == []
