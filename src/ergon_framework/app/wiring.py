@@ -21,8 +21,10 @@ from ergon_framework.app.settings import ServiceSettings, Settings, TaskSettings
 from ergon_framework.app.settings.sections import ConnectorSettings, NamedPolicy
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.errors import HookError, WiringError
+from ergon_framework.ports.lifespan import DependencyScope
 from ergon_framework.ports.settings_model import explain
 from ergon_framework.task.base import BaseAsyncTask, BaseTask, choose_connector
+from ergon_framework.task.functions import FunctionConsumer
 from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
 from ergon_framework.task.mixins.plans import (
     check_copies,
@@ -371,19 +373,65 @@ def target_of(text: str, settings: Settings) -> Target:
 def wire(target: Target, settings: Settings, overrides: Overrides | None = None) -> Wiring:
     """Import the task, choose its parts and policies, and check that all of them fit."""
     module = module_of(target.reference)
-    task = find(module, target.reference)
+    found = find(module, target.reference)
+    task = _task_of(found)
     _check_is_task(task, target.reference)
     kind = kind_of(task if isinstance(task, type) else type(task))
+    given = _given_policies(target, settings, kind)
+    if isinstance(found, FunctionConsumer):
+        given = replace(given, consumer=found.policy_under(given.consumer))
     wiring = Wiring(
         target.name,
         task,
         kind,
-        _policies(target, settings, module, kind, overrides or Overrides()),
+        choose_policies(kind, given, module, overrides or Overrides()),
         _group("connectors", target, task, settings.connectors, _connector_factory(settings)),
         _group("services", target, task, settings.services, _service_factory(settings)),
     )
     _check(wiring)
     return wiring
+
+
+def wire_function(
+    function: FunctionConsumer[..., Any],
+    settings: Settings,
+    scope: DependencyScope | None = None,
+    *,
+    burst: bool = False,
+) -> Wiring:
+    """A consumer function as an application runs it: until it is stopped, or with ``burst`` until
+    its source has nothing more. What ``scope`` has is opened by the caller.
+    """
+    task = _task_of(function, scope)
+    kind = kind_of(task if isinstance(task, type) else type(task))
+    policy = function.policy
+    if burst or "streaming" not in policy.loop.model_fields_set:
+        loop = policy.loop.model_copy(update={"streaming": not burst})
+        policy = policy.model_copy(update={"loop": loop})
+    connectors: dict[str, Factory] = {}
+    if isinstance(task, type):
+        name = _known_connector(function, settings)
+        connectors[name] = connector_factory(name, settings.connectors[name], settings)
+    wiring = Wiring(function.name, task, kind, Policies(consumer=policy), connectors, {})
+    _check(wiring)
+    return wiring
+
+
+def _known_connector(function: FunctionConsumer[..., Any], settings: Settings) -> str:
+    name = function.source
+    if name is None and len(settings.connectors) == 1:
+        return next(iter(settings.connectors))
+    if name in settings.connectors:
+        return str(name)
+    if name is None:
+        problem, hint = "does not say what it consumes", 'write @app.consumer("orders")'
+    else:
+        problem = f"consumes {name!r}, and the settings have no such connector"
+        hint = did_you_mean(name, list(settings.connectors))
+    raise WiringError(
+        f"the consumer {function.name!r} {problem}; {hint}",
+        remedy="describe it in ergon.toml under [connectors.NAME], or pass the connector itself",
+    )
 
 
 def _check(wiring: Wiring) -> None:
@@ -409,7 +457,9 @@ def _check_is_task(task: object, reference: str) -> None:
         return
     what = "a class, but" if isinstance(task, type) else f"of type {type(task).__name__}, and"
     raise WiringError(
-        f"{reference} is {what} no task", remedy="derive it from ConsumerTask or another task class"
+        f"{reference} is {what} no task",
+        remedy="derive it from ConsumerTask or another task class, or decorate a function with"
+        " @consumer(...)",
     )
 
 
@@ -425,14 +475,20 @@ def refuse_ambiguous_names(settings: Settings) -> None:
             )
 
 
-def _policies(
-    target: Target, settings: Settings, module: ModuleType, kind: TaskKind, overrides: Overrides
-) -> Policies:
+def _task_of(found: Any, scope: DependencyScope | None = None) -> Any:
+    """The task of a consumer function: with the connector that it names itself, if it does."""
+    if not isinstance(found, FunctionConsumer):
+        return found
+    is_named = found.source is None or isinstance(found.source, str)
+    return found.task_type(scope) if is_named else found.task(scope=scope)
+
+
+def _given_policies(target: Target, settings: Settings, kind: TaskKind) -> Policies:
     entry = target.settings
     given = Policies() if entry is None else Policies(entry.consumer, entry.producer)
     if entry is not None and entry.policy is not None:
         given = given.or_named(entry.policy, settings.policies[entry.policy], kind)
-    return choose_policies(kind, given, module, overrides)
+    return given
 
 
 def _connector_factory(settings: Settings) -> Callable[[str, ConnectorSettings], Factory]:

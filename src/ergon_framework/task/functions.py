@@ -169,6 +169,13 @@ class FunctionConsumer(Generic[P, T]):
             )
         return await cast("Any", self.task(connector)).execute(self.policy)  # type: ignore[no-any-return]
 
+    def policy_under(self, settings: ConsumerPolicy | None) -> ConsumerPolicy:
+        """The policy of the options, with what an operator's settings say in the place of it."""
+        if settings is None:
+            return self.policy
+        own = self.policy.model_dump(exclude_unset=True)
+        return type(settings).model_validate(_merged(own, settings.model_dump(exclude_unset=True)))
+
     @property
     def batch(self) -> BatchRule | None:
         """How units are gathered for a function that takes a list."""
@@ -329,6 +336,15 @@ async def _opened_async(scope: DependencyScope) -> AsyncIterator[None]:
                 each.open()
                 closing.callback(each.close)
         yield
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        is_table = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merged(old, value) if is_table else value  # type: ignore[arg-type]
+    return merged
 
 
 # ---- reading the function -----------------------------------------------------------------------

@@ -1,0 +1,104 @@
+"""Consumer functions in a settings file, and as an application runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ergon_framework.app.settings import load_settings
+from ergon_framework.app.wiring import wire_function
+from ergon_framework.connector.memory import MemoryConnector
+from ergon_framework.errors import WiringError
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.task.functions import consumer
+from tests.app.workplace import Workplace
+
+CHARGE = """
+from ergon_framework.task.functions import consumer
+
+@consumer({source}, attempts=3, timeout=5)
+def charge(order: dict) -> int:
+    return order["amount"]
+"""
+INBOX = """
+[connectors.inbox]
+type = "memory"
+"""
+
+
+def test_a_function_is_a_task_of_the_settings(workplace: Workplace) -> None:
+    """Its options are its policy; what the settings say comes first, field by field."""
+    workplace.module(CHARGE.format(source='"inbox"'))
+    workplace.settings(
+        INBOX
+        + """
+        [tasks.orders]
+        task = "shop:charge"
+        connectors = ["inbox"]
+        consumer.steps.process.retry.max_attempts = 7
+        """
+    )
+    wiring = workplace.wire("orders")
+    retry = wiring.policies.main(wiring.kind).steps.process.retry  # type: ignore[union-attr]
+    assert (wiring.task_name, retry.max_attempts, retry.timeout) == ("charge", 7, 5.0)
+
+
+def test_a_function_with_a_connector_of_its_own_needs_none_from_the_settings(
+    workplace: Workplace,
+) -> None:
+    """It is an instance, like a task that was built in its module."""
+    workplace.module(CHARGE.format(source='MemoryConnector([Transaction("t1", {"amount": 1})])'))
+    workplace.settings("")
+    wiring = workplace.wire("shop:charge")
+    assert wiring.execute(wiring.task).succeeded == 1  # type: ignore[arg-type]
+
+
+def test_a_plain_function_is_no_task_and_the_refusal_says_how_it_becomes_one(
+    workplace: Workplace,
+) -> None:
+    """The decorator is one line."""
+    workplace.module("def charge(order): ...")
+    workplace.settings(INBOX)
+    with pytest.raises(WiringError, match=r"decorate a function with @consumer"):
+        workplace.wire("shop:charge")
+
+
+@pytest.mark.parametrize(
+    ("options", "burst", "streams"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"streaming": True}, True, False),
+        ({"streaming": False}, False, False),
+    ],
+)
+def test_an_application_streams_unless_it_is_a_burst(
+    options: Any, burst: bool, streams: bool
+) -> None:
+    """Whoever says streaming=False means it, and a burst ends with an empty source."""
+
+    @consumer(MemoryConnector([Transaction("t1", 1)]), **options)
+    def charge(order: int) -> None: ...
+
+    wiring = wire_function(charge, load_settings(environ={}), burst=burst)
+    policy: Any = wiring.policies.main(wiring.kind)
+    assert policy.loop.streaming is streams
+
+
+def test_a_name_is_looked_up_among_the_connectors_of_the_settings(workplace: Workplace) -> None:
+    """An unknown one is refused with the one that was probably meant."""
+    workplace.settings(INBOX)
+    settings = load_settings(environ={})
+
+    @consumer("inbox")
+    def charge(order: int) -> None: ...
+
+    @consumer("inbx")
+    def refund(order: int) -> None: ...
+
+    assert list(wire_function(charge, settings).connectors) == ["inbox"]  # type: ignore[arg-type]
+    with pytest.raises(WiringError, match="consumes 'inbx', and the settings have no such"):
+        wire_function(refund, settings)
+    with pytest.raises(WiringError, match="did you mean 'inbox'"):
+        wire_function(refund, settings)
