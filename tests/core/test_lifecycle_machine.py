@@ -27,6 +27,7 @@ from ergon_framework.core.lifecycle import (
     Action,
     Call,
     Cursor,
+    Discarded,
     End,
     Ending,
     Event,
@@ -71,6 +72,7 @@ backoffs = st.builds(
 anything = st.one_of(
     st.sampled_from([BEGAN, RETURNED, WOKE, STOPPED, *map(Expired, Scope)]),
     failures.map(Raised),
+    failures.map(Discarded),
 )
 
 

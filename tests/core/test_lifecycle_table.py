@@ -20,6 +20,7 @@ from ergon_framework.core.lifecycle import (
     Call,
     Cue,
     Cursor,
+    Discarded,
     End,
     Ending,
     Event,
@@ -42,6 +43,7 @@ EVENTS: list[Event] = [
     WOKE,
     STOPPED,
     *(Raised(Failure(kind, "test")) for kind in Kind),
+    Discarded(Failure(Kind.REJECTED, "discarded")),
     *(Expired(scope) for scope in Scope),
 ]
 SYSTEM = Raised(Failure(Kind.TRANSIENT, "system"))
@@ -161,6 +163,18 @@ def test_after_the_end_nothing_changes() -> None:
             assert advance(rule, cursor, event, 99.0, 0.5) is cursor.end
         assert [getattr(cursor, name) for name in STATE] == before
     assert endings == set(Ending)
+
+
+def test_only_the_first_step_can_discard() -> None:
+    """It ends at once there; in a handler it is a failure of the handler."""
+    rule, discarded = rules(2, 0.0), Discarded(Failure(Kind.REJECTED, "discarded", "pointless"))
+    cursor = Cursor(0.0)
+    advance(rule, cursor, BEGAN, 0.0, 0.5)
+    assert advance(rule, cursor, discarded, 1.0, 0.5) == End(Ending.DISCARDED, discarded.failure)
+    cursor = Cursor(0.0)
+    advance(rule, cursor, RETURNED, 0.0, 0.5)
+    assert cursor.step is Step.ON_SUCCESS
+    assert advance(rule, cursor, discarded, 1.0, 0.5) == Call(Step.ON_SUCCESS, 1, None)
 
 
 @pytest.mark.req("R3-D3", "RFC-004:14f")

@@ -22,6 +22,7 @@ NAMES = (
     "handler_failures",
     "aborted",
     "parked",
+    "discarded",
     "released",
     "settlement_failures",
     "abandoned",
@@ -34,7 +35,8 @@ NAMES = (
     "stop_reason",
 )
 FULL = Report(
-    succeeded=5,
+    succeeded=4,
+    discarded=1,
     failed=3,
     timed_out=2,
     handler_failures=1,
@@ -90,7 +92,7 @@ def test_it_works_wherever_a_number_does() -> None:
 
 def test_an_empty_report_has_every_field() -> None:
     """Counts are zero, tuples are empty, and the source was empty."""
-    expected = [*[0] * 10, (), (), 0, (), 0, StopReason.EMPTY]
+    expected = [*[0] * 11, (), (), 0, (), 0, StopReason.EMPTY]
     assert values(Report()) == expected
 
 
@@ -164,6 +166,7 @@ def test_every_ending_is_counted_exactly_once(ends: list[End], cut: int) -> None
     for tally in tallies:
         total.add(tally)
     assert total.ended == len(ends)
-    counted = [total.succeeded, total.failed, total.timed_out, total.aborted, total.parked]
+    done, failed = [total.succeeded, total.discarded], [total.failed, total.timed_out]
+    counted = [*done, *failed, total.aborted, total.parked]
     assert counted == [sum(end.how is how for end in ends) for how in Ending]
     assert total.handler_failures == sum(end.handler_failure is not None for end in ends)

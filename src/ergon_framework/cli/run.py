@@ -312,7 +312,7 @@ def _show_workers(outcome: WorkersOutcome, as_json: bool) -> int:
         total = {"worker": "all", **{name: shape[name] for name in ("exit_code", "restarts")}}
         rows.append({**total, **_short(shape["report"])})
         columns = ["worker", "exit_code", "restarts", "succeeded", "failed", "timed_out"]
-        columns += ["malformed", "parked", "stop_reason", "elapsed"]
+        columns += ["malformed", "parked", "discarded", "stop_reason", "elapsed"]
         show_list(rows, columns, as_json=False)
     show_errors(outcome)
     return int(outcome.exit_code)

@@ -14,6 +14,8 @@ A failure of the kind HELD says that nothing was attempted: a gate was closed. I
 A transaction whose source can keep it for a while is *parked*: it ends without an outcome and comes
 back later. Any other waits where it is, and the same attempt is made again.
 
+A transaction that is *discarded* by its hook ends at once, without a handler.
+
 The lifecycle deadline lies one ``timeout`` after the beginning. The exception phase may use one
 further ``timeout``, and always has one whole ``timeout`` for itself, since a transaction without an
 outcome is worse than a bounded overrun.
@@ -58,6 +60,7 @@ class Ending(StrEnum):
     """The one recorded outcome of a transaction; ABORTED and PARKED ones have none yet."""
 
     SUCCEEDED = "succeeded"
+    DISCARDED = "discarded"
     FAILED = "failed"
     TIMED_OUT = "timed_out"
     ABORTED = "aborted"
@@ -136,6 +139,13 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
+class Discarded:
+    """The hook says that there is nothing to do any more; ``failure`` has its words."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """The wait before the next attempt is over."""
 
@@ -152,7 +162,7 @@ class Stopped:
     """The whole call is being aborted."""
 
 
-Event: TypeAlias = Began | Returned | Raised | Woke | Expired | Stopped
+Event: TypeAlias = Began | Returned | Raised | Discarded | Woke | Expired | Stopped
 
 BEGAN = Began()
 RETURNED = Returned()
@@ -239,7 +249,10 @@ def advance(rule: LifecycleRule, cursor: Cursor, event: Event, now: float, dice:
             return _leave(rule, cursor, Cue.OK, None, now)
         case Raised(failure) if failure.kind is Kind.HELD:
             return _hold(rule, cursor, failure)
-        case Raised(failure):
+        case Discarded(failure) if cursor.step is Step.PROCESS:
+            cursor.end = End(Ending.DISCARDED, failure)
+            return cursor.end
+        case Raised(failure) | Discarded(failure):  # a handler has nothing to discard
             return _retry_or_leave(rule, cursor, failure, now, dice)
         case Expired(Scope.STEP):
             return _retry_or_leave(rule, cursor, _timeout(Scope.STEP, cursor), now, dice)
@@ -323,6 +336,7 @@ class Verb(StrEnum):
 
 VERBS: dict[Ending, Verb] = {
     Ending.SUCCEEDED: Verb.ACK,
+    Ending.DISCARDED: Verb.ACK,
     Ending.FAILED: Verb.NACK,
     Ending.TIMED_OUT: Verb.NACK,
     Ending.ABORTED: Verb.RELEASE,

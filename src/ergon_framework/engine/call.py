@@ -219,6 +219,7 @@ class EngineCall:
             handler_failures=total.handler_failures,
             aborted=total.aborted,
             parked=total.parked,
+            discarded=total.discarded,
             released=self.released,
             settlement_failures=self.settlements.failures,
             abandoned=self.watchdog.abandoned_ever,
@@ -323,7 +324,7 @@ class EngineCall:
         lost = [self.live.pop(key) for key in list(self.live)]
         self.stranded.extend(transaction.transaction_id for transaction in lost)
         total = self.tally()
-        outcomes = total.succeeded + total.failed + total.timed_out + total.parked
+        outcomes = total.ended - total.aborted
         missing = self.intake.delivered - outcomes - self.released - len(self.stranded)
         self.is_accounted = True
         for transaction in lost:

@@ -14,6 +14,7 @@ from ergon_framework.core.lifecycle import (
     STOPPED,
     VERBS,
     Action,
+    Discarded,
     End,
     Event,
     Expired,
@@ -29,6 +30,7 @@ from ergon_framework.engine.classify import classify, is_a, timeout_exception, u
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.plan import ON_SUCCESS, PROCESS, EnginePlan
 from ergon_framework.engine.run import InProgress, Run
+from ergon_framework.errors import Discard, text_of
 from ergon_framework.ports.transaction import CURRENT
 
 logger = logging.getLogger("ergon.engine")
@@ -82,6 +84,10 @@ class Decider:
                 attempt, Failure(Kind.CANCELLED, "interrupted"), error
             )
             return STOPPED
+        if step is PROCESS and is_a(error, Discard):
+            self.instrumentation.attempt_ended(attempt, None, None)
+            text = text_of(error) or Discard.code
+            return Discarded(Failure(Kind.REJECTED, Discard.code, text))
         key = run.transaction.transaction_id
         try:
             failure, exception = classify(error, step, key)

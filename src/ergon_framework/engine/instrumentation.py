@@ -22,6 +22,9 @@ from ergon_framework.ports.transaction import Transaction
 
 logger = logging.getLogger("ergon.engine")
 
+_QUIET_ENDINGS = (Ending.PARKED, Ending.DISCARDED)
+"""Endings that no handler is called for, and that are no failures."""
+
 
 class Instrumentation:
     """Everything that a call tells its sink and the log. Nothing here waits."""
@@ -93,10 +96,11 @@ class Instrumentation:
         key = run.transaction.transaction_id
         if end.handler_failure is not None:
             _log_handler_failure(key, end.handler_failure.message, run.handler_exception)
-        elif end.how is Ending.PARKED and end.failure is not None:
+        elif end.how in _QUIET_ENDINGS and end.failure is not None:
             logger.info(
-                "transaction %s is parked: %s",
+                "transaction %s is %s: %s",
                 key,
+                end.how.value,
                 end.failure.message,
                 extra={"transaction_id": key},
             )

@@ -26,6 +26,7 @@ _FIELDS = (
     "handler_failures",
     "aborted",
     "parked",
+    "discarded",
     "released",
     "settlement_failures",
     "abandoned",
@@ -45,8 +46,9 @@ MAX_SHOWN_IDS = 5
 
 
 class Report(int):
-    """The number of transactions that got an outcome: succeeded + failed + timed out.
+    """The number of transactions that got an outcome: succeeded + discarded + failed + timed out.
 
+    ``discarded`` counts those that their hook called pointless, which is no failure.
     ``handler_failures`` counts exception handlers that failed themselves (their transactions are
     among the failed and timed out); ``aborted`` those cut off without an outcome; ``parked``
     those that a closed gate kept from beginning, and that their source brings again later;
@@ -62,6 +64,7 @@ class Report(int):
     handler_failures: int
     aborted: int
     parked: int
+    discarded: int
     released: int
     settlement_failures: int
     abandoned: int
@@ -79,15 +82,17 @@ class Report(int):
         succeeded: int = 0,
         failed: int = 0,
         timed_out: int = 0,
+        discarded: int = 0,
         stop_reason: StopReason = StopReason.EMPTY,
         **fields: Any,
     ) -> Self:
         """Make a report; counts default to zero, tuples to empty."""
-        self = super().__new__(cls, succeeded + failed + timed_out)
+        self = super().__new__(cls, succeeded + discarded + failed + timed_out)
         values = {
             "succeeded": succeeded,
             "failed": failed,
             "timed_out": timed_out,
+            "discarded": discarded,
             "stop_reason": stop_reason,
             **fields,
         }

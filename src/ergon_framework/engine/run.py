@@ -96,7 +96,15 @@ InProgress: TypeAlias = Attempt | Run
 class OutcomeCounts:
     """Counts with a single writer, so that no lock is needed to count."""
 
-    __slots__ = ("aborted", "failed", "handler_failures", "parked", "succeeded", "timed_out")
+    __slots__ = (
+        "aborted",
+        "discarded",
+        "failed",
+        "handler_failures",
+        "parked",
+        "succeeded",
+        "timed_out",
+    )
 
     def __init__(self) -> None:
         self.succeeded = 0
@@ -104,6 +112,7 @@ class OutcomeCounts:
         self.timed_out = 0
         self.aborted = 0
         self.parked = 0
+        self.discarded = 0
         self.handler_failures = 0
 
     def count(self, end: End) -> None:
@@ -116,6 +125,8 @@ class OutcomeCounts:
             self.timed_out += 1
         elif end.how is Ending.PARKED:
             self.parked += 1
+        elif end.how is Ending.DISCARDED:
+            self.discarded += 1
         else:
             self.aborted += 1
         if end.handler_failure is not None:
@@ -129,7 +140,8 @@ class OutcomeCounts:
     @property
     def ended(self) -> int:
         """All endings, whatever they were."""
-        return self.succeeded + self.failed + self.timed_out + self.aborted + self.parked
+        settled = self.succeeded + self.discarded + self.failed + self.timed_out
+        return settled + self.aborted + self.parked
 
 
 class Worker(OutcomeCounts):

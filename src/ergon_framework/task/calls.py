@@ -111,5 +111,7 @@ class Single:
             return False, None
         if run.end.how is Ending.SUCCEEDED:
             return True, run.result
+        if run.end.how is Ending.DISCARDED:
+            return True, None
         failed_in_handler = run.handler_exception is not None  # an exception may say it is false
         return False, run.handler_exception if failed_in_handler else run.exception

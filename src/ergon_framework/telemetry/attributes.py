@@ -43,7 +43,15 @@ _LOOP = (
     "mode",
 )
 _STEP = ("max_attempts", "timeout", "backoff", "backoff_multiplier", "backoff_cap")
-_COUNTS = ("succeeded", "failed", "timed_out", "handler_failures", "aborted", "batches")
+_COUNTS = (
+    "succeeded",
+    "failed",
+    "timed_out",
+    "discarded",
+    "handler_failures",
+    "aborted",
+    "batches",
+)
 _CATEGORY = {Kind.REJECTED: "business", Kind.TIMEOUT: "timeout"}
 
 Attributes = dict[str, Any]

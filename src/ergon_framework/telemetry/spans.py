@@ -508,6 +508,8 @@ class SpanSink:
         try:
             if ending == "succeeded":
                 life.ended(at, ending, _NOTHING, None)
+            elif ending == "discarded":  # nothing failed
+                life.ended(at, ending, _trouble(run, ending, failure, None)[0], None)
             else:
                 life.ended(at, ending, *_trouble(run, ending, failure, handler_failure))
         except Exception as error:

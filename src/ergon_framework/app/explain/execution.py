@@ -71,9 +71,10 @@ _ENDS = {
     "timed_out": "It ran out of time{where}",
     "aborted": "It was cut off{where} when its call was stopped, and was handed back without an"
     " outcome",
+    "discarded": "It was discarded{where} by its hook, which counts as done",
     "parked": "It was parked{where}, since a gate was closed",
 }
-_FINAL = frozenset({"succeeded", "failed", "timed_out", "duplicate"})
+_FINAL = frozenset({"succeeded", "discarded", "failed", "timed_out", "duplicate"})
 _UNSEEN = (
     "What came then was not told here: a success in another process is in the journal only with"
     " journal_all = true under [telemetry]."

@@ -26,6 +26,7 @@ _VERBS = {
     "cancelled": "was cancelled",
     "completed": "completed",
     "dead_letter": "was given up and is a dead letter",
+    "discarded": "was discarded",
     "duplicate": "was a duplicate",
     "failed": "failed",
     "gone": "is no longer in the store",
