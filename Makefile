@@ -14,7 +14,7 @@ BASE = HEAD
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test fast campaign check format bench benchjobs benchboundary benchproviders \
-		benchscale benchlibraries bench-check docs pins clean
+		benchscale benchlibraries bench-check docs pins pyright clean
 
 help: ## this list
 	@echo "Each command first sets up what it needs in .venv; all it takes is Python 3.11 or newer."
@@ -53,6 +53,9 @@ check: $(VENV)/.ready-dev ## lint, format, types, imports, sizes and the conform
 	$(PY) tools/state_docs.py --check
 	$(PY) tools/notice_docs.py --check
 	$(PY) tools/conformance.py --check
+
+pyright: $(VENV)/.ready-pyright ## check the types of what users write with pyright, which brings its own Node.js
+	$(VENV)/bin/basedpyright --project tools/pyright.json --pythonpath $(PY)
 
 format: $(VENV)/.ready-dev ## format the code and apply safe fixes
 	$(PY) -m ruff check --fix-only .
@@ -98,6 +101,6 @@ clean: ## remove everything these commands made
 # One stamp per set of dependencies: a second run is instant, a changed pin installs again.
 $(VENV)/.ready-core $(VENV)/.ready-dev $(VENV)/.ready-bench $(VENV)/.ready-benchjobs $(VENV)/.ready-docs \
 		$(VENV)/.ready-benchboundary $(VENV)/.ready-benchproviders $(VENV)/.ready-benchscale \
-		$(VENV)/.ready-benchlibraries: \
+		$(VENV)/.ready-benchlibraries $(VENV)/.ready-pyright: \
 		pyproject.toml constraints.txt tools/setup.sh tools/requirements.py
 	@VENV=$(VENV) sh tools/setup.sh $(patsubst $(VENV)/.ready-%,%,$@)

@@ -5,7 +5,7 @@
 #
 #   sh tools/setup.sh SET       create .venv if need be and install that set: core, dev, bench,
 #                               benchjobs, benchboundary, benchproviders, benchscale,
-#                               benchlibraries or docs
+#                               benchlibraries, docs or pyright
 #   sh tools/setup.sh python    print the Python that would be used
 #
 # PYTHON=...  takes this interpreter.     UV=  does without uv.
@@ -154,7 +154,8 @@ case ${1:-} in
     benchscale) wanted="build bench-scale --extras" ;;
     benchlibraries) wanted="build bench-libraries --extras" ;;
     docs) wanted="build docs" ;;
-    *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|benchproviders|benchscale|benchlibraries|docs|python" >&2; exit 2 ;;
+    pyright) wanted="build pyright --extras" ;;
+    *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|benchproviders|benchscale|benchlibraries|docs|pyright|python" >&2; exit 2 ;;
 esac
 
 steps=2
