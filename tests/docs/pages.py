@@ -28,6 +28,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ergon_framework.testing.clock import VirtualClock
@@ -134,7 +135,9 @@ def run_page(source: str, name: str) -> int:
 def _run_blocks(page: list[Block], name: str, stack: contextlib.ExitStack) -> int:
     # As if it were copied to the working folder: an App keeps its store beside its program.
     here = str(Path.cwd() / Path(name).name)
-    namespace: dict[str, Any] = {"__name__": "page", "__file__": here}
+    module = sys.modules["page"] = ModuleType("page")  # where the annotations of a class are read
+    namespace = module.__dict__
+    namespace["__file__"] = here
     count = 0
     printed = io.StringIO()
     for block in page:
@@ -218,7 +221,7 @@ def _running(line: str) -> Iterator[str]:
 
 def _compiled(block: Block, name: str) -> Any:
     # Blank lines in front, so that a traceback shows the page's own line numbers.
-    return compile("\n" * (block.line - 1) + block.text + "\n", name, "exec")
+    return compile("\n" * (block.line - 1) + block.text + "\n", name, "exec", dont_inherit=True)
 
 
 def _call_tests(namespace: dict[str, Any]) -> None:
