@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import (
@@ -52,10 +52,12 @@ from ergon_framework.providers.calls import (
     StreamDecorator,
     TakesOnlyTimeout,
 )
-from ergon_framework.providers.signatures import CallSignature, FunctionAttempt
+from ergon_framework.providers.signatures import CallSignature, FunctionAttempt, Surroundings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import httpx
 
     from ergon_framework.core.guard import RetryBudget
     from ergon_framework.ports.clock import Clock
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from ergon_framework.providers.circuit_breaker import CircuitBreaker
     from ergon_framework.providers.decisions import DecisionOptions
     from ergon_framework.providers.function_base import AsyncFunctionProvider, FunctionProvider
+    from ergon_framework.providers.http_transport import RequestRules
     from ergon_framework.providers.mapping import Rule
     from ergon_framework.providers.quota import QuotaPolicy
     from ergon_framework.providers.retry import RetryPolicy
@@ -311,6 +314,56 @@ class Provider:
         )
         return defaults.changed(changes)
 
+    # -- clients of httpx --------------------------------------------------------------------------
+
+    def transport(
+        self,
+        inner: httpx.BaseTransport | None = None,
+        *,
+        operation: Callable[[httpx.Request], str] | None = None,
+        retry_methods: Collection[str] | None = None,
+        **options: Unpack[CallChanges],
+    ) -> httpx.BaseTransport:
+        """A transport that guards every request: ``httpx.Client(transport=rates.transport())``.
+
+        ``inner`` sends them, and is ``httpx.HTTPTransport()`` unless given. ``operation`` names a
+        request, by default with its method and host. Requests of idempotent methods are tried
+        again, and others with an ``Idempotency-Key`` header; ``retry_methods`` names other methods.
+        A body that is sent while it is made is never sent twice. The options are those of calls.
+        """
+        from ergon_framework.providers.http_transport import ProviderTransport
+
+        rules = self._rules_of(operation, retry_methods, options)
+        around = Surroundings(f"{self.name}.http", self._middleware, is_async=False)
+        return ProviderTransport(lambda: self.base, inner, rules, around)
+
+    def async_transport(
+        self,
+        inner: httpx.AsyncBaseTransport | None = None,
+        *,
+        operation: Callable[[httpx.Request], str] | None = None,
+        retry_methods: Collection[str] | None = None,
+        **options: Unpack[CallChanges],
+    ) -> httpx.AsyncBaseTransport:
+        """The same for an ``httpx.AsyncClient``."""
+        from ergon_framework.providers.http_transport import AsyncProviderTransport
+
+        rules = self._rules_of(operation, retry_methods, options)
+        around = Surroundings(f"{self.name}.http", self._middleware, is_async=True)
+        return AsyncProviderTransport(lambda: self.async_base, inner, rules, around)
+
+    def _rules_of(
+        self,
+        operation: Callable[[httpx.Request], str] | None,
+        retry_methods: Collection[str] | None,
+        changes: CallChanges,
+    ) -> RequestRules:
+        from ergon_framework.providers.http_transport import IDEMPOTENT, RequestRules
+
+        self.check_attempts(changes.get("attempts"))
+        methods = IDEMPOTENT if retry_methods is None else _methods(retry_methods)
+        return RequestRules(self.default_options.changed(changes), operation, methods)
+
     # -- calling -----------------------------------------------------------------------------------
 
     @property
@@ -472,6 +525,14 @@ class Provider:
                 "timeout_budget_seconds": self._budget,
             },
         )
+
+
+def _methods(names: Collection[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise ConfigurationError(
+            f"retry_methods is the text {names!r}", remedy=f'write retry_methods={{"{names}"}}'
+        )
+    return frozenset(each.upper() for each in names)
 
 
 def _check_name(field: str, value: Any) -> None:

@@ -131,64 +131,15 @@ class CallSignature:
         return self._read
 
 
-class FunctionAttempt:
-    """Makes one attempt of one function, inside of its middleware."""
+class Surroundings:
+    """The middleware around the attempts of one operation."""
 
-    def __init__(
-        self,
-        signature: CallSignature,
-        provider: str,
-        operation: str,
-        middleware: MiddlewareStack | None,
-        *,
-        is_async: bool,
-        is_stream: bool = False,
-    ) -> None:
-        self.signature = signature
-        self.operation = operation
-        self.name = f"{provider}.{operation}"
-        """As middleware sees it."""
+    def __init__(self, name: str, middleware: MiddlewareStack | None, *, is_async: bool) -> None:
+        self.name = name
+        """Of the provider and its operation."""
         self.is_async = is_async
-        self.is_stream = is_stream
         self._middleware = middleware
         self._layers: tuple[Around, ...] | None = None
-
-    def __call__(self, payload: Mapping[str, Any], context: ProviderExecutionContext) -> Any:
-        """What the function returned, as data."""
-        signature = self.signature
-        given = signature.arguments(payload, context.attempt_timeout_seconds)
-        layers = self.layers()
-        if not layers:
-            return signature.data(signature.function(**given))
-        call = partial(signature.function, **given)
-        return signature.data(call_through(layers, self.unit(context), call))
-
-    async def acall(self, payload: Mapping[str, Any], context: ProviderExecutionContext) -> Any:
-        """The same for a coroutine function."""
-        signature = self.signature
-        given = signature.arguments(payload, context.attempt_timeout_seconds)
-        layers = self.layers()
-        if not layers:
-            return signature.data(await signature.function(**given))
-        call = partial(signature.function, **given)
-        return signature.data(await await_through(layers, self.unit(context), call))
-
-    def opens(
-        self, *, payload: Mapping[str, Any], context: ProviderExecutionContext, **_: Any
-    ) -> Any:
-        """The iterator of a function that yields; it has not begun."""
-        signature = self.signature
-        return signature.function(**signature.arguments(payload, context.attempt_timeout_seconds))
-
-    def first_of(self, end: Any, items: Any, context: ProviderExecutionContext) -> Any:
-        """The first item or ``end``, inside of the middleware; of async items an awaitable."""
-        layers = self.layers()
-        if self.is_async:
-            following = partial(anext, items, end)
-            return (
-                following() if not layers else await_through(layers, self.unit(context), following)
-            )
-        return call_through(layers, self.unit(context), partial(next, items, end))
 
     def layers(self) -> tuple[Around, ...]:
         """The middleware around it, as it was declared before the first call."""
@@ -213,6 +164,60 @@ class FunctionAttempt:
             context.correlation_id,
             trace,
         )
+
+
+class FunctionAttempt:
+    """Makes one attempt of one function, inside of its middleware."""
+
+    def __init__(
+        self,
+        signature: CallSignature,
+        provider: str,
+        operation: str,
+        middleware: MiddlewareStack | None,
+        *,
+        is_async: bool,
+        is_stream: bool = False,
+    ) -> None:
+        self.signature = signature
+        self.operation = operation
+        self.is_async = is_async
+        self.is_stream = is_stream
+        self.around = Surroundings(f"{provider}.{operation}", middleware, is_async=is_async)
+
+    def __call__(self, payload: Mapping[str, Any], context: ProviderExecutionContext) -> Any:
+        """What the function returned, as data."""
+        signature = self.signature
+        given = signature.arguments(payload, context.attempt_timeout_seconds)
+        layers = self.around.layers()
+        if not layers:
+            return signature.data(signature.function(**given))
+        call = partial(signature.function, **given)
+        return signature.data(call_through(layers, self.around.unit(context), call))
+
+    async def acall(self, payload: Mapping[str, Any], context: ProviderExecutionContext) -> Any:
+        """The same for a coroutine function."""
+        signature = self.signature
+        given = signature.arguments(payload, context.attempt_timeout_seconds)
+        layers = self.around.layers()
+        if not layers:
+            return signature.data(await signature.function(**given))
+        call = partial(signature.function, **given)
+        return signature.data(await await_through(layers, self.around.unit(context), call))
+
+    def opens(
+        self, *, payload: Mapping[str, Any], context: ProviderExecutionContext, **_: Any
+    ) -> Any:
+        """The iterator of a function that yields; it has not begun."""
+        signature = self.signature
+        return signature.function(**signature.arguments(payload, context.attempt_timeout_seconds))
+
+    def first_of(self, end: Any, items: Any, context: ProviderExecutionContext) -> Any:
+        """The first item or ``end``, inside of the middleware; of async items an awaitable."""
+        layers = self.around.layers()
+        if self.is_async:
+            return await_through(layers, self.around.unit(context), partial(anext, items, end))
+        return call_through(layers, self.around.unit(context), partial(next, items, end))
 
 
 class _Read:
