@@ -13,7 +13,15 @@ import pytest
 from pydantic import BaseModel
 
 from ergon_framework.core.circuit_breaker import CircuitState
-from ergon_framework.errors import ConfigurationError, HookError, WiringError
+from ergon_framework.errors import (
+    Business,
+    ConfigurationError,
+    Discard,
+    HookError,
+    Retry,
+    Snooze,
+    WiringError,
+)
 from ergon_framework.ports.lifespan import INJECTED, Dependencies
 from ergon_framework.ports.middleware import MiddlewareStack
 from ergon_framework.providers import (
@@ -377,6 +385,73 @@ def test_models_may_be_arguments_and_results() -> None:
     assert double(Money(amount=2, currency="eur")) == Money(amount=4, currency="eur")
     result = double.execute(Money(amount=2, currency="eur"))
     assert result.data == {"value": {"amount": 4, "currency": "eur"}}
+
+
+# -- what handlers raise ---------------------------------------------------------------------------
+
+
+def raising(*steps: Exception | None, **options: Any) -> Provider:
+    """A provider whose operation ``do`` raises one after the other."""
+    provider = Provider("rates", **options)
+    left = iter(steps)
+
+    @provider.call
+    def do() -> int:
+        step = next(left)
+        if step is not None:
+            raise step
+        return 1
+
+    return provider
+
+
+def run(provider: Provider) -> ProviderExecutionResult:
+    """One call of ``do``."""
+    return provider.base.execute(tenant_id="default", operation="do")
+
+
+def test_business_ends_a_call_as_a_bad_request() -> None:
+    """It says nothing against the provider, and is not tried again."""
+    breaker = CircuitBreaker(failure_threshold=1)
+    provider = raising(Business("no such order"), circuit_breaker=breaker)
+    result = run(provider)
+    assert (result.reason_code, result.attempts, breaker.state) == (
+        "bad_request",
+        1,
+        CircuitState.CLOSED,
+    )
+    assert "no such order" in str(result.error)
+
+
+def test_retry_asks_for_another_attempt(clock: VirtualClock) -> None:
+    """After the time that it names, or after the backoff; and not for ever."""
+    began_at = clock.now()
+    assert run(raising(Retry(after=7), None)).success
+    assert clock.now() - began_at >= 7
+    result = run(raising(Retry(), Retry("still not"), attempts=2))
+    assert (result.reason_code, result.attempts) == ("dependency_unavailable", 2)
+
+
+def test_snooze_is_a_pause_that_all_callers_keep(clock: VirtualClock) -> None:
+    """The call waits if it has the time, and is refused otherwise."""
+    began_at = clock.now()
+    assert run(raising(Snooze(5), None)).success
+    assert clock.now() - began_at >= 5
+    provider = raising(Snooze(500), None)
+    assert [run(provider).reason_code, run(provider).stop_reason] == ["rate_limited", "cooldown"]
+
+
+def test_discard_goes_to_whoever_runs_the_job_around_the_call() -> None:
+    """As it was raised; the record says why there is no result."""
+    rates = Provider("rates")
+
+    @rates.call
+    def quote() -> int:
+        raise Discard("a newer one has come")
+
+    with pytest.raises(Discard, match="a newer one has come"):
+        quote()
+    assert quote.execute().reason_code == "bad_request"
 
 
 # -- what is injected, and what surrounds an attempt -----------------------------------------------

@@ -31,7 +31,7 @@ from typing import (
     overload,
 )
 
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.errors import ConfigurationError, Discard
 from ergon_framework.providers.signatures import FunctionAttempt
 
 if TYPE_CHECKING:
@@ -208,8 +208,8 @@ class _GuardedFunction(FunctionCall, Generic[P, T]):
             value: T = self.signature.result(result.data, is_read=result.replayed)
             return value
         error = result.error
-        if error is not None and getattr(error.__cause__, "code", "") == "discarded":
-            raise cast("Exception", error.__cause__)  # it ends the job or transaction around it
+        if error is not None and isinstance(error.__cause__, Discard):
+            raise error.__cause__  # not a failure: it ends the job or transaction around the call
         result.unwrap()
         raise AssertionError  # pragma: no cover - unwrap has raised
 
