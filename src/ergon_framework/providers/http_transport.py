@@ -199,7 +199,7 @@ def _with_body(response: httpx.Response, body: bytes) -> httpx.Response:
     )
 
 
-class Exchange:
+class GuardedRequest:
     """One request and the answer of its last attempt."""
 
     def __init__(self, request: httpx.Request, rules: RequestRules) -> None:
@@ -255,26 +255,26 @@ class ProviderTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, as often as it takes and may be."""
-        exchange = Exchange(request, self._rules)
+        guarded = GuardedRequest(request, self._rules)
 
         def attempt(context: ProviderExecutionContext) -> dict[str, Any]:
-            exchange.begin(context)
+            guarded.begin(context)
             return call_through(
-                self._around.layers(), self._around.unit(context), lambda: self._send(exchange)
+                self._around.layers(), self._around.unit(context), lambda: self._send(guarded)
             )
 
-        return exchange.answer(self._base().execute(**self._rules.call(request, attempt)))
+        return guarded.answer(self._base().execute(**self._rules.call(request, attempt)))
 
-    def _send(self, exchange: Exchange) -> dict[str, Any]:
-        response = self._inner.handle_request(exchange.request)
-        if exchange.needs_body(response):
+    def _send(self, guarded: GuardedRequest) -> dict[str, Any]:
+        response = self._inner.handle_request(guarded.request)
+        if guarded.needs_body(response):
             received = response
             try:
                 # Not by iter_raw: the response may have been read by a transport below.
                 response = _with_body(received, b"".join(cast("Iterable[bytes]", received.stream)))
             finally:
                 received.close()
-        return exchange.check_status(response)
+        return guarded.check_status(response)
 
     def close(self) -> None:
         """Close the transport below; the provider stays open."""
@@ -298,19 +298,19 @@ class AsyncProviderTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, as often as it takes and may be."""
-        exchange = Exchange(request, self._rules)
+        guarded = GuardedRequest(request, self._rules)
 
         async def attempt(context: ProviderExecutionContext) -> dict[str, Any]:
-            exchange.begin(context)
+            guarded.begin(context)
             return await await_through(
-                self._around.layers(), self._around.unit(context), lambda: self._send(exchange)
+                self._around.layers(), self._around.unit(context), lambda: self._send(guarded)
             )
 
-        return exchange.answer(await self._base().aexecute(**self._rules.call(request, attempt)))
+        return guarded.answer(await self._base().aexecute(**self._rules.call(request, attempt)))
 
-    async def _send(self, exchange: Exchange) -> dict[str, Any]:
-        response = await self._inner.handle_async_request(exchange.request)
-        if exchange.needs_body(response):
+    async def _send(self, guarded: GuardedRequest) -> dict[str, Any]:
+        response = await self._inner.handle_async_request(guarded.request)
+        if guarded.needs_body(response):
             received = response
             try:
                 parts = cast("AsyncIterable[bytes]", received.stream)
@@ -318,7 +318,7 @@ class AsyncProviderTransport(httpx.AsyncBaseTransport):
                 response = _with_body(received, body)
             finally:
                 await received.aclose()
-        return exchange.check_status(response)
+        return guarded.check_status(response)
 
     async def aclose(self) -> None:
         """Close the transport below; the provider stays open."""

@@ -70,14 +70,16 @@ class CallSignature:
         """The arguments by name, and the timeout if the caller gave one."""
         read = self._read or self._read_types()
         timeout = kwargs.pop(TIMEOUT, None) if self.takes_timeout else None
-        if not args and not kwargs and not read.required:
+        if not args and not kwargs and read.is_fine_alone:
             return {}, timeout
-        try:
-            payload = read.caller.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            raise TypeError(f"{self.name}() {error}") from None
-        if read.more is not None:
-            payload.update(payload.pop(read.more, {}))
+        payload = read.named(args, kwargs)
+        if payload is None:
+            try:
+                payload = read.caller.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise TypeError(f"{self.name}() {error}") from None
+            if read.more is not None:
+                payload.update(payload.pop(read.more, {}))
         for name in read.models:
             if name in payload:
                 payload[name] = to_json(payload[name])
@@ -242,9 +244,11 @@ class _Read:
         kept = [each for each in parameters.values() if each.name not in hidden]
         self.caller = inspect.Signature(kept)
         self.more = next((e.name for e in kept if e.kind is Parameter.VAR_KEYWORD), None)
-        self.required = any(
-            each.default is Parameter.empty and each.name != self.more for each in kept
-        )
+        self._positions = [e.name for e in kept if e.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        self._names = frozenset(each.name for each in kept)
+        self._required = frozenset(e.name for e in kept if e.default is Parameter.empty)
+        self.is_fine_alone = not self._required - {self.more}
+        """Whether a call may be made without arguments."""
         known = {each.name: hints[each.name] for each in kept if each.name in hints}
         self.models = {each: hint for each, hint in known.items() if _has_model(hint)}
         self.classes = {
@@ -254,6 +258,17 @@ class _Read:
         }
         self.returns = hints.get("return", Any)
         self.has_model_result = _has_model(self.returns)
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        """The arguments by name if they are plainly right; a signature binds in ten times that."""
+        if self.more is not None or len(args) > len(self._positions):
+            return None
+        payload = dict(zip(self._positions, args, strict=False))
+        if kwargs:
+            if not self._names.issuperset(kwargs) or not payload.keys().isdisjoint(kwargs):
+                return None
+            payload.update(kwargs)
+        return payload if payload.keys() >= self._required else None
 
 
 def to_json(value: Any) -> Any:

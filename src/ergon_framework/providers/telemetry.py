@@ -97,7 +97,7 @@ def observed_attempts(
 _NAME = "provider.call"
 
 
-class Provider(Protocol):
+class TracedProvider(Protocol):
     """What is needed of one."""
 
     provider_name: str
@@ -113,7 +113,7 @@ class Provider(Protocol):
 
 
 def traced_execute(
-    provider: Provider, ending: OnFailure | None, *call: Any
+    provider: TracedProvider, ending: OnFailure | None, *call: Any
 ) -> ProviderExecutionResult:
     """Make a call, in a span; it is tenant, campaign, operation, payload and context."""
     if _is_alone(call):
@@ -123,7 +123,7 @@ def traced_execute(
 
 
 async def traced_aexecute(
-    provider: Provider, ending: OnFailure | None, *call: Any
+    provider: TracedProvider, ending: OnFailure | None, *call: Any
 ) -> ProviderExecutionResult:
     """The same for asyncio."""
     if _is_alone(call):
@@ -139,7 +139,7 @@ def _is_alone(call: tuple[Any, ...]) -> bool:
 
 
 @contextmanager
-def _calling(provider: Provider, call: tuple[Any, ...]) -> Iterator[tuple[Span, Any]]:
+def _calling(provider: TracedProvider, call: tuple[Any, ...]) -> Iterator[tuple[Span, Any]]:
     _tenant, _campaign, operation, _payload, context = call
     attributes = {
         "ergon.provider": str(provider.provider_name),
