@@ -70,10 +70,11 @@ def serve(
 
 
 def _run(registry: Registry, pipes: Pipes, limit: int, ready_fd: int | None) -> int:
-    if not registry.names:
-        stderr_line("the registry is empty: every request will be answered with handler_not_found")
-
     def begin() -> None:
+        if not registry.names:  # start-up hooks may have added handlers
+            stderr_line(
+                "the registry is empty: every request will be answered with handler_not_found"
+            )
         _export()  # only now: start-up hooks may have set up an SDK of the user's
         _report_ready(ready_fd, registry, limit)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fnmatch
 import json
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
@@ -54,6 +53,7 @@ def from_celery(
 ) -> CeleryBridge:
     """Make all tasks of a Celery application handlers of an App, and route calls of them.
 
+    An executor imports the modules that Celery's worker would import, before its first job.
     By default calls go on to Celery, and only jobs that are there already run: name in ``route``
     the tasks whose calls are to become jobs. With ``store_results``, results are written to
     Celery's result backend too, where ``AsyncResult(id)`` finds them. ``ignore=["rate_limit"]``
@@ -68,7 +68,9 @@ def from_celery(
         ) from error
     target = CallTarget(app, registry=registry, client=client, ignore=ignore)
     bridge = CeleryBridge(celery_app, target, route, store_results=store_results)
-    bridge.load_tasks()
+    # Later: whoever calls tasks needs none of their modules, and may be in the middle of importing
+    # them, or of Django's start.
+    target.registry.on_startup(bridge.load_tasks)
     bridge.attach()
     return bridge
 
@@ -108,11 +110,9 @@ class CeleryBridge:
     def load_tasks(self) -> None:
         """Import the modules of tasks that Celery's worker would import, and add their handlers.
 
-        In the middle of Django's start nothing can be imported: calls are routed by name, and the
-        executor, which starts Django itself, adds the handlers.
+        This starts Django where Celery would.
         """
-        if not _is_django_starting():
-            self.celery_app.loader.import_default_modules()
+        self.celery_app.loader.import_default_modules()
         for name, task in self.tasks.items():
             if name not in self.registry:
                 self.registry.add(self._handler(task), name)
@@ -358,11 +358,6 @@ def _checked(route: Routes) -> dict[str, Side]:
                 f"the route of {pattern!r} is {side!r}", remedy="write 'ergon' or 'celery'"
             )
     return routes
-
-
-def _is_django_starting() -> bool:
-    apps = getattr(sys.modules.get("django.apps"), "apps", None)
-    return apps is not None and getattr(apps, "loading", False) and not apps.ready
 
 
 __all__ = ["CeleryBridge", "UnsupportedOptionError", "from_celery"]
