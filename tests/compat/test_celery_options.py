@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from ergon_framework.compat.celery import (
     from_celery,
     shared_task,
 )
+from ergon_framework.compat.celery.__main__ import main
 from ergon_framework.errors import ConfigurationError, ErgonError, JobError, WiringError
 from ergon_framework.executor import Registry
 from ergon_framework.jobs.client import JobClient
@@ -326,3 +329,70 @@ def test_a_bound_task_can_be_called_directly(plain: Celery) -> None:
     assert fetch.request.called_directly
     with pytest.raises(OSError, match="away"):
         fetch()
+
+
+# ---- before anything is moved -------------------------------------------------------------------
+
+DECLARED = """
+from celery import Celery
+app = Celery("shop", broker="memory://", set_as_current=False)
+@app.task(time_limit=60, shared=False)
+def fine(): ...
+@app.task(rate_limit="6/m", serializer="pickle", shared=False)
+def odd(): ...
+@app.task(acks_late=True, acks_on_failure_or_timeout=False, shared=False)
+def late(): ...
+"""
+
+
+def test_a_report_says_what_each_task_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It imports what a worker would, and changes nothing; 1 if a task must be changed."""
+    (tmp_path / "declared_shop.py").write_text(DECLARED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["declared_shop:app"]) == 1
+    retries, dies = "  at most 3 retries, if it asks for them;", "if its process dies"
+    differs = "a failed task is dead-lettered, not delivered again"
+    assert capsys.readouterr().out.splitlines() == [
+        "declared_shop.fine",
+        f"{retries} 60 s per attempt; dead-lettered {dies}",
+        "declared_shop.late",
+        f"{retries} no time limit; run again {dies}",
+        f"  differs: acks_on_failure_or_timeout=False: {differs}",
+        "declared_shop.odd",
+        f"{retries} no time limit; dead-lettered {dies}",
+        "  change: rate_limit='6/m': give it a queue of its own with rate = 0.1",
+        "  change: serializer='pickle': pass what JSON can hold, or an id",
+        "3 tasks; 1 of them must be changed first",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "usage"),
+        (["--help"], "usage"),
+        (["no_such_module:app"], "cannot be imported"),
+        (["json:dumps"], "no Celery application"),
+    ],
+)
+def test_a_report_needs_an_application(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was named is told, with how to name one."""
+    assert main(words) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_what_is_not_kept_is_warned_about_once(
+    bridge: CeleryBridge, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the first call: an option that changes nothing here, and may be missed."""
+    task = shop(bridge.celery_app, acks_late=True, acks_on_failure_or_timeout=False)
+    task.delay(1)
+    task.delay(2)
+    assert [each.levelname for each in caplog.records if "runs as a job" in each.message] == [
+        "WARNING"
+    ]

@@ -24,7 +24,13 @@ from ergon_framework.compat.celery.execution import (
     Listener,
     TaskHandler,
 )
-from ergon_framework.compat.celery.options import TaskPolicy, job_options, policy_of, refuse_canvas
+from ergon_framework.compat.celery.options import (
+    TaskPolicy,
+    job_options,
+    policy_of,
+    refuse_canvas,
+    unkept,
+)
 from ergon_framework.compat.celery.result import JobResult
 from ergon_framework.compat.celery.target import CallTarget, ErgonApp
 from ergon_framework.errors import JobError, MissingExtraError, WiringError, describe
@@ -86,6 +92,7 @@ class CeleryBridge:
         self._route = _checked(route)
         self._store_results = store_results
         self._send: Callable[..., Any] = celery_app.send_task
+        self._warned: set[str] = set()
 
     @property
     def registry(self) -> Registry:
@@ -175,6 +182,10 @@ class CeleryBridge:
         refuse_canvas(name, options)
         task = options.get("task_type") or self._known(name)
         policy = self._default_policy(name) if task is None else self.policy_of(task)
+        if task is not None and name not in self._warned:
+            self._warned.add(name)
+            for each in unkept(task):
+                logger.warning("the task %r runs as a job: %s", name, each)
         made = job_options(
             policy,
             self._routed(name, args, kwargs, options, task),

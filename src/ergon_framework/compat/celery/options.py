@@ -180,6 +180,30 @@ def check_rate(policy: TaskPolicy, queue: str, rates: Mapping[str, float | None]
     )
 
 
+def unkept(task: Any) -> list[str]:
+    """What a task of Celery declares that has no effect on its jobs, in words for its author."""
+    found = []
+    if task.acks_late and not task.acks_on_failure_or_timeout:
+        found.append(
+            "acks_on_failure_or_timeout=False: a failed task is dead-lettered, not delivered again"
+        )
+    if str(task.Request) != "celery.worker.request:Request":
+        found.append("its Request class belongs to Celery's worker and is not used")
+    return found
+
+
+def to_be_changed(task: Any) -> list[str]:
+    """What a task of Celery declares that its calls will be refused for."""
+    found = []
+    if task.rate_limit is not None and (rate := rate_of(str(task.rate_limit))):
+        found.append(
+            f"rate_limit={task.rate_limit!r}: give it a queue of its own with rate = {rate:.6g}"
+        )
+    if str(task.serializer) == "pickle":
+        found.append("serializer='pickle': pass what JSON can hold, or an id")
+    return found
+
+
 def _priority(value: Any, *, is_smaller_first: bool) -> int | None:
     if value is None:
         return None
