@@ -20,7 +20,7 @@ from ergon_framework.boundary.model import Delivery, Receipt
 from ergon_framework.boundary.node import run_node
 from ergon_framework.boundary.node.local_node import LocalNode
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.connector.boundary.zone import Zone, fact_id, folder_settings
+from ergon_framework.connector.boundary.zone import Zone, fact_id, settings_of
 from ergon_framework.errors import (
     BoundaryError,
     ConfigurationError,
@@ -340,7 +340,7 @@ def test_only_this_user_is_served(plant: Zone, folder: Path) -> None:
 
 def test_a_guest_leaves_when_nobody_asks(folder: Path) -> None:
     """Nobody has to stop an idle program before a node can have the zone."""
-    guest = LocalNode("plant", folder_settings(folder), is_guest=True, idle_time=0.0)
+    guest = LocalNode("plant", settings_of(folder), is_guest=True, idle_time=0.0)
     guest.start()
     until(lambda: guest.is_over, "the guest stays")
     with pytest.raises(FolderInUseError):
@@ -349,10 +349,10 @@ def test_a_guest_leaves_when_nobody_asks(folder: Path) -> None:
 
 def refused_beside(folder: Path) -> None:
     """Start a guest while another one has the folder."""
-    first = LocalNode("plant", folder_settings(folder), is_guest=True)
+    first = LocalNode("plant", settings_of(folder), is_guest=True)
     first.start()
     try:
-        LocalNode("plant", folder_settings(folder), is_guest=True).start()
+        LocalNode("plant", settings_of(folder), is_guest=True).start()
     finally:
         first.stop()
 

@@ -10,8 +10,31 @@ Producing, a transaction's id is the fact's id, so dispatching again changes not
 
 from __future__ import annotations
 
-from ergon_framework.connector.boundary.connector import BoundaryConnector
-from ergon_framework.connector.boundary.link import BoundaryConnectorError, FactPassedError
-from ergon_framework.connector.boundary.zone import Zone
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ergon_framework.connector.boundary.connector import BoundaryConnector
+    from ergon_framework.connector.boundary.link import BoundaryConnectorError, FactPassedError
+    from ergon_framework.connector.boundary.zone import Zone
+
+_HOMES = {
+    "BoundaryConnector": "connector",
+    "BoundaryConnectorError": "link",
+    "FactPassedError": "link",
+    "Zone": "zone",
+}
 
 __all__ = ["BoundaryConnector", "BoundaryConnectorError", "FactPassedError", "Zone"]
+
+
+def __getattr__(name: str) -> Any:
+    # Late: a script that only declares a zone needs no client of a node.
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

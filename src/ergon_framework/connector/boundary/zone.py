@@ -15,6 +15,8 @@ finds whoever serves the zone (:mod:`ergon_framework.boundary.node.local_node`).
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -23,26 +25,33 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from weakref import WeakSet
 
-from ergon_framework.boundary.client.artifacts import Artifact, Blob
-from ergon_framework.boundary.client.consumer import Consumer, ConsumeReport, ConsumerOptions, Stop
-from ergon_framework.boundary.client.flow import RETRIED_KINDS
-from ergon_framework.boundary.client.options import TlsOptions, client_tls
-from ergon_framework.boundary.client.producer import Producer
-from ergon_framework.boundary.client.transport import Transport
 from ergon_framework.boundary.facts.schema import ZONE
-from ergon_framework.boundary.http.client import HttpTransport
-from ergon_framework.boundary.model import Delivery, Receipt
-from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.connector.boundary.connector import BoundaryConnector
+from ergon_framework.core.failure import Kind
 from ergon_framework.core.retry import Backoff, RetryRule
-from ergon_framework.errors import BoundaryError, ConfigurationError, FactInvalidError
+from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.errors import (
+    BoundaryError,
+    ConfigurationError,
+    FactInvalidError,
+    WiringError,
+)
 from ergon_framework.ports.factstore import INBOUND, OUTBOUND
 
 if TYPE_CHECKING:
     import asyncio
 
+    from ergon_framework.boundary.client.artifacts import Artifact, Blob
+    from ergon_framework.boundary.client.consumer import ConsumeReport, ConsumerOptions, Stop
+    from ergon_framework.boundary.client.options import TlsOptions
+    from ergon_framework.boundary.client.producer import Producer
+    from ergon_framework.boundary.client.transport import Transport
+    from ergon_framework.boundary.model import Delivery, Receipt
     from ergon_framework.boundary.node.local_node import LocalNode
+    from ergon_framework.boundary.settings import ZoneSettings
+    from ergon_framework.connector.boundary.connector import BoundaryConnector
     from ergon_framework.ports.transaction import Transaction
+
+    Place: TypeAlias = str | os.PathLike[str] | ZoneSettings | Callable[[], ZoneSettings]
 
 FactId: TypeAlias = str | Sequence[str | int]
 """The parts of an id, from the event: ``("released", "WO-1", 1)``; or the id itself."""
@@ -55,7 +64,7 @@ MAX_THREADS = 32
 RULE = RetryRule(
     attempts=1 << 30,  # the timeout ends it
     backoff=Backoff(base=0.05, factor=2.0, cap=1.0, low=0.5, high=1.0),
-    on=RETRIED_KINDS,
+    on=frozenset({Kind.TRANSIENT, Kind.THROTTLED, Kind.TIMEOUT}),
     max_retry_after=5.0,
 )
 """Between two attempts, while another process starts or takes over."""
@@ -91,14 +100,15 @@ class Zone:
     """A zone by its name: facts go in with :meth:`publish`, and come out with :meth:`facts`.
 
     ``place`` is the folder in which the zone lives, the URL of its node (``https://…``, with
-    ``cert``, ``key`` and ``ca``), or ``ZoneSettings``. A folder needs no node: the first process
-    that asks serves the zone to all others of this machine. Any thread may use it.
+    ``cert``, ``key`` and ``ca``), or ``ZoneSettings``, or what gives them at the first use. A
+    folder needs no node: the first process that asks serves the zone to all others of this machine.
+    Nothing is opened before the first use. Any thread may use it.
     """
 
     def __init__(
         self,
         name: str,
-        place: str | os.PathLike[str] | ZoneSettings,
+        place: Place,
         *,
         timeout: float = TIMEOUT,
         **files: Unpack[TlsOptions],
@@ -109,13 +119,30 @@ class Zone:
                 remedy="give 1 to 128 characters, none of them a control character",
             )
         self.name = name
-        self.settings: ZoneSettings | None = None
-        """How it is kept; None when only the address of its node is known."""
-        self._transport = self._reached(place, timeout, files)
-        self._producer = Producer(self._transport, from_zone=name, retry=RULE, timeout=timeout)
         self._timeout = timeout
+        self._place = place
+        self._opening = threading.RLock()
+        self._is_closed = False
+        self._settings: ZoneSettings | None = None
+        self._transport: Transport | None = None
+        self._producer: Producer | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._connectors: WeakSet[BoundaryConnector] = WeakSet()
+        if is_url(place):
+            self._transport = self._addressed(str(place), files)
+        elif files:
+            raise ConfigurationError(
+                f"{', '.join(sorted(files))} belong to the address of a node",
+                remedy="give https://host:port, or ZoneSettings with the same names",
+            )
+        elif isinstance(place, str | os.PathLike):
+            check_folder(place)
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a process that was just forked: locks and threads are the parent's."""
+        self._opening = threading.RLock()
+        self._threads = None
 
     def __repr__(self) -> str:
         return f"<zone {self.name!r}>"
@@ -140,7 +167,7 @@ class Zone:
         ``ConflictingDuplicateError``. Files are stored before the fact that refers to them.
         """
         fact = {"subject": subject, "predicate": predicate, "object_json": object}
-        return self._producer.publish(fact, files, message_id=fact_id(id), to_zone=to, **more)
+        return self._publishing().publish(fact, files, message_id=fact_id(id), to_zone=to, **more)
 
     async def apublish(
         self,
@@ -168,7 +195,7 @@ class Zone:
         be reached; publishing all of it again is harmless.
         """
         items = [_item(each, self.name, to) for each in facts]
-        return self._producer.append_facts(items)
+        return self._publishing().append_facts(items)
 
     async def apublish_many(
         self, facts: Iterable[FactItem], *, to: str | None = None
@@ -178,7 +205,7 @@ class Zone:
 
     def find(self, id: FactId) -> Receipt | None:
         """Where a fact lies that this zone has published at any time; None when it never was."""
-        return self._producer.lookup_fact(self.name, fact_id(id))
+        return self._publishing().lookup_fact(self.name, fact_id(id))
 
     # ---- consuming ----
 
@@ -191,10 +218,12 @@ class Zone:
         pulled from another; with ``to`` only those for one zone. Options are those of
         ``BoundaryConnector``.
         """
+        from ergon_framework.connector.boundary.connector import BoundaryConnector
+
         log = log_of(self.name, from_zone)
         options.setdefault("name", consumer)
         made = BoundaryConnector(
-            self._transport, consumer=consumer, log=log, view=to, retry=RULE, **options
+            self._reached(), consumer=consumer, log=log, view=to, retry=RULE, **options
         )
         self._connectors.add(made)
         return made
@@ -215,13 +244,15 @@ class Zone:
         A handler that returns has its fact confirmed; one that raises is called again, and after
         ``max_attempts`` its fact is set aside.
         """
+        from ergon_framework.boundary.client.consumer import Consumer
+
         given: ConsumerOptions = {
             "log": log_of(self.name, from_zone),
             "to_zone": to,
             "timeout": self._timeout,
             **options,
         }
-        with Consumer(self._transport, consumer, **given) as reader:
+        with Consumer(self._reached(), consumer, **given) as reader:
             return reader.run(handler, stop=stop, until_empty=until_empty)
 
     def read(
@@ -248,7 +279,16 @@ class Zone:
         """
         from ergon_framework.boundary.node.local_node import LocalNode
 
-        return None if self.settings is None else LocalNode(self.name, self.settings)
+        settings = self.settings
+        return None if settings is None else LocalNode(self.name, settings)
+
+    @property
+    def settings(self) -> ZoneSettings | None:
+        """How the zone is kept; None when only the address of its node is known."""
+        with self._opening:
+            if self._settings is None and not is_url(self._place):
+                self._settings = settings_of(self._place)
+            return self._settings
 
     # ---- the end ----
 
@@ -256,7 +296,10 @@ class Zone:
         """Let go of the zone, and of the connectors to it. Closing twice is fine."""
         for connector in list(self._connectors):
             connector.close()  # it confirms what is done, which takes the transport
-        self._transport.close()
+        with self._opening:
+            self._is_closed = True
+            if self._transport is not None:
+                self._transport.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 
@@ -273,22 +316,37 @@ class Zone:
 
     # ---- inside ----
 
-    def _reached(
-        self, place: str | os.PathLike[str] | ZoneSettings, timeout: float, files: TlsOptions
-    ) -> Transport:
-        if isinstance(place, str) and place.lower().startswith(("http://", "https://")):
-            tls = client_tls(files)
-            expected = None if tls is None else self.name
-            return HttpTransport(place, tls=tls, expected_zone=expected, timeout=timeout)
-        if files:
-            raise ConfigurationError(
-                f"{', '.join(sorted(files))} belong to the address of a node",
-                remedy="give https://host:port, or ZoneSettings with the same names",
-            )
+    def _addressed(self, url: str, files: TlsOptions) -> Transport:
+        from ergon_framework.boundary.client.options import client_tls
+        from ergon_framework.boundary.http.client import HttpTransport
+
+        tls = client_tls(files)
+        expected = None if tls is None else self.name
+        return HttpTransport(url, tls=tls, expected_zone=expected, timeout=self._timeout)
+
+    def _reached(self) -> Transport:
+        """The way to whoever serves the zone; nobody is asked yet."""
         from ergon_framework.boundary.node.local_node import LocalTransport
 
-        self.settings = place if isinstance(place, ZoneSettings) else folder_settings(place)
-        return LocalTransport(self.name, self.settings, timeout=timeout)
+        with self._opening:
+            if self._is_closed:
+                raise WiringError(
+                    f"zone {self.name} is closed", remedy="make a new one; close the last"
+                )
+            if self._transport is None:
+                settings = self._settings = self._settings or settings_of(self._place)
+                self._transport = LocalTransport(self.name, settings, timeout=self._timeout)
+            return self._transport
+
+    def _publishing(self) -> Producer:
+        from ergon_framework.boundary.client.producer import Producer
+
+        with self._opening:
+            if self._producer is None:
+                self._producer = Producer(
+                    self._reached(), from_zone=self.name, retry=RULE, timeout=self._timeout
+                )
+            return self._producer
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         import asyncio
@@ -300,8 +358,13 @@ class Zone:
         return await loop.run_in_executor(self._threads, lambda: context.run(work))
 
 
-def folder_settings(place: str | os.PathLike[str]) -> ZoneSettings:
-    """A zone that lives in a folder and is served to this user, on a port that nobody chose."""
+def is_url(place: object) -> bool:
+    """Whether a zone is known by the address of its node."""
+    return isinstance(place, str) and place.lower().startswith(("http://", "https://"))
+
+
+def check_folder(place: str | os.PathLike[str]) -> None:
+    """Refuse what cannot be a folder, such as the URL of a store."""
     text = os.fspath(place)
     if not text or "://" in text:
         raise ConfigurationError(
@@ -309,7 +372,21 @@ def folder_settings(place: str | os.PathLike[str]) -> ZoneSettings:
             remedy="give a folder, the URL of a node (https://host:port) or ZoneSettings, which has"
             " a store of its own",
         )
-    return ZoneSettings(data=str(Path(text).absolute()), listen="127.0.0.1:0", insecure=True)
+
+
+def settings_of(place: Place) -> ZoneSettings:
+    """The settings of a zone, wherever they come from.
+
+    One that lives in a folder is served to this user, on a port that nobody chose.
+    """
+    from ergon_framework.boundary.settings import ZoneSettings
+
+    if isinstance(place, ZoneSettings):
+        return place
+    if isinstance(place, str | os.PathLike):
+        folder = Path(place).absolute()
+        return ZoneSettings(data=str(folder), listen="127.0.0.1:0", insecure=True)
+    return place()
 
 
 def log_of(zone: str, from_zone: str | None) -> str:
@@ -354,8 +431,6 @@ _NAMES = frozenset(FactItem.__annotations__)
 
 def _item(given: FactItem, zone: str, to: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Envelope and fact of one item."""
-    import time
-
     unknown = sorted(given.keys() - _NAMES)
     if unknown or not {"subject", "predicate", "id"} <= set(given):
         raise FactInvalidError(
