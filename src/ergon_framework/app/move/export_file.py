@@ -1,5 +1,6 @@
 """``ergon export``: what a store holds, written into a file of records.
 
+This module reads the store; ``record_file`` has the format, with its header, trailer and digest.
 The file is the state of one instant. A store on SQLite is copied first, in one reading
 transaction, so that whoever works with it goes on. A store on a server is read twice: when the
 second reading comes to other digests, something came into it meanwhile, and the export begins anew.

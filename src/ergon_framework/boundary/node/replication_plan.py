@@ -1,4 +1,9 @@
-"""What a zone makes of a page that a peer sent: the decisions of a pull, without any I/O."""
+"""What a zone makes of a page that a peer sent: the decisions of a pull, without any I/O.
+
+Here a fact goes to quarantine for what it is: malformed, not admitted, or not for this zone. Two
+more reasons show only with I/O, and are decided there: artifacts that cannot be had in
+``replication.Artifacts``, and an id that stands for other content in the store's ``take_in``.
+"""
 
 from __future__ import annotations
 
