@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from ergon_framework.engine.clocks import restore_clock, use_clock
 from ergon_framework.errors import ConfigurationError
+from ergon_framework.ports.dice import loaded_dice
 from ergon_framework.providers.errors import (
     ERROR_OF,
     ProviderDependencyError,
@@ -127,12 +127,11 @@ def test_two_callers_do_not_draw_the_same_jitter() -> None:
 
 
 @pytest.mark.req("PEF:R-8")
-def test_the_jitter_comes_from_the_dice_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jitter_comes_from_the_dice_of_the_process() -> None:
     """Which every process rolls anew."""
     policy = RetryPolicy(base_delay_seconds=10, max_delay_seconds=80, jitter_ratio=0.5)
     for dice, wait in ((0.0, 5.0), (0.5, 10.0)):
-        monkeypatch.setattr(random, "random", lambda dice=dice: dice)
-        with VirtualClock() as clock:
+        with loaded_dice(dice), VirtualClock() as clock:
             provider = Scripted(DOWN, retry_policy=policy)
             call(provider)
             assert clock.now() == wait
@@ -235,12 +234,11 @@ def test_nobody_comes_back_before_the_provider_said() -> None:
 
 
 @pytest.mark.req("PEF:A-9")
-def test_the_jitter_of_an_asked_wait_only_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jitter_of_an_asked_wait_only_adds() -> None:
     """However the dice fall."""
     policy = RetryPolicy(max_attempts=2, jitter_ratio=0.5)
     for dice, waited in ((0.0, 10.0), (0.9, 14.5)):
-        monkeypatch.setattr(random, "random", lambda dice=dice: dice)
-        with VirtualClock() as clock:
+        with loaded_dice(dice), VirtualClock() as clock:
             failing = Failing(clock, ProviderRateLimitError("wait", retry_after_seconds=10.0))
             policy.run(failing)
             assert failing.called_at == [0.0, waited]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 from fractions import Fraction
 
 import pytest
@@ -19,6 +20,7 @@ from ergon_framework.core.retry import (
     RetryRule,
     judge,
 )
+from ergon_framework.ports.dice import loaded_dice, roll
 
 bases = st.floats(0.0, 1e308)
 factors = st.floats(1.0, 1e308)
@@ -257,3 +259,17 @@ def test_the_same_question_has_the_same_answer(
 def test_the_default_rule_tries_once() -> None:
     """Without a policy there is one attempt and no wait."""
     assert verdict(RetryRule(), failure()) == GiveUp(GiveUpReason.ATTEMPTS_SPENT)
+
+
+def test_jitter_leaves_the_generator_of_the_user_alone() -> None:
+    """A seeded simulation gives the same numbers, whatever waits beside it."""
+    random.seed(7)
+    expected = [random.random() for _ in range(3)]  # noqa: S311 - no secrets
+    random.seed(7)
+    drawn = []
+    for _ in range(3):
+        assert 0 <= roll() < 1
+        drawn.append(random.random())  # noqa: S311 - no secrets
+    assert drawn == expected
+    with loaded_dice(0.25):
+        assert roll() == 0.25

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -17,6 +16,7 @@ from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.store_thread import OUTAGE_BACKOFF
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.worker import WorkerReport
+from ergon_framework.ports.dice import roll
 from ergon_framework.ports.jobstore import FullJobStore
 from ergon_framework.storage import failpoints
 from ergon_framework.storage.deadlines import CALL_BUDGET
@@ -41,7 +41,7 @@ def waited_for(url: str) -> FullJobStore | None:
             except StoreUnavailableError as error:
                 if file_of(url) is not None:
                     raise
-                wait = OUTAGE_BACKOFF.delay(failures, random.random())  # noqa: S311 - jitter
+                wait = OUTAGE_BACKOFF.delay(failures, roll())
                 text = "the store does not answer; the worker waits and asks again in %.1f s: %s"
                 logger.warning(text, wait, error)
             if stopped.wait(wait):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,7 @@ from ergon_framework.core.job import (
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import several_lines
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
+from ergon_framework.ports.dice import roll
 from ergon_framework.ports.jobstore import ClaimedJob, Job, LeaseRenewal, Settlement
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Settler:
             snapshot = JobSnapshot(
                 JobStatus.ACTIVE, job.attempts, job.deliveries, job.excused, is_solo=job.is_solo
             )
-            transition = next_transition(snapshot, event, self.rule_of(job), random.random())  # noqa: S311 - jitter
+            transition = next_transition(snapshot, event, self.rule_of(job), roll())
             entry = self._entry(transition, now, job.deliveries, seconds, event=event)
         has_result = transition.status is JobStatus.COMPLETED and transition.event != DISCARDED
         keep = self.keep(transition.status, job.result_ttl)
@@ -162,7 +162,7 @@ class Settler:
         snapshot = JobSnapshot(
             job.status, attempts, job.deliveries, job.excused, job.is_charged, job.is_solo
         )
-        transition = next_transition(snapshot, event, self.rule_of(job), random.random())  # noqa: S311 - jitter
+        transition = next_transition(snapshot, event, self.rule_of(job), roll())
         return Settlement(
             key=job.key,
             id=job.id,

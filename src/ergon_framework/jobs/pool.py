@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import resource
 import shutil
 import sys
@@ -38,6 +37,7 @@ from ergon_framework.jobs.executor_process import (
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.tracing import request_carrier
 from ergon_framework.jobs.watchdog import Watchdog
+from ergon_framework.ports.dice import roll
 from ergon_framework.storage.failpoints import declare, failpoint
 
 logger = logging.getLogger("ergon.jobs")
@@ -493,4 +493,4 @@ class ExecutorPool:
 
 
 def _dice() -> float:
-    return random.random()  # noqa: S311 - jitter
+    return roll()

@@ -11,7 +11,6 @@ come, when the last claim was full, and now and then in case something changed w
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.rescue import is_stall
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.ports.dice import roll
 from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult, JobStore, Settlement, Topic
 from ergon_framework.storage.failpoints import declare, failpoint
 
@@ -525,7 +525,7 @@ class StoreThread:
         if self._next_at is not None and self._may_claim and is_free:
             until.append(self._next_at)
         if self._failures:
-            wait = OUTAGE_BACKOFF.delay(self._failures - 1, random.random())  # noqa: S311
+            wait = OUTAGE_BACKOFF.delay(self._failures - 1, roll())
             # Other workers rescue nothing for one lease after the store is back. Ask often enough
             # to renew within that time, or this worker's jobs are taken away.
             self._sit_out(now + min(wait, self._settings.claimed_for / 3))

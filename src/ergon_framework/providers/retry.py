@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from ergon_framework.core.guard import Do, Guard, GuardRule, RetryBudget, Stoppe
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.engine.clocks import current_clock, sleep_until
 from ergon_framework.errors import ConfigurationError
+from ergon_framework.ports.dice import roll
 from ergon_framework.providers.decisions import DECISIONS, RETRYABLE_KINDS
 from ergon_framework.providers.errors import ProviderError, ProviderTimeoutError, Reason
 from ergon_framework.providers.execution import ProviderAttempt
@@ -61,7 +61,7 @@ class RetryPolicy:
 
         ``dice`` in [0, 1) chooses the place in the window of the jitter; by default it is rolled.
         """
-        rolled = random.random() if dice is None else dice  # noqa: S311 - jitter
+        rolled = roll() if dice is None else dice
         return self.backoff.delay(attempt - 1, rolled)
 
     @property
@@ -135,7 +135,7 @@ def run_with_retries(
             do = guard.succeeded()
         except Exception as raised:
             error = canonical_or_rebuilt(raised)
-            do = guard.failed(_failure(error), clock.now(), random.random())  # noqa: S311 - jitter
+            do = guard.failed(_failure(error), clock.now(), roll())
         log.append(_attempt(guard, started_at, clock.now(), error))
     if not log:
         error = ProviderTimeoutError("the deadline passed before an attempt", never_sent=True)

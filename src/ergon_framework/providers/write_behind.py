@@ -7,7 +7,6 @@ counted as gone.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import ErgonError, StoreError
+from ergon_framework.ports.dice import roll
 from ergon_framework.ports.notice import Emit
 from ergon_framework.ports.providerstore import (
     AttemptOutcome,
@@ -496,7 +496,7 @@ class WriteBehindQueue:
             is_news = not self._failures
             self._away_since = self._since(error)
             self._failures += 1
-            dice = random.random()  # noqa: S311 - jitter
+            dice = roll()
             self._retry_at = self._clock() + _RETRY_BACKOFF.delay(self._failures - 1, dice)
         self.counter.note(error)
         if is_news:

@@ -9,7 +9,6 @@ in ``drivers`` run these steps on a thread or on an event loop.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.guard import Do, Guard, Scope, Stopped, vote_of
 from ergon_framework.core.limits import QuotaUsage
 from ergon_framework.errors import StoreError
+from ergon_framework.ports.dice import roll
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow, LaneFailure, LaneKey
 from ergon_framework.providers.circuit_breaker import circuit_open
 from ergon_framework.providers.decisions import Decision, Spend
@@ -437,7 +437,7 @@ class GuardedCall:
             self._refresh_gates()
         now = self._began_at
         refused, cooled = self._gates(now)
-        return self._guard.begun(now, refused, cooled, random.random())  # noqa: S311 - jitter
+        return self._guard.begun(now, refused, cooled, roll())
 
     def reserve(self) -> Do:
         """Take quota."""
@@ -533,7 +533,7 @@ class GuardedCall:
         do = self._guard.failed(
             failure,
             ended_at,
-            random.random(),  # noqa: S311 - jitter
+            roll(),
             may_retry=not time_up and self._policy.retries.may_begin(self),
             is_time_up=time_up,
         )
@@ -555,7 +555,7 @@ class GuardedCall:
             self._refresh_gates()
         now = self.clock.now()
         refused, cooled = self._gates(now)
-        return self._guard.waited(now, refused, cooled, random.random())  # noqa: S311 - jitter
+        return self._guard.waited(now, refused, cooled, roll())
 
     # -- ends ------------------------------------------------------------------------------------
 
