@@ -11,17 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ergon_framework.app.application import App
+    from ergon_framework.connector.boundary import BoundaryConnector, Zone
+    from ergon_framework.connector.jobs import JobsConnector
+    from ergon_framework.connector.jsonl import JsonlConnector
+    from ergon_framework.connector.memory import MemoryConnector
     from ergon_framework.core.loop import StopReason
     from ergon_framework.engine.report import Report
     from ergon_framework.errors import (
+        Business,
+        Discard,
         ErgonError,
         ExceptionType,
         FetchException,
         NonRetryableException,
+        Retry,
+        Snooze,
         TransactionException,
     )
+    from ergon_framework.executor import JobContext, Registry, current_job
+    from ergon_framework.jobs.async_client import AsyncJobClient
+    from ergon_framework.jobs.client import JobClient
     from ergon_framework.ports.context import current_attempt
     from ergon_framework.ports.transaction import Transaction
+    from ergon_framework.ports.unit_of_work import UnitOfWork
+    from ergon_framework.providers.base import ProviderBase
+    from ergon_framework.providers.functions import Provider
+    from ergon_framework.task.functions import consumer
     from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
     from ergon_framework.task.ready import (
         AsyncConsumerTask,
@@ -34,44 +49,80 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "App": "app.application",
-    "Report": "engine.report",
-    "StopReason": "core.loop",
+    "AsyncConsumerTask": "task.ready",
+    "AsyncHybridTask": "task.ready",
+    "AsyncJobClient": "jobs.async_client",
+    "AsyncProducerTask": "task.ready",
+    "BoundaryConnector": "connector.boundary",
+    "Business": "errors",
+    "ConsumerPolicy": "task.mixins.policies",
+    "ConsumerTask": "task.ready",
+    "Discard": "errors",
     "ErgonError": "errors",
     "ExceptionType": "errors",
     "FetchException": "errors",
-    "NonRetryableException": "errors",
-    "TransactionException": "errors",
-    "current_attempt": "ports.context",
-    "Transaction": "ports.transaction",
-    "ConsumerPolicy": "task.mixins.policies",
-    "ProducerPolicy": "task.mixins.policies",
-    "AsyncConsumerTask": "task.ready",
-    "AsyncHybridTask": "task.ready",
-    "AsyncProducerTask": "task.ready",
-    "ConsumerTask": "task.ready",
     "HybridTask": "task.ready",
+    "JobClient": "jobs.client",
+    "JobContext": "executor",
+    "JobsConnector": "connector.jobs",
+    "JsonlConnector": "connector.jsonl",
+    "MemoryConnector": "connector.memory",
+    "NonRetryableException": "errors",
+    "ProducerPolicy": "task.mixins.policies",
     "ProducerTask": "task.ready",
+    "Provider": "providers.functions",
+    "ProviderBase": "providers.base",
+    "Registry": "executor",
+    "Report": "engine.report",
+    "Retry": "errors",
+    "Snooze": "errors",
+    "StopReason": "core.loop",
+    "Transaction": "ports.transaction",
+    "TransactionException": "errors",
+    "UnitOfWork": "ports.unit_of_work",
+    "Zone": "connector.boundary",
+    "consumer": "task.functions",
+    "current_attempt": "ports.context",
+    "current_job": "executor",
 }
 
 __all__ = [
     "App",
     "AsyncConsumerTask",
     "AsyncHybridTask",
+    "AsyncJobClient",
     "AsyncProducerTask",
+    "BoundaryConnector",
+    "Business",
     "ConsumerPolicy",
     "ConsumerTask",
+    "Discard",
     "ErgonError",
     "ExceptionType",
     "FetchException",
     "HybridTask",
+    "JobClient",
+    "JobContext",
+    "JobsConnector",
+    "JsonlConnector",
+    "MemoryConnector",
     "NonRetryableException",
     "ProducerPolicy",
     "ProducerTask",
+    "Provider",
+    "ProviderBase",
+    "Registry",
     "Report",
+    "Retry",
+    "Snooze",
     "StopReason",
     "Transaction",
     "TransactionException",
+    "UnitOfWork",
+    "Zone",
+    "consumer",
     "current_attempt",
+    "current_job",
 ]
 
 

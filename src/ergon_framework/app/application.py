@@ -32,22 +32,23 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from ergon_framework.app.job_handlers import JobHandler
 from ergon_framework.app.settings import FILE, load_settings
-from ergon_framework.app.settings.stores import SCRIPT_FILE, url_as_written, with_store
+from ergon_framework.app.settings.stores import SCRIPT_FILE, store_url, url_as_written, with_store
 from ergon_framework.core.job import JobStatus
 from ergon_framework.core.restart import RestartRule
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.executor import Registry
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.newjob import JobOptions
 from ergon_framework.jobs.scheduler import ScheduleSettings
 from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.ports.job_options import HandlerOptions
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.lifespan import Dependencies
 from ergon_framework.ports.middleware import MiddlewareStack
@@ -56,6 +57,11 @@ if TYPE_CHECKING:
     from ergon_framework.app.jobs import JobSetup
     from ergon_framework.app.run_app import AppPart, AppReport, ConsumerPart
     from ergon_framework.app.settings import Settings
+    from ergon_framework.connector.boundary import Zone
+    from ergon_framework.jobs.worker import WorkerReport
+    from ergon_framework.providers.functions import Provider, ShortProviderOptions
+    from ergon_framework.task.functions import ConsumerDecorator, FunctionConsumer
+    from ergon_framework.task.options import ConsumerOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -106,9 +112,12 @@ class App:
         self._client: JobClient | None = None
         self._async_client: AsyncJobClient | None = None
         self._schedules: dict[str, tuple[JobHandler[Any, Any], ScheduleSettings]] = {}
-        self.registry = Registry()
         self._middleware = MiddlewareStack()
         self._dependencies = Dependencies()
+        self.registry = Registry()
+        self._consumers: dict[str, FunctionConsumer[..., Any]] = {}
+        self._providers: list[Provider] = []
+        self._zones: dict[str, Zone] = {}
 
     # ---- jobs ----
 
@@ -116,7 +125,7 @@ class App:
     def job(self, name: Callable[P, T], /) -> JobHandler[P, T]: ...
     @overload
     def job(
-        self, name: str | None = None, /, **options: Unpack[JobOptions]
+        self, name: str | None = None, /, **options: Unpack[HandlerOptions]
     ) -> Callable[[Callable[P, T]], JobHandler[P, T]]: ...
     def job(self, name: Any = None, /, **options: Any) -> Any:
         """Make a function the handler of jobs, under the given name or its own.
@@ -141,7 +150,7 @@ class App:
         kwargs: Mapping[str, Any] | None = None,
         misfire: str = "once",
         overlap: bool = True,
-        **options: Unpack[JobOptions],
+        **options: Unpack[HandlerOptions],
     ) -> Callable[[Callable[P, T] | JobHandler[P, T]], JobHandler[P, T]]:
         """Enqueue a job of this function by the clock: by a line of cron, or ``every`` so often.
 
@@ -187,9 +196,88 @@ class App:
         self, function: Callable[P, T], name: str | None, options: Mapping[str, Any]
     ) -> JobHandler[P, T]:
         known = set(self.registry.names)
-        self.registry.add(function, name)
+        self.registry.add(function, name, **cast("HandlerOptions", options))
         (added,) = set(self.registry.names) - known
-        return JobHandler(self, added, function, options)
+        return JobHandler(self, added, function, self.registry.options[added])
+
+    # ---- messages ----
+
+    def consumer(
+        self, source: Any, /, *, name: str | None = None, **options: Unpack[ConsumerOptions]
+    ) -> ConsumerDecorator:
+        """Make a function the handler of what a connector delivers.
+
+        ``source`` is a connector, or the name of one in the settings. The first parameter of the
+        function is the payload, converted to its type; a payload that does not fit is a business
+        failure. See :mod:`ergon_framework.task.functions`.
+        """
+        from ergon_framework.task.functions import FunctionConsumer, check_source
+
+        check_source(source)
+
+        def declare(function: Callable[P, T], /) -> FunctionConsumer[P, T]:
+            made = FunctionConsumer(
+                function,
+                source,
+                name=name,
+                options=options,
+                middleware=self._middleware,
+                dependencies=self._dependencies,
+            )
+            if made.name in self._consumers:
+                raise WiringError(
+                    f"there are two consumers named {made.name!r}", remedy="give one a name="
+                )
+            self._consumers[made.name] = made
+            return made
+
+        return declare
+
+    # ---- provider calls ----
+
+    def provider(self, name: str, **options: Unpack[ShortProviderOptions]) -> Provider:
+        """A service of somebody else, whose calls are guarded and recorded in this App's store.
+
+        The options are those of :class:`ergon_framework.Provider`.
+        """
+        from ergon_framework.providers.functions import Provider
+
+        options.setdefault("store", self._call_store)
+        made = Provider(
+            name, middleware=self._middleware, dependencies=self._dependencies, **options
+        )
+        self._providers.append(made)
+        return made
+
+    def _call_store(self) -> str | None:
+        """Where provider calls are kept, asked at the first call."""
+        from ergon_framework.app.settings.stores import call_stores, keeps_calls
+
+        stores = call_stores(self.settings)
+        url = stores.get("") or store_url(self.settings)
+        if url and not keeps_calls(url):
+            raise ConfigurationError(
+                "the store of this App keeps no provider calls",
+                remedy='name one that does: write store = "sqlite:///calls.db" under [providers],'
+                " or pass store= to app.provider",
+            )
+        return url or None
+
+    # ---- facts ----
+
+    def zone(self, name: str) -> Zone:
+        """A zone by its name: facts are published into it and read from it.
+
+        The zone is that of the settings. Without one it lives in ``ergon.zones`` beside this App's
+        store, or on the server that is its store.
+        """
+        with self._lock:
+            if name not in self._zones:
+                from ergon_framework.app.zones import open_zone
+
+                url = store_url(self.settings) or None
+                self._zones[name] = open_zone(self.settings, name, home=self._home, url=url)
+            return self._zones[name]
 
     # ---- around handlers ----
 
@@ -261,8 +349,12 @@ class App:
             return self._async_client
 
     def close(self) -> None:
-        """Let go of the store; the next use opens it again."""
+        """Let go of the stores; the next use opens them again."""
         with self._lock:
+            for provider in self._providers:
+                provider.close()
+            for zone in self._zones.values():
+                zone.close()
             if self._async_client is not None:
                 self._async_client.shut()
             if self._client is not None:
@@ -297,7 +389,7 @@ class App:
         about this script's own executor.
         """
         from ergon_framework.app.observability import observed, show_executors
-        from ergon_framework.app.run_app import AppReport, AppRun, WorkerPart
+        from ergon_framework.app.run_app import AppReport, AppRun, WorkerPart, ZonePart
         from ergon_framework.executor.loading import refuse_while_loading
 
         refuse_while_loading("starts a worker")
@@ -305,7 +397,7 @@ class App:
         given = {name: value for name, value in own.items() if value is not None}
         consumers = self._consumer_parts(burst=burst)
         worker = None
-        if self.registry.names or self.setup.executors or not consumers:
+        if self.registry.names or self.setup.executors or not (consumers or self._zones):
             setup, store = self.worker_setup(given), self.client.store
             setup.limit_queues(store)
             worker = WorkerPart(lambda: setup.worker(store, queues=queues, burst=burst))
@@ -314,12 +406,30 @@ class App:
         show_executors()
         with ExitStack() as stack:
             stack.enter_context(observed(self.settings, f"app {self._name or 'script'}"))
-            AppRun(stages, rule=None if burst else RestartRule()).run()
+            services = [ZonePart(each) for each in self._zones.values()]
+            AppRun(stages, services, rule=None if burst else RestartRule()).run()
         reports = {each.name: each.report for each in consumers if each.report is not None}
         return AppReport(AppReport().jobs if worker is None else worker.report, reports)
 
     def _consumer_parts(self, *, burst: bool) -> list[ConsumerPart]:
-        return []
+        from ergon_framework.app.run_app import ConsumerPart, consumer_wiring
+
+        settings = self.settings
+
+        def part(declared: FunctionConsumer[..., Any]) -> ConsumerPart:
+            wire = partial(consumer_wiring, declared, settings, burst=burst)
+            return ConsumerPart(declared.name, wire)
+
+        return [part(each) for each in self._consumers.values()]
+
+    def drain(self, *, queues: Sequence[str] | None = None, raises: bool = False) -> WorkerReport:
+        """Run the due jobs here and now, without processes: for tests and short scripts.
+
+        With ``raises`` the first failure is raised instead of being recorded only.
+        """
+        from ergon_framework.app.inline_worker import drain
+
+        return drain(self, queues=queues, raises=raises)
 
     def worker_setup(self, given: Mapping[str, int]) -> JobSetup:
         """The setup with this script as an executor, unless the settings define one like it."""

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from ergon_framework.errors import ConfigurationError, JobError
 from ergon_framework.executor import InvalidArgumentsError, current_job
 from ergon_framework.executor.loading import refuse_while_loading
-from ergon_framework.jobs.newjob import JobOptions, check_options
+from ergon_framework.jobs.newjob import check_options
 from ergon_framework.jobs.scheduler import ScheduleSettings
+from ergon_framework.ports.job_options import HandlerOptions, JobOptions, job_options
 from ergon_framework.ports.settings_model import explain
 
 if TYPE_CHECKING:
@@ -78,9 +79,10 @@ class JobHandler(Generic[P, T]):
     def __repr__(self) -> str:
         return f"<handler {self.name!r}>"
 
-    def options(self, **options: Unpack[JobOptions]) -> JobHandler[P, T]:
+    def options(self, **options: Unpack[HandlerOptions]) -> JobHandler[P, T]:
         """The same handler with other options for its jobs: ``resize.options(delay=5)``."""
-        return JobHandler(self.app, self.name, self.function, {**self._options, **options})
+        merged = job_options(self._options, cast("Mapping[str, Any]", options))
+        return JobHandler(self.app, self.name, self.function, merged)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> HandlerArguments:
         """Checked arguments for :meth:`enqueue_many`."""

@@ -13,18 +13,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ergon_framework.app.signals import Shutdown, SignalListener, StopSignals
 from ergon_framework.core.restart import Finished, Restart, RestartRule, after_exit
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.errors import ConfigurationError, describe
+from ergon_framework.errors import ConfigurationError, WiringError, describe
 from ergon_framework.jobs.worker import WorkerReport
 
 if TYPE_CHECKING:
+    from ergon_framework.app.settings import Settings
     from ergon_framework.app.wiring import Wiring
+    from ergon_framework.connector.boundary import Zone
     from ergon_framework.engine.report import Report
     from ergon_framework.jobs.worker import Worker
+    from ergon_framework.task.functions import FunctionConsumer
 
 logger = logging.getLogger("ergon.app")
 
@@ -129,6 +132,67 @@ class ConsumerPart:
             shutdown = self._shutdown
         if shutdown is not None and is_news:
             shutdown.take(signal.SIGTERM)
+
+
+class ZonePart:
+    """The node of a zone, which serves it to other processes and pulls from its peers."""
+
+    def __init__(self, zone: Zone) -> None:
+        self.name = f"zone {zone.name}"
+        self._zone = zone
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Serve until it is stopped; nothing is done for a zone that another machine serves."""
+        node = self._zone.node()
+        if node is None or self._stopped.is_set():
+            return
+        node.start()
+        try:
+            self._stopped.wait()
+        finally:
+            node.stop()
+
+    def stop(self, count: int) -> None:
+        """Let what runs end."""
+        self._stopped.set()
+
+
+def consumer_wiring(
+    consumer: FunctionConsumer[..., Any], settings: Settings, *, burst: bool
+) -> Wiring:
+    """A declared consumer with its connector, ready to be run.
+
+    Unless it says so itself, it waits for more when its source is empty; in a burst it does not.
+    """
+    from ergon_framework.app.wiring import Policies, Wiring, kind_of
+
+    source = consumer.source
+    connector = _connector_of(consumer, settings) if isinstance(source, str) else source
+    task = consumer.task(connector)
+    policy = consumer.policy
+    if burst or "streaming" not in policy.loop.model_fields_set:
+        loop = policy.loop.model_copy(update={"streaming": not burst})
+        policy = policy.model_copy(update={"loop": loop})
+    return Wiring(consumer.name, task, kind_of(type(task)), Policies(policy), {}, {})
+
+
+def _connector_of(consumer: FunctionConsumer[..., Any], settings: Settings) -> Any:
+    from ergon_framework.app.factories import connector_factory
+    from ergon_framework.app.settings.source import did_you_mean
+
+    name, known = consumer.source, settings.connectors
+    if name not in known:
+        hint = did_you_mean(name, list(known)) if known else "the settings have none"
+        raise WiringError(
+            f"the consumer {consumer.name!r} reads from the connector {name!r}, and there is no"
+            f" such one; {hint}",
+            remedy=f"write a table [connectors.{name}] in ergon.toml, or pass a connector instead"
+            " of its name",
+        )
+    factory = connector_factory(name, known[name], settings)
+    factory.check()
+    return factory.make()
 
 
 @dataclass

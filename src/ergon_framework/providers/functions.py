@@ -105,6 +105,21 @@ class MoreProviderOptions(TypedDict, total=False):
     wall: Callable[[], float]
 
 
+class ShortProviderOptions(MoreProviderOptions, total=False):
+    """Everything that ``Provider`` takes beside its name, for ``app.provider``."""
+
+    capability: str
+    quota: str | QuotaPolicy
+    attempts: int
+    backoff: float
+    timeout: float
+    budget: float | None
+    tenant: str
+    store: Store
+    circuit_breaker: CircuitBreaker | Literal[False]
+    errors: Sequence[Rule]
+
+
 class OpenedLifespans:
     """The lifespans that a provider opens itself, where no worker has done so."""
 

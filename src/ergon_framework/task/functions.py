@@ -184,13 +184,9 @@ class FunctionConsumer(Generic[P, T]):
 
 def consumer(
     source: Any = None, /, *, name: str | None = None, **options: Unpack[ConsumerOptions]
-) -> _Decorator:
+) -> ConsumerDecorator:
     """Make a function a consumer of a connector; the options are those of ConsumerOptions."""
-    if inspect.isfunction(source):
-        raise WiringError(
-            f"{source.__name__!r} does not say what it consumes",
-            remedy=f"write @consumer(connector) above def {source.__name__}",
-        )
+    check_source(source)
 
     def decorate(function: Callable[P, T], /) -> FunctionConsumer[P, T]:
         return FunctionConsumer(function, source, name=name, options=options)
@@ -198,10 +194,20 @@ def consumer(
     return decorate
 
 
-class _Decorator(typing.Protocol):
+def check_source(source: Any) -> None:
+    """Refuse a function in the place of a connector: the decorator was written without one."""
+    if inspect.isfunction(source):
+        raise WiringError(
+            f"{source.__name__!r} does not say what it consumes",
+            remedy=f"write @consumer(connector) above def {source.__name__}",
+        )
+
+
+class ConsumerDecorator(typing.Protocol):
     """Makes a function a consumer."""
 
-    def __call__(self, function: Callable[P, T], /) -> FunctionConsumer[P, T]: ...
+    def __call__(self, function: Callable[P, T], /) -> FunctionConsumer[P, T]:
+        """The consumer."""
 
 
 # ---- calling the function -----------------------------------------------------------------------

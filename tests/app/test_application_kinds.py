@@ -1,0 +1,178 @@
+"""Consumers, providers and zones of an App: what is shared, how they run, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ergon_framework import App, Business, MemoryConnector, Transaction
+from ergon_framework.errors import ConfigurationError, WiringError
+
+pytestmark = pytest.mark.req("ONE:run")
+
+
+@dataclass
+class Order:
+    """What is consumed."""
+
+    amount: int
+
+
+def orders(*amounts: object) -> MemoryConnector:
+    """A source with orders."""
+    made = [Transaction(f"o{number}", {"amount": each}) for number, each in enumerate(amounts)]
+    return MemoryConnector(made)
+
+
+def test_consumers_of_both_colours_run_and_enqueue(tmp_path: Path) -> None:
+    """In a burst they end with their source; what they enqueue is run after that."""
+    app = App(f"sqlite:///{tmp_path / 'work.db'}", name="shop")
+    plain, other, seen = orders(5, 0, "many"), orders(7), []
+
+    @app.consumer(plain, attempts=3, concurrency=2)
+    def charge(order: Order) -> None:
+        if not order.amount:
+            raise Business("nothing to charge")
+        seen.append(order.amount)
+
+    @app.consumer(other)
+    async def refund(order: Order) -> None:
+        await asyncio.sleep(0)
+        seen.append(-order.amount)
+
+    with app:
+        report = app.run(burst=True)
+    assert sorted(seen) == [-7, 5]
+    assert {name: each.succeeded for name, each in report.consumers.items()} == {
+        "charge": 1,
+        "refund": 1,
+    }
+    assert (report.completed, report.failed) == (2, 2)
+    assert [str(why) for _, why in plain.dead] == [
+        "Business: nothing to charge",
+        "InvalidPayloadError: the payload is no Order: amount: Expected `int`, got `str`",
+    ]
+    assert charge.function.__name__ == "charge"
+
+
+def test_a_connector_may_be_one_of_the_settings(tmp_path: Path) -> None:
+    """By its name; one that is not there is told with what is."""
+    (tmp_path / "in").mkdir()
+    line = '{"transaction_id": "o1", "payload": {"amount": 5}}\n'
+    (tmp_path / "in" / "orders.jsonl").write_text(line)
+    (tmp_path / "ergon.toml").write_text(
+        '[connectors.orders]\ntype = "jsonl"\ninbox = "in"\n[telemetry]\njournal = "none"\n'
+    )
+    seen = []
+    app = App(tmp_path / "ergon.toml", url="memory://")
+
+    @app.consumer("orders")
+    def charge(order: Order) -> None:
+        seen.append(order)
+
+    with app, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        app.run(burst=True)
+    assert seen == [Order(5)]
+    lost = App(tmp_path / "ergon.toml", url="memory://")
+    lost.consumer("ordres")(charge.function)
+    with lost, pytest.raises(WiringError, match=r"connector 'ordres'.*did you mean 'orders'"):
+        lost.run(burst=True)
+
+
+def test_two_consumers_of_one_name_and_a_forgotten_source_are_refused() -> None:
+    """Where they are declared."""
+    app = App("memory://")
+
+    def charge(order: Order) -> None: ...
+
+    app.consumer(orders())(charge)
+    with pytest.raises(WiringError, match="two consumers named 'charge'"):
+        app.consumer(orders())(charge)
+    with pytest.raises(WiringError, match="'charge' does not say what it consumes"):
+        app.consumer(charge)
+
+
+def test_provider_calls_are_kept_in_the_store_of_the_app(tmp_path: Path) -> None:
+    """One file for all; a store that keeps none is told at the first call."""
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    with App(url) as app:
+        rates = app.provider("rates", quota="10/day", attempts=2)
+        failures = [ConnectionResetError("the line broke")]
+
+        @rates.call
+        def eur_usd(*, timeout: float) -> float:
+            if failures:
+                raise failures.pop()
+            return 1.08
+
+        assert eur_usd() == 1.08
+        assert app.client.store.now() > 0
+    with App(url) as again:
+        (lane,) = again.provider("rates").health()
+        assert (lane.breaker_state, lane.success_rate_1h) == ("closed", 1.0)
+    with App("redis://127.0.0.1:1/0") as app:
+        call = app.provider("rates").call(operation="x")(lambda: 1)
+        with pytest.raises(ConfigurationError, match="keeps no provider calls"):
+            call()
+
+
+def test_zones_live_beside_the_store_of_the_app(tmp_path: Path) -> None:
+    """The same zone for the same name, and its facts stay."""
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    with App(url) as app:
+        assert app.zone("plant") is app.zone("plant")
+        first = app.zone("plant").publish("order:a", "b", 1, to="hq", id=("b", "a", 1))
+    with App(url) as app:
+        again = app.zone("plant").publish("order:a", "b", 1, to="hq", id=("b", "a", 1))
+    assert (again.offset, again.duplicate) == (first.offset, True)
+    assert (tmp_path / "ergon.zones" / "plant").is_dir()
+
+
+PROGRAM = """
+from ergon_framework import App, MemoryConnector, Transaction
+
+app = App()
+source = MemoryConnector([Transaction("o1", {"amount": 5})])
+plant = app.zone("plant")
+
+@app.consumer(source)
+def charge(order: dict) -> None:
+    plant.publish("order:o1", "charged", order, to="hq", id=("charged", "o1", 1))
+    note.enqueue(order["amount"])
+
+@app.job
+def note(amount: int) -> None:
+    print("noted", amount, flush=True)
+
+if __name__ == "__main__":
+    app.run(processes=1)
+"""
+
+
+@pytest.mark.slow
+def test_everything_runs_until_a_signal(tmp_path: Path) -> None:
+    """Consumer, zone, worker and its executor; SIGTERM ends all of them."""
+    (tmp_path / "shop.py").write_text(textwrap.dedent(PROGRAM))
+    with subprocess.Popen(
+        [sys.executable, "shop.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert any("noted 5" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=50)
+    assert process.returncode == 0, told
+    assert "Traceback" not in told
+    with App(f"sqlite:///{tmp_path / 'ergon.db'}") as app:
+        assert app.zone("plant").find(("charged", "o1", 1)) is not None
