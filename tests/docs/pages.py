@@ -125,7 +125,7 @@ def has_code(source: str) -> bool:
 
 
 def run_page(source: str, name: str) -> int:
-    """Run a page; the number of Python blocks that were run."""
+    """Run a page; the number of blocks that were run."""
     for found in _COPY.finditer(source):
         shutil.copy(ROOT / found["path"], ".")
     with contextlib.ExitStack() as stack:
@@ -145,6 +145,7 @@ def _run_blocks(page: list[Block], name: str, stack: contextlib.ExitStack) -> in
             Path(block.file).parent.mkdir(parents=True, exist_ok=True)
             Path(block.file).write_text(block.text + "\n", encoding="utf-8")
         elif block.is_commands:
+            count += 1
             printed.write("".join(map(_output_of, _lines(block))))
         elif block.is_started:
             for line in _lines(block):
