@@ -11,9 +11,9 @@ import typer
 
 from ergon_framework.app import dead_letters
 from ergon_framework.app.dead_letters import LetterCounts, LetterFilter, LetterKind
+from ergon_framework.cli import completion
 from ergon_framework.cli.job_client import (
     COLUMNS,
-    JobId,
     StoreUrl,
     job_rows,
     observed_as_operator,
@@ -32,13 +32,41 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look at dead-lettered jobs and provider calls, send them back or delete.")
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of jobs or letters.")]
-MoreIds = Annotated[
-    list[str] | None, typer.Option("--id", metavar="ID", help="Only this one; may be repeated.")
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ID]...", help="Ids of jobs or letters.", autocompletion=completion.dead_ids
+    ),
 ]
-OfQueue = Annotated[str | None, typer.Option("--queue", metavar="Q", help="Only of this queue.")]
+DeadId = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="The id of a job or letter.", autocompletion=completion.dead_ids
+    ),
+]
+MoreIds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--id",
+        metavar="ID",
+        help="Only this one; may be repeated.",
+        autocompletion=completion.dead_ids,
+    ),
+]
+OfQueue = Annotated[
+    str | None,
+    typer.Option(
+        "--queue", metavar="Q", help="Only of this queue.", autocompletion=completion.queues
+    ),
+]
 OfHandler = Annotated[
-    str | None, typer.Option("--handler", metavar="NAME", help="Only for this handler.")
+    str | None,
+    typer.Option(
+        "--handler",
+        metavar="NAME",
+        help="Only for this handler.",
+        autocompletion=completion.handlers,
+    ),
 ]
 OfCode = Annotated[
     str | None, typer.Option("--code", metavar="CODE", help="Only those that failed with it.")
@@ -99,7 +127,7 @@ def list_dead(
 
 @app.command()
 def show(
-    job: JobId,
+    job: DeadId,
     kind: OfKind = None,
     config: ConfigPath = None,
     url: StoreUrl = None,

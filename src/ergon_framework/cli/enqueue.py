@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ergon_framework.cli import completion
 from ergon_framework.cli.job_client import StoreUrl, opened
 from ergon_framework.cli.output import (
     json_text,
@@ -34,7 +35,11 @@ _STDIN = "-"
 def enqueue(
     handler: Annotated[
         str | None,
-        typer.Argument(metavar="HANDLER", help="Its name, executor#name, or - for --stdin."),
+        typer.Argument(
+            metavar="HANDLER",
+            help="Its name, executor#name, or - for --stdin.",
+            autocompletion=completion.handlers,
+        ),
     ] = None,
     args: Annotated[
         str | None, typer.Option(metavar="JSON", help="Positional arguments: a JSON array.")
@@ -42,7 +47,9 @@ def enqueue(
     kwargs: Annotated[
         str | None, typer.Option(metavar="JSON", help="Named arguments: a JSON object.")
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="Q", help="The queue.")] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="Q", help="The queue.", autocompletion=completion.queues)
+    ] = None,
     job_id: Annotated[
         str | None, typer.Option("--id", metavar="ID", help="An id of your own.")
     ] = None,

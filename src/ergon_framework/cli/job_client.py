@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ergon_framework.cli import completion
 from ergon_framework.cli.output import show_list
 from ergon_framework.errors import StoreUnavailableError
 
@@ -23,7 +24,10 @@ StoreUrl = Annotated[
         "--store", "--url", metavar="URL", help="The store [default: as in the settings]."
     ),
 ]
-JobId = Annotated[str, typer.Argument(metavar="ID", help="The id of a job.")]
+JobId = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="The id of a job.", autocompletion=completion.job_ids),
+]
 
 COLUMNS = ["id", "status", "handler", "queue", "tries", "created_at", "why"]
 """Of a listing for people; programs get every field."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli import conform, executor, workers
+from ergon_framework.cli import completion, conform, executor, workers
 from ergon_framework.cli.job_client import JobId, StoreUrl, opened, show_jobs
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
@@ -26,11 +26,18 @@ app = typer.Typer(help="Look at jobs and workers; show, cancel or retry a job.")
 @app.command("list")
 def list_jobs(
     status: Annotated[
-        list[str] | None, typer.Option(metavar="STATUS", help="May be repeated.")
+        list[str] | None,
+        typer.Option(metavar="STATUS", help="May be repeated.", autocompletion=completion.statuses),
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="Q", help="Only of this queue.")] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(metavar="Q", help="Only of this queue.", autocompletion=completion.queues),
+    ] = None,
     handler: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only for this handler.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Only for this handler.", autocompletion=completion.handlers
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     config: ConfigPath = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ergon_framework.cli import completion
 from ergon_framework.cli.job_client import StoreUrl, opened
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look at queues, pause, resume or limit one.")
 
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of a queue.")]
+QueueName = Annotated[
+    str,
+    typer.Argument(metavar="QUEUE", help="The name of a queue.", autocompletion=completion.queues),
+]
 _COUNTS = ["pending", "active", "retrying", "completed", "failed", "cancelled"]
 _COLUMNS = ["name", "paused", *_COUNTS, "max_active", "rate", "oldest_due_at", "missing_executors"]
 

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from ergon_framework.app.console import log_line
-from ergon_framework.cli import boundary_serve, serve, worker
+from ergon_framework.cli import boundary_serve, completion, serve, worker
 from ergon_framework.cli.output import (
     keep_stdout,
     printable,
@@ -131,6 +131,7 @@ def run(
             metavar="NAME",
             help="An App: module:app or script.py:app; a task: module:Class, module:instance or a"
             " name from [tasks]; or a zone, worker or server of the settings.",
+            autocompletion=completion.run_names,
         ),
     ] = None,
     everything: Annotated[

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ergon_framework.cli import completion
 from ergon_framework.cli.job_client import StoreUrl, opened
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-ScheduleName = Annotated[str, typer.Argument(metavar="NAME", help="The name of a schedule.")]
+ScheduleName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="The name of a schedule.", autocompletion=completion.schedules
+    ),
+]
 _COLUMNS = ["name", "cron", "zone", "handler", "paused", "next_at", "last_at", "problem"]
 
 

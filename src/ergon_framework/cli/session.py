@@ -17,6 +17,7 @@ import typer
 
 from ergon_framework.app.console import ExitCode, of_signal
 from ergon_framework.app.discovery import find_project, nowhere
+from ergon_framework.cli import completion
 from ergon_framework.cli.output import printable, show_one
 
 if TYPE_CHECKING:
@@ -86,7 +87,11 @@ LogLevel = Annotated[
 LogFormat = Annotated[str, typer.Option(envvar="ERGON_LOG_FORMAT", help="text or json.")]
 TargetName = Annotated[
     str,
-    typer.Argument(metavar="TASK", help="module:Class, module:instance, or a name from [tasks]."),
+    typer.Argument(
+        metavar="TASK",
+        help="module:Class, module:instance, or a name from [tasks].",
+        autocompletion=completion.task_names,
+    ),
 ]
 
 

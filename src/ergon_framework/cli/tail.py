@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ergon_framework.cli import completion
 from ergon_framework.cli.output import printable, show_one, stop_if_unread
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import (
@@ -50,7 +51,12 @@ Since = Annotated[
 def tail(
     names: Names = None,
     unit: Annotated[
-        str, typer.Option(metavar="ID", help="Only about this job, transaction or fact.")
+        str,
+        typer.Option(
+            metavar="ID",
+            help="Only about this job, transaction or fact.",
+            autocompletion=completion.job_ids,
+        ),
     ] = "",
     trace: Annotated[str, typer.Option(metavar="ID", help="Only of this trace.")] = "",
     source: Annotated[

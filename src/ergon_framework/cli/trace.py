@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ergon_framework.cli import completion
 from ergon_framework.cli.output import printable, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 
@@ -24,6 +25,7 @@ def trace(
             metavar="ID",
             help="A trace id or its first digits, a traceparent, or the id of a job, fact or"
             " transaction.",
+            autocompletion=completion.job_ids,
         ),
     ],
     config: ConfigPath = None,

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ergon_framework.cli import completion
 from ergon_framework.cli.job_client import StoreUrl
 from ergon_framework.cli.output import printable, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
@@ -21,7 +22,11 @@ from ergon_framework.errors import (
 
 UnitId = Annotated[
     str,
-    typer.Argument(metavar="ID", help="Of a job, a transaction, a fact or a provider call."),
+    typer.Argument(
+        metavar="ID",
+        help="Of a job, a transaction, a fact or a provider call.",
+        autocompletion=completion.job_ids,
+    ),
 ]
 NodeUrl = Annotated[
     str | None,

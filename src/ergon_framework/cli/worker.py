@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from ergon_framework.cli import completion
 from ergon_framework.cli.job_client import StoreUrl
 from ergon_framework.cli.output import show_one
 from ergon_framework.cli.session import (
@@ -24,7 +25,12 @@ def worker(
     config: ConfigPath = None,
     queue: Annotated[
         list[str] | None,
-        typer.Option("--queue", metavar="Q", help="Serve this queue; may be repeated [all]."),
+        typer.Option(
+            "--queue",
+            metavar="Q",
+            help="Serve this queue; may be repeated [all].",
+            autocompletion=completion.queues,
+        ),
     ] = None,
     burst: Annotated[
         bool, typer.Option("--burst", help="Run what is due until nothing is left, then exit.")
