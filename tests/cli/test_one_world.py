@@ -130,3 +130,30 @@ def test_a_named_store_or_file_is_what_counts(capsys: pytest.CaptureFixture[str]
     """Whatever lies above."""
     said(capsys, "jobs", "list", "--store", "sqlite:///other.db", code=1)
     said(capsys, "jobs", "list", "--config", "missing.toml", code=2)
+
+
+@pytest.mark.usefixtures("below")
+def test_the_hint_of_an_error_names_the_store(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the store was an option: pasted elsewhere, it lists the same jobs."""
+    monkeypatch.chdir("/")
+    store = f"sqlite:///{workplace.directory / 'ergon.db'}"
+    capsys.readouterr()
+    assert invoke(["jobs", "show", "thrid", "--store", store]) == 1
+    told = capsys.readouterr().err
+    command = shlex.split(told[told.index("ergon jobs list") : told.index(";")])
+    assert "first" in said(capsys, *command[1:])
+    assert invoke(["jobs", "unreadable", "--restore", "thrid", "--store", store]) == 1
+    told = capsys.readouterr().err
+    assert f"ergon jobs unreadable --store {store} lists" in told
+
+
+def test_a_job_without_a_worker_says_how_to_start_one(
+    below: Path, workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script for its own jobs; a worker of the settings for theirs."""
+    assert "To run the script 'thumbs' starts one." in said(capsys, "why", "first")
+    workplace.settings('[store]\nurl = "sqlite:///ergon.db"\n')
+    config = below.parents[1] / "ergon.toml"
+    assert f"This starts one:  ergon worker --config {config}" in said(capsys, "why", "first")

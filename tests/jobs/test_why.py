@@ -117,7 +117,7 @@ def test_no_worker_is_alive(desk: Desk) -> None:
     """One that has been silent for long counts as gone."""
     desk.add()
     for workers in ((), (worker(seen_at=Clock.now - 61),)):
-        assert "No worker is alive (ergon worker starts one)." in desk.why(*workers)
+        assert "No worker is alive. This starts one:  ergon worker" in desk.why(*workers)
 
 
 def test_no_worker_takes_the_queue(desk: Desk) -> None:

@@ -79,9 +79,11 @@ class LetterStores:
         urls = {LetterKind.JOB: (self.jobs,), LetterKind.PROVIDER: self.letters}
         files = [file_of(url) for kind in sorted(kinds) for url in urls[kind]]
         if all(file is not None and not file.exists() for file in files):
+            made = given_options(None, f"sqlite:///{files[0]}")
             raise StoreUnavailableError(
                 f"there is no file {files[0]}",
-                remedy="a worker, a provider or ergon db upgrade makes it; or name another store",
+                remedy="a worker or a provider makes it; or name another store; this makes it, too:"
+                f"  ergon db upgrade{made}",
             )
 
     def opened(self) -> Iterator[ProviderStore]:

@@ -11,7 +11,8 @@ import typer
 
 from ergon_framework.cli import completion
 from ergon_framework.cli.output import show_list
-from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.errors import ErgonError, StoreUnavailableError
+from ergon_framework.storage.urls import given_options, with_options
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
@@ -53,11 +54,22 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
             remedy="the first job or worker makes it; or name another store with --store",
         )
     with (
+        _hints_with(given_options(config, url)),
         nullcontext() if reads else observed_as_operator(config),
         closing(open_store(setup.url, read_only=reads)) as store,
         JobClient(settings=setup.jobs, store=store) as client,
     ):
         yield client
+
+
+@contextmanager
+def _hints_with(options: str) -> Iterator[None]:
+    """Let the commands that an error names find the store that this one was told of."""
+    try:
+        yield
+    except ErgonError as error:
+        error.remedy = with_options(error.remedy, options)
+        raise
 
 
 def observed_as_operator(config: Path | None) -> AbstractContextManager[object]:

@@ -33,6 +33,7 @@ from ergon_framework.cli.session import (
     supervised_by,
 )
 from ergon_framework.errors import ConfigurationError, ErgonError
+from ergon_framework.storage.urls import given_options
 
 if TYPE_CHECKING:
     from ergon_framework.app.application import App
@@ -48,11 +49,13 @@ _INSTEAD = {"workers": "write it in the settings", "check": "use ergon check"}
 _GIVEN = "COMMANDLINE"
 
 
-def check_asked(target: str | None, everything: bool) -> None:
+def check_asked(target: str | None, everything: bool, config: Path | None) -> None:
     """Refuse a name together with ``--all``, and neither of the two."""
     if target is None and not everything:
         raise ConfigurationError(
-            "what is to run?", remedy="give a name, or --all; ergon check lists what there is"
+            "what is to run?",
+            remedy="give a name, or --all; this lists what there is:  ergon check"
+            + given_options(config, None),
         )
     if target is not None and everything:
         raise ConfigurationError(
@@ -196,7 +199,7 @@ def run(
     from ergon_framework.core.restart import RestartRule
 
     session = session_of(context)
-    check_asked(target, everything)
+    check_asked(target, everything, config)
     if reload:
         return _reloading(session, target, config)
     if lifeline is not None:

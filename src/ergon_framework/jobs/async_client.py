@@ -37,6 +37,7 @@ from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import FullJobStore, Job, NewJob, Search, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET, MIN_TIMEOUT
 from ergon_framework.storage.external_transactions import run_on
+from ergon_framework.storage.urls import option_for
 
 FINAL = tuple(status for status in JobStatus if status.is_final)
 IDS_PER_QUERY = 200
@@ -130,7 +131,7 @@ class ResultWatcher:
                     self._tell(job.id, job)
             if is_thorough:
                 for job_id in missing:
-                    self._tell(job_id, not_found(job_id))
+                    self._tell(job_id, not_found(job_id, option_for(self._store)))
 
     def _tell(self, job_id: str, what: Job | Exception) -> None:
         with self._lock:

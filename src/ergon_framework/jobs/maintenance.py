@@ -28,6 +28,7 @@ from ergon_framework.jobs.scheduler import MAX_SLICE, CronJobs, Slice, SlicedSch
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, WorkerRecord
 from ergon_framework.storage.deadlines import CALL_BUDGET
+from ergon_framework.storage.urls import option_for
 
 
 class LimitRestore:
@@ -312,8 +313,8 @@ class Maintenance:
         for each in new:
             self._report("job.unreadable", {"job_id": each.id, "error": each.problem})
         if new:
-            text = "%d row(s) of jobs cannot be read and were set aside: ergon jobs unreadable"
-            logger.error(text, len(found))
+            text = "%d row(s) of jobs cannot be read and were set aside: ergon jobs unreadable%s"
+            logger.error(text, len(found), option_for(self._store))
 
     def _maintain(self) -> float:
         maintain = getattr(self._store, "maintain", None)

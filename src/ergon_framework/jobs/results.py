@@ -22,7 +22,7 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.views import decoded, error_view, last_told
 from ergon_framework.ports.jobstore import Job, JobStore, Subscription, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET
-from ergon_framework.storage.urls import pasteable, store_option
+from ergon_framework.storage.urls import option_for, pasteable, store_option
 
 MIN_POLL_INTERVAL = 0.005
 """Seconds between two looks at the store: in a busy one, jobs end all the time."""
@@ -159,7 +159,7 @@ def found(store: JobStore, job_id: str) -> Job:
     """The job of that id."""
     job = store.find(job_id)
     if job is None:
-        raise not_found(job_id)
+        raise not_found(job_id, option_for(store))
     return job
 
 
@@ -197,11 +197,12 @@ def _read(job: Job) -> Any:
     return value
 
 
-def not_found(job_id: str) -> JobNotFoundError:
-    """There is no such job."""
+def not_found(job_id: str, options: str = "") -> JobNotFoundError:
+    """There is no such job; ``options`` name the store in the command of the remedy."""
     return JobNotFoundError(
         f"there is no job {job_id!r}",
-        remedy="look for its id with ergon jobs list; ended jobs are kept for a while only",
+        remedy=f"look for its id with ergon jobs list{options}; ended jobs are kept for a while"
+        " only",
         details={"job_id": job_id},
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import DISCARDED, WHY_ENDED, JobStatus
+from ergon_framework.core.job import DISCARDED, WHY_ENDED, JobStatus, route
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, duration, failure_text, indented, toml_table
 from ergon_framework.jobs.settings import JobsSettings
@@ -51,7 +51,7 @@ def _state(
         case JobStatus.PENDING | JobStatus.RETRYING:
             yield from _due(job, queue, workers, now, settings, options)
         case JobStatus.ACTIVE:
-            yield from _running(job, workers, now)
+            yield from _running(job, workers, now, options)
         case JobStatus.COMPLETED:
             yield f"{_completed(job)}, after {counted(job.attempts, 'attempt')}."
         case JobStatus.FAILED:
@@ -90,7 +90,7 @@ def _due(
     reasons = [
         *_held_by_queue(queue, options),
         *_held_by_key(job),
-        *_held_by_workers(job, workers, now, settings),
+        *_held_by_workers(job, workers, now, settings, options),
     ]
     yield from reasons
     if not reasons:
@@ -124,12 +124,16 @@ def _held_by_key(job: Job) -> Iterator[str]:
 
 
 def _held_by_workers(
-    job: Job, workers: Sequence[WorkerRecord], now: float, settings: JobsSettings
+    job: Job,
+    workers: Sequence[WorkerRecord],
+    now: float,
+    settings: JobsSettings,
+    options: str,
 ) -> Iterator[str]:
     executor = executor_of(job, settings)
     alive = [each for each in workers if now - each.seen_at < SILENT_AFTER]
     if not alive:
-        yield "No worker is alive (ergon worker starts one)."
+        yield f"No worker is alive. {_starting(job, options)}"
         return
     takers = [each for each in alive if each.queues is None or job.queue in each.queues]
     if not takers:
@@ -178,14 +182,22 @@ def _held_by_pools(pools: Sequence[dict[str, Any]], now: float) -> Iterator[str]
             yield "Its executor is starting."
 
 
-def _running(job: Job, workers: Sequence[WorkerRecord], now: float) -> Iterator[str]:
+def _starting(job: Job, options: str) -> str:
+    """How a worker is started: a script has its own, which knows its handlers."""
+    executor, _ = route(job.handler)
+    if executor and options.endswith("/ergon.db"):
+        return f"To run the script {executor!r} starts one."
+    return f"This starts one:  ergon worker{options}"
+
+
+def _running(job: Job, workers: Sequence[WorkerRecord], now: float, options: str) -> Iterator[str]:
     since = "" if job.claimed_at is None else f" for {duration(now - job.claimed_at)}"
     yield f"It runs: the worker {job.worker!r} has held it{since}."
     if job.lease_expires_at is not None and job.lease_expires_at < now:
         late = duration(now - job.lease_expires_at)
         yield f"That worker's lease ended {late} ago; the next worker to look takes the job over."
         if not any(now - each.seen_at < SILENT_AFTER for each in workers):
-            yield "No worker is alive to do so (ergon worker starts one)."
+            yield f"No worker is alive to do so. {_starting(job, options)}"
 
 
 def _died(job: Job, options: str) -> Iterator[str]:

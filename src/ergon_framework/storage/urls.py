@@ -147,6 +147,23 @@ def store_option(url: str) -> str:
     return f" --store {shlex.quote(shown)}" if shown else ""
 
 
+def option_for(store: object) -> str:
+    """The option that names an open store in a command; empty for one on a server.
+
+    Of a server the URL may hold a password, and an open store does not keep it.
+    """
+    path = getattr(store, "path", None)
+    return store_option(f"{SQLITE}{path}") if isinstance(path, Path) else ""
+
+
+_HINTS = re.compile(r"\bergon (?:jobs (?:list|unreadable)|dlq list|queues list)(?! --)\b")
+
+
+def with_options(remedy: str, options: str) -> str:
+    """A remedy whose commands have the options by which this command was told its store."""
+    return _HINTS.sub(lambda found: f"{found[0]}{options}", remedy)
+
+
 def store_operand(url: str) -> str:
     """The store as an operand of a command; a variable stands for a URL that holds a password."""
     shown = _shown(url)

@@ -39,7 +39,7 @@ from ergon_framework.jobs.pool import checked
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.opening import check_url
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
-from ergon_framework.storage.urls import file_of, store_operand
+from ergon_framework.storage.urls import file_of, given_options, store_operand
 from ergon_framework.task.mixins.utils import run_with_timeout
 
 if TYPE_CHECKING:
@@ -313,7 +313,8 @@ def _of(store: FullJobStore, url: str) -> Finding:
         return _kept(store, url)
     number = "1 row" if aside == 1 else f"{aside:,} rows"
     found = f"{number} of jobs cannot be read and were set aside"
-    return Finding(STORE, Status.BAD, found, "ergon jobs unreadable lists them", store=url)
+    remedy = f"this lists them:  ergon jobs unreadable{given_options(None, url)}"
+    return Finding(STORE, Status.BAD, found, remedy, store=url)
 
 
 def _are_there(url: str) -> bool:

@@ -115,7 +115,7 @@ def sentences(
     """The last entries, a sentence each; ``phrase`` words those it knows, and answers ""."""
     told = entries[-MAX_ENTRIES:]
     if len(entries) > len(told):
-        yield f"{len(entries) - len(told)} older entries of the journal are left out (ergon tail)."
+        yield f"{len(entries) - len(told)} older entries of the journal are left out."
     for entry in told:
         text = "" if phrase is None else phrase(entry)
         yield f"{format_rfc3339(entry.at)}: {text or _said(entry)}."

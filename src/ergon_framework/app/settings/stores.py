@@ -216,9 +216,11 @@ def _is_missing(file: Path) -> bool:
 def file_has_table(file: Path, name: str) -> bool:
     """Whether an SQLite file has a table; ``StoreError`` when it is not there, or is none."""
     if _is_missing(file) or file.is_dir():
+        made = store_option(f"{SQLITE}{file}")
         raise StoreUnavailableError(
             f"there is no file {file}",
-            remedy="a worker, a provider or ergon db upgrade makes it; or name another store",
+            remedy="a worker or a provider makes it; or name another store; this makes it, too:"
+            f"  ergon db upgrade{made}",
         )
     import sqlite3  # late: the parts that only want to know a URL do without it
 

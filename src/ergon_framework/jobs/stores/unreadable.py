@@ -165,11 +165,11 @@ def shown(value: object) -> str:
     return str(value)[:200] if isinstance(value, str | int | float) else ""
 
 
-def unreadable_job(job_id: str, problem: str) -> UnreadableJobError:
-    """The error of asking for a job whose row cannot be read."""
+def unreadable_job(job_id: str, problem: str, options: str = "") -> UnreadableJobError:
+    """The error of asking for a job whose row cannot be read; ``options`` name the store."""
     return UnreadableJobError(
         f"the row of job {job_id} cannot be read: {problem}",
-        remedy="ergon jobs unreadable lists such rows, and says what to do about them",
+        remedy=f"this lists such rows:  ergon jobs unreadable{options}",
     )
 
 
@@ -192,7 +192,7 @@ def cannot_move(found: Unreadable) -> UnreadableJobError:
 def log_set_aside(found: Unreadable) -> None:
     """Log that a row was set aside: once for each, as no call meets it again."""
     logger.error(
-        "the row of job %r was set aside, it cannot be read: %s; ergon jobs unreadable lists it",
+        "the row of job %r was set aside, it cannot be read: %s",
         *(found.id, found.problem),
     )
 

@@ -190,7 +190,7 @@ def _check_target(before: str | None, revision: str) -> None:
     if before is not None and REVISIONS.index(before) < _place(revision):
         raise ConfigurationError(
             f"revision {revision!r} is newer than {before!r}, the store's",
-            remedy="ergon db upgrade",
+            remedy="write upgrade instead of downgrade, with the same options",
         )
 
 

@@ -24,7 +24,7 @@ from ergon_framework.providers.spill import DATABASE_KEYS
 from ergon_framework.storage.postgres.address import address_of, encryption, unreadable
 from ergon_framework.storage.sqlite import errors
 from ergon_framework.storage.sqlite.connections import prepare_file, tighten_file
-from ergon_framework.storage.urls import is_cut_short, path_in, taken_apart
+from ergon_framework.storage.urls import is_cut_short, path_in, store_operand, taken_apart
 
 _FORMS = "write sqlite:///work.db, sqlite:////var/lib/work.db or postgresql://user@host/name"
 _CONNECT_TIMEOUT = 10  # seconds for a server to answer, and for another writer of a file to end
@@ -59,7 +59,8 @@ class Database:
     def upgrade_command(self) -> str:
         """What makes its tables, to be pasted into a shell; no URL is told that has a password."""
         if self.file is None:
-            return "ergon db upgrade"
+            url = self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+            return f"ergon db upgrade --store {store_operand(url)}"
         return shlex.join(["ergon", "db", "upgrade", "--store", f"sqlite:///{self.file}"])
 
     @contextmanager

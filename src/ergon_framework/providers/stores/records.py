@@ -118,7 +118,7 @@ class ProviderRecords:
         if found not in (None, HEAD):
             raise StoreSchemaError(
                 f"{self.name} has tables of provider calls of version {found}, not {HEAD}",
-                remedy="bring them up to date first: ergon db upgrade --store URL",
+                remedy=f"this brings them up to date:  {self._database.upgrade_command}",
             )
         return found is not None
 

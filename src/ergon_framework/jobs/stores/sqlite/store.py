@@ -49,6 +49,7 @@ from ergon_framework.ports.jobstore import (
 )
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
+from ergon_framework.storage.urls import option_for
 
 _ADMIN = load(SQL, "admin.sql")
 _SCHEDULES = load(SQL, "schedules.sql")
@@ -169,7 +170,7 @@ class SqliteJobStore:
         """One job."""
         page = self.transactions.read(lambda cursor: page_of(cursor, _SQL["find"], (job_id,)))
         if page.odd:
-            raise unreadable_job(job_id, page.odd[0].problem)
+            raise unreadable_job(job_id, page.odd[0].problem, option_for(self))
         return page.jobs[0] if page.jobs else None
 
     def holder(self, unique_key: str) -> str | None:
@@ -210,7 +211,7 @@ class SqliteJobStore:
             except sqlite3.IntegrityError as error:
                 raise key_is_held(odd_row(tx.cursor, key, "").id) from error
             if (problem := _problem(tx.cursor, key)) is not None:
-                raise unreadable_job(str(key), problem)
+                raise unreadable_job(str(key), problem, option_for(self))
             return True
 
         return self.transactions.write(work, "desk", is_work=True)
