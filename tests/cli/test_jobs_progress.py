@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 
 import pytest
 
-from ergon_framework.cli.output import progress
+from ergon_framework.cli.output import progress, waiting
 
 pytestmark = pytest.mark.req("JOBS:operator")
 
@@ -45,3 +46,27 @@ def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch, total: int |
 def test_nothing_is_shown_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log file has no use for it."""
     assert shown(monkeypatch, is_terminal=False, total=3) == ""
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_takes_long_is_seen(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    """Work that cannot be counted shows that time passes; for people at a terminal only."""
+    screen = Screen(is_terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with waiting("opening the store", after=0.0):
+        for _ in range(3000 if is_terminal else 1):
+            if "opening the store" in screen.getvalue():
+                break
+            threading.Event().wait(0.01)
+    assert ("opening the store" in screen.getvalue()) is is_terminal
+    assert "/?" not in screen.getvalue()
+
+
+def test_what_is_done_soon_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most commands are, and a bar that flashes up would only be in the way."""
+    screen = Screen(is_terminal=True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with pytest.raises(ValueError, match="no hope"), waiting("opening the store"):
+        raise ValueError("no hope")
+    assert screen.getvalue() == ""

@@ -607,9 +607,11 @@ def test_a_sealed_link_and_a_quarantine(why: Why, node: str) -> None:
     shape = why("m-2", "--json").json
     assert shape["status"] == "quarantined"
     told = "\n".join(shape["why"])
-    assert "an operator sealed the link (audit), ergon boundary open opens it" in told
+    assert (
+        "an operator sealed the link (audit), ergon boundary open --zone plant-a opens it" in told
+    )
     assert "after 3 attempts (handler_failed: no such account)" in told
-    assert "ergon boundary quarantine release" in told
+    assert "ergon boundary quarantine release 1 --zone plant-a lets it" in told
 
 
 def test_a_refused_fact(why: Why) -> None:

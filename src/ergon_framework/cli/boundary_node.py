@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ergon_framework.cli.output import waiting
 from ergon_framework.cli.session import ConfigPath
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class Node:
 
     def send(self, method: str, body: bytes, *, patience: float = 0.0) -> Any:
         """The answer to a request as it is; ``patience`` is what the node may wait, in seconds."""
-        answer = self.transport.call(method, body, timeout=self.timeout + patience)
+        with waiting("waiting for the node"):
+            answer = self.transport.call(method, body, timeout=self.timeout + patience)
         return json.loads(answer)
 
     def ask(self, method: str, **fields: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli import record_files
-from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.output import show_list, show_one, waiting
 from ergon_framework.cli.provider_stores import store_in_settings
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError
@@ -56,7 +56,8 @@ def upgrade(
         return
     rows = []
     for each in _tables(config, store, has_jobs=jobs):
-        before = each.upgrade()
+        with waiting(f"upgrading {each.part}"):
+            before = each.upgrade()
         rows.append(_row(each.part, each.current(), each.latest, before))
     _show(rows, _COLUMNS, as_json=as_json)
 

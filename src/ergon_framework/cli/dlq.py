@@ -21,7 +21,7 @@ from ergon_framework.cli.job_client import (
     show_jobs,
 )
 from ergon_framework.cli.jobs import show_job
-from ergon_framework.cli.output import progress, show_list, show_one
+from ergon_framework.cli.output import progress, show_list, show_one, waiting
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, JobNotFoundError
 from ergon_framework.storage.urls import pasteable
@@ -292,7 +292,7 @@ def _carried_out(
     where, kinds = _where(config, url, _asked(chosen.kind, chosen.of_jobs, chosen.of_calls))
     if LetterKind.PROVIDER in kinds:
         calls = LetterFilter(ids, *chosen.of_calls, older_than)
-        with observed_as_operator(config):
+        with observed_as_operator(config), waiting(deed.done):
             tally = dead_letters.apply_to_letters(
                 where, deed.to_call, calls, chosen.limit, is_dry=is_dry
             )

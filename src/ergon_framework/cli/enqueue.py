@@ -19,6 +19,7 @@ from ergon_framework.cli.output import (
     show_list,
     show_one,
     standard_input,
+    waiting,
 )
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, ErgonError, JobError
@@ -182,7 +183,8 @@ def _one(job: EnqueuedJob, wait: float | None, as_json: bool) -> int:
     if not as_json:
         _print_id(job)
     if wait is not None:
-        shape["result"] = job.result(timeout=wait)
+        with waiting("waiting for the result"):
+            shape["result"] = job.result(timeout=wait)
         if not as_json:
             print(json_text(shape["result"]), flush=True)
     if as_json:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli import completion
-from ergon_framework.cli.output import show_list
+from ergon_framework.cli.output import show_list, waiting
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.storage.urls import given_options, with_options
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
-    from ergon_framework.ports.jobstore import Search
+    from ergon_framework.ports.jobstore import FullJobStore, Search
 
 
 StoreUrl = Annotated[
@@ -43,7 +43,6 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
     """
     from ergon_framework.app.jobs import job_settings
     from ergon_framework.jobs.client import JobClient
-    from ergon_framework.jobs.stores.opening import open_store
     from ergon_framework.storage.urls import file_of
 
     setup = job_settings(config, url).kept()
@@ -56,10 +55,17 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
     with (
         _hints_with(given_options(config, url)),
         nullcontext() if reads else observed_as_operator(config),
-        closing(open_store(setup.url, read_only=reads)) as store,
+        closing(_opened(setup.url, reads=reads)) as store,
         JobClient(settings=setup.jobs, store=store) as client,
     ):
         yield client
+
+
+def _opened(url: str, *, reads: bool) -> FullJobStore:
+    from ergon_framework.jobs.stores.opening import open_store
+
+    with waiting("opening the store"):
+        return open_store(url, read_only=reads)
 
 
 @contextmanager

@@ -16,9 +16,16 @@ import os
 import re
 import select
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+)
 from io import TextIOWrapper
 from typing import Any, Protocol, Self, TextIO
 
@@ -40,7 +47,8 @@ def show_list(rows: Iterable[Row], columns: Sequence[str], *, as_json: bool) -> 
     if as_json:
         _show_array(rows)
         return
-    lines = [[_text(row.get(column)) for column in columns] for row in rows]
+    with waiting("reading"):
+        lines = [[_text(row.get(column)) for column in columns] for row in rows]
     titles = [column.replace("_", " ") for column in columns]
     if sys.stdout.isatty():
         _show_table(columns, titles, lines)
@@ -355,11 +363,54 @@ class Progress(Protocol):
         """Show how many are completed, or so many more, of how many, and what is being done."""
 
 
+_bars: list[object] = []
+"""The bars that are shown now."""
+WAITING_AFTER = 1.0
+"""Seconds after which people want to see that something is still being done."""
+
+
+@contextmanager
+def waiting(text: str, *, after: float = WAITING_AFTER) -> Iterator[None]:
+    """The bar of what cannot be counted; what is done sooner shows none.
+
+    Nothing may be printed meanwhile but by code of users.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    lock, shown = threading.Lock(), ExitStack()
+    is_over = threading.Event()
+
+    def show() -> None:
+        with lock:
+            if not is_over.is_set() and not _bars:  # one bar says enough
+                shown.enter_context(progress(text, counts=False))
+
+    timer = threading.Timer(after, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            is_over.set()
+            shown.close()
+
+
 @contextmanager
 def progress(
-    text: str, total: int | None = None, *, in_bytes: bool = False, has_text_last: bool = False
+    text: str,
+    total: int | None = None,
+    *,
+    in_bytes: bool = False,
+    has_text_last: bool = False,
+    counts: bool = True,
 ) -> Iterator[Progress]:
-    """A bar on the standard error stream, gone at the end; without a terminal nothing is shown."""
+    """A bar on the standard error stream, gone at the end; without a terminal nothing is shown.
+
+    One that ``counts`` nothing shows only that time passes.
+    """
     if not sys.stderr.isatty():
         yield lambda *_, **__: None
         return
@@ -373,12 +424,18 @@ def progress(
         bars.DownloadColumn() if in_bytes else bars.MofNCompleteColumn(),
         bars.TransferSpeedColumn() if in_bytes else bars.TimeElapsedColumn(),
     )
+    if not counts:
+        columns = (described, bars.BarColumn(), bars.TimeElapsedColumn())
     if has_text_last:
         columns = (*columns[1:3], described)
     with bars.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(text, total=total)
+        _bars.append(shown)
 
         def move(completed: int | None = None, /, **changes: Any) -> None:
             shown.update(task, completed=completed, **changes)
 
-        yield move
+        try:
+            yield move
+        finally:
+            _bars.remove(shown)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ergon_framework.cli.output import keep_stdout, show_error, show_one, standard_input
+from ergon_framework.cli.output import keep_stdout, show_error, show_one, standard_input, waiting
 from ergon_framework.cli.session import (
     ConfigPath,
     JsonFlag,
@@ -56,7 +56,7 @@ def process(
 
     _check(payload, transaction_id, metadata, by_id)
     set_up_logging(log_level, log_format)
-    with keep_stdout(as_json), Shutdown() as shutdown:
+    with keep_stdout(as_json), Shutdown() as shutdown, waiting("processing"):
         wiring = Run(target, config, Overrides(policy)).wired()
         if by_id is not None:
             outcome = process_by_id(wiring, by_id, shutdown)

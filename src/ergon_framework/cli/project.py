@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ergon_framework.cli.output import keep_stdout, printable, show_list, show_one
+from ergon_framework.cli.output import keep_stdout, printable, show_list, show_one, waiting
 from ergon_framework.cli.process import process
 from ergon_framework.cli.session import ConfigPath, JsonFlag, session_of
 
@@ -57,7 +57,7 @@ def check(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
     from ergon_framework.app.diagnostics.check import notes
     from ergon_framework.app.settings import settings_file
 
-    with keep_stdout(as_json):
+    with keep_stdout(as_json), waiting("checking"):
         rows = checked(config)
     if not rows:
         file = settings_file(config, os.environ)
@@ -139,7 +139,7 @@ def doctor(
     from ergon_framework.app.diagnostics.findings import Status
     from ergon_framework.app.signals import exit_within
 
-    with keep_stdout(as_json):
+    with keep_stdout(as_json), waiting("examining"):
         findings = list(examine(config, connects=not no_connect, timeout=timeout))
     rows = [finding.to_dict() for finding in findings]
     show_list(rows, ["check", "status", "found", "remedy"], as_json=as_json)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.db import StoreUrl
-from ergon_framework.cli.output import progress, show_list, show_one
+from ergon_framework.cli.output import progress, show_list, show_one, waiting
 from ergon_framework.cli.provider_stores import OpenProviderStore, opened_each
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
@@ -67,12 +67,13 @@ def health(
     from ergon_framework.providers.service import ProviderHealthService
 
     told: dict[str, dict[str, Any]] = {}
-    for opened in opened_each(config, store):
-        # Only what is in the store: this process has made no calls.
-        service = ProviderHealthService(opened.store, flush_timeout=0)
-        for each in opened.inspector.tenants(limit) if tenant is None else [tenant]:
-            found = service.summary(each, detail=True)
-            told.setdefault(each, {**found, "providers": []})["providers"] += found["providers"]
+    with waiting("reading"):
+        for opened in opened_each(config, store):
+            # Only what is in the store: this process has made no calls.
+            service = ProviderHealthService(opened.store, flush_timeout=0)
+            for each in opened.inspector.tenants(limit) if tenant is None else [tenant]:
+                found = service.summary(each, detail=True)
+                told.setdefault(each, {**found, "providers": []})["providers"] += found["providers"]
     if as_json:
         show_list(told.values(), [], as_json=True)
     else:

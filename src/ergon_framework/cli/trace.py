@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli import completion
-from ergon_framework.cli.output import printable, show_list, show_one
+from ergon_framework.cli.output import printable, show_list, show_one, waiting
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def trace(
     """Print what was recorded of a trace, from the first cause to the last effect."""
     from ergon_framework.app.journal import journals
 
-    with journals(config, journal or ()) as opened:
+    with waiting("looking"), journals(config, journal or ()) as opened:
         found = opened.find(asked)
     if as_json:
         show_one(found.to_dict(), as_json=True)

@@ -11,7 +11,7 @@ import typer
 
 from ergon_framework.cli import completion
 from ergon_framework.cli.job_client import StoreUrl
-from ergon_framework.cli.output import printable, show_one
+from ergon_framework.cli.output import printable, show_one, waiting
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import (
     ConfigurationError,
@@ -65,7 +65,8 @@ def why(
     if not unit.strip():
         raise ConfigurationError("an id is empty", remedy="name what is to be explained")
     asked = Question(unit, load_settings(config), url, node, config)
-    found = explain(asked, None if kind is None else kind.value)
+    with waiting("looking"):
+        found = explain(asked, None if kind is None else kind.value)
     for trouble in dict.fromkeys(asked.troubles):
         print(printable(f"note: {trouble}"), file=sys.stderr, flush=True)
     if not found:

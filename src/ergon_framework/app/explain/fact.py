@@ -6,6 +6,7 @@ Each zone tells in which of its logs the fact lies, who has it, and what keeps i
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, failure_text
 from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.factstore import INBOUND, OUTBOUND, StoredFact
+from ergon_framework.storage.urls import given_options
 
 Shape = Mapping[str, Any]
 
@@ -41,6 +43,8 @@ class Site(NamedTuple):
     """Of a zone, a message and a log; ``BoundaryNotFoundError`` when it is not there."""
     fact: Callable[[str, int], StoredFact | None]
     """What lies at an offset of a log, where that can be seen."""
+    options: str
+    """By which a command finds the zone's node."""
 
 
 class FactStatus(NamedTuple):
@@ -72,7 +76,7 @@ def _everywhere(asked: Question) -> Iterator[FactStatus]:
                 body = json.dumps(fields).encode()
                 return json.loads(transport.call(_ADMIN + method, body, timeout=_TIMEOUT))
 
-            yield from _at_site(asked.unit, _remote_site(ask))
+            yield from _at_site(asked.unit, _remote_site(ask, f" --url {shlex.quote(asked.node)}"))
         return
     for name, setup in zones_of(asked.settings).items():
         file = fact_file(setup.settings)
@@ -80,16 +84,18 @@ def _everywhere(asked: Question) -> Iterator[FactStatus]:
         asked.looked.append(f"zone {name} {place}")
         if file is None or file.is_file():
             with looked_at(name, setup.settings) as zone:
-                yield from _at_site(asked.unit, _local_site(zone))
+                options = f" --zone {shlex.quote(name)}{given_options(asked.config, None)}"
+                yield from _at_site(asked.unit, _local_site(zone, options))
 
 
-def _local_site(zone: LocalZone) -> Site:
+def _local_site(zone: LocalZone, options: str) -> Site:
     return Site(
         status(zone),
         [quarantine_shape(each) for each in zone.store.quarantine(state=None)],
         [gap_shape(each) for each in zone.store.gaps()],
         zone.lookup,
         lambda log, offset: _stored(zone, log, offset),
+        options,
     )
 
 
@@ -98,13 +104,14 @@ def _stored(zone: LocalZone, log: str, offset: int) -> StoredFact | None:
     return facts[0] if facts and facts[0].offset == offset else None
 
 
-def _remote_site(ask: Callable[..., Any]) -> Site:
+def _remote_site(ask: Callable[..., Any], options: str) -> Site:
     return Site(
         ask("GetStatus"),
         ask("ListQuarantine", state="all")["items"],
         ask("ListGaps")["gaps"],
         lambda zone, unit, log: ask("LookupFact", from_zone=zone, message_id=unit, log=log),
         lambda _log, _offset: None,
+        options,
     )
 
 
@@ -155,7 +162,7 @@ def _reader(site: Site, reader: Shape, offset: int, aside: Shape | None) -> Fact
     peer = name.removeprefix(PEER) if name.startswith(PEER) else None
     who = f"The consumer {name}" if peer is None else f"Zone {peer}"
     if aside is not None and aside["state"] in ("quarantined", "released"):
-        return _set_aside(who, aside)
+        return _set_aside(who, aside, site.options)
     if offset <= cursor:
         verb = "has confirmed it" if peer is None else "has pulled it"
         fate = f", though it was set aside and {aside['state']}" if aside is not None else ""
@@ -168,7 +175,7 @@ def _reader(site: Site, reader: Shape, offset: int, aside: Shape | None) -> Fact
     return FactStatus("waiting", f"{text}{held}{_sealed(site, peer)}.")
 
 
-def _set_aside(who: str, aside: Shape) -> FactStatus:
+def _set_aside(who: str, aside: Shape, options: str) -> FactStatus:
     at = format_rfc3339(aside["at_unix_ms"] / 1000)
     why = failure_text(aside["reason"], aside["message"])
     item = aside["id"]
@@ -177,7 +184,7 @@ def _set_aside(who: str, aside: Shape) -> FactStatus:
     else:
         text = (
             f"does not get it: set aside at {at} after {counted(aside['attempts'], 'attempt')}"
-            f" ({why}); ergon boundary quarantine release {item} lets it go out again"
+            f" ({why}); ergon boundary quarantine release {item}{options} lets it go out again"
         )
     return FactStatus("quarantined", f"{who} {text}.")
 
@@ -188,5 +195,7 @@ def _sealed(site: Site, peer: str | None) -> str:
     for link in site.status["links"]:
         if link["sealed"] and link["peer"] in (None, peer):
             reason = f" ({link['reason']})" if link.get("reason") else ""
-            return f"; an operator sealed the link{reason}, ergon boundary open opens it"
+            return (
+                f"; an operator sealed the link{reason}, ergon boundary open{site.options} opens it"
+            )
     return ""
