@@ -40,7 +40,7 @@ def scraped(app: FastAPI) -> dict[str, float]:
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert answer.text.endswith("\n")
     samples: dict[str, float] = {}
-    family = ""
+    family, names = "", [""]
     seen: set[str] = set()
     for line in answer.text.splitlines():
         if line.startswith("# HELP "):
@@ -48,11 +48,15 @@ def scraped(app: FastAPI) -> dict[str, float]:
             assert family not in seen, "a family must come in one piece"
             seen.add(family)
         elif line.startswith("# TYPE "):
-            assert line.split()[2:] in ([family, "gauge"], [family, "counter"])
+            kind = line.split()[3]
+            assert line.split()[2] == family
+            assert kind in ("gauge", "counter", "histogram")
+            names = [family + end for end in ("_bucket", "_sum", "_count")]
+            names = names if kind == "histogram" else [family]
         else:
             assert _SAMPLE.fullmatch(line), line
             name, _, value = line.rpartition(" ")
-            assert name.partition("{")[0] == family
+            assert name.partition("{")[0] in names
             assert name not in samples
             samples[name] = float(value)
     return samples

@@ -113,6 +113,19 @@ class DurationHistogram:
         """How many are in which bucket."""
         return self._buckets or _tallied(self._few)
 
+    def counted(self, bounds: Sequence[float]) -> tuple[list[int], float]:
+        """How many took up to each bound, in seconds, and how many longer; and their sum.
+
+        As exact as :meth:`percentile`: a bound between two buckets has the one below it.
+        """
+        counts, total = [0] * (len(bounds) + 1), 0.0
+        values = self._buckets.items() if self._buckets else ((each, 1) for each in self._few)
+        for value, count in values:
+            seconds = (_middle_of(value) if self._buckets else value) / 1000
+            counts[sum(bound < seconds for bound in bounds)] += count
+            total += seconds * count
+        return counts, total
+
     def encode(self) -> bytes:
         """As bytes; equal durations are equal bytes. A bucket holds less than 2**32 of them."""
         if not self._buckets:

@@ -33,6 +33,7 @@ from ergon_framework.jobs.pool import ExecutorPool, allow_descriptors, checked
 from ergon_framework.jobs.scheduler import MAX_SLICE, CronJobs
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
 from ergon_framework.jobs.store_thread import StoreThread, executor_of
+from ergon_framework.jobs.totals import WorkerTotals, outcome_of
 from ergon_framework.jobs.tracing import came_back
 from ergon_framework.jobs.validation import name as name_of
 from ergon_framework.jobs.watchdog import Watchdog
@@ -250,6 +251,7 @@ class Worker:
         self._reason = "burst" if burst else "stopped"
         self._error: ErgonError | None = None
         self._counts: Counter[str] = Counter()
+        self._totals = WorkerTotals()
         self._held_shortly = 0
         self._pools: dict[str, ExecutorPool] = {}
         self._dirty: dict[ExecutorPool, None] = {}
@@ -328,6 +330,7 @@ class Worker:
                 **self._store_thread.counters,
                 "rescued": self._maintenance.rescue.count,
             },
+            totals=self._totals.document(),
         )
 
     def stop(self, *, now: bool = False) -> None:
@@ -480,7 +483,9 @@ class Worker:
         """Settle a claimed job by what was seen of it."""
         if claim.span is not None:
             came_back(claim, event)
-        self._settled.append(self.settler.settle_claim(claim, event, self.wall(), seconds, result))
+        settlement = self.settler.settle_claim(claim, event, self.wall(), seconds, result)
+        self._totals.count(claim.job.queue, outcome_of(settlement.transition), seconds)
+        self._settled.append(settlement)
 
     def wall(self) -> float:
         """The store's clock, about, when this turn began."""
@@ -533,11 +538,7 @@ class Worker:
             transition = settlement.transition
             if transition.failure is not None and transition.event == "failed":
                 log_failure(settlement)
-            word = (
-                transition.event
-                if transition.event in ("held", "released") and not transition.status.is_final
-                else transition.status.value
-            )
+            word = outcome_of(transition)
             counts[word] += 1
             self._held_shortly += word == "held" and transition.delay <= BURST_DUE_WITHIN
         heard = {status for status, name in NOTICE_OF.items() if has_listeners(name)}

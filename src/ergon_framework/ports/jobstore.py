@@ -278,6 +278,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] | None = None
     executors: Mapping[str, Any] = {}  # name to what it is doing
     counters: Mapping[str, int] = {}
+    totals: Mapping[str, Any] = {}  # queue to what was done there since the start
 
 
 class Named(msgspec.Struct, frozen=True):

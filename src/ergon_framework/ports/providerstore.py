@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.rollup import Rollup
 
 
 class LaneKey(NamedTuple):
@@ -441,6 +442,15 @@ class CallTotals(NamedTuple):
     attempts: int
 
 
+class MinuteOfLane(NamedTuple):
+    """What one minute of one lane has come to so far."""
+
+    key: LaneKey
+    minute: float
+    """When it began, in seconds since 1970."""
+    rollup: Rollup
+
+
 @dataclass(frozen=True, slots=True)
 class ProviderStats:
     """The state of all lanes at one instant, without the names of tenants."""
@@ -474,6 +484,9 @@ class ProviderInspector(Protocol):
         limit: int,
     ) -> list[LetterPosition]:
         """Where dead letters stand, the newest first."""
+
+    def minutes(self, since: float, changed_since: float) -> list[MinuteOfLane]:
+        """The minutes of all lanes that began after one instant and have changed since another."""
 
     def figures(self, now: float, statuses: Sequence[LetterStatus]) -> ProviderStats:
         """How all lanes are, and how many dead letters have one of these statuses."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -29,7 +29,7 @@ class Family:
         """What a scrape reads of it."""
         yield from _head(self.name, self.kind, self.text)
         for labels, value in self.series:
-            inside = ",".join(f'{name}="{_label(text)}"' for name, text in labels.items())
+            inside = _inside(labels)
             where = f"{{{inside}}}" if inside else ""
             yield f"{self.name}{where} {value}"
 
@@ -48,15 +48,50 @@ class HistogramFamily:
     def lines(self) -> Iterator[str]:
         """What a scrape reads of it. Buckets are cumulative."""
         yield from _head(self.name, "histogram", self.text)
-        below = 0
-        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
-            below += count
-            yield f'{self.name}_bucket{{le="{bound}"}} {below}'
-        yield f"{self.name}_sum {self.total:.6f}"
-        yield f"{self.name}_count {below}"
+        yield from _histogram(self.name, "", self.bounds, self.counts, self.total)
 
 
-def text_of(families: Iterable[Family | HistogramFamily]) -> str:
+class HistogramSeries(NamedTuple):
+    """One series of a histogram with labels."""
+
+    labels: Mapping[str, str]
+    counts: Sequence[int]
+    """One more than there are bounds: the last is for what exceeds them all."""
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledHistogramFamily:
+    """One histogram with all its series."""
+
+    name: str
+    text: str
+    bounds: Sequence[float]
+    series: Iterable[HistogramSeries]
+
+    def lines(self) -> Iterator[str]:
+        """What a scrape reads of it. Buckets are cumulative."""
+        yield from _head(self.name, "histogram", self.text)
+        for labels, counts, total in self.series:
+            yield from _histogram(self.name, _inside(labels), self.bounds, counts, total)
+
+
+AnyFamily = Family | HistogramFamily | LabelledHistogramFamily
+
+
+def _histogram(
+    name: str, inside: str, bounds: Sequence[float], counts: Sequence[int], total: float
+) -> Iterator[str]:
+    below, comma = 0, "," if inside else ""
+    for bound, count in zip((*bounds, "+Inf"), counts, strict=True):
+        below += count
+        yield f'{name}_bucket{{{inside}{comma}le="{bound}"}} {below}'
+    where = f"{{{inside}}}" if inside else ""
+    yield f"{name}_sum{where} {total:.6f}"
+    yield f"{name}_count{where} {below}"
+
+
+def text_of(families: Iterable[AnyFamily]) -> str:
     """The answer to a scrape."""
     return "".join(f"{line}\n" for family in families for line in family.lines())
 
@@ -64,6 +99,10 @@ def text_of(families: Iterable[Family | HistogramFamily]) -> str:
 def _head(name: str, kind: str, text: str) -> Iterator[str]:
     yield f"# HELP {name} {_escaped(text)}"
     yield f"# TYPE {name} {kind}"
+
+
+def _inside(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{name}="{_label(text)}"' for name, text in labels.items())
 
 
 def _label(text: str) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,14 @@ from ergon_framework.jobs.stores.unreadable import UNREADABLE
 from ergon_framework.jobs.views import missing_executors, unsynced, worker_state
 from ergon_framework.ports.jobstore import Named, Queue, WorkerRecord
 from ergon_framework.ports.providerstore import CallTotals, LaneCount, ProviderStats, QuotaTotals
-from ergon_framework.telemetry.prometheus_text import MEDIA_TYPE, Family, Series, text_of
+from ergon_framework.telemetry.prometheus_text import (
+    MEDIA_TYPE,
+    Family,
+    HistogramSeries,
+    LabelledHistogramFamily,
+    Series,
+    text_of,
+)
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import (
     Backends,
@@ -33,6 +41,7 @@ from ergon_framework.web.backends import (
 )
 from ergon_framework.web.dead_letter_routes import WAITING
 from ergon_framework.web.responses import NO_STORE, BackendUnavailableError
+from ergon_framework.web.totals import CallCounters, Exposed, JobCounters
 
 logger = logging.getLogger("ergon.web")
 
@@ -43,39 +52,63 @@ MAX_LABEL = 200
 """Characters of a label's value."""
 
 
-def exposed(families: Iterable[Family]) -> str:
+def exposed(families: Iterable[Exposed]) -> str:
     """Everything, and how many series had to be left out."""
-    found, left_out = [], 0
+    found: list[Exposed] = []
+    left_out = 0
     for family in merged(families):
-        series = list(family.series)
-        left_out += max(0, len(series) - MAX_SERIES)
-        found.append(Family(family.name, family.kind, family.text, series[:MAX_SERIES]))
+        left_out += max(0, len(list(family.series)) - MAX_SERIES)
+        found.append(_cut(family))
     text = f"Series left out of this answer: a metric has at most {MAX_SERIES}."
     return text_of([*found, _gauge("ergon_series_left_out", text, [({}, left_out)])])
 
 
-def merged(families: Iterable[Family]) -> list[Family]:
+def _cut(family: Exposed) -> Exposed:
+    if isinstance(family, Family):
+        return replace(family, series=list(family.series)[:MAX_SERIES])
+    return replace(family, series=list(family.series)[:MAX_SERIES])
+
+
+def merged(families: Iterable[Exposed]) -> list[Exposed]:
     """Each family once, with the series of all that have its name, in their order.
 
     What has the same labels is added up: two stores may know calls of the same provider.
     """
-    found: dict[str, Family] = {}
+    found: dict[str, Exposed] = {}
     for each in families:
         known = found.get(each.name)
-        series = [*(() if known is None else known.series), *each.series]
-        found[each.name] = Family(each.name, each.kind, each.text, _added_up(series))
+        if isinstance(each, LabelledHistogramFamily):
+            before = known.series if isinstance(known, LabelledHistogramFamily) else ()
+            found[each.name] = replace(each, series=_histograms_added_up([*before, *each.series]))
+        else:
+            others = known.series if isinstance(known, Family) else ()
+            found[each.name] = replace(each, series=_added_up([*others, *each.series]))
     return list(found.values())
 
 
 def _added_up(series: Iterable[Series]) -> list[Series]:
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for labels, value in series:
-        key = tuple((name, text[:MAX_LABEL]) for name, text in labels.items())
+        key = _key(labels)
         sums[key] = sums.get(key, 0) + value
     return [(dict(key), value) for key, value in sums.items()]
 
 
-def job_metrics(source: JobBackend) -> list[Family]:
+def _histograms_added_up(series: Iterable[HistogramSeries]) -> list[HistogramSeries]:
+    sums: dict[tuple[tuple[str, str], ...], HistogramSeries] = {}
+    for each in series:
+        key = _key(each.labels)
+        known = sums.get(key, HistogramSeries({}, [0] * len(each.counts), 0.0))
+        counts = [a + b for a, b in zip(known.counts, each.counts, strict=True)]
+        sums[key] = HistogramSeries(dict(key), counts, known.total + each.total)
+    return list(sums.values())
+
+
+def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, text[:MAX_LABEL]) for name, text in labels.items())
+
+
+def job_metrics(source: JobBackend, counters: JobCounters) -> list[Exposed]:
     """Read the store, then tell."""
     with source.opened() as client:
         now = client.store.now()
@@ -84,7 +117,13 @@ def job_metrics(source: JobBackend) -> list[Family]:
         is_unsynced = unsynced(client.store) is not None
     text = "1 when the store acknowledges jobs before they are on disk."
     synced = Family("ergon_job_store_unsynced", "gauge", text, [({}, int(is_unsynced))])
-    return [*_of_queues(queues, now), *_of_workers(workers, now), _of_missing(missing, now), synced]
+    return [
+        *_of_queues(queues, now),
+        *_of_workers(workers, now),
+        _of_missing(missing, now),
+        synced,
+        *counters.families(workers, now),
+    ]
 
 
 def _of_queues(queues: Sequence[Queue], now: float) -> list[Family]:
@@ -151,13 +190,15 @@ _STATES = ("closed", "open", "half_open")
 _OUTCOMES = ("succeeded", "failed", "dead_lettered")
 
 
-def provider_metrics(source: ProviderBackend) -> list[Family]:
+def provider_metrics(source: ProviderBackend, counters: CallCounters) -> list[Exposed]:
     """Read the tables, then tell; nothing about a store that has none."""
     source.check()
     if source.looking is None or not source.has_tables():
         return []
-    found = source.looking.figures(source.opened().now(), WAITING)
+    now = source.opened().now()
+    found = source.looking.figures(now, WAITING)
     return [
+        *counters.families(source.looking, now),
         *_circuits(found),
         *_quotas(found),
         *_calls(found),
@@ -332,7 +373,7 @@ def _gauge(name: str, text: str, series: list[Series]) -> Family:
     return Family(name, "gauge", text, series)
 
 
-Questions = dict[str, Callable[[], list[Family]]]
+Questions = dict[str, Callable[[], Sequence[Exposed]]]
 
 
 def metric_routes(pool: BackendPool) -> APIRouter:
@@ -341,7 +382,7 @@ def metric_routes(pool: BackendPool) -> APIRouter:
     questions = _questions(pool.backends)
     errors: Counter[str] = Counter(dict.fromkeys(questions, 0))
 
-    async def told(part: str) -> list[Family] | None:
+    async def told(part: str) -> Sequence[Exposed] | None:
         try:
             return await pool.call(part, questions[part])
         except Exception as error:
@@ -367,18 +408,18 @@ def metric_routes(pool: BackendPool) -> APIRouter:
 
 
 def _questions(backends: Backends) -> Questions:
-    def each() -> Iterator[tuple[str, Callable[[], list[Family]]]]:
+    def each() -> Iterator[tuple[str, Callable[[], Sequence[Exposed]]]]:
         if backends.jobs is not None:
-            yield "jobs", partial(job_metrics, backends.jobs)
+            yield "jobs", partial(job_metrics, backends.jobs, JobCounters())
         for name, store in backends.providers.items():
-            yield name, partial(provider_metrics, store)
+            yield name, partial(provider_metrics, store, CallCounters())
         for name, zone in backends.zones.items():
             yield zone_name(name), partial(zone_metrics, zone)
 
     return dict(each())
 
 
-def _of_parts(found: dict[str, list[Family] | None], errors: Counter[str]) -> list[Family]:
+def _of_parts(found: Mapping[str, Sequence[Exposed] | None], errors: Counter[str]) -> list[Family]:
     up = [({"part": part}, int(told is not None)) for part, told in found.items()]
     failed = [({"part": part}, number) for part, number in errors.items()]
     return [

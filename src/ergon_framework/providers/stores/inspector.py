@@ -9,13 +9,16 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, union
 
 from ergon_framework.core.circuit_breaker import CircuitState
+from ergon_framework.core.rollup import DurationHistogram, Rollup
 from ergon_framework.ports.providerstore import (
     ALL_TENANTS,
     AttemptRow,
     CallTotals,
     LaneCount,
+    LaneKey,
     LetterPosition,
     LetterStatus,
+    MinuteOfLane,
     ProviderStats,
     QuotaTotals,
 )
@@ -122,6 +125,19 @@ class SqlProviderInspector:
         with self._database.connect() as connection:
             return [LetterPosition(at, letter_id) for at, letter_id in connection.execute(wanted)]
 
+    def minutes(self, since: float, changed_since: float) -> list[MinuteOfLane]:
+        """The minutes of all lanes that began after one instant and have changed since another."""
+        began, changed = (datetime.fromtimestamp(at, UTC) for at in (since, changed_since))
+        sums = (_rollup.succeeded, _rollup.failed, _rollup.dead_lettered, _rollup.histogram)
+        lane = (_health.tenant_id, _health.provider_name, _health.capability)
+        wanted = (
+            select(*lane, _rollup.minute, *sums)
+            .where(_health.tenant_id != ALL_TENANTS, _rollup.updated_at >= changed)
+            .join(_rollup, _of_lane_since(_rollup, _rollup.minute, began))
+        )
+        with self._database.connect() as connection:
+            return [_minute(row) for row in connection.execute(wanted)]
+
     def figures(self, now: float, statuses: Sequence[LetterStatus]) -> ProviderStats:
         """How all lanes are, and how many dead letters have one of these statuses."""
         moment = datetime.fromtimestamp(now, UTC)
@@ -135,6 +151,12 @@ class SqlProviderInspector:
                 _reasons(connection, moment - _MINUTES),
                 connection.scalar(select(func.count()).where(named)) or 0,
             )
+
+
+def _minute(row: Any) -> MinuteOfLane:
+    tenant_id, provider_name, capability, minute, succeeded, failed, dead_lettered, data = row
+    rollup = Rollup(succeeded, failed, dead_lettered, DurationHistogram.decode(data))
+    return MinuteOfLane(LaneKey(tenant_id, provider_name, capability), from_db_time(minute), rollup)
 
 
 def _circuits(connection: Connection, now: datetime) -> list[LaneCount]:

@@ -1,0 +1,84 @@
+"""What a worker has done since it started, by queue: outcomes, and how long attempts took.
+
+A heartbeat carries the totals to the store, and ``/metrics`` of a server adds up those of all
+workers. They only grow, so that whoever missed a heartbeat has lost nothing at the next.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
+
+from ergon_framework.core.job import Transition
+
+OUTCOMES = ("completed", "retrying", "failed", "held", "released")
+"""What becomes of a job after an attempt; ``failed`` is dead-lettered."""
+BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""Seconds: the upper ends of the buckets of a histogram."""
+MAX_QUEUES = 200
+"""Queues that are told apart; users choose names without a limit, and a heartbeat must stay small.
+"""
+OTHERS = "(others)"
+"""What all further queues are counted under."""
+
+
+def outcome_of(transition: Transition) -> str:
+    """The word for what became of a job."""
+    is_excused = transition.event in ("held", "released") and not transition.status.is_final
+    return transition.event if is_excused else transition.status.value
+
+
+class WorkerTotals:
+    """Counted by the thread that settles jobs, read by the one that writes heartbeats."""
+
+    def __init__(self) -> None:
+        self._outcomes: dict[str, dict[str, int]] = {}
+        self._buckets: dict[str, list[int]] = {}
+        self._seconds: dict[str, float] = {}
+
+    def count(self, queue: str, outcome: str, seconds: float | None) -> None:
+        """One attempt, and how long it took if it was made."""
+        outcomes = self._outcomes.get(queue)
+        if outcomes is None:
+            queue, outcomes = self._new_queue(queue)
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        if seconds is not None:
+            self._buckets[queue][bisect_left(BOUNDS, seconds)] += 1
+            self._seconds[queue] += max(0.0, seconds)
+
+    def _new_queue(self, queue: str) -> tuple[str, dict[str, int]]:
+        if len(self._outcomes) >= MAX_QUEUES:
+            queue = OTHERS
+        if queue not in self._outcomes:
+            self._buckets[queue] = [0] * (len(BOUNDS) + 1)
+            self._seconds[queue] = 0.0
+            self._outcomes[queue] = {}
+        return queue, self._outcomes[queue]
+
+    def document(self) -> dict[str, Any]:
+        """As a heartbeat carries them."""
+        return {
+            queue: {
+                "outcomes": dict(outcomes),
+                "buckets": list(self._buckets[queue]),
+                "seconds": round(self._seconds[queue], 6),
+            }
+            for queue, outcomes in list(self._outcomes.items())
+        }
+
+
+def numbers_of(document: Any) -> tuple[float, ...] | None:
+    """The totals of one queue in a row: outcomes, buckets, seconds; None when they are others.
+
+    A worker of another version may tell of other buckets.
+    """
+    if not isinstance(document, Mapping):
+        return None
+    outcomes, buckets = document.get("outcomes"), document.get("buckets")
+    seconds = document.get("seconds")
+    if not isinstance(outcomes, Mapping) or not isinstance(buckets, list | tuple):
+        return None
+    found = (*(outcomes.get(each, 0) for each in OUTCOMES), *buckets, seconds)
+    is_whole = len(found) == len(OUTCOMES) + len(BOUNDS) + 2
+    return found if is_whole and all(type(each) in (int, float) for each in found) else None

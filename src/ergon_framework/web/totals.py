@@ -1,0 +1,173 @@
+"""Counters and histograms of ``/metrics``: what was done since the server started, by everybody.
+
+Processes tell the stores what they have done so far: workers in their heartbeats, providers in
+roll-ups by minute. At each scrape the server adds what has grown since the last one. So the numbers
+of all processes add up, a number never goes down while the server lives, and after a restart of the
+server they begin at 0 again, which Prometheus expects of counters. What was done before the first
+scrape is not counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+from ergon_framework.jobs.totals import BOUNDS as JOB_BOUNDS
+from ergon_framework.jobs.totals import OUTCOMES as JOB_OUTCOMES
+from ergon_framework.jobs.totals import numbers_of
+from ergon_framework.ports.jobstore import WorkerRecord
+from ergon_framework.ports.providerstore import MinuteOfLane, ProviderInspector
+from ergon_framework.telemetry.prometheus_text import (
+    Family,
+    HistogramSeries,
+    LabelledHistogramFamily,
+)
+
+CALL_OUTCOMES = ("succeeded", "failed", "dead_lettered")
+CALL_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Seconds: the upper ends of the buckets of attempts of provider calls."""
+HOUR, OVERLAP = 3600.0, 120.0
+"""Seconds that roll-ups are looked for, and by which clocks of writers may differ."""
+
+Numbers = Sequence[float]
+Exposed = Family | LabelledHistogramFamily
+"""A metric that several stores may tell of, so that its series are added up."""
+
+
+class Growth:
+    """Adds up how much numbers of many sources have grown since they were first seen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, Numbers] = {}
+        self.totals: dict[tuple[str, ...], list[float]] = {}
+        """By labels."""
+
+    def take(
+        self, source: Hashable, labels: tuple[str, ...], now: Numbers, *, is_new: bool
+    ) -> None:
+        """The numbers of a source. Seen for the first time, all of them count if it ``is_new``."""
+        before = self._seen.get(source, None if is_new else now)
+        if before is None or any(old > new for old, new in zip(before, now, strict=True)):
+            before = [0.0] * len(now)  # it has begun anew
+        self._seen[source] = now
+        total = self.totals.setdefault(labels, [0.0] * len(now))
+        for place, (old, new) in enumerate(zip(before, now, strict=True)):
+            total[place] += new - old
+
+    def keep(self, is_kept: Callable[[Any], bool]) -> None:
+        """Forget the other sources, which are over; their totals stay."""
+        self._seen = {source: seen for source, seen in self._seen.items() if is_kept(source)}
+
+
+class JobCounters:
+    """What all workers have done. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._growth = Growth()
+        self._since: float | None = None
+        self._workers: Collection[tuple[str, float]] = ()
+
+    def families(self, workers: Iterable[WorkerRecord], now: float) -> list[Exposed]:
+        """Take in what the workers tell, and tell it all."""
+        with self._lock:
+            since = self._since
+            if since is None:
+                self._since = since = now
+            # A name may be given to another process later.
+            alive = {(each.id, each.started_at): each.totals for each in workers}
+            for worker, totals in alive.items():
+                is_new = worker in self._workers or worker[1] >= since
+                for queue, document in totals.items():
+                    numbers = numbers_of(document)
+                    if numbers is not None:
+                        self._growth.take((*worker, queue), (queue,), numbers, is_new=is_new)
+            self._workers = alive.keys()
+            self._growth.keep(lambda source: source[:2] in alive)
+            return [*_of_jobs(self._growth)]
+
+
+def _of_jobs(growth: Growth) -> Iterator[Exposed]:
+    first = len(JOB_OUTCOMES)
+    yield Family(
+        "ergon_job_attempts_total",
+        "counter",
+        "Attempts of jobs by what became of the job; failed ones are dead-lettered.",
+        [
+            ({"queue": queue, "outcome": outcome}, numbers[place])
+            for (queue,), numbers in growth.totals.items()
+            for place, outcome in enumerate(JOB_OUTCOMES)
+        ],
+    )
+    yield LabelledHistogramFamily(
+        "ergon_job_duration_seconds",
+        "How long attempts of jobs took in their executor.",
+        JOB_BOUNDS,
+        [
+            HistogramSeries({"queue": queue}, [*map(int, numbers[first:-1])], numbers[-1])
+            for (queue,), numbers in growth.totals.items()
+        ],
+    )
+
+
+class CallCounters:
+    """What all processes have called. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._growth = Growth()
+        self._read_at: float | None = None
+
+    def families(self, inspector: ProviderInspector, now: float) -> list[Exposed]:
+        """Read the minutes that have changed, and tell it all."""
+        with self._lock:
+            is_first = self._read_at is None
+            changed = now - HOUR if self._read_at is None else self._read_at - OVERLAP
+            for each in inspector.minutes(now - HOUR, changed):
+                _, provider, capability = each.key
+                source = (each.key, each.minute)
+                numbers = _numbers(each)
+                self._growth.take(source, (provider, capability), numbers, is_new=not is_first)
+            self._read_at = now
+            self._growth.keep(lambda source: source[1] > now - HOUR - OVERLAP)
+            return [*_of_calls(self._growth)]
+
+
+def _numbers(each: MinuteOfLane) -> Numbers:
+    rollup = each.rollup
+    counts, seconds = rollup.durations.counted(CALL_BOUNDS)
+    return (rollup.succeeded, rollup.failed, rollup.dead_lettered, *counts, seconds)
+
+
+def _of_calls(growth: Growth) -> Iterator[Exposed]:
+    first = len(CALL_OUTCOMES)
+    lanes = [
+        ({"provider": provider, "capability": capability}, numbers)
+        for (provider, capability), numbers in growth.totals.items()
+    ]
+    yield Family(
+        "ergon_provider_calls_total",
+        "counter",
+        "Provider calls that ended, by outcome.",
+        [
+            ({**labels, "outcome": outcome}, numbers[place])
+            for labels, numbers in lanes
+            for place, outcome in enumerate(CALL_OUTCOMES)
+        ],
+    )
+    yield Family(
+        "ergon_provider_attempts_total",
+        "counter",
+        "Attempts of provider calls, failed ones included.",
+        [(labels, sum(numbers[first:-1])) for labels, numbers in lanes],
+    )
+    yield LabelledHistogramFamily(
+        "ergon_provider_attempt_duration_seconds",
+        "How long attempts of provider calls took, within 2 %.",
+        CALL_BOUNDS,
+        [
+            HistogramSeries(labels, [*map(int, numbers[first:-1])], numbers[-1])
+            for labels, numbers in lanes
+        ],
+    )

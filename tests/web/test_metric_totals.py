@@ -1,0 +1,177 @@
+"""Counters and histograms of ``/metrics``: they add up over processes, and never go down."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from ergon_framework.core.rollup import DurationHistogram
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.opening import open_store as open_job_store
+from ergon_framework.jobs.totals import BOUNDS, MAX_QUEUES, OTHERS, WorkerTotals, numbers_of
+from ergon_framework.ports.jobstore import WorkerRecord
+from ergon_framework.web.application import create_app
+from tests.jobs.real_worker import job, worker
+from tests.web.content import fill_calls, fill_jobs, settings_in
+from tests.web.test_metric_routes import scraped
+
+pytestmark = pytest.mark.req("ONE:serve")
+
+ATTEMPTS = 'ergon_job_attempts_total{{queue="mail",outcome="{}"}}'
+LANE = 'provider="scripted",capability="test"'
+SUCCEEDED = f'ergon_provider_calls_total{{{LANE},outcome="succeeded"}}'
+FAILED = f'ergon_provider_calls_total{{{LANE},outcome="failed"}}'
+CALLER = """
+import sys
+from ergon_framework.providers.retry import RetryPolicy
+from tests.providers.scripted import Scripted
+
+steps = [{}, {}, ConnectionError()]
+once = RetryPolicy(max_attempts=1)
+with Scripted(*steps, store=sys.argv[1], retry_policy=once, circuit_breaker=False) as provider:
+    for _ in steps:
+        provider.execute(tenant_id=sys.argv[2], operation="quote", payload={})
+"""
+
+
+def beat(place: Path, name: str, totals: WorkerTotals, *, age: float = 0.0) -> None:
+    """Let a worker tell of itself."""
+    with closing(open_job_store(f"sqlite:///{place}/work.db")) as store:
+        started_at = 1_000.0 if age else 1e12  # before and after the server's start
+        store.heartbeat(
+            WorkerRecord(
+                id=name,
+                host="here",
+                pid=1,
+                version="1",
+                started_at=started_at,
+                totals=totals.document(),
+            )
+        )
+
+
+def some(completed: int, failed: int = 0, seconds: float = 0.2) -> WorkerTotals:
+    """What a worker has done."""
+    totals = WorkerTotals()
+    for outcome, number in (("completed", completed), ("failed", failed)):
+        for _ in range(number):
+            totals.count("mail", outcome, seconds)
+    return totals
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> FastAPI:
+    """A server of a place with jobs, which has been asked once."""
+    fill_jobs(tmp_path)
+    app = create_app(settings=settings_in(tmp_path))
+    scraped(app)
+    return app
+
+
+def test_two_workers_add_up(app: FastAPI, tmp_path: Path) -> None:
+    """Also when one of them is gone: a counter never goes down."""
+    beat(tmp_path, "a", some(3, 1))
+    beat(tmp_path, "b", some(2, seconds=7.0))
+    found = scraped(app)
+    assert found[ATTEMPTS.format("completed")] == 5
+    assert found[ATTEMPTS.format("failed")] == 1
+    assert found['ergon_job_duration_seconds_bucket{queue="mail",le="0.25"}'] == 4
+    assert found['ergon_job_duration_seconds_bucket{queue="mail",le="10.0"}'] == 6
+    assert found['ergon_job_duration_seconds_count{queue="mail"}'] == 6
+    assert found['ergon_job_duration_seconds_sum{queue="mail"}'] == pytest.approx(14.8)
+    beat(tmp_path, "a", some(4, 1))
+    with closing(open_job_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        gone = WorkerRecord(id="b", host="here", pid=1, version="1", started_at=0, state="gone")
+        store.heartbeat(gone)
+    assert scraped(app)[ATTEMPTS.format("completed")] == 6
+    assert scraped(app)[ATTEMPTS.format("completed")] == 6
+
+
+def test_what_was_done_before_the_first_scrape_is_not_counted(tmp_path: Path) -> None:
+    """A server that starts begins at 0, as Prometheus expects; what grows is counted."""
+    fill_jobs(tmp_path)
+    beat(tmp_path, "old", some(1000), age=3600)
+    app = create_app(settings=settings_in(tmp_path))
+    assert scraped(app)[ATTEMPTS.format("completed")] == 0
+    beat(tmp_path, "old", some(1002), age=3600)
+    assert scraped(app)[ATTEMPTS.format("completed")] == 2
+
+
+def test_totals_that_cannot_be_read_are_left_out(app: FastAPI, tmp_path: Path) -> None:
+    """A worker of another version may tell other things; the rest is told."""
+    odd: Any = some(1).document()
+    odd["mail"]["buckets"].append(7)
+    with closing(open_job_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        about: dict[str, Any] = {"host": "here", "pid": 1, "version": "9", "started_at": 1e12}
+        store.heartbeat(WorkerRecord(id="odd", totals=odd, **about))
+        store.heartbeat(WorkerRecord(id="none", totals={"mail": None}, **about))
+    found = scraped(app)
+    assert not [name for name in found if name.startswith("ergon_job_attempts_total")]
+    assert found['ergon_part_up{part="jobs"}'] == 1
+
+
+def test_queues_without_number_are_counted_together() -> None:
+    """A heartbeat stays small."""
+    totals = WorkerTotals()
+    for number in range(MAX_QUEUES + 5):
+        totals.count(f"q{number}", "completed", None)
+    told = totals.document()
+    assert len(told) == MAX_QUEUES + 1
+    assert told[OTHERS]["outcomes"] == {"completed": 5}
+    assert numbers_of(told["q0"]) == (1, 0, 0, 0, 0, *[0] * (len(BOUNDS) + 1), 0.0)
+
+
+@pytest.mark.slow
+def test_a_worker_counts_what_it_does() -> None:
+    """By queue: what became of jobs, and how long their attempts took."""
+    store = MemoryJobStore()
+    store.add([job("echo", 1, queue="mail"), job("fail", queue="mail", max_attempts=1)])
+    running = worker(store, burst=True)
+    running.run()
+    told = running.record().totals["mail"]
+    assert told["outcomes"] == {"completed": 1, "failed": 1}
+    assert sum(told["buckets"]) == 2
+    assert told["seconds"] > 0
+
+
+@pytest.mark.slow
+def test_calls_of_two_processes_add_up(tmp_path: Path) -> None:
+    """They write to one store, for different tenants; a server that starts anew begins at 0."""
+    settings = settings_in(tmp_path)
+    url = f"sqlite:///{tmp_path}/work.db"
+    fill_calls(url, [])
+    app = create_app(settings=settings)
+    scraped(app)
+    command = [sys.executable, "-c", CALLER, url]
+    children = [subprocess.Popen([*command, tenant]) for tenant in ("one", "two")]  # noqa: S603
+    assert [child.wait(60) for child in children] == [0, 0]
+    for found in (scraped(app), scraped(app)):
+        assert found[SUCCEEDED] == 4
+        assert found[FAILED] == 2
+        assert found[f"ergon_provider_attempts_total{{{LANE}}}"] == 6
+        assert found[f"ergon_provider_attempt_duration_seconds_count{{{LANE}}}"] == 6
+        bucket = f'ergon_provider_attempt_duration_seconds_bucket{{{LANE},le="60.0"}}'
+        assert found[bucket] == 6
+    again = scraped(create_app(settings=settings))
+    assert again[SUCCEEDED] == 0
+    assert again[f'ergon_provider_calls_1h{{{LANE},outcome="succeeded"}}'] == 4
+
+
+def test_durations_are_counted_below_bounds() -> None:
+    """Few ones exactly, many ones by their buckets."""
+    few, many = DurationHistogram(), DurationHistogram()
+    for milliseconds in (5, 6, 1000, 2000):
+        few.add(milliseconds)
+    counts, total = few.counted((0.005, 1.0))
+    assert (counts, round(total, 6)) == ([1, 2, 1], 3.011)
+    for _ in range(200):
+        many.add(700)
+    counts, total = many.counted((0.5, 1.0))
+    assert counts == [0, 200, 0]
+    assert total == pytest.approx(140, rel=0.02)
