@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, assert_type
 
+import httpx
 import pytest
 from pydantic import BaseModel
 
@@ -24,6 +25,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.ports.lifespan import INJECTED, Dependencies
 from ergon_framework.ports.middleware import MiddlewareStack
+from ergon_framework.ports.unit_of_work import RUNNING, UnitOfWork
 from ergon_framework.providers import (
     CircuitBreaker,
     MemoryProviderStore,
@@ -552,6 +554,74 @@ def test_middleware_of_the_other_colour_is_refused_at_the_first_call() -> None:
     result = quote.execute()
     assert result.error is not None
     assert isinstance(result.error.__cause__, HookError)
+
+
+# -- inside a job ----------------------------------------------------------------------------------
+
+
+class RunningJob:
+    """A job that is tried again as a whole."""
+
+    def surroundings(self) -> UnitOfWork:
+        """What code below it is told."""
+        return UnitOfWork("job", "job-1", "sweep", correlation_id="order-7")
+
+
+@pytest.fixture
+def inside_a_job() -> Iterator[None]:
+    """The test runs as a handler does."""
+    token = RUNNING.set(RunningJob())
+    yield
+    RUNNING.reset(token)
+
+
+@pytest.mark.usefixtures("inside_a_job")
+def test_a_call_inside_a_job_belongs_to_it() -> None:
+    """It has one attempt, since the job is tried again, and a key for each request."""
+    rates = Provider("rates")
+    calls: list[str] = []
+
+    @rates.call
+    def quote(pair: str) -> int:
+        calls.append(pair)
+        raise ConnectionResetError
+
+    results = [quote.execute(pair) for pair in ("eur", "eur", "usd")]
+    assert [each.correlation_id for each in results] == ["order-7"] * 3
+    first, second, third = [str(each.idempotency_key) for each in results]
+    assert first == second != third
+    assert all(each.startswith("job-1/") for each in (first, third))
+    assert calls == ["eur", "eur", "usd"]
+    assert quote.options(attempts=2).execute("eur").attempts == 2
+
+
+@pytest.mark.usefixtures("inside_a_job")
+def test_requests_and_streams_inside_a_job_belong_to_it(clock: VirtualClock) -> None:
+    """Two requests that differ in their body alone have keys of their own."""
+    rates = Provider("rates")
+    sent: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request.method)
+        return httpx.Response(503)
+
+    @rates.stream(operation="ticks")
+    def ticks() -> Iterator[int]:
+        sent.append("stream")
+        if sent:
+            raise ConnectionResetError
+        yield 1
+
+    transport = rates.transport(httpx.MockTransport(answer))
+    with httpx.Client(transport=transport) as client:
+        for body in (b"1", b"2", b"1"):
+            client.put("https://rates.example/", content=body)
+    with pytest.raises(ProviderConnectionError):
+        list(ticks())
+    assert sent == ["PUT", "PUT", "PUT", "stream"]
+    keys = [row.idempotency_key for row in rows(rates.base, "order-7")]
+    assert keys[0] == keys[2]
+    assert len(set(keys)) == 3
 
 
 # -- what is refused where it is declared ----------------------------------------------------------
