@@ -26,6 +26,7 @@ from ergon_framework.providers import (
     ProviderQuotaExceededError,
     ProviderRateLimitError,
     ProviderTimeoutError,
+    Rule,
 )
 from ergon_framework.testing import VirtualClock
 
@@ -95,6 +96,20 @@ def test_other_answers_are_the_clients_business(
     remote = Remote(clock, *[status] * 6, circuit_breaker=(breaker := CircuitBreaker(2)))
     assert [remote.ask(colour).status_code for _ in range(5)] == [status] * 5
     assert (len(remote.sent), breaker.state) == (5, CircuitState.CLOSED)
+
+
+@both
+def test_the_rules_of_the_provider_say_which_statuses_pass(
+    colour: str, clock: VirtualClock
+) -> None:
+    """An API may answer 404 while it does not know yet what it was told."""
+
+    def is_unknown(error: Exception) -> bool:
+        return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 404
+
+    rules = [Rule(is_unknown, "dependency_unavailable")]
+    remote = Remote(clock, 404, 404, errors=rules)
+    assert (remote.ask(colour).status_code, len(remote.sent)) == (200, 3)
 
 
 @both

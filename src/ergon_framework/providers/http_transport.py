@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, cast
 from ergon_framework.errors import MissingExtraError
 from ergon_framework.ports.context import current_unit
 from ergon_framework.ports.middleware import await_through, call_through
-from ergon_framework.providers.decisions import DECISIONS
 from ergon_framework.providers.errors import (
     ProviderCircuitOpenError,
     ProviderDependencyError,
@@ -37,7 +36,6 @@ from ergon_framework.providers.function_base import (
     AsyncFunctionProvider,
     FunctionProvider,
 )
-from ergon_framework.providers.mapping.clients import by_status
 from ergon_framework.providers.signatures import Surroundings
 
 try:
@@ -183,12 +181,6 @@ def _bounded(extensions: dict[str, Any], limit: float | None) -> dict[str, Any]:
     return {**extensions, "timeout": bounds}
 
 
-def _is_temporary(response: httpx.Response) -> bool:
-    """Whether another attempt may get another answer."""
-    found = by_status(response.status_code, response.headers, lambda: 0.0)
-    return DECISIONS[found.reason].retries
-
-
 def _with_body(response: httpx.Response, body: bytes) -> httpx.Response:
     """The same response with its body in memory, so that the connection is free meanwhile."""
     return httpx.Response(
@@ -200,39 +192,43 @@ def _with_body(response: httpx.Response, body: bytes) -> httpx.Response:
 
 
 class GuardedRequest:
-    """One request and the answer of its last attempt."""
+    """One request with all its attempts."""
 
     def __init__(self, request: httpx.Request, rules: RequestRules) -> None:
         self.request = request
         self._extensions = request.extensions
         self._is_sent_again = rules.may_be_sent_again(request)
-        self.response: httpx.Response | None = None
 
     def begin(self, context: ProviderExecutionContext) -> None:
-        """An attempt begins: what came before is forgotten."""
-        self.response = None
+        """An attempt begins, and has so much time."""
         self.request.extensions = _bounded(dict(self._extensions), context.attempt_timeout_seconds)
 
     def needs_body(self, response: httpx.Response) -> bool:
-        """Whether its body is read, because another attempt may follow."""
-        return self._is_sent_again and response.status_code >= 400 and _is_temporary(response)
+        """Whether its body is read at once: another attempt may follow, which needs a connection.
 
-    def check_status(self, response: httpx.Response) -> dict[str, Any]:
-        """The data of an attempt, or its failure raised."""
-        self.response = response
-        status = response.status_code
-        if status < 400:
-            return {"status": status}
-        raise httpx.HTTPStatusError(f"HTTP {status}", request=self.request, response=response)
+        Which statuses are tried again the rules of the provider may say, so it is any error.
+        """
+        return self._is_sent_again and response.status_code >= 400
+
+    def data_of(self, response: httpx.Response) -> dict[str, Any]:
+        """The data of an attempt, or its failure raised; either has the response."""
+        if response.status_code < 400:
+            return {"response": response}
+        text = f"HTTP {response.status_code}"
+        raise httpx.HTTPStatusError(text, request=self.request, response=response)
 
     def answer(self, result: ProviderExecutionResult) -> httpx.Response:
         """What the client gets."""
         self.request.extensions = self._extensions
-        if self.response is not None:
-            return self.response
-        if result.error is None:  # the attempt answered without asking: middleware may do that
-            raise httpx.TransportError("no response", request=self.request)
-        raise error_for_httpx(result.error, self.request)
+        error = result.error
+        if error is None:
+            found: httpx.Response | None = result.unwrap().get("response")
+            if found is None:  # middleware answered without asking, and with something else
+                raise httpx.TransportError("no response", request=self.request)
+            return found
+        if isinstance(error.__cause__, httpx.HTTPStatusError):
+            return error.__cause__.response
+        raise error_for_httpx(error, self.request)
 
 
 # -- the transports --------------------------------------------------------------------------------
@@ -274,7 +270,7 @@ class ProviderTransport(httpx.BaseTransport):
                 response = _with_body(received, b"".join(cast("Iterable[bytes]", received.stream)))
             finally:
                 received.close()
-        return guarded.check_status(response)
+        return guarded.data_of(response)
 
     def close(self) -> None:
         """Close the transport below; the provider stays open."""
@@ -318,7 +314,7 @@ class AsyncProviderTransport(httpx.AsyncBaseTransport):
                 response = _with_body(received, body)
             finally:
                 await received.aclose()
-        return guarded.check_status(response)
+        return guarded.data_of(response)
 
     async def aclose(self) -> None:
         """Close the transport below; the provider stays open."""
