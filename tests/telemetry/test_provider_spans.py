@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from ergon_framework.ports.journal import SpanRecord
+from ergon_framework.providers import Provider, ProviderConnectionError
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderDependencyError
 from ergon_framework.telemetry.tracing import SpanKind, span_at_edge
@@ -112,3 +114,31 @@ def test_nobody_traces_and_the_context_is_as_it_was() -> None:
     provider = Scripted(clock=VirtualClock())
     call(provider, traceparent=PARENT)
     assert provider.seen[0].traceparent == PARENT
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_stream_is_a_span_that_ends_with_it(colour: str, kept: list[SpanRecord]) -> None:
+    """Below its caller, whoever reads it; with a failure if it broke off."""
+    provider = Provider("feed", attempts=1)
+
+    @provider.stream
+    def ticks() -> Iterator[int]:
+        yield 1
+        raise ConnectionResetError
+
+    @provider.stream
+    async def aticks() -> AsyncIterator[int]:
+        yield 1
+        raise ConnectionResetError
+
+    async def read() -> list[int]:
+        return [item async for item in aticks()]
+
+    outer = span_at_edge("job.enqueue", SpanKind.PRODUCER, {})
+    with outer, pytest.raises(ProviderConnectionError):
+        list(ticks()) if colour == "sync" else asyncio.run(read())
+    span, root = kept
+    assert (span.name, span.parent_id) == ("provider.call", root.span_id)
+    assert span.failure == "connection_error"
+    assert span.attributes["ergon.provider"] == "feed"
+    assert span.attributes["ergon.operation"] == ("ticks" if colour == "sync" else "aticks")

@@ -141,11 +141,7 @@ def _is_alone(call: tuple[Any, ...]) -> bool:
 @contextmanager
 def _calling(provider: TracedProvider, call: tuple[Any, ...]) -> Iterator[tuple[Span, Any]]:
     _tenant, _campaign, operation, _payload, context = call
-    attributes = {
-        "ergon.provider": str(provider.provider_name),
-        "ergon.capability": str(provider.capability),
-        "ergon.operation": str(operation),
-    }
+    attributes = _who(provider.provider_name, provider.capability, operation)
     given = getattr(context, "traceparent", None)
     carrier = {"traceparent": given} if isinstance(given, str) else None
     with span_at_edge(_NAME, SpanKind.CLIENT, attributes, carrier) as span:
@@ -157,6 +153,34 @@ def _calling(provider: TracedProvider, call: tuple[Any, ...]) -> Iterator[tuple[
 def _ended_call(span: Span, result: ProviderExecutionResult) -> ProviderExecutionResult:
     if not span.is_recording():
         return result
+    if len(result.attempt_log) > 1:
+        _emit_attempts(span, result)
+    end_span(span, _failure(result), _how(result))
+    return result
+
+
+def record_stream(
+    lane: LaneKey, operation: str, carrier: Mapping[str, str], result: ProviderExecutionResult
+) -> None:
+    """The span of a stream that has ended, below the trace that its caller was part of.
+
+    It is written at the end: a span that is current between two items would be so for its reader.
+    """
+    if carrier:
+        attributes = {**_who(lane.provider_name, lane.capability, operation), **_how(result)}
+        seconds = result.duration_ms / 1000
+        record_span(_NAME, SpanKind.CLIENT, carrier, seconds, attributes, _failure(result))
+
+
+def _who(provider_name: str, capability: str, operation: str) -> dict[str, str]:
+    return {
+        "ergon.provider": str(provider_name),
+        "ergon.capability": str(capability),
+        "ergon.operation": str(operation),
+    }
+
+
+def _how(result: ProviderExecutionResult) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "ergon.attempts": result.attempts,
         "ergon.breaker_state": str(result.breaker_state),
@@ -165,11 +189,11 @@ def _ended_call(span: Span, result: ProviderExecutionResult) -> ProviderExecutio
     }
     if result.reason_code is not None:
         attributes["ergon.reason_code"] = str(result.reason_code)
-    if len(result.attempt_log) > 1:
-        _emit_attempts(span, result)
-    failure = None if result.success else str(result.reason_code or result.stop_reason)
-    end_span(span, failure, attributes)
-    return result
+    return attributes
+
+
+def _failure(result: ProviderExecutionResult) -> str | None:
+    return None if result.success else str(result.reason_code or result.stop_reason)
 
 
 def _emit_attempts(span: Span, result: ProviderExecutionResult) -> None:

@@ -36,8 +36,11 @@ from ergon_framework.providers.pipeline.drivers import (
 )
 from ergon_framework.providers.pipeline.guarded_call import GuardedCall
 from ergon_framework.providers.pipeline.request import AttemptBody, attempt_body, inherit_context
+from ergon_framework.providers.telemetry import record_stream
 from ergon_framework.providers.validation import validate_call
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
+from ergon_framework.telemetry.propagation import outgoing_metadata
+from ergon_framework.telemetry.tracing import is_traced
 
 if TYPE_CHECKING:
     from ergon_framework.providers.pipeline.runtime import ProviderRuntime
@@ -81,6 +84,8 @@ class StreamCall:
         self.first_of = first_of
         self.body: AttemptBody = attempt_body(opens, *what, payload, text, is_retried=is_retried)
         self.call: GuardedCall = runtime.new_call(lane, (campaign_id, operation), context)
+        self._lane, self._operation = lane.key, operation
+        self._carrier = outgoing_metadata() if is_traced() else {}
         self.count = 0
         """Items that the caller has been given."""
 
@@ -116,6 +121,10 @@ class StreamCall:
         if is_abandoned:
             data["abandoned"] = True
         return partial(self.call.succeeded, data)
+
+    def record(self, result: ProviderExecutionResult) -> None:
+        """Write its span."""
+        record_stream(self._lane, self._operation, self._carrier, result)
 
     def broken(self, error: Exception) -> Callable[[], Do]:
         """The step that notes a failure after the first item."""
@@ -193,6 +202,7 @@ def _in_time(call: StreamCall, work: Callable[[], T]) -> T:
 def _conclude(call: StreamCall) -> ProviderExecutionResult:
     result, rows = _in_time(call, call.call.finish)
     _in_time(call, partial(call.runtime.conclude, result, rows))
+    call.record(result)
     return result
 
 
@@ -308,6 +318,7 @@ async def _astep(call: StreamCall, work: Callable[[], T]) -> T:
 async def _aconclude(call: StreamCall) -> ProviderExecutionResult:
     result, rows = await afinish(call.runtime, call.call)
     await aconclude(call.runtime, call.call, result, rows, None)
+    call.record(result)
     return result
 
 
