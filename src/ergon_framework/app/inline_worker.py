@@ -32,10 +32,11 @@ from ergon_framework.core.executor_protocol import (
 )
 from ergon_framework.core.job import Event, JobStatus, Released
 from ergon_framework.engine.clocks import current_clock
-from ergon_framework.errors import HookError, JobError, WiringError, describe
+from ergon_framework.errors import JobError, WiringError
 from ergon_framework.executor import outcomes
+from ergon_framework.executor.hooks import HookRunner
 from ergon_framework.executor.invocation import CUT_OFF, Invocation
-from ergon_framework.executor.registry import Handler, Hook, Registry
+from ergon_framework.executor.registry import Handler, Registry
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
@@ -121,6 +122,7 @@ class InlineWorker:
         )
         self._prepare: Callable[[], object] = lambda: setup.limit_queues(store)
         self._loop = InlineLoop()
+        self._hooks = HookRunner(registry, lambda awaitable, _: self._loop.wait_for(awaitable))
         self._is_begun = False
 
     # ---- use ----
@@ -172,8 +174,9 @@ class InlineWorker:
         try:
             if self._is_begun:
                 self._is_begun = False
-                for hook in reversed(self._registry.shutdown_hooks):
-                    self._run_hook(hook, "shut-down")
+                failure = self._hooks.close()
+                if failure is not None:
+                    raise failure
         finally:
             self._loop.close()
 
@@ -289,18 +292,8 @@ class InlineWorker:
         if self._is_begun:
             return
         self._registry.prepare()
+        self._hooks.open()
         self._is_begun = True
-        for hook in self._registry.startup_hooks:
-            self._run_hook(hook, "start-up")
-
-    def _run_hook(self, hook: Hook, kind: str) -> None:
-        try:
-            result = hook()
-            if hasattr(result, "__await__"):
-                self._loop.wait_for(result)
-        except Exception as error:
-            name = getattr(hook, "__name__", type(hook).__name__)
-            raise HookError(f"the {kind} hook {name!r} failed: {describe(error)}") from error
 
 
 class InlineInvocation(Invocation):

@@ -8,7 +8,7 @@ Where to look first:
 
 - ``registry``, ``binding``, ``loading``: handlers by name, their arguments, ``module:registry``
 - ``context``: what a handler sees of its job, and how it asks for another attempt
-- ``process``, ``runtime``: the program, and the life of the process from hooks to shutdown
+- ``process``, ``runtime``, ``hooks``: the program, and the life of its process from lifespans on
 - ``stdio``, ``thread_pool``, ``event_loop``: the pipes, and where plain and async handlers run
 - ``invocation``, ``outcomes``: one request to its outcome, and how outcomes are written
 """

@@ -19,6 +19,7 @@ import msgspec
 
 from ergon_framework.errors import HookError, JobError, describe
 from ergon_framework.executor.context import HasContext, JobContext
+from ergon_framework.ports.lifespan import DependencyScope
 
 MAX_NAME = 60
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -39,20 +40,25 @@ class InvalidArgumentsError(JobError):
 class Binding:
     """One handler's signature, ready to take arguments."""
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+    def __init__(
+        self, name: str, function: Callable[..., Any], scope: DependencyScope | None = None
+    ) -> None:
         self.name = name
+        self._scope = scope
         parameters = self._parameters = _parameters(name, function)
         hints = _hints(name, function, parameters)
         self._contexts = {each for each, hint in hints.items() if _is_context(hint)}
+        self._injected = {} if scope is None else scope.injected(hints)
+        ours = self._ours = self._contexts | self._injected.keys()
         self._positional = [
             (each.name, each.default) for each in parameters.values() if each.kind in _POSITIONAL
         ]
-        self._by_position = [each for each, _ in self._positional if each not in self._contexts]
+        self._by_position = [each for each, _ in self._positional if each not in ours]
         self._by_name = {
             each.name
             for each in parameters.values()
             if each.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-            and each.name not in self._contexts
+            and each.name not in ours
         }
         self._keyword_only = [
             each.name for each in parameters.values() if each.kind is Parameter.KEYWORD_ONLY
@@ -62,14 +68,14 @@ class Binding:
             for each in parameters.values()
             if each.default is Parameter.empty
             and each.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-            and each.name not in self._contexts
+            and each.name not in ours
         ]
-        self._is_fine_alone = not self._required and not self._contexts
+        self._is_fine_alone = not self._required and not ours
         kinds = {each.kind: each.name for each in parameters.values()}
         self._has_positional_only = Parameter.POSITIONAL_ONLY in kinds
         self._is_simple = (
             set(self._required) <= set(self._by_position)
-            and not self._contexts
+            and not ours
             and not self._has_positional_only
         )
         self._more_positional = kinds.get(Parameter.VAR_POSITIONAL)
@@ -77,13 +83,13 @@ class Binding:
         self._converters = {
             each: _converter(name, each, hint)
             for each, hint in hints.items()
-            if each not in self._contexts and hint not in _ANYTHING
+            if each not in ours and hint not in _ANYTHING
         }
 
     @property
     def signature(self) -> str:
         """How the handler is called, without what it is given by others than its caller."""
-        own = [each for each in self._parameters.values() if each.name not in self._contexts]
+        own = [each for each in self._parameters.values() if each.name not in self._ours]
         return f"{self.name}{inspect.Signature(own)}"
 
     def bind(
@@ -106,6 +112,9 @@ class Binding:
             more, rest = self._convert_rest(more, rest)
         for name in self._contexts:
             given[name] = None if job is None else job.context
+        if self._injected and job is not None and self._scope is not None:
+            for name, kind in self._injected.items():
+                given[name] = self._scope.value(kind)
         if not more and not self._has_positional_only:
             return [], {**given, **rest} if rest else given
         positional = [given.get(each, default) for each, default in self._positional]
@@ -135,7 +144,7 @@ class Binding:
         rest: dict[str, Any] = {}
         for name, value in kwargs.items():
             if name not in self._by_name:
-                if self._more_keywords is None or name in self._contexts:
+                if self._more_keywords is None or name in self._ours:
                     raise InvalidArgumentsError(f"there is no argument {_short(name)!r}")
                 rest[name] = value
             elif name in given:

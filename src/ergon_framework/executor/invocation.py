@@ -6,6 +6,7 @@ import contextvars
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.core.executor_protocol import ATTEMPTS, Outcome, Request
@@ -15,6 +16,7 @@ from ergon_framework.executor.binding import InvalidArgumentsError
 from ergon_framework.executor.context import CORRELATION, JobContext
 from ergon_framework.executor.registry import Handler
 from ergon_framework.executor.stdio import stderr_line
+from ergon_framework.ports.middleware import call_through
 from ergon_framework.ports.unit_of_work import OBSERVERS, RUNNING, UnitOfWork, observed
 
 if TYPE_CHECKING:
@@ -108,15 +110,26 @@ class Invocation:
             self._begin_span()
         try:
             args, kwargs = handler.binding.bind(request.args, request.kwargs, self)
-            function = handler.function
-            if OBSERVERS:
-                unit = self.surroundings()
-                function = observed(function, lambda _: unit, is_async=handler.is_async)
-            return function, args, kwargs
+            if OBSERVERS or handler.layers:
+                return self._surrounded(handler), args, kwargs
+            return handler.function, args, kwargs
         except InvalidArgumentsError as error:
             return outcomes.refused(request.job_id, error.code, str(error))
         except BaseException as error:  # a class of the user's that is made from the arguments
             return outcomes.failed(request.job_id, error)
+
+    def _surrounded(self, handler: Handler) -> Callable[..., Any]:
+        """The handler inside of its middleware, and that inside of whoever observes."""
+        unit = self.surroundings()
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = partial(handler.function, *args, **kwargs)
+            return call_through(handler.layers, unit, made)
+
+        function = call if handler.layers else handler.function
+        return (
+            observed(function, lambda _: unit, is_async=handler.is_async) if OBSERVERS else function
+        )
 
     def run(self) -> Outcome:
         """Call a plain handler, here and now."""

@@ -13,6 +13,8 @@ from ergon_framework.core.job import route
 from ergon_framework.errors import HookError, JobError, WiringError
 from ergon_framework.executor.binding import Binding, InvalidArgumentsError
 from ergon_framework.ports.job_options import HandlerOptions, JobCall, handler_options
+from ergon_framework.ports.lifespan import Dependencies, DependencyScope
+from ergon_framework.ports.middleware import Around, MiddlewareStack, UnitKind
 
 Hook = Callable[[], Any]
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -28,12 +30,20 @@ class HandlerNotFoundError(JobError, LookupError):
 class Handler:
     """A function under its name, and what was said about its jobs."""
 
-    __slots__ = ("_binding", "function", "is_async", "name", "options")
+    __slots__ = ("_binding", "_layers", "_registry", "function", "is_async", "name", "options")
 
-    def __init__(self, name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        options: Mapping[str, Any],
+        registry: Registry,
+    ) -> None:
         self.name = name
         self.function = function
         self.options = options
+        self._registry = registry
+        self._layers: tuple[Around, ...] | None = None
         self.is_async = is_coroutine(function)
         self._binding: Binding | None = None
 
@@ -41,8 +51,16 @@ class Handler:
     def binding(self) -> Binding:
         """The handler's signature, read at the first use: types may be defined below it."""
         if self._binding is None:
-            self._binding = Binding(self.name, self.function)
+            self._binding = Binding(self.name, self.function, self._registry.scope)
         return self._binding
+
+    @property
+    def layers(self) -> tuple[Around, ...]:
+        """The middleware around the handler, the innermost first, chosen at the first use."""
+        if self._layers is None:
+            stack = self._registry.middleware_stack
+            self._layers = stack.around(UnitKind.JOB, self.name, is_async=self.is_async)
+        return self._layers
 
 
 class Registry:
@@ -61,8 +79,17 @@ class Registry:
     are those of all jobs of a handler: a client that is given the registry stores them.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        dependencies: Dependencies | None = None,
+        middleware: MiddlewareStack | None = None,
+    ) -> None:
+        """An application hands in its own ``dependencies`` and ``middleware``, and shares them."""
         self._handlers: dict[str, Handler] = {}
+        self.dependencies = Dependencies() if dependencies is None else dependencies
+        self.scope = DependencyScope(self.dependencies)
+        self.middleware_stack = MiddlewareStack() if middleware is None else middleware
         self.startup_hooks: list[Hook] = []
         self.shutdown_hooks: list[Hook] = []
 
@@ -91,8 +118,29 @@ class Registry:
             raise WiringError(
                 f"there are two handlers named {name!r}", remedy="give one of them another name"
             )
-        self._handlers[name] = Handler(name, function, handler_options(name, options))
+        self._handlers[name] = Handler(name, function, handler_options(name, options), self)
         return function
+
+    def lifespan(self, function: _H) -> _H:
+        """Open what handlers need before the first request, and close it after the last.
+
+        The function yields once; what it yields, in each process that runs handlers, is given to
+        parameters annotated with its type. A failure before the yield ends the process.
+        """
+        return self.dependencies.add(function)
+
+    @overload
+    def middleware(self, function: _F) -> _F: ...
+    @overload
+    def middleware(self, *, only: str | None = None) -> Callable[[_F], _F]: ...
+    def middleware(self, function: Any = None, *, only: str | None = None) -> Any:
+        """Surround the handling of each job with a function; the first added is the outermost.
+
+        ``only`` restricts it to handlers of one colour, ``sync`` or ``async``.
+        """
+        if function is None:
+            return functools.partial(self.middleware_stack.add, kinds=("job",), only=only)
+        return self.middleware_stack.add(function, ("job",), only)
 
     def on_startup(self, hook: _H) -> _H:
         """Run a function, plain or async, before the first request; a failure ends the process."""
@@ -132,9 +180,13 @@ class Registry:
         return self._handlers.get(name)
 
     def prepare(self) -> None:
-        """Read all signatures now, so that a wrong one is told at the start and not by a job."""
+        """Read all signatures now, so that a wrong one is told at the start and not by a job.
+
+        The same for middleware that cannot surround a handler.
+        """
         for each in self._handlers.values():
             each.binding  # noqa: B018 - reading it is what prepares it
+            each.layers  # noqa: B018 - the same
 
     def check(
         self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

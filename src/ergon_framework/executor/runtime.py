@@ -12,14 +12,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ergon_framework.core.executor_protocol import Outcome, Refusal, Request, Status
-from ergon_framework.errors import HookError, describe
 from ergon_framework.executor import outcomes
+from ergon_framework.executor.hooks import HookRunner
 from ergon_framework.executor.invocation import CUT_OFF, Invocation
-from ergon_framework.executor.registry import Hook, Registry
+from ergon_framework.executor.registry import Registry
 from ergon_framework.executor.stdio import (
     OutcomeWriter,
     Pipes,
@@ -32,54 +32,6 @@ from ergon_framework.executor.thread_pool import HandlerThreads, Item, RequestQu
 
 if TYPE_CHECKING:
     from ergon_framework.executor.event_loop import LoopReader, LoopThread
-
-
-SHUTDOWN_TIMEOUT = 10.0
-"""Seconds an async shut-down hook has; a loop that is stuck must not hold the process."""
-
-
-class Lifespan:
-    """Runs the hooks of a registry; the event loop is made when something async needs it."""
-
-    def __init__(self, registry: Registry, answer: Callable[[Invocation, Outcome], Any]) -> None:
-        self._registry = registry
-        self._answer = answer
-        self.loop: LoopThread | None = None
-
-    def open(self) -> None:
-        """Run the start-up hooks, and begin the loop if there are async handlers."""
-        if self._registry.has_async:
-            self.event_loop()
-        for hook in self._registry.startup_hooks:
-            self._run(hook, "start-up", None)
-
-    def close(self) -> HookError | None:
-        """Run the shut-down hooks, each whatever the others did; the first failure."""
-        first = None
-        for hook in reversed(self._registry.shutdown_hooks):
-            try:
-                self._run(hook, "shut-down", SHUTDOWN_TIMEOUT)
-            except HookError as error:
-                stderr_line(str(error))
-                first = first or error
-        return first
-
-    def event_loop(self) -> LoopThread:
-        """The loop, begun at the first need."""
-        if self.loop is None:
-            from ergon_framework.executor.event_loop import LoopThread
-
-            self.loop = LoopThread(self._answer)
-        return self.loop
-
-    def _run(self, hook: Hook, kind: str, timeout: float | None) -> None:
-        try:
-            result = hook()
-            if hasattr(result, "__await__"):
-                self.event_loop().run(result, timeout)
-        except BaseException as error:
-            name = getattr(hook, "__name__", type(hook).__name__)
-            raise HookError(f"the {kind} hook {name!r} failed: {describe(error)}") from error
 
 
 CANCEL_GRACE = 0.3
@@ -106,7 +58,8 @@ class Runtime:
         self._queue = RequestQueue(limit, self._wake_pipe.wake)
         self._reader = RequestReader(pipes.source)
         self._writer = OutcomeWriter(pipes.target, gathers=limit > 1, on_broken=self.stop)
-        self._lifespan = Lifespan(registry, self._answer)
+        self._hooks = HookRunner(registry, self._wait_for)
+        self._loop: LoopThread | None = None
         self._loop_reader: LoopReader | None = None
         self._threads = HandlerThreads(
             self._queue,
@@ -131,8 +84,8 @@ class Runtime:
         """Serve until the end. Raises what a start-up or shut-down hook raised."""
         self._threads.start()
         self._supervise()
-        if self._lifespan.loop is not None:
-            self._lifespan.loop.close()
+        if self._loop is not None:
+            self._loop.close()
         self._writer.close()
         if self._failure is not None:
             raise self._failure
@@ -163,7 +116,7 @@ class Runtime:
 
     def _cut_off(self, invocation: Invocation) -> None:
         """Cancel what can be cancelled; give up on what cannot, and on this process with it."""
-        loop = self._lifespan.loop
+        loop = self._loop
         if invocation.is_async and not invocation.is_cancelled and loop is not None:
             self._queue.prolong(invocation, time.monotonic() + self._cancel_grace)
             loop.cancel(invocation)
@@ -207,8 +160,8 @@ class Runtime:
         if isinstance(item, Refusal):
             self._writer.put(outcomes.written(item.outcome)[1])
             return True
-        if item.is_async and self._lifespan.loop is not None:
-            self._lifespan.loop.submit(item)
+        if item.is_async and self._loop is not None:
+            self._loop.submit(item)
             return True
         outcome = item.run()
         if hasattr(type(outcome.result), "__await__"):  # a plain function that calls an async one
@@ -217,7 +170,7 @@ class Runtime:
 
     def _awaited(self, outcome: Outcome) -> Outcome:
         try:
-            result = self._lifespan.event_loop().run(outcome.result)
+            result = self._event_loop().run(outcome.result)
             return outcomes.succeeded(outcome.job_id, result)
         except BaseException as error:
             return outcomes.failed(outcome.job_id, error)
@@ -239,12 +192,14 @@ class Runtime:
     # -- the first and the last worker -----------------------------------------------------------
 
     def _open(self) -> bool:
-        """Run the start-up hooks; whether the threads shall read."""
-        self._lifespan.open()
+        """Open what the handlers need; whether the threads shall read."""
+        if self._registry.has_async:
+            self._event_loop()
+        self._hooks.open()
         if self._on_ready is not None:
             self._on_ready()
         self._is_traced = "opentelemetry.sdk.trace" in sys.modules
-        loop = self._lifespan.loop
+        loop = self._loop
         if loop is None or self._registry.has_sync or not is_pollable(self._reader.source):
             return True
         from ergon_framework.executor.event_loop import LoopReader
@@ -255,8 +210,19 @@ class Runtime:
         self._loop_reader.start()
         return False
 
+    def _event_loop(self) -> LoopThread:
+        """The loop of what is async, begun at the first need."""
+        if self._loop is None:
+            from ergon_framework.executor.event_loop import LoopThread
+
+            self._loop = LoopThread(self._answer)
+        return self._loop
+
+    def _wait_for(self, awaitable: Awaitable[Any], timeout: float | None) -> Any:
+        return self._event_loop().run(awaitable, timeout)
+
     def _close(self) -> None:
-        failure = self._lifespan.close()
+        failure = self._hooks.close()
         if failure is not None:
             self._fail(failure)
         self._is_closed = True

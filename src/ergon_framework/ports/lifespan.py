@@ -16,16 +16,18 @@ task of the event loop that its handlers run on.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ergon_framework.errors import HookError, WiringError, describe
+
+if TYPE_CHECKING:
+    import asyncio
 
 F = TypeVar("F", bound=Callable[[], Any])
 _PLAIN = (object, str, bytes, bool, int, float, complex, list, dict, tuple, set, frozenset)
@@ -143,6 +145,11 @@ class DependencyScope:
         """Whether the lifespan of an injected type is open here."""
         return kind in self._values
 
+    def injected(self, hints: Mapping[str, Any]) -> dict[str, type]:
+        """Which of these annotated parameters get a value, and of which type."""
+        found = {name: self._dependencies.injected(hint) for name, hint in hints.items()}
+        return {name: kind for name, kind in found.items() if kind is not None}
+
     def value(self, kind: type) -> Any:
         """The value of an injected type."""
         found = self._dependencies.overrides.get(kind, self._values.get(kind, _MISSING))
@@ -210,12 +217,16 @@ class _Holder:
     """Keeps an async context manager open in a task: task groups refuse to be left by another."""
 
     def __init__(self, manager: Any) -> None:
+        import asyncio  # late: an executor without async code starts without it
+
         self._manager = manager
         self._closing = asyncio.Event()
         self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> Any:
+        import asyncio
+
         self._task = asyncio.create_task(self._hold())
         await asyncio.wait((self._opened, self._task), return_when=asyncio.FIRST_COMPLETED)
         if not self._opened.done():

@@ -1,0 +1,247 @@
+"""What an executor opens before its first job, gives to handlers by type, and closes at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.errors import HookError, WiringError
+from ergon_framework.executor import InvalidArgumentsError, JobContext, Registry
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.lifespan import Dependencies
+from tests.executor.link import Link, request, runtime_command
+
+pytestmark = pytest.mark.req("JOBS:executor")
+
+
+class Resource:
+    """What both kinds of pool are."""
+
+
+class Pool(Resource):
+    """Something that is opened and closed."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+
+class BetterPool(Pool):
+    """A second kind of pool."""
+
+
+class Session:
+    """Something else."""
+
+
+def refuse() -> None:
+    """A server that is away."""
+    raise OSError("refused")
+
+
+def registry_of(colour: str, notes: list[str]) -> Registry:
+    """A lifespan of one colour, and handlers of both that are given what it yields."""
+    registry = Registry()
+
+    def plain() -> Iterator[Pool]:
+        notes.append(f"open {threading.current_thread().name}")
+        yield Pool(notes)
+        notes.append("close")
+
+    async def asynchronous() -> AsyncIterator[Pool]:
+        async with asyncio.TaskGroup():  # refuses to be left by another task than its own
+            notes.append("open")
+            yield Pool(notes)
+            notes.append("close")
+
+    registry.lifespan(plain if colour == "sync" else asynchronous)
+
+    @registry.handler
+    def save(pool: Pool, what: str, job: JobContext) -> str:
+        pool.notes.append(f"save {what} {job.attempt}")
+        return what
+
+    @registry.handler
+    async def save_async(what: str, *, pool: Pool) -> str:
+        pool.notes.append(f"save {what}")
+        return what
+
+    return registry
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_what_a_lifespan_yields_is_given_to_handlers_of_both_colours(colour: str) -> None:
+    """It is open before the first job and closed after the last."""
+    notes: list[str] = []
+    with Link(registry_of(colour, notes)) as link:
+        assert link.ask("save", "a")["result"] == "a"
+        assert link.ask("save_async", what="b")["result"] == "b"
+        assert notes[0].startswith("open")
+        assert notes[1:] == ["save a 1", "save b"]
+    assert notes[1:] == ["save a 1", "save b", "close"]
+    assert link.failure is None
+
+
+def test_an_injected_value_cannot_be_sent() -> None:
+    """It is no argument: neither for a request nor for a client, where nothing is open."""
+    registry = registry_of("sync", [])
+    with Link(registry) as link:
+        told = link.ask("save", what="a", pool={})
+        assert (told["status"], told["error_type"]) == ("error", "invalid_arguments")
+    client = JobClient(store=MemoryJobStore(), registry=registry)
+    assert client.job("save", ["a"]).args == b'["a"]'
+    with pytest.raises(InvalidArgumentsError, match=r"no argument 'pool'.*save\(what: 'str'\)"):
+        client.job("save", ["a"], {"pool": 1})
+
+
+def test_lifespans_and_hooks_nest() -> None:
+    """The first that is opened is the last to be closed, and hooks run while all are open."""
+    registry, notes = Registry(), list[str]()
+
+    @registry.lifespan
+    def outer() -> Iterator[Pool]:
+        notes.append("outer")
+        yield Pool(notes)
+        notes.append("outer closed")
+
+    @registry.lifespan
+    async def inner() -> AsyncIterator[Session]:
+        notes.append("inner")
+        yield Session()
+        notes.append("inner closed")
+
+    registry.on_startup(lambda: notes.append("up"))
+    registry.on_shutdown(lambda: notes.append("down"))
+
+    @registry.handler
+    def both(pool: Pool, session: Session) -> None:
+        notes.append(type(session).__name__)
+
+    with Link(registry) as link:
+        assert link.ask("both")["status"] == "success"
+    assert notes == ["outer", "inner", "up", "Session", "down", "inner closed", "outer closed"]
+
+
+@pytest.mark.parametrize("colour", ["sync", "async", "hook"])
+def test_a_lifespan_that_cannot_be_opened_ends_it_before_any_request(colour: str) -> None:
+    """The error names it; what was opened before it is closed."""
+    registry, notes = registry_of("sync", []), list[str]()
+
+    @registry.lifespan
+    def first() -> Iterator[Session]:
+        yield Session()
+        notes.append("closed")
+
+    def plain() -> Iterator[None]:
+        refuse()
+        yield
+
+    async def asynchronous() -> AsyncIterator[None]:
+        refuse()
+        yield
+
+    if colour == "hook":
+        registry.on_startup(refuse)
+    else:
+        registry.lifespan(plain if colour == "sync" else asynchronous)
+    with Link(registry) as link:
+        link.wait()
+    assert isinstance(link.failure, HookError)
+    assert "OSError: refused" in str(link.failure)
+    assert notes == ["closed"]
+
+
+def test_a_lifespan_that_fails_at_the_end_does_not_keep_the_others() -> None:
+    """All are closed, the failure is told, and the answers are out."""
+    registry, notes = Registry(), list[str]()
+
+    @registry.lifespan
+    def first() -> Iterator[Pool]:
+        yield Pool(notes)
+        notes.append("closed")
+
+    @registry.lifespan
+    async def second() -> AsyncIterator[None]:
+        yield
+        raise LookupError("gone")
+
+    registry.on_shutdown(lambda: 1 // 0)
+    registry.add(lambda: 1, "one")
+    with Link(registry) as link:
+        assert link.ask("one")["result"] == 1
+    assert notes == ["closed"]
+    assert isinstance(link.failure, HookError)
+    assert "shut-down hook" in str(link.failure)
+
+
+def test_a_process_that_cannot_open_its_lifespan_says_why(tmp_path: Path) -> None:
+    """It ends with a code of its own, and answers nothing."""
+    (tmp_path / "broken.py").write_text(
+        "from collections.abc import Iterator\n"
+        "from ergon_framework.executor import Registry\n"
+        "registry = Registry()\n"
+        "@registry.lifespan\n"
+        "def database() -> Iterator[None]:\n"
+        "    raise OSError('no route to the database')\n"
+        "    yield\n"
+        "registry.add(print, 'show')\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run(  # noqa: S603 - our own program
+        runtime_command(f"{tmp_path / 'broken.py'}:registry"),
+        input=request("show"),
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+    expected = b"the lifespan 'database' failed before its yield: OSError: no route to the database"
+    assert expected in done.stderr
+
+
+def test_a_process_without_async_code_does_not_load_asyncio() -> None:
+    """Lifespans of both colours are known to the registry, and cost nothing until one is there."""
+    code = "import sys, ergon_framework.executor.runtime; sys.exit('asyncio' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=30)  # noqa: S603
+    assert done.returncode == 0
+
+
+def test_two_values_that_fit_are_refused_at_the_start() -> None:
+    """Nobody has to guess which one a handler was given; a type that is yielded itself is clear."""
+    registry = registry_of("sync", [])
+
+    @registry.lifespan
+    def better() -> Iterator[BetterPool]:
+        yield BetterPool([])
+
+    registry.prepare()
+
+    @registry.handler
+    def odd(pool: Resource) -> None: ...
+
+    with pytest.raises(WiringError, match="Resource may be injected from BetterPool and Pool"):
+        registry.prepare()
+
+
+def test_an_application_shares_its_dependencies() -> None:
+    """A registry that is given them knows what others declared."""
+    dependencies = Dependencies()
+
+    @dependencies.add
+    def pool() -> Iterator[Pool]:
+        yield Pool(["shared"])
+
+    registry = Registry(dependencies=dependencies)
+
+    @registry.handler
+    def notes(pool: Pool) -> list[str]:
+        return pool.notes
+
+    with Link(registry) as link:
+        assert link.ask("notes")["result"] == ["shared"]
