@@ -165,6 +165,70 @@ class Binding:
         return more, rest
 
 
+class BatchBinding:
+    """The signature of a batch handler: one list of units, each the one argument of a job."""
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], scope: DependencyScope | None = None
+    ) -> None:
+        parameters = _parameters(name, function)
+        hints = _hints(name, function, parameters)
+        self._contexts = [each for each, hint in hints.items() if _is_context(_element(hint))]
+        self._injected = {} if scope is None else scope.injected(hints)
+        self._scope = scope
+        ours = {*self._contexts, *self._injected}
+        units = [each for each in parameters.values() if each.name not in ours]
+        if len(units) != 1 or units[0].kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+            raise HookError(
+                f"the batch handler {name!r} does not take one list of units",
+                remedy=f"write it as def {name}(units: list[Unit]): each job has one argument",
+            )
+        (self._units,) = units
+        element = _element(hints.get(self._units.name, list))
+        if element is None:
+            raise HookError(
+                f"the batch handler {name!r} takes {self._units.name!r}, which is no list",
+                remedy=f"annotate it as a list: {self._units.name}: list[{units[0].annotation}]",
+            )
+
+        def one() -> None: ...
+
+        kind = Parameter.POSITIONAL_OR_KEYWORD
+        unit = Parameter(self._units.name, kind, annotation=element)
+        one.__signature__ = inspect.Signature([unit])  # type: ignore[attr-defined]
+        self._one = Binding(name, one)
+
+    @property
+    def signature(self) -> str:
+        """How the handler is called for one job."""
+        return self._one.signature
+
+    def bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], job: HasContext | None = None
+    ) -> Bound:
+        """The unit of one job, or an InvalidArgumentsError."""
+        return list(self._one.bind(args, kwargs)[1].values()), {}
+
+    def together(self, units: list[Any], jobs: Sequence[HasContext]) -> Bound:
+        """The arguments to call the handler with for many jobs."""
+        given: dict[str, Any] = {name: [job.context for job in jobs] for name in self._contexts}
+        if self._scope is not None:
+            given |= {name: self._scope.value(kind) for name, kind in self._injected.items()}
+        if self._units.kind is Parameter.POSITIONAL_ONLY:
+            return [units], given
+        return [], {self._units.name: units, **given}
+
+
+def _element(hint: Any) -> Any:
+    """The type of what a list holds; None for what is no list."""
+    if hint in _ANYTHING or hint is list:
+        return Any
+    origin = typing.get_origin(hint)
+    if not isinstance(origin, type) or not issubclass(list, origin):
+        return None
+    return typing.get_args(hint)[0]
+
+
 def _parameters(name: str, function: Callable[..., Any]) -> Mapping[str, Parameter]:
     try:
         return inspect.signature(function).parameters

@@ -7,6 +7,7 @@ to other threads. Imported only when a handler or a hook is async: asyncio takes
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 from ergon_framework.core.executor_protocol import Outcome
 from ergon_framework.errors import describe
+from ergon_framework.executor.batch import JobBatch, LoopGatherer
 from ergon_framework.executor.invocation import Invocation
 from ergon_framework.executor.stdio import RequestReader, stderr_line
 from ergon_framework.executor.thread_pool import Item, RequestQueue
@@ -25,9 +27,11 @@ CLOSE_TIMEOUT = 2.0
 class LoopThread:
     """Runs invocations and awaitables; ``answer`` is told each outcome, in the loop's thread."""
 
-    def __init__(self, answer: Callable[[Invocation, Outcome], Any]) -> None:
+    def __init__(self, answer: Callable[[Invocation, Outcome], Any], limit: int = 1) -> None:
+        """``limit``: how many invocations there are at once, at most."""
         self._answer = answer
         self.loop = asyncio.new_event_loop()
+        self._gatherer = LoopGatherer(self.loop, limit, self._begin_batch)
         self._inbox: deque[Invocation] = deque()
         self.after_each: Callable[[], Any] | None = None
         self._is_called = False
@@ -59,12 +63,32 @@ class LoopThread:
 
     def begin(self, invocation: Invocation) -> None:
         """Begin an invocation, on the loop's own thread."""
+        handler = invocation.handler
+        if handler is not None and handler.batch:
+            self._gatherer.gather(invocation, handler)
+            return
+        self._begin_one(invocation)
+
+    def _begin_one(self, invocation: Invocation) -> None:
         invocation.task = self.loop.create_task(self._run_one(invocation), context=invocation.scope)
 
     def _begin_all(self) -> None:
         self._is_called = False  # first: whoever comes from now on calls again
         while self._inbox:
             self.begin(self._inbox.popleft())
+
+    def _begin_batch(self, batch: JobBatch) -> None:
+        if len(batch.members) == 1:
+            self._begin_one(batch.members[0])
+            return
+        task = self.loop.create_task(self._run_batch(batch), context=contextvars.copy_context())
+        for invocation in batch.members:
+            invocation.task = task
+
+    async def _run_batch(self, batch: JobBatch) -> None:
+        await batch.run_async(self._answer)
+        if self.after_each is not None:
+            self.after_each()
 
     async def _run_one(self, invocation: Invocation) -> None:
         self._answer(invocation, await invocation.run_async())
@@ -95,8 +119,14 @@ class LoopThread:
 
 def _cancel(invocation: Invocation) -> None:
     # One that has not begun would never come to answer; it sees for itself that it is too late.
-    if invocation.task is not None and invocation.is_begun:
-        invocation.task.cancel()
+    if invocation.task is None or not invocation.is_begun:
+        return
+    batch = invocation.batch
+    if batch is not None:
+        if batch.is_cancelled:  # for another of its requests; once more would disturb its cleaning
+            return
+        batch.is_cancelled = True
+    invocation.task.cancel()
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

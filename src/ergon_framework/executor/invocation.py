@@ -37,6 +37,7 @@ class Invocation:
 
     __slots__ = (
         "_context",
+        "batch",
         "ends_at",
         "handler",
         "is_answered",
@@ -61,6 +62,7 @@ class Invocation:
         self.ends_at = _on_our_clock(request.context.deadline)
         self.scope = contextvars.copy_context()  # what a handler sets in it ends with it
         self._context: JobContext | None = None
+        self.batch: Any = None  # those that one call answers with it, if its handler takes many
         self.span: Span | None = None
         self.task: asyncio.Task[Any] | None = None
         self.is_begun = self.is_cancelled = self.is_answered = False
@@ -97,7 +99,7 @@ class Invocation:
             carrier.get(ATTEMPTS) != "1",
         )
 
-    def _prepare(self) -> _Call | Outcome:
+    def prepare(self) -> _Call | Outcome:
         """The call to make, or why there will be none. Runs inside the scope."""
         request, handler = self.request, self.handler
         if handler is None:
@@ -136,7 +138,7 @@ class Invocation:
         return self.scope.run(self._run)
 
     def _run(self) -> Outcome:
-        call = self._prepare()
+        call = self.prepare()
         if isinstance(call, Outcome):
             return call
         function, args, kwargs = call
@@ -148,7 +150,7 @@ class Invocation:
 
     async def run_async(self) -> Outcome:
         """Await an async handler; the task that does so must have been given the scope."""
-        call = self._prepare()
+        call = self.prepare()
         if isinstance(call, Outcome):
             return call
         function, args, kwargs = call

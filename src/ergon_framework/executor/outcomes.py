@@ -92,6 +92,12 @@ def not_begun(job_id: str) -> Outcome:
     return Outcome(job_id, Status.RETRY, None, message, HELD, BLOCKED_RETRY_AFTER)
 
 
+def cut_off_by_another(job_id: str) -> Outcome:
+    """Its call was cancelled at the deadline of another job in its batch."""
+    message = "another job of its batch ran past its deadline, and their call was cancelled"
+    return Outcome(job_id, Status.RETRY, None, message, HELD, BLOCKED_RETRY_AFTER)
+
+
 def timed_out(job_id: str, message: str) -> Outcome:
     """The deadline has passed."""
     return Outcome(job_id, Status.TIMEOUT, None, message)

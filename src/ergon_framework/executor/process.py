@@ -23,6 +23,8 @@ from ergon_framework.executor.runtime import Runtime
 from ergon_framework.executor.stdio import Pipes, claim_stdio, stderr_line
 
 MAX_IN_FLIGHT = "ERGON_MAX_IN_FLIGHT"
+MAX_IN_FLIGHT_LIMIT = "ERGON_MAX_IN_FLIGHT_LIMIT"
+"""Up to how many the process may ask for in its report, where nobody has set a number."""
 READY_FD = "ERGON_READY_FD"
 LOG_LEVEL = "ERGON_LOG_LEVEL"
 OTLP = "ERGON_OTLP"
@@ -54,8 +56,9 @@ def serve(
         _end_when_orphaned(pipes)
     ready_fd = _ready_fd()
     try:
-        limit = _limit()
+        _limit(0)  # refused before anything of the user's is imported
         registry = load(app)
+        limit = _limit(registry.largest_batch)
         registry.prepare()
         _set_up_logging()
         code = _run(registry, pipes, limit, ready_fd)
@@ -85,11 +88,20 @@ def _run(registry: Registry, pipes: Pipes, limit: int, ready_fd: int | None) -> 
     return 0
 
 
-def _limit() -> int:
-    text = os.environ.get(MAX_IN_FLIGHT, "").strip() or "1"
+def _limit(largest_batch: int) -> int:
+    """How many requests may be in flight: as many as asked for, or what batches need."""
+    asked = _number(MAX_IN_FLIGHT)
+    allowed = IN_FLIGHT_LIMIT if asked is None else _number(MAX_IN_FLIGHT_LIMIT)
+    return max(asked or 1, min(largest_batch, allowed or 0))
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return None
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= IN_FLIGHT_LIMIT:
         raise SettingsError(
-            f"{MAX_IN_FLIGHT} is {text[:20]!r}", remedy=f"use a number from 1 to {IN_FLIGHT_LIMIT}"
+            f"{variable} is {text[:20]!r}", remedy=f"use a number from 1 to {IN_FLIGHT_LIMIT}"
         )
     return int(text)
 

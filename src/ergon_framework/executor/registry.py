@@ -5,17 +5,22 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
 import msgspec
 
 from ergon_framework.core.job import route
 from ergon_framework.errors import HookError, JobError, WiringError
-from ergon_framework.executor.binding import Binding, InvalidArgumentsError
+from ergon_framework.executor.binding import BatchBinding, Binding, InvalidArgumentsError
 from ergon_framework.ports.job_options import HandlerOptions, JobCall, handler_options
 from ergon_framework.ports.lifespan import Dependencies, DependencyScope
 from ergon_framework.ports.middleware import Around, MiddlewareStack, UnitKind
+from ergon_framework.ports.unit_of_work import RUNNING
 
+MAX_BATCH = 1024
+"""Jobs in one call: as many as may be in flight to one process."""
+LINGER = 0.02
+"""Seconds that a batch waits for more jobs, by default."""
 Hook = Callable[[], Any]
 _F = TypeVar("_F", bound=Callable[..., Any])
 _H = TypeVar("_H", bound=Hook)
@@ -27,10 +32,19 @@ class HandlerNotFoundError(JobError, LookupError):
     code = "handler_not_found"
 
 
+class BatchResultError(JobError):
+    """A batch handler did not answer for each of its jobs."""
+
+    code = "batch_result"
+
+
 class Handler:
     """A function under its name, and what was said about its jobs."""
 
-    __slots__ = ("_binding", "_layers", "_registry", "function", "is_async", "name", "options")
+    __slots__ = (
+        "_binding", "_function", "_layers", "_registry",
+        "batch", "function", "is_async", "linger", "name", "options",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -38,20 +52,28 @@ class Handler:
         function: Callable[..., Any],
         options: Mapping[str, Any],
         registry: Registry,
+        batch: int = 0,
+        linger: float = 0.0,
     ) -> None:
         self.name = name
-        self.function = function
+        self._function = self.function = function
         self.options = options
+        self.batch = batch
+        """How many jobs one call takes at most; 0 for a handler of single jobs."""
+        self.linger = linger
         self._registry = registry
         self._layers: tuple[Around, ...] | None = None
         self.is_async = is_coroutine(function)
-        self._binding: Binding | None = None
+        self._binding: Binding | BatchBinding | None = None
+        if batch:  # what is called for a single one
+            self.function = self._await_alone if self.is_async else self._call_alone
 
     @property
-    def binding(self) -> Binding:
+    def binding(self) -> Binding | BatchBinding:
         """The handler's signature, read at the first use: types may be defined below it."""
         if self._binding is None:
-            self._binding = Binding(self.name, self.function, self._registry.scope)
+            kind = BatchBinding if self.batch else Binding
+            self._binding = kind(self.name, self._function, self._registry.scope)
         return self._binding
 
     @property
@@ -61,6 +83,38 @@ class Handler:
             stack = self._registry.middleware_stack
             self._layers = stack.around(UnitKind.JOB, self.name, is_async=self.is_async)
         return self._layers
+
+    def call_together(self, units: list[Any], jobs: Sequence[Any]) -> Any:
+        """Call a batch handler: what it returns for all, or an awaitable of that."""
+        args, kwargs = cast("BatchBinding", self.binding).together(units, jobs)
+        return self._function(*args, **kwargs)
+
+    def flaw_of(self, result: Any, count: int) -> str:
+        """What is wrong with the result of a batch of so many jobs; empty: nothing."""
+        if result is None or (isinstance(result, list | tuple) and len(result) == count):
+            return ""
+        told = f"{len(result)} results" if isinstance(result, list | tuple) else "no list"
+        if hasattr(result, "close") and hasattr(result, "__await__"):
+            result.close()
+        return (
+            f"the batch handler {self.name!r} returned {told} for {count} jobs: it returns None, or"
+            " a list with the result of each, in their order, and an exception for one that failed"
+        )
+
+    def _call_alone(self, unit: Any) -> Any:
+        return self._only(self.call_together([unit], [RUNNING.get()]))
+
+    async def _await_alone(self, unit: Any) -> Any:
+        return self._only(await self.call_together([unit], [RUNNING.get()]))
+
+    def _only(self, result: Any) -> Any:
+        flaw = self.flaw_of(result, 1)
+        if flaw:
+            raise BatchResultError(flaw)
+        value = None if result is None else result[0]
+        if isinstance(value, BaseException):
+            raise value
+        return value
 
 
 class Registry:
@@ -97,15 +151,32 @@ class Registry:
     def handler(self, name: _F) -> _F: ...
     @overload
     def handler(
-        self, name: str | None = None, **options: Unpack[HandlerOptions]
+        self,
+        name: str | None = None,
+        *,
+        batch: int | None = None,
+        linger: float | None = None,
+        **options: Unpack[HandlerOptions],
     ) -> Callable[[_F], _F]: ...
     def handler(self, name: Any = None, **options: Any) -> Any:
-        """Register a function, under the given name or under its own; returns it unchanged."""
+        """Register a function, under the given name or under its own; returns it unchanged.
+
+        With ``batch``, the function is called with a list of up to so many jobs' arguments, after
+        at most ``linger`` seconds, and answers for each: see :mod:`ergon_framework.executor.batch`.
+        """
         if callable(name):
             return self.add(name)
         return functools.partial(self.add, name=name, **options)
 
-    def add(self, function: _F, name: str | None = None, **options: Unpack[HandlerOptions]) -> _F:
+    def add(
+        self,
+        function: _F,
+        name: str | None = None,
+        *,
+        batch: int | None = None,
+        linger: float | None = None,
+        **options: Unpack[HandlerOptions],
+    ) -> _F:
         """Register a function; the same as decorating it."""
         if isinstance(function, staticmethod | classmethod) or not callable(function):
             raise HookError(f"{function!r} cannot be called", remedy="register a function")
@@ -114,11 +185,14 @@ class Registry:
                 f"the handler {_own_name(function)!r} is a generator", remedy="return one value"
             )
         name = _checked_name(_own_name(function) if name is None else name)
+        gathering = _checked_batch(name, batch, linger)
         if name in self._handlers:
             raise WiringError(
                 f"there are two handlers named {name!r}", remedy="give one of them another name"
             )
-        self._handlers[name] = Handler(name, function, handler_options(name, options), self)
+        self._handlers[name] = Handler(
+            name, function, handler_options(name, options), self, *gathering
+        )
         return function
 
     def lifespan(self, function: _H) -> _H:
@@ -156,6 +230,11 @@ class Registry:
     def names(self) -> list[str]:
         """The names of all handlers, in order."""
         return sorted(self._handlers)
+
+    @property
+    def largest_batch(self) -> int:
+        """How many jobs one call of a handler takes at most."""
+        return max((each.batch for each in self._handlers.values()), default=0)
 
     @property
     def options(self) -> dict[str, Mapping[str, Any]]:
@@ -232,6 +311,27 @@ class Registry:
             error.remedy = error.remedy or f"call it as {found.binding.signature}"
             raise
         return sent[0], sent[1]
+
+
+def _checked_batch(name: str, batch: Any, linger: Any) -> tuple[int, float]:
+    if batch is None:
+        if linger is None:
+            return 0, 0.0
+        raise WiringError(
+            f"linger of the handler {name!r} says nothing without a batch",
+            remedy="say how many jobs it takes: batch=100",
+        )
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_BATCH:
+        raise WiringError(
+            f"batch of the handler {name!r} is {batch!r}",
+            remedy=f"give a whole number from 1 to {MAX_BATCH}",
+        )
+    seconds = LINGER if linger is None else linger
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 1:
+        raise WiringError(
+            f"linger of the handler {name!r} is {linger!r}", remedy="give seconds from 0 to 1"
+        )
+    return batch, float(seconds)
 
 
 def is_coroutine(function: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ergon_framework.core.executor_protocol import Outcome, Refusal, Request, Status
 from ergon_framework.executor import outcomes
+from ergon_framework.executor.batch import ThreadGatherer
 from ergon_framework.executor.hooks import HookRunner
 from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Registry
@@ -56,6 +57,7 @@ class Runtime:
         self._on_ready = on_ready
         self._wake_pipe = WakePipe()
         self._queue = RequestQueue(limit, self._wake_pipe.wake)
+        self._gatherer = ThreadGatherer(limit)
         self._reader = RequestReader(pipes.source)
         self._writer = OutcomeWriter(pipes.target, gathers=limit > 1, on_broken=self.stop)
         self._hooks = HookRunner(registry, self._wait_for)
@@ -132,7 +134,7 @@ class Runtime:
                 " at its deadline; what was taken is finished, then this process ends"
             )
         self._end()
-        if not invocation.is_async:
+        if not invocation.is_async and not _is_replaced(invocation):
             self._threads.replace_one()
 
     def _end(self) -> None:
@@ -163,6 +165,10 @@ class Runtime:
         if item.is_async and self._loop is not None:
             self._loop.submit(item)
             return True
+        handler = item.handler
+        if handler is not None and handler.batch:
+            batch = self._gatherer.gather(item, handler)
+            return batch is None or batch.run(self._answer)
         outcome = item.run()
         if hasattr(type(outcome.result), "__await__"):  # a plain function that calls an async one
             outcome = item.scope.run(self._awaited, outcome)
@@ -215,7 +221,7 @@ class Runtime:
         if self._loop is None:
             from ergon_framework.executor.event_loop import LoopThread
 
-            self._loop = LoopThread(self._answer)
+            self._loop = LoopThread(self._answer, self._queue.limit)
         return self._loop
 
     def _wait_for(self, awaitable: Awaitable[Any], timeout: float | None) -> Any:
@@ -233,6 +239,16 @@ class Runtime:
         self._end()
         self._is_closed = True
         self._wake_pipe.wake()
+
+
+def _is_replaced(invocation: Invocation) -> bool:
+    """Whether its thread, which the requests of a batch share, was given up for another of them."""
+    batch = invocation.batch
+    if batch is None:
+        return False
+    was_given_up: bool = batch.is_given_up
+    batch.is_given_up = True
+    return was_given_up
 
 
 def _end_a_child(outcome: Outcome) -> NoReturn:

@@ -22,7 +22,7 @@ from ergon_framework.core.text import one_line, several_lines
 from ergon_framework.jobs.child_process import ChildProcess
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.event_loop import READ, WRITE, EventLoop
-from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.jobs.settings import MAX_IN_FLIGHT, ExecutorSettings
 
 spoken = logging.getLogger("ergon.executors")
 """What executors write to their standard error streams, at level INFO, without secrets."""
@@ -105,6 +105,7 @@ class ExecutorProcess:
         self._confused_after = confused_after
         self.settings = settings
         self.in_flight: dict[str, InFlight] = {}
+        self.max_in_flight = settings.max_in_flight
         self.started_at = loop.now()
         self.is_up = False  # it said so, took a request, or answered one
         self.is_reserved = False  # takes no more requests until a solo job can run in it
@@ -154,7 +155,7 @@ class ExecutorProcess:
         served = self.settings.recycle_after
         if served and self.answers + len(self.in_flight) >= served:
             return 0
-        return self.settings.max_in_flight - len(self.in_flight)
+        return self.max_in_flight - len(self.in_flight)
 
     def give(self, claim: Claim, line: bytes, timeout: float) -> None:
         """Queue a request; :meth:`flush` sends it."""
@@ -438,6 +439,10 @@ class ExecutorProcess:
         self.child.close_ready()
         is_ready = _says_ready(bytes(self._ready_text))
         if is_ready:
+            if not self.settings.sets_max_in_flight:
+                self.max_in_flight = max(
+                    self.max_in_flight, _wanted_in_flight(bytes(self._ready_text))
+                )
             self.came_up(self._loop.now())
             self._listener.became_ready(self)
         elif is_ready is not None:
@@ -463,3 +468,15 @@ def _says_ready(text: bytes) -> bool | None:
     except ValueError:
         return bool(line) or None
     return not (isinstance(said, dict) and said.get("ready") is False)
+
+
+def _wanted_in_flight(text: bytes) -> int:
+    """How many requests a process says that it can have in hand; 0 where it says nothing."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return 0
+    wanted = said.get("max_in_flight") if isinstance(said, dict) else None
+    if isinstance(wanted, bool) or not isinstance(wanted, int):
+        return 0
+    return min(wanted, MAX_IN_FLIGHT)

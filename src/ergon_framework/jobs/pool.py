@@ -34,7 +34,7 @@ from ergon_framework.jobs.executor_process import (
     ExecutorProcess,
     InFlight,
 )
-from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.jobs.settings import MAX_IN_FLIGHT, ExecutorSettings
 from ergon_framework.jobs.tracing import request_carrier
 from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.ports.dice import roll
@@ -411,6 +411,9 @@ class ExecutorPool:
         settings = self.settings
         env = executor_environment(os.environ, settings, self._owner.read_elsewhere)
         env["ERGON_MAX_IN_FLIGHT"] = str(settings.max_in_flight)
+        env.pop("ERGON_MAX_IN_FLIGHT_LIMIT", None)
+        if not settings.sets_max_in_flight:
+            env["ERGON_MAX_IN_FLIGHT_LIMIT"] = str(MAX_IN_FLIGHT)
         try:
             child = ChildProcess(settings.command, env, settings.cwd, self._owner.watchdog)
         except OSError as error:

@@ -202,6 +202,9 @@ class JobsSettings(SettingsModel):
         return JobRule(rule, most, self.held_delay)
 
 
+MAX_IN_FLIGHT = 1024
+
+
 class ExecutorSettings(SettingsModel):
     """``[executors.NAME]``: a program that runs handlers, and how many of it."""
 
@@ -211,12 +214,17 @@ class ExecutorSettings(SettingsModel):
     pass_secrets: Names = ()
     cwd: str | None = None
     pool_size: Count = Field(default_factory=lambda: min(os.cpu_count() or 1, 8))
-    max_in_flight: Annotated[Count, Field(le=1024)] = 1
+    max_in_flight: Annotated[Count, Field(le=MAX_IN_FLIGHT)] = 1
     startup_grace: PositiveOrZero = 10.0
     response_limit: Annotated[Count, Field(ge=1024)] = 16 * 1024 * 1024
     kill_grace: PositiveOrZero = 2.0
     recycle_after: CountOrZero = 0
     keep_output: Annotated[CountOrZero, Field(le=100)] = 0
+
+    @property
+    def sets_max_in_flight(self) -> bool:
+        """Whether the number was set; otherwise an executor with batch handlers may raise it."""
+        return "max_in_flight" in self.model_fields_set
 
 
 def encode_retry(field: str, value: Any) -> bytes:

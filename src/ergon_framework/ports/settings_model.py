@@ -59,10 +59,12 @@ class SettingsModel(BaseModel):
         raise ValidationError.from_exception_data(cls.__name__, lines, hide_input=True)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with some fields replaced, checked like a new one."""
+        """A copy with some fields replaced, checked like a new one; what nobody set stays unset."""
         if not update:
             return super().model_copy(deep=deep)
-        return type(self).model_validate({**dict(self), **update})
+        copied = type(self).model_validate({**dict(self), **update})
+        copied.__pydantic_fields_set__.intersection_update({*self.model_fields_set, *update})
+        return copied
 
 
 def _explained(details: ErrorDetails, model: type[BaseModel]) -> InitErrorDetails:
