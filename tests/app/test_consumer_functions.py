@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.app.run_once import process_one
 from ergon_framework.app.settings import load_settings
+from ergon_framework.app.signals import Shutdown
 from ergon_framework.app.wiring import wire_function
 from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.errors import WiringError
@@ -62,6 +64,38 @@ def test_a_plain_function_is_no_task_and_the_refusal_says_how_it_becomes_one(
     workplace.settings(INBOX)
     with pytest.raises(WiringError, match=r"decorate a function with @consumer"):
         workplace.wire("shop:charge")
+
+
+@pytest.mark.parametrize("keyword", ["", "async "])
+def test_one_transaction_by_hand_opens_the_lifespans_too(
+    workplace: Workplace, keyword: str
+) -> None:
+    """``ergon process`` gives the function what it needs."""
+    workplace.module(
+        f"""
+        from collections.abc import Iterator
+
+        from ergon_framework.ports.lifespan import Dependencies
+        from ergon_framework.task.functions import FunctionConsumer
+
+        class Bank: ...
+
+        known = Dependencies()
+
+        @known.add
+        def bank() -> Iterator[Bank]:
+            yield Bank()
+
+        {keyword}def charge(order: int, bank: Bank) -> int:
+            return order * 2
+
+        charging = FunctionConsumer(charge, MemoryConnector(), dependencies=known)
+        """
+    )
+    workplace.settings("")
+    with Shutdown() as shutdown:
+        outcome = process_one(workplace.wire("shop:charging"), Transaction("t1", 4), shutdown)
+    assert (outcome.outcome, outcome.result) == ("succeeded", 8)
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,8 @@ class FunctionConsumer(Generic[P, T]):
     ) -> type[ConsumerTask | AsyncConsumerTask]:
         """A consumer task that calls the function; its name is that of the consumer.
 
-        ``scope`` has the lifespans that the caller opens. Without one, ``execute`` opens the
-        lifespans before its first unit, and closes them after the last.
+        ``scope`` has the lifespans that the caller opens. Without one, the task opens them before
+        its first unit, and closes them after the last.
         """
         from ergon_framework.task.ready import AsyncConsumerTask, ConsumerTask
 
@@ -135,7 +135,7 @@ class FunctionConsumer(Generic[P, T]):
             **self._handlers,
         }
         if scope is None:
-            body["execute"] = _execute_async(own) if self.is_async else _execute(own)
+            body |= _opening_async(own) if self.is_async else _opening(own)
         base: Any = AsyncConsumerTask if self.is_async else ConsumerTask
         return cast("type[ConsumerTask | AsyncConsumerTask]", type(self.name, (base,), body))
 
@@ -296,20 +296,34 @@ def _unit() -> UnitOfWork:
     return unit
 
 
-def _execute(scope: DependencyScope) -> Callable[..., Report]:
+def _opening(scope: DependencyScope) -> dict[str, Any]:
+    """What runs a plain task, with its lifespans opened around it."""
+    from ergon_framework.task.ready import ConsumerTask
+
     def execute(self: ConsumerTask, policy: ConsumerPolicy | None = None) -> Report:
         with _opened(scope):
             return self.consume_transactions(policy)
 
-    return execute
+    def start_processing(self: ConsumerTask, *given: Any) -> tuple[bool, Any]:
+        with _opened(scope):
+            return ConsumerTask._start_processing(self, *given)  # noqa: SLF001 - a subclass
+
+    return {"execute": execute, "_start_processing": start_processing}
 
 
-def _execute_async(scope: DependencyScope) -> Callable[..., Any]:
+def _opening_async(scope: DependencyScope) -> dict[str, Any]:
+    """The asyncio twin of :func:`_opening`."""
+    from ergon_framework.task.ready import AsyncConsumerTask
+
     async def execute(self: AsyncConsumerTask, policy: ConsumerPolicy | None = None) -> Report:
         async with _opened_async(scope):
             return await self.consume_transactions(policy)
 
-    return execute
+    async def start_processing(self: AsyncConsumerTask, *given: Any) -> tuple[bool, Any]:
+        async with _opened_async(scope):
+            return await AsyncConsumerTask._start_processing(self, *given)  # noqa: SLF001 - as above
+
+    return {"execute": execute, "_start_processing": start_processing}
 
 
 @contextmanager
