@@ -11,7 +11,11 @@ import pytest
 
 from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.engine.report import Report
-from ergon_framework.errors import ExceptionType, TransactionException
+from ergon_framework.errors import (
+    ConsumerLoopTimeoutException,
+    ExceptionType,
+    TransactionException,
+)
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.functions import FunctionConsumer
 from ergon_framework.testing.clock import VirtualClock
@@ -224,3 +228,37 @@ def test_a_stop_lets_the_batch_under_way_finish(colour: str) -> None:
     assert report.stop_reason == "stopped"
     assert report.succeeded == sum(sizes) >= 3
     assert queue.get_transactions_count() == 9 - report.succeeded
+
+
+def test_a_call_meets_nothing_that_an_earlier_one_left_behind(colour: str) -> None:
+    """The first call is cut off with a batch that hangs and one that has not begun."""
+    clock = VirtualClock()
+    sizes: list[int] = []
+
+    def charge(orders: list[Order]) -> None:
+        sizes.append(len(orders))
+        if len(sizes) == 1:
+            clock.sleep(1e5)
+
+    async def charge_async(orders: list[Order]) -> None:
+        sizes.append(len(orders))
+        if len(sizes) == 1:
+            await asyncio.sleep(1e5)
+
+    queue = MemoryConnector([Transaction(f"t{n}", {"amount": n}) for n in range(5)])
+    function: Any = charge if colour == "sync" else charge_async
+    made = FunctionConsumer(function, queue, options={"batch": 3, "loop_timeout": 10.0})
+    task: Any = made.task()
+
+    def execute() -> Any:
+        if colour == "async":
+            return clock.run(task.execute(made.policy))
+        with clock:
+            return task.execute(made.policy)
+
+    with pytest.raises(ConsumerLoopTimeoutException):
+        execute()
+    report = execute()
+    clock.advance(1e6)  # the one that hangs comes back
+    assert report.succeeded == 5
+    assert sizes == [3, 3, 2]

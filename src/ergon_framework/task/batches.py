@@ -16,7 +16,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import (
@@ -29,9 +29,37 @@ from ergon_framework.ports.clock import Signal
 from ergon_framework.ports.context import Attempt, current_attempt
 from ergon_framework.task.options import BatchRule
 
+B = TypeVar("B")
 NEVER = float("inf")
+MAX_CALLS = 16
+"""Calls of one task whose batches are kept: the older ones have ended."""
 LATE = 0.05
 """Seconds after which is looked again whether the engine gave up on an attempt that is overdue."""
+
+
+class CallBatches(Generic[B]):
+    """The batches of each call of a task: what one call has left behind, the next does not meet."""
+
+    def __init__(self, make: Callable[[], B]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: dict[str, B] = {}
+
+    def current(self) -> B:
+        """Those of the call that this code runs in."""
+        attempt = current_attempt()
+        key = "" if attempt is None else attempt.call.call_id
+        found = self._made.get(key)
+        return self._begin(key) if found is None else found
+
+    def _begin(self, key: str) -> B:
+        with self._lock:
+            found = self._made.get(key)
+            if found is None:
+                found = self._made[key] = self._make()
+                while len(self._made) > MAX_CALLS:
+                    del self._made[next(iter(self._made))]
+            return found
 
 
 class _Unit:
@@ -118,7 +146,7 @@ class _Batch:
 
 
 class ThreadBatches:
-    """The batches of one consumer, for threads."""
+    """The batches of one call of a consumer, for threads."""
 
     def __init__(self, owner: str, rule: BatchRule, call: Callable[[list[Any]], Any]) -> None:
         self._owner = owner
@@ -208,7 +236,7 @@ class _AsyncBatch:
 
 
 class AsyncBatches:
-    """The batches of one consumer, for asyncio."""
+    """The batches of one call of a consumer, for asyncio."""
 
     def __init__(
         self, owner: str, rule: BatchRule, call: Callable[[list[Any]], Awaitable[Any]]

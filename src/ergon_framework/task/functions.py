@@ -240,11 +240,12 @@ class _FunctionCall:
 def _processes(call: _FunctionCall) -> Callable[[Transaction], Any]:
     function, convert = call.function, call.convert
     if call.batch is not None:
-        from ergon_framework.task.batches import ThreadBatches
+        from ergon_framework.task.batches import CallBatches, ThreadBatches
 
         run: Callable[[list[Any]], Any] = lambda units: function(units, **call.others())  # noqa: E731
-        batches = ThreadBatches(call.name, call.batch, run)
-        return lambda transaction: batches.join(convert(transaction))
+        rule = call.batch
+        batches = CallBatches(lambda: ThreadBatches(call.name, rule, run))
+        return lambda transaction: batches.current().join(convert(transaction))
     if call.injected:
         return lambda transaction: function(convert(transaction), **call.others())
     return lambda transaction: function(convert(transaction))
@@ -253,13 +254,14 @@ def _processes(call: _FunctionCall) -> Callable[[Transaction], Any]:
 def _processes_async(call: _FunctionCall) -> Callable[[Transaction], Any]:
     function, convert = call.function, call.convert
     if call.batch is not None:
-        from ergon_framework.task.batches import AsyncBatches
+        from ergon_framework.task.batches import AsyncBatches, CallBatches
 
         run: Callable[[list[Any]], Any] = lambda units: function(units, **call.others())  # noqa: E731
-        batches = AsyncBatches(call.name, call.batch, run)
+        rule = call.batch
+        batches = CallBatches(lambda: AsyncBatches(call.name, rule, run))
 
         async def join(transaction: Transaction) -> Any:
-            return await batches.join(convert(transaction))
+            return await batches.current().join(convert(transaction))
 
         return join
     if call.injected:
