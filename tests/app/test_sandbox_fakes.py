@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ergon_framework import App
 from ergon_framework.connector.boundary.zone import Zone
-from ergon_framework.errors import WiringError
+from ergon_framework.errors import Business, WiringError
+from ergon_framework.ports.transaction import Transaction
 from ergon_framework.providers.calls import ProviderCall
 from ergon_framework.providers.errors import ProviderQuotaExceededError
 from ergon_framework.providers.functions import Provider
+from ergon_framework.task.functions import consumer
 from ergon_framework.testing import Sandbox, Takes
+
+
+@dataclass
+class Order:
+    """What is charged."""
+
+    amount: int
 
 
 @pytest.fixture
@@ -79,6 +91,45 @@ def test_afterwards_the_function_is_what_it_was(eur_usd: ProviderCall[[], float]
         with pytest.raises(WiringError, match="no answer"):
             ergon.fake(eur_usd)
     assert eur_usd.function is function
+
+
+def test_consumers_get_what_they_are_fed(ergon: Sandbox) -> None:
+    """In place of their source; their retries and the jobs they enqueue follow the clock."""
+    app, seen = ergon.use(App(name="shop")), []
+
+    @app.job
+    def ship(order: int) -> None:
+        seen.append((ergon.clock.now(), order))
+
+    @consumer("orders", attempts=3, backoff=10.0, jitter=0.0)
+    def charge(order: Order) -> None:
+        if order.amount <= 0:
+            raise Business("nothing to charge")
+        if ergon.clock.now() < 5:
+            raise ConnectionError("the bank is away")
+        ship.options(delay=60).enqueue(order.amount)
+
+    source = ergon.feed(charge, {"amount": 5}, {"amount": 0}, {"amont": 1})
+    report = ergon.advance(100)
+    assert (report.completed, report.failed) == (2, 2)  # the order and its job; two were refused
+    assert seen == [(70.0, 5)]
+    assert [each.transaction_id for each, _ in source.dead] == ["t2", "t3"]
+    ergon.feed(charge, {"amount": 6})
+    assert ergon.drain().completed == 1
+
+
+def test_async_consumers_are_fed_as_well(ergon: Sandbox) -> None:
+    """On the loop of the same clock, without an App."""
+    seen: list[Any] = []
+
+    @consumer()
+    async def note(word: str) -> None:
+        await asyncio.sleep(30)
+        seen.append(word)
+
+    ergon.feed(note, "hello", Transaction("mine", "world"))
+    assert ergon.drain().completed == 2
+    assert (seen, ergon.clock.now()) == (["hello", "world"], 60.0)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ processes. Engines, provider calls and asyncio code follow the same clock.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,10 +26,12 @@ import msgspec
 from pydantic import SecretStr
 
 from ergon_framework.app.inline_worker import MAX_JOBS, HasJobs, InlineWorker, inline_worker
+from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.errors import WiringError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import WorkerReport
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob
+from ergon_framework.ports.transaction import Transaction
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.storage.substitutes import substituted
 from ergon_framework.testing.clock import VirtualClock
@@ -37,7 +40,9 @@ from ergon_framework.testing.fakes import FakeCall, FakeZone
 if TYPE_CHECKING:
     from ergon_framework.boundary.node.local_node import LocalTransport
     from ergon_framework.boundary.settings import ZoneSettings
+    from ergon_framework.engine.report import Report
     from ergon_framework.providers.calls import FunctionCall
+    from ergon_framework.task.functions import FunctionConsumer
 
 
 class Sandboxed(HasJobs, Protocol):
@@ -63,6 +68,8 @@ class Sandbox:
         self._zones: dict[str, LocalTransport] = {}
         self._lock = threading.Lock()
         self._apps: list[Sandboxed] = []
+        self._fed: dict[str, tuple[FunctionConsumer[..., Any], MemoryConnector]] = {}
+        self._fed_so_far = 0
         self._workers: list[InlineWorker] = []
 
     def use(self, app: A) -> A:
@@ -73,6 +80,23 @@ class Sandbox:
             self._apps.append(app)
         return app
 
+    def feed(self, consumer: FunctionConsumer[..., Any], *payloads: Any) -> MemoryConnector:
+        """Deliver these to a consumer at the next drain, in the place of what its source has.
+
+        Payloads may be transactions. What the consumer refuses for good is in ``dead`` of the
+        connector, which is the same for each call.
+        """
+        known = self._fed.get(consumer.name)
+        if known is None:
+            known = self._fed[consumer.name] = (consumer, MemoryConnector(name=consumer.name))
+        number = itertools.count(self._fed_so_far + 1)
+        self._fed_so_far += len(payloads)
+        known[1].dispatch_transactions(
+            each if isinstance(each, Transaction) else Transaction(f"t{next(number)}", each)
+            for each in payloads
+        )
+        return known[1]
+
     def fake(self, call: FunctionCall, *answers: Any) -> FakeCall:
         """Let a function of a provider follow a script until the sandbox ends; see `FakeCall`."""
         return self._stack.enter_context(FakeCall(call, *answers))
@@ -82,14 +106,18 @@ class Sandbox:
         return FakeZone(name, self._zone(name))
 
     def drain(self, *, max_jobs: int = MAX_JOBS, raises: bool = False) -> WorkerReport:
-        """Run the jobs of all Apps until none is due now; see :meth:`InlineWorker.drain`."""
-        if not self._apps:
+        """Run the jobs of all Apps until none is due now; see :meth:`InlineWorker.drain`.
+
+        Consumers that were fed consume before, and their transactions count in the report.
+        """
+        if not self._apps and not self._fed:
             raise WiringError(
                 "there is no App in this sandbox", remedy="call ergon.use(app) in the test"
             )
         total = WorkerReport(stop_reason="drained")
-        while True:  # the jobs of one App may enqueue jobs of another
-            told = [each.drain(max_jobs=max_jobs, raises=raises) for each in self._all()]
+        while True:  # the handlers of one App may enqueue jobs of another
+            told = [self._consume(*each) for each in self._fed.values()]
+            told += [each.drain(max_jobs=max_jobs, raises=raises) for each in self._all()]
             for each in told:
                 total = _sum(total, each)
             if not any(_settled(each) for each in told):
@@ -114,6 +142,18 @@ class Sandbox:
         for app in self._apps[len(self._workers) :]:
             self._workers.append(self._stack.enter_context(inline_worker(app)))
         return self._workers
+
+    def _consume(
+        self, consumer: FunctionConsumer[..., Any], source: MemoryConnector
+    ) -> WorkerReport:
+        """Let a consumer have what waits for it. Its retries wait within, and move the clock."""
+        if not source.get_transactions_count():
+            return WorkerReport()
+        loop = consumer.policy.loop.model_copy(update={"streaming": False})
+        policy = consumer.policy.model_copy(update={"loop": loop})
+        done: Any = consumer.task(source).execute(policy)
+        report: Report = self.clock.run(done) if consumer.is_async else done
+        return WorkerReport(completed=report.succeeded, failed=report.failed + report.timed_out)
 
     def _next_at(self) -> float | None:
         """When something is due. What is due already and was left waits for something else."""
@@ -154,6 +194,7 @@ class Sandbox:
     ) -> None:
         self._stack.close()
         self._apps.clear()
+        self._fed.clear()
         self._workers.clear()
 
 
