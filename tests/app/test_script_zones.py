@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from ergon_framework.app.zones import (
 from ergon_framework.boundary.certs import issue, make_ca
 from ergon_framework.boundary.node.local_node import LocalNode
 from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.cli import invoke
 from ergon_framework.connector.boundary import Zone
 from ergon_framework.errors import ConfigurationError, ConflictingDuplicateError, SettingsError
 from tests.servers.server import free_port
@@ -111,9 +110,9 @@ def test_the_zone_of_the_settings_is_served_as_they_say(tmp_path: Path) -> None:
 
 
 def test_commands_find_the_zone_of_a_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """While a process serves it they ask that one; its token is not shown."""
+    """They ask the process that serves it, or serve it themselves; its token is not shown."""
     monkeypatch.chdir(tmp_path)
     assert known_zone(environ={}) is None
     with open_zone(load_settings(environ={}), "plant", home=tmp_path) as plant:
@@ -121,15 +120,15 @@ def test_commands_find_the_zone_of_a_script(
         setup = known_zone(environ={})
         assert setup is not None
         assert (setup.name, setup.settings.data) == ("plant", str(tmp_path / "ergon.zones/plant"))
-        command = [sys.executable, "-m", "ergon_framework.cli", "boundary", "lookup"]
-        done = subprocess.run(  # noqa: S603 - our own
-            [*command, "plant", "released:WO-1:1"], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert "released:WO-1:1" in done.stdout or "offset" in done.stdout
+        assert invoke(["boundary", "lookup", "plant", "released:WO-1:1"]) == 0
+        assert "retained" in capsys.readouterr().out
         assert (node_address(environ={}).token or "?") not in repr(node_address(environ={}))
     with pytest.raises(ConfigurationError, match="no process of this machine serves it"):
         node_address(environ={})
+    assert invoke(["boundary", "lookup", "plant", "released:WO-1:1"]) == 0  # the command serves it
+    assert invoke(["why", "released:WO-1:1"]) == 0
+    assert "Zone plant has it in its outbound log, at offset 1" in capsys.readouterr().out
+    assert invoke(["boundary", "lookup", "plant", "never"]) == 1
 
 
 @pytest.mark.slow

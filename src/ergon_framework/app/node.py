@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ergon_framework.app.signals import SignalListener, StopSignals
 from ergon_framework.app.zones import ZoneSetup, known_zone
 from ergon_framework.boundary.client.options import TlsOptions, client_tls
+from ergon_framework.boundary.client.transport import Transport
 from ergon_framework.boundary.data_folder import listening_node
 from ergon_framework.boundary.http.addresses import split_address
 from ergon_framework.boundary.http.client import HttpTransport
@@ -95,12 +96,38 @@ def zone_address(setup: ZoneSetup | None, files: TlsOptions | None = None) -> No
     return NodeAddress(_url(known.listen, is_secure=is_secure), chosen, expected)
 
 
-def _private_address(setup: ZoneSetup) -> NodeAddress | None:
-    """Where the zone of a script is served now; None when its port was chosen by somebody."""
+def reach_node(
+    timeout: float,
+    config: str | Path | None = None,
+    zone: str | None = None,
+    url: str | None = None,
+    files: TlsOptions | None = None,
+) -> Transport:
+    """A client of the node that options and settings mean; nothing is sent yet.
+
+    The zone of a script need not be served: then this process serves it for as long as it asks.
+    """
+    setup = known_zone(config, zone) if url is None and not any((files or {}).values()) else None
+    folder = None if setup is None else _private_folder(setup)
+    if setup is not None and folder is not None and folder.is_dir():
+        from ergon_framework.boundary.node.local_node import LocalTransport
+
+        return LocalTransport(setup.name, setup.settings, timeout=timeout)
+    return node_address(config, zone, url, files).connect(timeout)
+
+
+def _private_folder(setup: ZoneSetup) -> Path | None:
+    """The folder of a zone whose node has no address of its own; None when it has one."""
     if split_address(setup.settings.listen)[1] != 0 or setup.settings.cert is not None:
         return None
     folders = folders_of(setup.settings)
-    found = listening_node(folders[0]) if folders else None
+    return folders[0] if folders else None
+
+
+def _private_address(setup: ZoneSetup) -> NodeAddress | None:
+    """Where the zone of a script is served now; None when its port was chosen by somebody."""
+    folder = _private_folder(setup)
+    found = None if folder is None else listening_node(folder)
     if found is None:
         return None
     return NodeAddress(found.url, {}, token=found.token or None)

@@ -327,6 +327,14 @@ def zones_of(found: Settings) -> Mapping[str, ZoneSetup]:
     return {name: _whole(found, name, settings) for name, settings in zones.items()}
 
 
+def all_zones(found: Settings) -> Mapping[str, ZoneSetup]:
+    """Every zone of the settings, and those that scripts beside them have made."""
+    said = zones_of(found)
+    made = zones_found(zones_folder(found)).keys() - said.keys()
+    unsaid = {name: _whole(found, name, _unsaid(found, name, None, None)) for name in sorted(made)}
+    return {**said, **unsaid}
+
+
 def _whole(found: Settings, name: str, own: ZoneSettings) -> ZoneSetup:
     defaults: ZoneSettings = found.extensions.get("boundary") or ZoneSettings()
     settings = _beneath(for_one(defaults, name), own)

@@ -15,7 +15,7 @@ from ergon_framework.cli.output import waiting
 from ergon_framework.cli.session import ConfigPath
 
 if TYPE_CHECKING:
-    from ergon_framework.boundary.http.client import HttpTransport
+    from ergon_framework.boundary.client.transport import Transport
 
 CORE, ADMIN = "bsfg.v1.Boundary/", "bsfg.v1.BoundaryAdmin/"
 
@@ -83,18 +83,18 @@ class Node:
         self._url, self._config, self._zone = url, config, zone
         self._files = {"cert": cert, "key": key, "ca": ca}
         self.timeout = timeout
-        self._transport: HttpTransport | None = None
+        self._transport: Transport | None = None
 
     @property
-    def transport(self) -> HttpTransport:
+    def transport(self) -> Transport:
         """The connection, made when first asked for."""
         if self._transport is None:
-            from ergon_framework.app.node import node_address
+            from ergon_framework.app.node import reach_node
             from ergon_framework.boundary.client.options import TlsOptions
 
             files = {name: path and str(path) for name, path in self._files.items()}
-            address = node_address(self._config, self._zone, self._url, TlsOptions(**files))  # type: ignore[typeddict-item]
-            self._transport = address.connect(self.timeout)
+            given = TlsOptions(**files)  # type: ignore[typeddict-item]
+            self._transport = reach_node(self.timeout, self._config, self._zone, self._url, given)
         return self._transport
 
     def send(self, method: str, body: bytes, *, patience: float = 0.0) -> Any:

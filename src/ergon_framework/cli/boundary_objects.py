@@ -22,7 +22,7 @@ from ergon_framework.errors import ConfigurationError, DataLossError
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError
 
 if TYPE_CHECKING:
-    from ergon_framework.boundary.http.client import HttpTransport
+    from ergon_framework.boundary.client.transport import Transport
 
 
 CHUNK = 1 << 20
@@ -31,7 +31,7 @@ CHUNK = 1 << 20
 class Download:
     """One object and the file it is to become."""
 
-    def __init__(self, transport: HttpTransport, bucket: str, key: str, target: Path) -> None:
+    def __init__(self, transport: Transport, bucket: str, key: str, target: Path) -> None:
         if target.is_dir():
             raise ConfigurationError(f"{target} is a folder", remedy="name a file in it")
         self._transport = transport
@@ -107,9 +107,7 @@ class Download:
                 report(done)
 
 
-def copied_out(
-    transport: HttpTransport, bucket: str, key: str, out: BinaryIO | StdoutBytes
-) -> None:
+def copied_out(transport: Transport, bucket: str, key: str, out: BinaryIO | StdoutBytes) -> None:
     """Write an object's bytes to a stream; that they were wrong can only be told afterwards."""
     hashed = hashlib.sha256()
     with closing(transport.get_object(bucket, key)) as stream:

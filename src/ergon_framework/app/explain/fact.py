@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ergon_framework.app.explain.explanation import Explanation, Question, sentences
 from ergon_framework.app.node import node_address
-from ergon_framework.app.zones import zones_of
+from ergon_framework.app.zones import all_zones
 from ergon_framework.boundary.backup import looked_at
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.node.wire import gap_shape, quarantine_shape
@@ -78,7 +78,7 @@ def _everywhere(asked: Question) -> Iterator[FactStatus]:
 
             yield from _at_site(asked.unit, _remote_site(ask, f" --url {shlex.quote(asked.node)}"))
         return
-    for name, setup in zones_of(asked.settings).items():
+    for name, setup in all_zones(asked.settings).items():
         file = fact_file(setup.settings)
         place = "on its server" if file is None else f"in {file.parent}"
         asked.looked.append(f"zone {name} {place}")
