@@ -273,8 +273,17 @@ class FolderRequest:
 
 def is_requested(folder: Path) -> bool:
     """Whether a node waits for the folder."""
+    return _is_held(folder / REQUEST)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a process has the folder, for whoever waits for it: looking opens nothing else."""
+    return _is_held(folder / LOCK)
+
+
+def _is_held(path: Path) -> bool:
     try:
-        descriptor = open_file(folder / REQUEST, os.O_RDWR)
+        descriptor = open_file(path, os.O_RDWR)
     except OSError:
         return False
     try:

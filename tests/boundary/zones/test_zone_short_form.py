@@ -9,12 +9,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.data_folder import ADDRESS, FolderInUseError, listening_node
+from ergon_framework.boundary.data_folder import (
+    ADDRESS,
+    DataFolder,
+    FolderInUseError,
+    listening_node,
+)
 from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.model import Delivery, Receipt
 from ergon_framework.boundary.node import run_node
@@ -415,3 +421,17 @@ def test_a_node_that_cannot_listen_says_so(plant: Zone, folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="there are no certificates"):
         node.start()
     assert counted(plant, 1).offset == 1
+
+
+@pytest.mark.slow
+def test_a_node_stands_by_while_the_folder_is_worked_on(plant: Zone, folder: Path) -> None:
+    """A move or a restore has the lock and serves nobody; a program starts all the same."""
+    node = plant.node()
+    assert node is not None
+    with closing(DataFolder.lock(folder)):
+        node.start()
+        assert node.address is None
+    until(lambda: node.address is not None, "nobody took over")
+    assert counted(plant, 1).offset == 1
+    assert node.stop(PATIENCE)
+    node.wait()

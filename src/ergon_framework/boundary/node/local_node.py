@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 from ergon_framework.boundary.client.options import client_tls
@@ -30,6 +31,7 @@ from ergon_framework.boundary.client.transport import ObjectStream
 from ergon_framework.boundary.data_folder import (
     FolderInUseError,
     FolderRequest,
+    is_in_use,
     is_requested,
     listening_node,
 )
@@ -47,6 +49,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
     NotPermittedError,
     WiringError,
+    describe,
 )
 from ergon_framework.ports.settings_model import FrozenDict
 from ergon_framework.storage.substitutes import find_substitute
@@ -55,6 +58,8 @@ logger = logging.getLogger("ergon_framework.boundary")
 
 IDLE_TIME = 5.0
 """Seconds without a request after which a guest lets go of the folder."""
+LOOKS = 50
+"""Looks at a lock after which a node that waits also looks who has the folder."""
 POLL_INTERVAL = 0.1
 """Seconds between two looks of a guest, and of a node that waits for a folder."""
 LAST_GRACE = 1.0
@@ -206,17 +211,35 @@ class LocalNode:
                     request = request or FolderRequest.hold(self._folder)
                     found = listening_node(self._folder)
                     if found is not None and not found.is_guest:
-                        _told(begun)  # that one stays: stand by
-                except ErgonError:
+                        self._stand_by(begun)
+                    if not await self._is_free(self._folder, stop):
+                        self._stand_by(begun)  # a move or a restore has the folder, or a slow guest
+                except ErgonError as error:
                     if not begun.done():
                         raise
-                    logger.exception("zone %s cannot be taken over yet", self.name)
-                await _pause(stop, POLL_INTERVAL)
+                    logger.warning(
+                        "zone %s cannot be taken over yet: %s", self.name, describe(error)
+                    )
+                    await _pause(stop, LOOKS * POLL_INTERVAL)
             _told(begun)
             return None
         finally:
             if request is not None:
                 request.close()
+
+    def _stand_by(self, begun: Future[None]) -> None:
+        """Go on without the zone, and wait for it in the background."""
+        if not begun.done():
+            logger.info("zone %s is in use by another process; standing by", self.name)
+            begun.set_result(None)
+
+    async def _is_free(self, folder: Path, stop: asyncio.Event) -> bool:
+        """Wait for a while for the process that has the folder; whether it has let go."""
+        for _ in range(LOOKS):
+            await _pause(stop, POLL_INTERVAL)
+            if stop.is_set() or not is_in_use(folder):
+                return True
+        return False
 
     async def _started(self) -> Node:
         node = Node(self.name, self._settings, token=self.token, is_guest=self.is_guest)
