@@ -231,34 +231,53 @@ def test_a_stop_lets_the_batch_under_way_finish(colour: str) -> None:
 
 
 def test_a_call_meets_nothing_that_an_earlier_one_left_behind(colour: str) -> None:
-    """The first call is cut off with a batch that hangs and one that has not begun."""
+    """The first call is cut off while its batch waits for more, on an event loop that ends."""
     clock = VirtualClock()
     sizes: list[int] = []
 
     def charge(orders: list[Order]) -> None:
         sizes.append(len(orders))
-        if len(sizes) == 1:
-            clock.sleep(1e5)
 
     async def charge_async(orders: list[Order]) -> None:
         sizes.append(len(orders))
-        if len(sizes) == 1:
-            await asyncio.sleep(1e5)
 
     queue = MemoryConnector([Transaction(f"t{n}", {"amount": n}) for n in range(5)])
     function: Any = charge if colour == "sync" else charge_async
-    made = FunctionConsumer(function, queue, options={"batch": 3, "loop_timeout": 10.0})
+    made = FunctionConsumer(function, queue, options={"batch": 20, "linger": 60.0})
     task: Any = made.task()
+    hurried = made.policy.model_dump(exclude_unset=True)
+    hurried["loop"]["timeout"] = 10.0
 
-    def execute() -> Any:
+    def execute(policy: Any) -> Any:
         if colour == "async":
-            return clock.run(task.execute(made.policy))
+            return clock.run(task.consume_transactions(policy))
         with clock:
-            return task.execute(made.policy)
+            return task.consume_transactions(policy)
 
     with pytest.raises(ConsumerLoopTimeoutException):
-        execute()
-    report = execute()
-    clock.advance(1e6)  # the one that hangs comes back
-    assert report.succeeded == 5
-    assert sizes == [3, 3, 2]
+        execute(hurried)
+    began_at = clock.now()
+    assert execute(made.policy).succeeded == 5
+    assert (sizes, clock.now() - began_at) == ([5], 60.0)
+
+
+def test_a_call_that_swallows_its_cancellation_does_not_hold_up_the_next() -> None:
+    """It is abandoned like any other; threads always are, see above."""
+    sizes: list[tuple[float, int]] = []
+    clock = VirtualClock()
+
+    async def charge(orders: list[Order]) -> None:
+        sizes.append((clock.now(), len(orders)))
+        if len(sizes) == 1:
+            try:
+                await asyncio.sleep(1e4)
+            except asyncio.CancelledError:
+                await asyncio.sleep(1e4)
+
+    queue = MemoryConnector([Transaction(f"t{n}", {"amount": n}) for n in range(6)])
+    options = {"batch": 3, "attempts": 2, "timeout": 5.0}
+    report = clock.run(FunctionConsumer(charge, queue, options=options).run_async())
+    assert report.abandoned >= 1
+    assert report.succeeded == 6
+    assert sizes[0] == (0.0, 3)
+    assert 6.0 <= sizes[1][0] < 7.0

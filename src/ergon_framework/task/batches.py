@@ -233,6 +233,13 @@ class _AsyncBatch:
         self.units: list[_Unit] = []
         self.is_due = False  # full, or its first unit has waited long enough
         self.timer: asyncio.TimerHandle | None = None
+        self.leader: _Unit | None = None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the engine gave up on its call, which swallowed its cancellation."""
+        attempt = None if self.leader is None else self.leader.attempt
+        return attempt is not None and not attempt.ticket
 
 
 class AsyncBatches:
@@ -246,7 +253,8 @@ class AsyncBatches:
         self._call = call
         self._open: _AsyncBatch | None = None
         self._due: deque[_AsyncBatch] = deque()
-        self._running = 0
+        self._running: list[_AsyncBatch] = []
+        self._looking: asyncio.TimerHandle | None = None
 
     async def join(self, payload: Any) -> Any:
         """Be part of a batch; returns or raises what became of this unit."""
@@ -284,22 +292,38 @@ class AsyncBatches:
 
     def _begin(self) -> None:
         """Let batches begin that are due, while fewer calls than allowed are under way."""
-        while self._due and self._running < self._rule.calls:
+        while self._due and self._under_way() < self._rule.calls:
             batch = self._due.popleft()
             if batch is self._open:
                 self._open = None
             if batch.timer is not None:
                 batch.timer.cancel()
-            self._running += 1
+            self._running.append(batch)
             self._pass_on(batch)
+        if self._due:
+            self._look_again()
+
+    def _under_way(self) -> int:
+        return sum(not each.is_abandoned for each in self._running)
+
+    def _look_again(self) -> None:
+        """Look again when a call may have been abandoned, of which nobody is told."""
+        loop = asyncio.get_running_loop()
+        leaders = [each.leader for each in self._running if not each.is_abandoned]
+        first = min((each.deadline_at for each in leaders if each is not None), default=NEVER)
+        if self._looking is not None:
+            self._looking.cancel()
+        if first != NEVER:
+            self._looking = loop.call_at(max(first, loop.time() + LATE), self._begin)
 
     def _pass_on(self, batch: _AsyncBatch) -> None:
         """Let the first unit that is still there lead; without any, the call does not happen."""
         for unit in batch.units:
             if not unit.turn.done():
+                batch.leader = unit
                 unit.turn.set_result(True)
                 return
-        self._running -= 1
+        self._running.remove(batch)
         if self._due:
             asyncio.get_running_loop().call_soon(self._begin)
 
@@ -317,7 +341,7 @@ class AsyncBatches:
             for unit in units:
                 if not unit.turn.done():
                     unit.turn.set_result(False)
-            self._running -= 1
+            self._running.remove(batch)
             self._begin()
 
 
