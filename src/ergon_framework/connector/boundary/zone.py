@@ -33,7 +33,6 @@ from ergon_framework.errors import (
     BoundaryError,
     ConfigurationError,
     FactInvalidError,
-    WiringError,
 )
 from ergon_framework.ports.factstore import INBOUND, OUTBOUND
 
@@ -121,8 +120,8 @@ class Zone:
         self.name = name
         self._timeout = timeout
         self._place = place
+        self._files = files
         self._opening = threading.RLock()
-        self._is_closed = False
         self._settings: ZoneSettings | None = None
         self._transport: Transport | None = None
         self._producer: Producer | None = None
@@ -293,15 +292,19 @@ class Zone:
     # ---- the end ----
 
     def close(self) -> None:
-        """Let go of the zone, and of the connectors to it. Closing twice is fine."""
+        """Let go of the zone, and of the connectors to it; the next use opens it again.
+
+        Closing twice is fine.
+        """
         for connector in list(self._connectors):
             connector.close()  # it confirms what is done, which takes the transport
         with self._opening:
-            self._is_closed = True
-            if self._transport is not None:
-                self._transport.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
+            transport, self._transport, self._producer = self._transport, None, None
+            threads, self._threads = self._threads, None
+        if transport is not None:
+            transport.close()
+        if threads is not None:
+            threads.shutdown(wait=False)
 
     def __enter__(self) -> Self:
         return self
@@ -329,10 +332,8 @@ class Zone:
         from ergon_framework.boundary.node.local_node import LocalTransport
 
         with self._opening:
-            if self._is_closed:
-                raise WiringError(
-                    f"zone {self.name} is closed", remedy="make a new one; close the last"
-                )
+            if self._transport is None and is_url(self._place):
+                self._transport = self._addressed(str(self._place), self._files)
             if self._transport is None:
                 settings = self._settings = self._settings or settings_of(self._place)
                 self._transport = LocalTransport(self.name, settings, timeout=self._timeout)
