@@ -14,7 +14,7 @@ from ergon_framework.integrations.fastapi import AsyncClient, Client, lifespan, 
 jobs = App()
 
 
-@jobs.job(max_attempts=5, timeout=30)
+@jobs.job(attempts=5, timeout=30)
 def ship(order_id: str, *, express: bool = False) -> str:
     """What a worker does with an order."""
     return f"{order_id} is on a {'plane' if express else 'truck'}"

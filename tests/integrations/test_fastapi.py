@@ -35,7 +35,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """The example under uvicorn, and a worker beside it."""
     folder = copied("fastapi_shop", tmp_path_factory.mktemp("fastapi"))
     uvicorn = ("-m", "uvicorn", "shop:api", "--port", "0")
-    with served(folder, *uvicorn) as client, started(folder, "shop.py"):
+    one = "import shop; shop.jobs.run(processes=1)"  # each process takes a second to start
+    with served(folder, *uvicorn) as client, started(folder, "-c", one):
         yield client
 
 

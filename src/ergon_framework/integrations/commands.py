@@ -1,0 +1,57 @@
+"""Commands of ``ergon`` inside the command lines of other frameworks.
+
+``worker`` runs the jobs of an App. Every other command is that of ``ergon``, which finds the App's
+store in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ergon_framework.app.application import App
+from ergon_framework.cli import invoke
+from ergon_framework.errors import ErgonError
+
+STORE = "ERGON_STORE__URL"
+CONFIG = "ERGON_CONFIG"
+"""The variables under which every command looks for its store and its settings."""
+
+
+def run_command(app: App, words: Sequence[str], *, program: str) -> int:
+    """Run one command on the store of an App; its exit code."""
+    try:
+        if words[:1] == ("worker",) or words[:1] == ["worker"]:
+            return _work(app, words[1:], program)
+        if app.setup.file is not None:
+            os.environ.setdefault(CONFIG, str(app.setup.file))
+        os.environ[STORE] = app.setup.url
+    except ErgonError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        return 2
+    return invoke([*words] or ["--help"])
+
+
+def _work(app: App, words: Sequence[str], program: str) -> int:
+    given = _options(words, program)
+    # Executors find the project where this process finds it, wherever it was started.
+    paths = [str(Path(sys.path[0]).absolute()), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    with app:
+        report = app.run(**given).jobs
+    told = f"{report.completed} completed, {report.retried} retried, {report.failed} failed"
+    sys.stdout.write(f"{told}\n")
+    return 0
+
+
+def _options(words: Sequence[str], program: str) -> dict[str, Any]:
+    parser = ArgumentParser(prog=f"{program} worker", description="Run jobs until Ctrl-C.")
+    parser.add_argument("--burst", action="store_true", help="end when nothing is due")
+    parser.add_argument("--queue", action="append", dest="queues", help="only jobs of this queue")
+    parser.add_argument("--processes", type=int, help="processes that run handlers")
+    parser.add_argument("--max-in-flight", type=int, help="jobs at once in each of them")
+    return vars(parser.parse_args([*words]))

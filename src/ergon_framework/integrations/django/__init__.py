@@ -1,0 +1,47 @@
+"""Jobs in Django: one App for the project, and jobs that follow a transaction.
+
+::
+
+    INSTALLED_APPS = [..., "ergon_framework.integrations.django", "shop"]
+
+    # shop/jobs.py, which is imported when Django starts
+    from ergon_framework.integrations.django import app, in_transaction, on_commit
+
+
+    @app.handler(max_attempts=5)
+    def ship(order_id: int) -> None: ...
+
+
+    # shop/views.py
+    with transaction.atomic():
+        order = Order.objects.create(name="pie")
+        on_commit(ship).enqueue(order.pk)
+
+``python manage.py ergon worker`` runs the jobs. There are no models and no migrations: the store
+makes its own tables.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ergon_framework.app.application import App
+    from ergon_framework.integrations.django.enqueueing import in_transaction, on_commit
+
+    app: App
+
+__all__ = ["app", "in_transaction", "on_commit"]
+
+
+def __getattr__(name: str) -> Any:
+    # Late: the module is imported while Django reads its settings, and the App needs them.
+    if name == "app":
+        from ergon_framework.integrations.django.project import project_app
+
+        return project_app()
+    if name in __all__:
+        from ergon_framework.integrations.django import enqueueing
+
+        return getattr(enqueueing, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,76 @@
+"""The Django application: finds handlers, and checks the settings with ``manage.py check``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.core import checks
+from django.db.backends.signals import connection_created
+
+from ergon_framework.errors import ErgonError
+
+logger = logging.getLogger("ergon.integrations.django")
+
+
+class ErgonConfig(AppConfig):  # type: ignore[misc] # Django has no types
+    """Imports the handlers of all installed applications once their models are there."""
+
+    name = "ergon_framework.integrations.django"
+    label = "ergon"
+    verbose_name = "Ergon"
+
+    def ready(self) -> None:
+        """Import ``jobs`` of each application that has it, or what ``MODULES`` names instead."""
+        from ergon_framework.integrations.django.project import settings_of_project
+
+        checks.register(check_settings)
+        connection_created.connect(open_beside, dispatch_uid="ergon.open_beside")
+        for module in settings_of_project().modules:
+            discover(module)
+
+
+def discover(name: str) -> list[str]:
+    """Import the module of that name from each installed application; those that have one."""
+    found = []
+    for config in apps.get_app_configs():
+        module = f"{config.name}.{name}"
+        # Ours has no handlers. A module that is there and cannot be imported is an error.
+        if config.name != ErgonConfig.name and find_spec(module) is not None:
+            import_module(module)
+            found.append(module)
+    return found
+
+
+def open_beside(connection: Any, **_details: Any) -> None:
+    """Open the store when Django opens the same SQLite file, before there is a transaction.
+
+    Opening takes the file's one lock for a moment. A transaction of Django that is open by then
+    holds it, and would wait for itself when it enqueues its first job.
+    """
+    from ergon_framework.integrations.django.project import project_app
+
+    if connection.vendor != "sqlite":
+        return
+    try:
+        app = project_app()
+        if app.setup.url == f"sqlite:///{connection.settings_dict['NAME']}":
+            app.client  # noqa: B018 - opens it
+    except ErgonError as error:  # whoever needs the store is told; others shall not be stopped
+        logger.debug("the job store cannot be opened: %s", error)
+
+
+def check_settings(_app_configs: Sequence[Any] | None = None, **_options: Any) -> list[Any]:
+    """For ``manage.py check``: whether the settings name a store of jobs."""
+    from ergon_framework.integrations.django.project import project_app
+    from ergon_framework.jobs.stores.opening import check_url
+
+    try:
+        check_url(project_app().setup.url)
+    except ErgonError as error:
+        return [checks.Error(error.message, hint=error.remedy, id="ergon.E001")]
+    return []

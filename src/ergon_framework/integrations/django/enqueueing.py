@@ -1,0 +1,79 @@
+"""Jobs that follow a transaction of Django.
+
+``on_commit(ship).enqueue(5)`` stores the job after the commit: it works with every store, and a
+process that dies between the commit and the enqueueing loses the job. ``in_transaction(ship)
+.enqueue(5)`` stores the job within the transaction itself, on the same SQLite file or PostgreSQL
+database: then there is no such moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from django.db import connections, transaction
+
+from ergon_framework.app.job_handlers import JobHandler
+from ergon_framework.integrations.django.project import settings_of_project
+from ergon_framework.jobs.client import EnqueuedJob
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def on_commit(
+    handler: JobHandler[P, T], *, using: str | None = None, robust: bool = False
+) -> AfterCommit[P]:
+    """Enqueue jobs of a handler when the transaction is committed; outside of one, at once.
+
+    ``using`` names the database. When the store refuses the job after the commit, that is raised
+    where the transaction ends; with ``robust`` it is logged, and the other callbacks go on.
+    """
+    return AfterCommit(handler, using, robust)
+
+
+def in_transaction(handler: JobHandler[P, T], *, using: str | None = None) -> InTransaction[P]:
+    """Enqueue jobs of a handler as part of the transaction: both are committed, or neither.
+
+    The jobs must be kept in the database that ``using`` names, without it that of the settings.
+    """
+    return InTransaction(handler, using or settings_of_project().database)
+
+
+class AfterCommit(Generic[P]):
+    """Enqueues when the transaction is committed."""
+
+    def __init__(self, handler: JobHandler[P, Any], using: str | None, robust: bool) -> None:
+        self._handler = handler
+        self._using = using
+        self._robust = robust
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Check the arguments now, and store the job after the commit; never after a rollback."""
+        call = self._handler.call(*args, **kwargs)
+
+        def store() -> None:
+            self._handler.enqueue_many([call])
+
+        _after_commit(store, self._using, robust=self._robust)
+
+
+class InTransaction(Generic[P]):
+    """Enqueues as part of the transaction."""
+
+    def __init__(self, handler: JobHandler[P, Any], using: str) -> None:
+        self._handler = handler
+        self._using = using
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
+        """Store the job; it is there when the transaction is committed. Returns its id."""
+        client = self._handler.app.client
+        spec = self._handler.spec(*args, **kwargs)
+        (job,) = client.enqueue_many([spec], connection=connections[self._using])
+        # Workers would find it by themselves, up to a second later.
+        _after_commit(client.announce, self._using, robust=True)
+        return job
+
+
+def _after_commit(do: Callable[[], object], using: str | None, *, robust: bool) -> None:
+    transaction.on_commit(do, using=using, robust=robust)

@@ -1,0 +1,9 @@
+"""What executors load when a worker is started by ``flask``: the application, then its handlers."""
+
+import os
+
+from flask.cli import ScriptInfo
+
+from ergon_framework.integrations.flask import FLASK_APP, get_ergon
+
+app = get_ergon(ScriptInfo(app_import_path=os.environ.get(FLASK_APP)).load_app())

@@ -1,0 +1,122 @@
+"""Django with jobs: the example project under its own commands, and what follows a transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.docs.programs import run_python
+from tests.integrations.programs import copied, free_port, served
+
+PROGRAM = Path(__file__).parent / "django_program"
+SERVER = """
+import sys, django
+from django.core.management import call_command
+django.setup()
+call_command("migrate", verbosity=0)
+call_command("runserver", sys.argv[1], use_reloader=False)
+"""  # two commands of manage.py in one process
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the example."""
+    return copied("django_shop", tmp_path_factory.mktemp("django"))
+
+
+@pytest.fixture(scope="module")
+def shop(project: Path) -> Iterator[httpx.Client]:
+    """The example under Django's server, with its tables."""
+    with served(project, "-c", SERVER, free_port(), DJANGO_SETTINGS_MODULE="settings") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def told(project: Path) -> dict[str, Any]:
+    """What the program says about one process of this project."""
+    done = run_python(str(PROGRAM), str(project / "other.db"), cwd=project)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_orders_over_http_are_shipped_by_a_worker(shop: httpx.Client, project: Path) -> None:
+    """Jobs of both kinds, found in an installed application; a failed request leaves none."""
+    assert shop.post("/orders/pie").status_code == 202
+    assert shop.post("/orders/cake/safe").status_code == 202
+    assert shop.post("/orders/tart?fail").status_code == 500
+    assert shop.post("/orders/bread/safe?fail").status_code == 500
+    assert shop.get("/status/pie").json() == {"state": "new"}
+    words = (str(project / "manage.py"), "ergon", "worker", "--burst", "--processes", "1")
+    done = run_python(*words, cwd=project.parent)  # wherever it is started
+    assert done.stdout == "3 completed, 0 retried, 0 failed\n", done.stderr
+    assert shop.get("/status/pie").json() == {"state": "shipped"}
+    assert shop.get("/status/cake").json() == {"state": "shipped"}
+
+
+def test_a_job_on_commit_is_stored_after_the_commit(told: dict[str, Any]) -> None:
+    """And never when the transaction, or the savepoint, was rolled back."""
+    assert told["before the commit"] == []
+    assert told["after the commit"] == ["django#ship [1]"]
+    assert told["after rollbacks"] == ["django#ship [6]", "django#ship [1]"]
+    assert told["outside of a transaction"][0] == "django#ship [7]"
+
+
+def test_mistakes_are_told_in_the_request(told: dict[str, Any]) -> None:
+    """Not after the commit, when it would be too late."""
+    assert "order_id" in told["wrong arguments"]
+    assert "no transaction open" in told["outside"]
+
+
+def test_a_process_that_dies_after_the_commit(told: dict[str, Any]) -> None:
+    """Loses a job on commit, and never one in the transaction."""
+    assert told["codes"] == [9, 9]
+    assert told["orders"] == ["in_transaction", "on_commit"]
+    assert told["kept"]
+    assert told["jobs"] == 4  # the three from before, and the one that was part of its transaction
+
+
+def test_connections_are_refreshed_around_each_job(told: dict[str, Any]) -> None:
+    """As they are around requests; an async handler uses the ORM as well."""
+    assert told["is closed"]
+    assert (told["thanks"], told["state"]) == ("thank you for in_transaction", "shipped")
+
+
+def test_the_settings_of_django_name_the_store(told: dict[str, Any]) -> None:
+    """Its own database by default; what is wrong is refused with its key."""
+    assert told["same app"]
+    assert told["checks"] == []
+    assert "has no key 'URI' (known are URL, DATABASE" in told["unknown key"]
+    assert "is no dictionary" in told["no dictionary"]
+    assert told["urls"] == [
+        "postgresql://me:p%40ss%2Fword@db.example.org:5433/shop",
+        "postgresql:///shop?host=%2Frun%2Fpostgresql",
+    ]
+    mysql, memory, unknown = told["refused"]
+    assert "which is mysql" in mysql
+    assert 'ERGON = {"URL"' in mysql
+    assert "sqlite3 in memory" in memory
+    assert "no database 'none'" in unknown
+
+
+def test_the_tests_of_the_project_pass(project: Path) -> None:
+    """With the jobs in memory and the database of Django's own test runner."""
+    done = run_python("manage.py", "test", cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert "Ran 2 tests" in done.stderr
+
+
+def test_wrong_settings_fail_the_check_of_django(project: Path) -> None:
+    """With what to do about it."""
+    settings = project / "wrong_settings.py"
+    settings.write_text('from settings import *\nERGON = {"URL": "mysql://localhost/shop"}\n')
+    done = run_python("manage.py", "check", "--settings", "wrong_settings", cwd=project)
+    assert done.returncode != 0
+    assert "ergon.E001" in done.stderr
+    assert "mysql" in done.stderr

@@ -1,0 +1,127 @@
+"""Flask with jobs: the example project with server and worker, and its parts in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from flask import Flask, current_app, g
+
+from ergon_framework import App
+from ergon_framework.errors import MissingExtraError, WiringError
+from ergon_framework.integrations.commands import run_command
+from ergon_framework.integrations.flask import Ergon, get_ergon
+from ergon_framework.testing import Sandbox
+from tests.docs.programs import run_python
+from tests.integrations.programs import copied, served, started
+
+MODULE = "ergon_framework.integrations.flask"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the example."""
+    return copied("flask_shop", tmp_path_factory.mktemp("flask"))
+
+
+@pytest.fixture(scope="module")
+def shop(project: Path) -> Iterator[httpx.Client]:
+    """The example under Flask's server, without a worker."""
+    with served(project, "-m", "flask", "--app", "shop", "run", "--port", "0") as client:
+        yield client
+
+
+@pytest.mark.slow
+def test_an_order_over_http_is_shipped_in_the_context_of_the_application(
+    shop: httpx.Client, project: Path
+) -> None:
+    """The worker's processes load the application through its factory."""
+    answer = shop.post("/orders/o1")
+    assert answer.status_code == 202
+    look = answer.json()["look"]
+    assert shop.get(look).json() == {"status": "pending", "result": None}
+    worker = ("-m", "flask", "--app", "shop", "ergon", "worker", "--burst", "--processes", "1")
+    with started(project, *worker) as output:
+        assert output.read() == "1 completed, 0 retried, 0 failed\n"
+    told = shop.get(look).json()
+    assert told == {"status": "completed", "result": "o1 is on its way with Northwind"}
+    assert shop.get("/jobs/nobody").status_code == 404
+
+
+@pytest.mark.slow
+def test_commands_of_ergon_are_commands_of_flask(shop: httpx.Client, project: Path) -> None:
+    """On the store of the application, from any folder, with their own options."""
+    job = shop.post("/orders/o2").json()["job"]
+    app = str(project / "shop.py")
+    shown = run_python(
+        "-m", "flask", "--app", app, "ergon", "jobs", "show", job, "--json", cwd=project.parent
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert '"handler":"shop#ship"' in shown.stdout.replace(" ", "")
+
+
+def test_a_command_tells_what_is_wrong_with_the_store(capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line, and with an exit code of its own."""
+    code = run_command(App("mysql://localhost/shop"), ["jobs", "list"], program="flask ergon")
+    assert code == 2
+    assert "mysql" in capsys.readouterr().err
+
+
+# ---- inside this process ----
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Ergon:
+    """An extension that was given no application."""
+    return Ergon(f"sqlite:///{tmp_path}/work.db", name="shop")
+
+
+def made(jobs: Ergon, carrier: str) -> Flask:
+    """What a factory makes."""
+    app = Flask("shop")
+    app.config["CARRIER"] = carrier
+    jobs.init_app(app)
+    return app
+
+
+def test_each_job_has_a_context_of_its_own(jobs: Ergon, ergon: Sandbox) -> None:
+    """Of the application that was made last; for async handlers, too."""
+    ergon.use(jobs)
+
+    @jobs.job
+    def ship() -> str:
+        g.count = g.get("count", 0) + 1
+        return f"{current_app.config['CARRIER']} {g.count}"
+
+    @jobs.job
+    async def ask() -> str:
+        return str(current_app.config["CARRIER"])
+
+    made(jobs, "Southwind")
+    made(jobs, "Northwind")
+    calls = [ship.enqueue(), ship.enqueue(), ask.enqueue()]
+    ergon.drain()
+    assert [job.result(0) for job in calls] == ["Northwind 1", "Northwind 1", "Northwind"]
+
+
+def test_the_extension_is_found_through_the_application(jobs: Ergon) -> None:
+    """And what is missing is named."""
+    app = made(jobs, "Northwind")
+    with app.app_context():
+        assert get_ergon() is jobs
+    assert get_ergon(app) is jobs
+    with pytest.raises(WiringError, match="no current Flask application"):
+        get_ergon()
+    with pytest.raises(WiringError, match=r"init_app\(app\)"):
+        get_ergon(Flask("other"))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to install."""
+    monkeypatch.delitem(sys.modules, MODULE)
+    monkeypatch.setitem(sys.modules, "flask", None)
+    with pytest.raises(MissingExtraError, match=r"ergon-framework\[flask\]"):
+        __import__(MODULE)
