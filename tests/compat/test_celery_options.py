@@ -190,6 +190,7 @@ def test_calls_go_where_the_first_matching_route_says(client: JobClient) -> None
     assert {name: bridge.side_of(name) for name in sides} == sides
     assert "shop.mail.send" in str(client.find(app.send_task("shop.mail.send").id).handler)
     app.send_task("shop.pay", retry=False)  # to the broker: no job
+    app.send_task("shop.mail.send", retries=1)  # the same: Celery's worker retries its message
     assert len(list(client.store.search(_everything(), None))) == 1
     with pytest.raises(WiringError, match="write 'ergon' or 'celery'"):
         from_celery(app, registry=Registry(), client=client, route={"*": "rabbit"})  # type: ignore[dict-item]

@@ -44,6 +44,10 @@ if not settings.configured:
             "LOCK_FILE_NAME": str(FOLDER / "post_office.lock"),
         },
         EMAIL_FILE_PATH=str(FOLDER / f"mails-{os.environ.get('SHOP_SIDE')}"),
+        MIGRATION_MODULES={
+            "contenttypes": None,
+            "post_office": None,
+        },  # tables at once: it is faster
         DEFAULT_AUTO_FIELD="django.db.models.AutoField",
         USE_TZ=True,
     )
@@ -266,7 +270,7 @@ def main() -> None:
     """Call every case on both sides; Celery's one by one, so that its journal has an order."""
     from django.core.management import call_command
 
-    call_command("migrate", verbosity=0)
+    call_command("migrate", run_syncdb=True, verbosity=0)
     if HAS_MAIL:
         send_mail("celery")
     for task in UNANSWERED.values():

@@ -152,7 +152,10 @@ def sturdy(self: Any) -> bool:
 
 
 class Watched(Task):
-    """A base class with hooks."""
+    """A base class with hooks, and a constructor of its own."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Any] = {}
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         """Note it."""

@@ -87,6 +87,10 @@ class TaskRequest:
         return getattr(self, name, default)
 
 
+# Not in the task: a base class of the user's may have a constructor that does not call ours.
+_REQUESTS: ContextVar[Mapping[int, tuple[TaskRequest, ...]]] = ContextVar("requests", default={})  # noqa: B039 - never changed in place
+
+
 class Task:
     """A task: subclass it for ``base=``, or let ``@app.task`` and ``@shared_task`` make one."""
 
@@ -111,9 +115,6 @@ class Task:
     typing: bool = True
     app: Celery | None = None
     MaxRetriesExceededError = MaxRetriesExceededError
-
-    def __init__(self) -> None:
-        self._requests: ContextVar[tuple[TaskRequest, ...]] = ContextVar("requests", default=())
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Do the work; overridden by every task."""
@@ -178,16 +179,19 @@ class Task:
     @property
     def request(self) -> TaskRequest:
         """The job that the task runs in; one that is ``called_directly`` outside of a job."""
-        pushed = self._requests.get()
+        pushed = _REQUESTS.get().get(id(self))
         return pushed[-1] if pushed else TaskRequest()
 
     def push_request(self, **fields: Any) -> None:
         """Make these the fields of :attr:`request`."""
-        self._requests.set((*self._requests.get(), TaskRequest(**fields)))
+        pushed = _REQUESTS.get()
+        stack = (*pushed.get(id(self), ()), TaskRequest(**fields))
+        _REQUESTS.set({**pushed, id(self): stack})
 
     def pop_request(self) -> None:
         """Forget the request that was pushed last."""
-        self._requests.set(self._requests.get()[:-1])
+        pushed = _REQUESTS.get()
+        _REQUESTS.set({**pushed, id(self): pushed[id(self)][:-1]})
 
     def retry(
         self,
