@@ -88,6 +88,11 @@ def test_the_trace_of_a_request_is_continued(name: str, spans: InMemorySpanExpor
         "rrq.attempt": 2,
         "rrq.worker_id": "w",
         "rrq.outcome": "success",
+        "messaging.system": "ergon",
+        "messaging.operation.name": "run",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "default",
+        "messaging.message.id": "j",
     }
     assert span.status.status_code is StatusCode.UNSET
 

@@ -48,6 +48,8 @@ def test_a_call_is_a_span_below_its_caller(colour: str, kept: list[SpanRecord]) 
         "ergon.breaker_state": "closed",
         "ergon.stop_reason": "succeeded",
         "ergon.correlation_id": result.correlation_id,
+        "rpc.system.name": "ergon",
+        "rpc.method": "scripted/test/fetch",
     }
     assert span.unit == result.correlation_id
     assert "secret" not in repr(kept)
@@ -62,6 +64,8 @@ def test_attempts_are_siblings_below_the_call(kept: list[SpanRecord]) -> None:
     assert [first.failure, second.failure, span.failure] == ["dependency_unavailable", "", ""]
     assert first.ended_at < second.began_at
     assert span.attributes["ergon.attempts"] == 2
+    assert "http.request.resend_count" not in first.attributes
+    assert second.attributes["http.request.resend_count"] == 1
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])

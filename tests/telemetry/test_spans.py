@@ -159,6 +159,9 @@ def test_fetch_attributes(recorder: Recorder) -> None:
         "backoff_multiplier": 2.0,
         "requested": 10,
         "delivered": 3,
+        "messaging.system": "ergon",
+        "messaging.operation.name": "receive",
+        "messaging.operation.type": "receive",
     }
 
 
@@ -217,6 +220,12 @@ def test_loop_and_lifecycle_attributes(recorder: Recorder) -> None:
         "transaction.attempt": 1,
         "batch_index": 0,
         "outcome": "succeeded",
+        "messaging.system": "ergon",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.consumer.group.name": "Orders",
+        "messaging.destination.name": "orders",
+        "messaging.message.id": "t1",
     }
     assert first.kind is SpanKind.CONSUMER
     assert attributes(second)["batch_index"] == 1

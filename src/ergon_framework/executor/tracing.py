@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from ergon_framework.core.executor_protocol import Outcome, Request
 from ergon_framework.core.executor_protocol import Status as OutcomeStatus
+from ergon_framework.telemetry.conventions import messaging_attributes
 from ergon_framework.telemetry.journal import JournalWriter, record_to_parent
 from ergon_framework.telemetry.tracing import SCOPE, journal_provider, tracer
 
@@ -34,6 +35,7 @@ def begin(request: Request) -> trace.Span:
         "rrq.function": request.function_name,
         "rrq.queue": about.queue_name,
         "rrq.attempt": about.attempt,
+        **messaging_attributes("run", "process", about.queue_name, request.job_id),
     }
     if about.worker_id is not None:
         attributes["rrq.worker_id"] = about.worker_id

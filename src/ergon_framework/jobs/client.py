@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
@@ -55,6 +57,11 @@ from ergon_framework.ports.jobstore import (
 )
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.telemetry import outgoing_metadata
+from ergon_framework.telemetry.conventions import (
+    MessagingInstruments,
+    messaging_instruments,
+    queue_place,
+)
 from ergon_framework.telemetry.notices import emit, has_listeners
 
 __all__ = ["EnqueuedJob", "JobClient", "JobSpec", "OnDuplicate"]
@@ -457,7 +464,10 @@ class JobClient:
 
     def _added(self, jobs: Sequence[NewJob], connection: Any) -> list[EnqueuedJob]:
         add = self.store.add if connection is None else _adder(self.store, connection)
+        messaging, began_at = messaging_instruments(), time.perf_counter()
         found = add(jobs)
+        if messaging is not None:
+            _measure(messaging, jobs, time.perf_counter() - began_at)
         if connection is None and has_listeners("job.enqueued"):
             for job, added in zip(jobs, found, strict=True):
                 if added.is_new:
@@ -497,6 +507,14 @@ def _adder(
 
 def _failed(search: Search) -> Search:
     return msgspec.structs.replace(search, statuses=(JobStatus.FAILED,))
+
+
+def _measure(messaging: MessagingInstruments, jobs: Sequence[NewJob], seconds: float) -> None:
+    """Jobs are stored; those of one commit share its time."""
+    for queue, number in Counter(job.queue for job in jobs).items():
+        place = queue_place(queue)
+        messaging.sent("enqueue", place, number)
+        messaging.operated("enqueue", "send", place, seconds, None)
 
 
 def _unheard(_done: int) -> None:

@@ -25,6 +25,7 @@ from ergon_framework.core.job import (
 )
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.ports.jobstore import NewJob
+from ergon_framework.telemetry.conventions import messaging_attributes
 from ergon_framework.telemetry.tracing import (
     SpanKind,
     end_span,
@@ -56,6 +57,7 @@ def enqueued(span: Span, job: NewJob, job_id: str, *, is_new: bool) -> None:
     span.set_attribute("rrq.function", job.handler)
     span.set_attribute("rrq.queue", job.queue)
     span.set_attribute("ergon.is_new", is_new)
+    span.set_attributes(messaging_attributes("enqueue", "send", job.queue, job_id))
 
 
 def firing(schedule: str, jobs: Sequence[NewJob]) -> tuple[list[NewJob], list[Span]]:
@@ -74,6 +76,7 @@ def firing(schedule: str, jobs: Sequence[NewJob]) -> tuple[list[NewJob], list[Sp
 def _fire_span(schedule: str, job: NewJob) -> Span | None:
     about = {"rrq.job_id": job.id, "rrq.function": job.handler, "rrq.queue": job.queue}
     about["ergon.schedule"] = schedule
+    about |= messaging_attributes("enqueue", "send", job.queue, job.id)
     return start_root("job.enqueue", SpanKind.PRODUCER, about)
 
 
@@ -94,6 +97,7 @@ def set_out(claim: Claim, worker: str) -> dict[str, str] | None:
             "rrq.queue": job.queue,
             "rrq.attempt": job.attempts + 1,
             "rrq.worker_id": worker,
+            **messaging_attributes("run", "process", job.queue, job.id),
         }
         claim.span = start_span("job.run", SpanKind.CONSUMER, attributes, carrier)
         if claim.span is not None:

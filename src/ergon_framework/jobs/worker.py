@@ -40,6 +40,11 @@ from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.ports.jobstore import FullJobStore, Search, Settlement, WorkerRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.deadlines import MIN_TIMEOUT
+from ergon_framework.telemetry.conventions import (
+    MessagingInstruments,
+    messaging_instruments,
+    queue_place,
+)
 from ergon_framework.telemetry.notices import NoticeDispatcher, has_listeners
 
 logger = logging.getLogger("ergon.jobs")
@@ -252,6 +257,7 @@ class Worker:
         self._error: ErgonError | None = None
         self._counts: Counter[str] = Counter()
         self._totals = WorkerTotals()
+        self._messaging: MessagingInstruments | None = None
         self._held_shortly = 0
         self._pools: dict[str, ExecutorPool] = {}
         self._dirty: dict[ExecutorPool, None] = {}
@@ -263,6 +269,7 @@ class Worker:
     def run(self) -> WorkerReport:
         """Work until stopped; returns when every process has ended and all is settled."""
         self.loop = EventLoop()
+        self._messaging = messaging_instruments()
         self._store_thread = StoreThread(
             self._store,
             self.settings,
@@ -484,7 +491,14 @@ class Worker:
         if claim.span is not None:
             came_back(claim, event)
         settlement = self.settler.settle_claim(claim, event, self.wall(), seconds, result)
-        self._totals.count(claim.job.queue, outcome_of(settlement.transition), seconds)
+        outcome = outcome_of(settlement.transition)
+        self._totals.count(claim.job.queue, outcome, seconds)
+        if self._messaging is not None and seconds is not None:
+            failure = settlement.transition.failure
+            place = queue_place(claim.job.queue)
+            self._messaging.consumed("run", place)
+            error = None if failure is None else failure.kind.value
+            self._messaging.processed(place, seconds, error)
         self._settled.append(settlement)
 
     def wall(self) -> float:

@@ -21,11 +21,13 @@ from ergon_framework.ports.unit_of_work import UnitOfWork, observed
 from ergon_framework.providers.errors import Reason
 from ergon_framework.providers.execution import (
     OnFailure,
+    ProviderAttempt,
     ProviderExecutionContext,
     ProviderExecutionResult,
 )
 from ergon_framework.providers.redaction import safe_message
 from ergon_framework.providers.tasks import TaskCall, TaskEnd, TaskEnding
+from ergon_framework.telemetry.conventions import call_attributes, call_instruments
 from ergon_framework.telemetry.notices import emit as emit_notice
 from ergon_framework.telemetry.notices import has_listeners
 from ergon_framework.telemetry.propagation import outgoing
@@ -62,6 +64,14 @@ def emit(name: str, /, **fields: object) -> None:
 
 def emit_calls(rows: Iterable[AttemptRow]) -> None:
     """Tell of the calls among these rows that ended badly; the rows themselves are the record."""
+    measure = call_instruments()
+    if measure is not None:
+        rows = tuple(rows)
+        for row in rows:
+            if row.attempt_number:  # a refusal is no attempt
+                about = call_attributes(row.provider_name, row.capability, row.operation)
+                seconds = row.duration_ms / 1000
+                measure.called(about, seconds, row.reason_code, row.http_status)
     if not has_listeners():
         return
     for row in rows:
@@ -177,6 +187,7 @@ def _who(provider_name: str, capability: str, operation: str) -> dict[str, str]:
         "ergon.provider": str(provider_name),
         "ergon.capability": str(capability),
         "ergon.operation": str(operation),
+        **call_attributes(provider_name, capability, operation),
     }
 
 
@@ -189,11 +200,22 @@ def _how(result: ProviderExecutionResult) -> dict[str, Any]:
     }
     if result.reason_code is not None:
         attributes["ergon.reason_code"] = str(result.reason_code)
+    if result.http_status is not None:
+        attributes["http.response.status_code"] = result.http_status
     return attributes
 
 
 def _failure(result: ProviderExecutionResult) -> str | None:
     return None if result.success else str(result.reason_code or result.stop_reason)
+
+
+def _of_attempt(each: ProviderAttempt) -> dict[str, Any]:
+    attributes: dict[str, Any] = {"ergon.attempt": each.number}
+    if each.number > 1:
+        attributes["http.request.resend_count"] = each.number - 1
+    if each.http_status is not None:
+        attributes["http.response.status_code"] = each.http_status
+    return attributes
 
 
 def _emit_attempts(span: Span, result: ProviderExecutionResult) -> None:
@@ -206,7 +228,7 @@ def _emit_attempts(span: Span, result: ProviderExecutionResult) -> None:
             SpanKind.INTERNAL,
             carrier,
             seconds,
-            {"ergon.attempt": each.number},
+            _of_attempt(each),
             each.reason_code,
             ago=over_at - each.started_at - seconds,
         )

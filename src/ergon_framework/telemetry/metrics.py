@@ -18,6 +18,7 @@ from ergon_framework.errors import LoopTimeoutException
 from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry.attributes import SETTLE_SPAN
+from ergon_framework.telemetry.conventions import MessagingInstruments, task_place
 
 Labels = tuple[str, ...]
 
@@ -105,8 +106,17 @@ class Instruments:
 class MetricSink:
     """Counts and measures. Keeps nothing about calls or transactions."""
 
-    def __init__(self, instruments: Instruments) -> None:
+    def __init__(
+        self,
+        instruments: Instruments,
+        messaging: MessagingInstruments | None = None,
+        *,
+        conventions: bool = False,
+    ) -> None:
+        """With ``conventions``, durations of each transaction are recorded under both names."""
         self._measure = instruments
+        self._messaging = messaging
+        self._conventions = conventions
         totals = instruments.totals
         self._transactions = totals["ergon.transactions"].add
         self._handler_failures = totals["ergon.handler.failures"].add
@@ -150,6 +160,11 @@ class MetricSink:
         labels = {"task": call.task, "role": call.role}
         outcome = {"outcome": _outcome(failure)}
         self._measure.fetch(max(0.0, notice.at - notice["began_at"]), {**labels, **outcome})
+        if self._messaging is not None:
+            place, took = task_place(call.task, call.role), notice.at - notice["began_at"]
+            self._messaging.operated("receive", "receive", place, took, _error(failure))
+            if failure is None:
+                self._messaging.consumed("receive", place, notice["delivered"])
         if failure is None:
             self._measure.batch(notice["delivered"], labels)
         elif failure.kind is Kind.TIMEOUT:
@@ -174,9 +189,23 @@ class MetricSink:
             "step": attempt.phase,
             "outcome": _outcome(failure),
         }
-        self._measure.step(max(0.0, notice.at - attempt.began_at), labels)
+        took = max(0.0, notice.at - attempt.began_at)
+        self._measure.step(took, labels)
+        if self._messaging is not None:
+            self._measure_message(attempt, took, _error(failure))
         if failure is not None and failure.kind is Kind.TIMEOUT and failure.code != _LIFECYCLE:
             self._timeouts((call.task, call.role, attempt.phase))
+
+    def _measure_message(self, attempt: Attempt, took: float, error: str | None) -> None:
+        messaging, place = self._messaging, task_place(attempt.call.task, attempt.call.role)
+        if messaging is None:
+            return
+        if attempt.phase == "produce":
+            messaging.sent("produce", place, 1, error or "")
+            if self._conventions:
+                messaging.operated("produce", "send", place, took, error)
+        elif attempt.phase == "process" and self._conventions:
+            messaging.processed(place, took, error)
 
     def _retry_scheduled(self, notice: Notice) -> None:
         call, step = notice["call"], notice["phase"]
@@ -210,12 +239,21 @@ class MetricSink:
             "verb": notice["verb"],
             "outcome": _outcome(failure),
         }
-        self._measure.settlement(max(0.0, notice.at - notice["began_at"]), labels)
+        took = max(0.0, notice.at - notice["began_at"])
+        self._measure.settlement(took, labels)
+        if self._messaging is not None and self._conventions:
+            place = task_place(call.task, call.role)
+            self._messaging.operated(notice["verb"], "settle", place, took, _error(failure))
         if failure is not None and failure.kind is Kind.TIMEOUT:
             self._timeouts((call.task, call.role, SETTLE_SPAN))
 
     def _waited(self, call: Call, step: str, delay: float) -> None:
         self._measure.backoff(delay, {"task": call.task, "role": call.role, "step": step})
+
+
+def _error(failure: Failure | None) -> str | None:
+    """The class of an error: of a closed list, as labels must be."""
+    return None if failure is None else failure.kind.value
 
 
 def _outcome(failure: Failure | None) -> str:

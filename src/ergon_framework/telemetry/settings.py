@@ -19,7 +19,8 @@ class TelemetrySettings:
     trace context that arrives with a transaction becomes: with "link" the transaction stays below
     its loop and links to it, with "parent" it is a part of the incoming trace. ``rotate`` ends the
     loop span after each "batch" or after so many seconds and begins a linked one, for loops that
-    run for days.
+    run for days. ``conventions`` records durations of each transaction under the names of the
+    semantic conventions as well.
     """
 
     spans: bool = True
@@ -29,6 +30,7 @@ class TelemetrySettings:
     results: bool = False
     parent: str = "link"
     rotate: str | float = "never"
+    conventions: bool = False
 
     def __post_init__(self) -> None:
         if self.parent not in {"link", "parent"}:

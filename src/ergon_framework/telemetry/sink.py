@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry import metrics, trace
 
 from ergon_framework.ports.notice import Sink
+from ergon_framework.telemetry.conventions import messaging_instruments
 from ergon_framework.telemetry.logs import install_log_context
 from ergon_framework.telemetry.metrics import Instruments, MetricSink
 from ergon_framework.telemetry.notices import Listener, NoticeDispatcher, has_listeners
@@ -105,7 +106,9 @@ def _writer(provider: trace.TracerProvider) -> SpanWriter | None:
 def _numbers(settings: TelemetrySettings, provider: metrics.MeterProvider) -> MetricSink | None:
     if not settings.metrics or not is_real(provider):
         return None
-    return MetricSink(_once(_instruments, provider, lambda it: Instruments(it.get_meter(SCOPE))))
+    made = _once(_instruments, provider, lambda it: Instruments(it.get_meter(SCOPE)))
+    messaging = messaging_instruments(provider)
+    return MetricSink(made, messaging, conventions=settings.conventions)
 
 
 def _once(made: WeakKeyDictionary[Any, _T], provider: Any, make: Callable[[Any], _T]) -> _T:

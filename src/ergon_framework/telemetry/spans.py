@@ -63,6 +63,7 @@ from ergon_framework.telemetry.attributes import (
     step_attributes,
     task_attributes,
 )
+from ergon_framework.telemetry.conventions import lifecycle_attributes, messaging_attributes
 from ergon_framework.telemetry.notices import log_once
 from ergon_framework.telemetry.propagation import extract
 from ergon_framework.telemetry.settings import TelemetrySettings
@@ -131,6 +132,7 @@ class LoopSpans:
         self.base = get_current()
         self.shared = task_attributes(call)
         self.lifecycle = (LIFECYCLE_SPAN[call.role], _KIND[call.role])
+        self.shared_by_lifecycles = {**self.shared, **lifecycle_attributes(call)}
         self.steps = {
             phase: (name, f"{name}.attempt", step_attributes(call, phase))
             for phase, name in STEP_SPAN[call.role].items()
@@ -148,7 +150,10 @@ class LoopSpans:
         self._fetch: StepSpan | None = None
         self._fetch_attempt: Span | None = None
         self._attributes = loop_attributes(call)
-        self._fetch_attributes = step_attributes(call, "fetch")
+        self._fetch_attributes = {
+            **step_attributes(call, "fetch"),
+            **messaging_attributes("receive", "receive"),
+        }
         self._begin(at, [])
 
     def ns(self, at: float) -> int:
@@ -276,9 +281,15 @@ class LifecycleSpans(SpanParent):
         self.attempt: Span | None = None
         self.settling: Span | None = None
         self.work_attempts = 0
-        attributes = {**loop.shared, "transaction_id": key, "transaction.id": key}
+        attributes = {
+            **loop.shared_by_lifecycles,
+            "transaction_id": key,
+            "transaction.id": key,
+            "messaging.message.id": key,
+        }
         if transaction.source is not None:
             attributes["transaction.source"] = transaction.source
+            attributes["messaging.destination.name"] = transaction.source
         if loop.batch is not None:
             attributes["batch_index"] = loop.batch
         if loop.settings.payloads:
@@ -381,6 +392,7 @@ def finish_settling(
 ) -> None:
     """End the span of a settlement."""
     attributes: Attributes = {"settlement.verb": verb, "attempts": attempts}
+    attributes |= messaging_attributes(verb, "settle")
     error = None
     if failure is not None:
         attributes |= failure_attributes(failure)

@@ -165,6 +165,7 @@ class TelemetrySettings(SettingsModel):
     spans: Switch = True
     metrics: Switch = True
     logs: Switch = True
+    conventions: Switch = False
     payloads: Switch = False
     results: Switch = False
     parent: Literal["link", "parent"] = "link"
