@@ -216,7 +216,7 @@ def test_a_policy_file(ergon: Ergon) -> None:
     ("line", "text"),
     [
         ("rnu", "No such command 'rnu'"),
-        ("run", "what is to run? (give a name, or --all; ergon check lists what there is)"),
+        ("run", "what is to run? (give a name, or --all; this lists what there is:  ergon check)"),
         ("run orders --wrokers 2", "No such option"),
         ("run orders --workers 0", "Invalid value for '--workers'"),
         ("run orders --limit x", "Invalid value for '--limit'"),
