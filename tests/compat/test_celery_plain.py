@@ -106,6 +106,13 @@ def test_hooks(shop: Path) -> None:
     ]
 
 
+def test_the_bridge_needs_celery(shop: Path) -> None:
+    """Whoever calls it without the package is told how to install it."""
+    kind, text = told(shop)["missing"]
+    assert kind == "MissingExtraError"
+    assert 'pip install "ergon-framework[celery]"' in text
+
+
 def test_a_task_that_calls_another(shop: Path) -> None:
     """It may call it, and not wait for it."""
     ended = told(shop)

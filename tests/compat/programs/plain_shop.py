@@ -24,6 +24,7 @@ from ergon_framework.compat.celery import (  # noqa: E402
     Reject,
     SoftTimeLimitExceeded,
     Task,
+    from_celery,
     shared_task,
 )
 
@@ -232,4 +233,8 @@ def main() -> None:
         told[name] = [each.state, code or value]
     inner = app.AsyncResult(told["outer"][1][0])
     told["inner"] = [inner.state, inner.get()]
+    try:
+        from_celery(app, ergon)
+    except ImportError as error:
+        told["missing"] = [type(error).__name__, str(error)]
     print(json.dumps(told, default=str))

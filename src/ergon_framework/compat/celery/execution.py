@@ -5,7 +5,7 @@ the order in which Celery's worker does: ``before_start``, the task, ``on_succes
 ``on_failure``, and ``after_return`` unless it is tried again. How a task ended decides what becomes
 of the job:
 
-- it returned, or raised ``Ignore``: the job completes;
+- it returned: the job completes with its result; it raised ``Ignore``: the job is discarded;
 - it raised ``Retry`` (``self.retry()``, ``autoretry_for``): another attempt, when the task says;
 - it raised ``Reject(requeue=True)``: the job is delivered again, and no attempt is charged;
 - it raised anything else: the job is dead-lettered with that error.
@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from ergon_framework.compat.celery import arguments
 from ergon_framework.compat.celery.exceptions import UnsupportedOptionError, is_celery
 from ergon_framework.compat.celery.options import instant
-from ergon_framework.errors import NonRetryableException, describe
+from ergon_framework.errors import Discard, NonRetryableException, describe
 from ergon_framework.executor import Held, JobContext, RetryLater, current_job
 
 REQUEUE_DELAY = 1.0
@@ -182,8 +182,7 @@ class TaskHandler:
                 task.before_start(task_id, args, kwargs)
                 value = task(*args, **kwargs)
         except Exception as error:
-            if self._is_ignored(delivery, error):
-                return None
+            self._tell_end(delivery, error)
             raise  # from here, so that a traceback shows no more of us than it must
         if delivery.retry_delay is not None:  # self.retry(throw=False)
             raise RetryLater(f"the task {task.name!r} asked for a retry", delivery.retry_delay)
@@ -191,13 +190,13 @@ class TaskHandler:
         self._end(delivery, "SUCCESS", value, None)
         return None if task.ignore_result else self._encode(value)
 
-    def _is_ignored(self, delivery: Delivery, error: Exception) -> bool:
+    def _tell_end(self, delivery: Delivery, error: Exception) -> None:
         """Tell hooks how the task ended; raise what the worker is to hear if not the error."""
         task, task_id = self._task, delivery.job_id
         args, kwargs = delivery.args, delivery.kwargs
         if is_celery(error, "Ignore"):
             self._listener.returned(task, task_id, "IGNORED", None)
-            return True
+            raise Discard(str(error) or "the task asks to be ignored") from error
         if is_celery(error, "Reject"):
             self._listener.returned(task, task_id, "REJECTED", error)
             raise _rejection(error) from error
@@ -213,7 +212,6 @@ class TaskHandler:
         info = self._listener.error_info(error)
         task.on_failure(error, task_id, args, kwargs, info)
         self._end(delivery, "FAILURE", error, info)
-        return False
 
     def _end(self, delivery: Delivery, state: str, value: Any, info: Any) -> None:
         task_id, args, kwargs = delivery.job_id, delivery.args, delivery.kwargs
