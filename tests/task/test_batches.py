@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -281,3 +282,25 @@ def test_a_call_that_swallows_its_cancellation_does_not_hold_up_the_next() -> No
     assert report.succeeded == 6
     assert sizes[0] == (0.0, 3)
     assert 6.0 <= sizes[1][0] < 7.0
+
+
+def test_whatever_fails_each_unit_ends_exactly_once(colour: str) -> None:
+    """Hundreds of units, calls that raise, units that fail, and attempts that run out."""
+    dice = random.Random(7)  # noqa: S311 - the same run each time
+    charged: list[int] = []
+
+    def answer(amounts: list[int]) -> list[Any]:
+        if dice.random() < 0.1:
+            raise OSError("away")
+        results = [OSError("away") if dice.random() < 0.3 else each for each in amounts]
+        charged.extend(each for each in results if isinstance(each, int))
+        return results
+
+    batches = Batches(colour, answer, took=0.5)
+    options = {"batch": 20, "concurrency": 3, "attempts": 4, "backoff": 0.2, "timeout": 5.0}
+    report = batches.consume(*range(400), **options)
+    assert len(charged) == len(set(charged)) == report.succeeded
+    assert report.succeeded + report.failed + report.timed_out == 400
+    assert report.failed == len(batches.dead)
+    assert 1 < batches.most_at_once <= 3
+    assert all(len(amounts) <= 20 for _, amounts in batches.calls)

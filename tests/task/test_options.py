@@ -85,6 +85,8 @@ def test_a_policy_may_be_added_to_and_not_contradicted() -> None:
         ({"batch": 0}, "'batch' .* from 1 to 10000, not 0"),
         ({"batch": 5, "linger": -1}, "'linger' .* must be seconds, not -1"),
         ({"batch": 5, "policy": {"loop": {"concurrency": {"value": 2}}}}, "'batch' .* contradicts"),
+        ({"batch": 5, "linger": 5, "timeout": 5}, "waits 5 s for a batch to fill"),
+        ({"batch": 5, "linger": 9, "transaction_timeout": 5}, "and its units have 5 s in all"),
         ({"policy": 5}, "the policy of the consumer 'charge' is int"),
         ({"policy": {"loop": {"limt": 5}}}, "did you mean 'limit'"),
         ({"batch": 2000}, "would need 2000 threads"),

@@ -126,7 +126,10 @@ def read_options(
     if connector is not None:
         _put(owner, whole, ("steps", "fetch", "connector_name"), connector, "connector")
     _keep_workers_busy(whole)
-    return _checked(owner, whole), batch
+    policy = _checked(owner, whole)
+    if batch is not None:
+        _check_linger(owner, batch, policy)
+    return policy, batch
 
 
 def _refuse_unknown(owner: str, options: Mapping[str, Any]) -> None:
@@ -177,6 +180,18 @@ def _batch_rule(owner: str, given: dict[str, Any]) -> BatchRule | None:
             f"the option 'linger' of the consumer {owner!r} must be seconds, not {linger!r}"
         )
     return BatchRule(size, float(linger), calls)
+
+
+def _check_linger(owner: str, batch: BatchRule, policy: ConsumerPolicy) -> None:
+    """A batch that waits for more longer than its units have would never be handed over."""
+    timeouts = (policy.steps.process.retry.timeout, policy.loop.transaction_timeout)
+    shortest = min((each for each in timeouts if each is not None), default=None)
+    if shortest is not None and batch.linger >= shortest:
+        raise WiringError(
+            f"the consumer {owner!r} waits {batch.linger:g} s for a batch to fill, and its units"
+            f" have {shortest:g} s in all",
+            remedy="make linger shorter, or the timeout longer",
+        )
 
 
 def _put(owner: str, table: dict[str, Any], path: tuple[str, ...], value: Any, option: str) -> None:
