@@ -1,19 +1,13 @@
-"""Consumer functions in a settings file, and as an application runs them."""
+"""Consumer functions in a settings file."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
 from ergon_framework.app.run_once import process_one
-from ergon_framework.app.settings import load_settings
 from ergon_framework.app.signals import Shutdown
-from ergon_framework.app.wiring import wire_function
-from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.errors import WiringError
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.task.functions import consumer
 from tests.app.workplace import Workplace
 
 CHARGE = """
@@ -96,43 +90,3 @@ def test_one_transaction_by_hand_opens_the_lifespans_too(
     with Shutdown() as shutdown:
         outcome = process_one(workplace.wire("shop:charging"), Transaction("t1", 4), shutdown)
     assert (outcome.outcome, outcome.result) == ("succeeded", 8)
-
-
-@pytest.mark.parametrize(
-    ("options", "burst", "streams"),
-    [
-        ({}, False, True),
-        ({}, True, False),
-        ({"streaming": True}, True, False),
-        ({"streaming": False}, False, False),
-    ],
-)
-def test_an_application_streams_unless_it_is_a_burst(
-    options: Any, burst: bool, streams: bool
-) -> None:
-    """Whoever says streaming=False means it, and a burst ends with an empty source."""
-
-    @consumer(MemoryConnector([Transaction("t1", 1)]), **options)
-    def charge(order: int) -> None: ...
-
-    wiring = wire_function(charge, load_settings(environ={}), burst=burst)
-    policy: Any = wiring.policies.main(wiring.kind)
-    assert policy.loop.streaming is streams
-
-
-def test_a_name_is_looked_up_among_the_connectors_of_the_settings(workplace: Workplace) -> None:
-    """An unknown one is refused with the one that was probably meant."""
-    workplace.settings(INBOX)
-    settings = load_settings(environ={})
-
-    @consumer("inbox")
-    def charge(order: int) -> None: ...
-
-    @consumer("inbx")
-    def refund(order: int) -> None: ...
-
-    assert list(wire_function(charge, settings).connectors) == ["inbox"]  # type: ignore[arg-type]
-    with pytest.raises(WiringError, match="consumes 'inbx', and the settings have no such"):
-        wire_function(refund, settings)
-    with pytest.raises(WiringError, match="did you mean 'inbox'"):
-        wire_function(refund, settings)

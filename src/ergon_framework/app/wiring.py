@@ -21,7 +21,6 @@ from ergon_framework.app.settings import ServiceSettings, Settings, TaskSettings
 from ergon_framework.app.settings.sections import ConnectorSettings, NamedPolicy
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.errors import HookError, WiringError
-from ergon_framework.ports.lifespan import DependencyScope
 from ergon_framework.ports.settings_model import explain
 from ergon_framework.task.base import BaseAsyncTask, BaseTask, choose_connector
 from ergon_framework.task.functions import FunctionConsumer
@@ -392,48 +391,6 @@ def wire(target: Target, settings: Settings, overrides: Overrides | None = None)
     return wiring
 
 
-def wire_function(
-    function: FunctionConsumer[..., Any],
-    settings: Settings,
-    scope: DependencyScope | None = None,
-    *,
-    burst: bool = False,
-) -> Wiring:
-    """A consumer function as an application runs it: until it is stopped, or with ``burst`` until
-    its source has nothing more. What ``scope`` has is opened by the caller.
-    """
-    task = _task_of(function, scope)
-    kind = kind_of(task if isinstance(task, type) else type(task))
-    policy = function.policy
-    if burst or "streaming" not in policy.loop.model_fields_set:
-        loop = policy.loop.model_copy(update={"streaming": not burst})
-        policy = policy.model_copy(update={"loop": loop})
-    connectors: dict[str, Factory] = {}
-    if isinstance(task, type):
-        name = _known_connector(function, settings)
-        connectors[name] = connector_factory(name, settings.connectors[name], settings)
-    wiring = Wiring(function.name, task, kind, Policies(consumer=policy), connectors, {})
-    _check(wiring)
-    return wiring
-
-
-def _known_connector(function: FunctionConsumer[..., Any], settings: Settings) -> str:
-    name = function.source
-    if name is None and len(settings.connectors) == 1:
-        return next(iter(settings.connectors))
-    if name in settings.connectors:
-        return str(name)
-    if name is None:
-        problem, hint = "does not say what it consumes", 'write @app.consumer("orders")'
-    else:
-        problem = f"consumes {name!r}, and the settings have no such connector"
-        hint = did_you_mean(name, list(settings.connectors))
-    raise WiringError(
-        f"the consumer {function.name!r} {problem}; {hint}",
-        remedy="describe it in ergon.toml under [connectors.NAME], or pass the connector itself",
-    )
-
-
 def _check(wiring: Wiring) -> None:
     task, kind = wiring.task, wiring.kind
     specimen = wiring.specimen()
@@ -475,12 +432,12 @@ def refuse_ambiguous_names(settings: Settings) -> None:
             )
 
 
-def _task_of(found: Any, scope: DependencyScope | None = None) -> Any:
+def _task_of(found: Any) -> Any:
     """The task of a consumer function: with the connector that it names itself, if it does."""
     if not isinstance(found, FunctionConsumer):
         return found
     is_named = found.source is None or isinstance(found.source, str)
-    return found.task_type(scope) if is_named else found.task(scope=scope)
+    return found.task_type() if is_named else found.task()
 
 
 def _given_policies(target: Target, settings: Settings, kind: TaskKind) -> Policies:
