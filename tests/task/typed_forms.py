@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, assert_type
 
-from ergon_framework import ConsumerTask, Transaction
-from ergon_framework.connector.memory import MemoryConnector
-from ergon_framework.task.functions import consumer
+from ergon_framework import App, ConsumerTask, MemoryConnector, Transaction, consumer
 
 
 @dataclass
@@ -21,6 +19,7 @@ class Order:
     amount: int
 
 
+app = App()
 queue = MemoryConnector()
 
 # ---- transactions -------------------------------------------------------------------------------
@@ -77,6 +76,17 @@ def refund(transaction: Transaction[Order], *, factor: int = 1) -> int:
     return transaction.payload.amount * factor
 
 
+@app.consumer("orders", attempts=3, timeout=5, concurrency=8)
+async def pay(order: Order) -> None:
+    """One of an App as well."""
+
+
+@app.consumer(queue, batch=100)
+def count(orders: list[Order]) -> int:
+    """And a batch consumer of an App."""
+    return len(orders)
+
+
 @charge.on_failure
 def refused(transaction: Transaction, error: Exception) -> None:
     """A handler stays what it was."""
@@ -89,11 +99,15 @@ assert_type(refund(Transaction[Order]("t1", Order(1)), factor=2), int)
 async def await_it() -> None:
     """An async function is still awaited."""
     assert_type(await insert([Order(1)]), list[int])
+    await pay(Order(1))
+    assert_type(count([Order(1)]), int)
 
 
 # ---- what must be refused -----------------------------------------------------------------------
 
 charge("order")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 consumer(queue, attempts="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+count(Order(1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+app.consumer(queue, atempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 consumer(queue, atempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 refund(Transaction[str]("t1", "x"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
