@@ -132,6 +132,47 @@ def test_async_consumers_are_fed_as_well(ergon: Sandbox) -> None:
     assert (seen, ergon.clock.now()) == (["hello", "world"], 60.0)
 
 
+class Bank:
+    """What a lifespan yields."""
+
+    def charge(self) -> str:
+        """Charge somebody."""
+        raise AssertionError("a test reached the real bank")
+
+
+class FakeBank:
+    """What a test injects in its place."""
+
+    def charge(self) -> str:
+        """Charge nobody."""
+        return "charged"
+
+
+def test_what_a_lifespan_yields_can_be_overridden(ergon: Sandbox) -> None:
+    """The lifespan itself is not opened then; afterwards it is again."""
+    app, opened = App(name="shop"), []
+
+    @app.registry.lifespan
+    def bank() -> Iterator[Bank]:
+        opened.append("bank")
+        yield Bank()
+
+    @app.job(attempts=1)
+    def charge(bank: Bank) -> str:
+        return bank.charge()
+
+    ergon.use(app)
+    with Sandbox(ergon.clock) as inner:
+        inner.use(app)
+        inner.override(app, Bank, FakeBank())
+        job = charge.enqueue()  # type: ignore[call-arg]
+        inner.drain(raises=True)
+        assert (job.result(0), opened) == ("charged", [])
+    charge.enqueue()  # type: ignore[call-arg]
+    assert ergon.drain().failed == 1
+    assert opened == ["bank"]
+
+
 @pytest.fixture
 def plant(tmp_path: Path) -> Iterator[Zone]:
     """A zone that lives in a folder."""

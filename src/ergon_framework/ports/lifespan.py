@@ -111,6 +111,11 @@ class Dependencies:
             )
         return fitting[0] if fitting else None
 
+    def is_overridden(self, lifespan: Lifespan) -> bool:
+        """Whether everything that a lifespan yields has a value in its place."""
+        kinds = lifespan.provides
+        return bool(kinds) and all(kind in self.overrides for kind in kinds)
+
     def begin(self, scope: DependencyScope) -> None:
         """Let :meth:`value` find what this scope opens, for as long as the scope lives."""
         self._scopes.add(scope)
@@ -161,9 +166,17 @@ class DependencyScope:
         return found
 
     def hooks(self) -> Iterator[LifespanHooks]:
-        """How to open and to close each lifespan, in the order of opening."""
+        """How to open and to close each lifespan, in the order of opening.
+
+        One whose values are all overridden is not opened: a test would reach a real server.
+        """
         for each in self._dependencies.lifespans:
-            yield _hooks_async(each, self._values) if each.is_async else _hooks(each, self._values)
+            if self._dependencies.is_overridden(each):
+                yield LifespanHooks(each.name, lambda: None, lambda: None, is_async=False)
+            elif each.is_async:
+                yield _hooks_async(each, self._values)
+            else:
+                yield _hooks(each, self._values)
 
 
 class LifespanHooks(NamedTuple):

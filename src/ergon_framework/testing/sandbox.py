@@ -53,6 +53,7 @@ class Sandboxed(HasJobs, Protocol):
 
 
 A = TypeVar("A", bound=Sandboxed)
+T = TypeVar("T")
 
 
 class Sandbox:
@@ -96,6 +97,24 @@ class Sandbox:
             for each in payloads
         )
         return known[1]
+
+    def override(self, app: Sandboxed, kind: type[T], value: T | Any) -> None:
+        """Inject a value in the place of what the App's lifespans yield for that type.
+
+        A lifespan that is not needed then is not opened. Call it before the first drain.
+        """
+        overrides = app.registry.dependencies.overrides
+        missing = object()
+        before = overrides.get(kind, missing)
+        overrides[kind] = value
+
+        def restore() -> None:
+            if before is missing:
+                del overrides[kind]
+            else:
+                overrides[kind] = before
+
+        self._stack.callback(restore)
 
     def fake(self, call: FunctionCall, *answers: Any) -> FakeCall:
         """Let a function of a provider follow a script until the sandbox ends; see `FakeCall`."""
