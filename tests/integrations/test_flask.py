@@ -63,6 +63,17 @@ def test_commands_of_ergon_are_commands_of_flask(shop: httpx.Client, project: Pa
     assert '"handler":"shop#ship"' in shown.stdout.replace(" ", "")
 
 
+def test_check_tells_what_the_application_has(
+    jobs: Ergon, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Where its jobs are, and who runs them."""
+    jobs.job("ship")(lambda: None)
+    assert run_command(jobs, ["check"], program="flask ergon") == 0
+    store, handlers, workers = capsys.readouterr().out.splitlines()
+    assert (store.split()[0], handlers, workers) == ("store", "handlers  ship", "workers   0")
+    assert str(tmp_path / "work.db") in store
+
+
 def test_a_command_tells_what_is_wrong_with_the_store(capsys: pytest.CaptureFixture[str]) -> None:
     """In one line, and with an exit code of its own."""
     code = run_command(App("mysql://localhost/shop"), ["jobs", "list"], program="flask ergon")

@@ -1,7 +1,7 @@
 """Commands of ``ergon`` inside the command lines of other frameworks.
 
-``worker`` runs the jobs of an App. Every other command is that of ``ergon``, which finds the App's
-store in the environment.
+``worker`` runs the jobs of an App, and ``check`` tells what it has. Every other command is that of
+``ergon``, which finds the App's store in the environment.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ergon_framework.app.application import App
+from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.cli import invoke
 from ergon_framework.errors import ErgonError
 
@@ -27,6 +28,8 @@ def run_command(app: App, words: Sequence[str], *, program: str) -> int:
     try:
         if words[:1] == ("worker",) or words[:1] == ["worker"]:
             return _work(app, words[1:], program)
+        if [*words] == ["check"] and app.setup.file is None:
+            return _check(app)
         if app.setup.file is not None:
             os.environ.setdefault(CONFIG, str(app.setup.file))
         os.environ[STORE] = app.setup.url
@@ -34,6 +37,22 @@ def run_command(app: App, words: Sequence[str], *, program: str) -> int:
         sys.stderr.write(f"{program}: {error}\n")
         return 2
     return invoke([*words] or ["--help"])
+
+
+def _check(app: App) -> int:
+    """What ``ergon check`` says of settings, for an App that has none: its store and its handlers.
+
+    Raises the error of a store that does not answer.
+    """
+    with app:
+        workers = app.client.store.workers()
+    told = {
+        "store": StoreLocation(app.setup.url).name,
+        "handlers": ", ".join(app.registry.names) or "none",
+        "workers": str(len(workers)),
+    }
+    sys.stdout.writelines(f"{name:9} {value}\n" for name, value in told.items())
+    return 0
 
 
 def _work(app: App, words: Sequence[str], program: str) -> int:
