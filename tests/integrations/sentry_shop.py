@@ -15,9 +15,12 @@ import pydantic
 import sentry_sdk
 from sentry_sdk.transport import Transport
 
+from ergon_framework.connector.jobs import JobsConnector
 from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.executor import Registry
 from ergon_framework.integrations.sentry import ErgonIntegration
+from ergon_framework.jobs import JobClient
+from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.errors import ProviderBadRequestError
@@ -25,6 +28,7 @@ from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.task.exceptions import ExceptionType, TransactionException
 from ergon_framework.task.ready import ConsumerTask
+from ergon_framework.telemetry.notices import emit
 
 SECRET = "4111-1111-1111-1111"  # noqa: S105 - what must not leave
 logger = logging.getLogger("shop")
@@ -142,6 +146,23 @@ def speak() -> None:
     sentry_sdk.capture_message("from a handler")
 
 
+class Charges(ConsumerTask):
+    """Consumes jobs, and fails."""
+
+    def process_transaction(self, transaction: Transaction) -> None:
+        raise ConnectionError("the bank is away")
+
+
+def consume_jobs() -> None:
+    """A job with two attempts, in a queue that a task consumes."""
+    store = MemoryJobStore()
+    JobClient(store=store).enqueue("charge", [SECRET], id="queued", max_attempts=2)
+    quick = {"backoff": {"base": 0.01, "cap": 0.01}}
+    with JobsConnector(store, settings=quick, wait=1.0) as queue:
+        for _ in range(2):
+            Charges(connectors={"queue": queue}).consume_transactions({})
+
+
 set_up()
 
 if __name__ == "__main__":
@@ -150,6 +171,8 @@ if __name__ == "__main__":
     call("refuse", "call-2")
     Calling(connectors={"c": MemoryConnector([Transaction("calls", {})])}).consume_transactions({})
     RATES.close()
+    consume_jobs()
+    emit("fact.quarantined", consumer="erp", offset=7, why="no such order", attempts=3)
     set_up(retries=True, business=False)
     consume("bank", "business", first=100)
     sentry_sdk.init()  # switched off

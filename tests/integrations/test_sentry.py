@@ -115,7 +115,8 @@ def test_one_event_for_each_unit_that_failed(shop_events: list[Event]) -> None:
     ids = [each["tags"]["ergon.id"] for each in shop_events if not is_later(each)]
     # A log record of the user's is one as well, with the ids of its unit.
     assert sorted(ids) == [
-        "bank-1", "bank-2", "business-3", "call-1", "call-2", "calls", "invalid-4", "logged-5",
+        "7", "bank-1", "bank-2", "business-3", "call-1", "call-2", "calls", "invalid-4", "logged-5",
+        "queued",
     ]  # fmt: skip
 
 
@@ -134,6 +135,8 @@ def test_a_family_is_one_issue(shop_events: list[Event], job_events: list[Event]
         "calls": ["ergon", "transaction", "Calling", "ConnectionError"],
         "call-1": ["ergon", "call", "rates/exchange/quote", "connection_error"],
         "call-2": ["ergon", "call", "rates/exchange/refuse", "bad_request"],
+        "7": ["ergon", "fact", "erp", "quarantined"],
+        "queued": ["ergon", "job", "charge", "ConnectionError"],
         "pays": ["ergon", "job", "pay", "ConnectionError"],
         "pays-again": ["ergon", "job", "pay", "ConnectionError"],
     }
@@ -192,6 +195,14 @@ def test_a_job_is_told_by_the_worker(job_events: list[Event]) -> None:
     assert next(frames(event))["context_line"] == 'ACCOUNTS["mine"]'
     assert breadcrumbs(event) == ["attempt 1 failed: the bank is away"]
     assert event["tags"]["ergon.queue"] == "default"
+
+
+def test_a_job_that_a_task_consumes_is_told_once(shop_events: list[Event]) -> None:
+    """When its queue gives it up: a transaction that failed may come again."""
+    (event,) = of(shop_events, "queued")
+    assert raised(event) == [("ConnectionError", "the bank is away")]
+    assert [each["function"] for each in frames(event)][-1] == "process_transaction"
+    assert breadcrumbs(event) == ["attempt 1 failed: ConnectionError: the bank is away"]
 
 
 def test_what_a_handler_captures_has_the_ids_of_its_job(job_events: list[Event]) -> None:
