@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import pickle
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,7 +17,7 @@ import httpx
 import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.errors import ConfigurationError, MissingExtraError
 from ergon_framework.ports.middleware import MiddlewareStack
 from ergon_framework.providers import (
     CircuitBreaker,
@@ -384,3 +385,14 @@ def test_a_real_server_that_drops_connections_and_is_busy() -> None:
                 response = asyncio.run(ask())
         assert (response.status_code, response.text) == (200, "said")
         assert answers == deque()
+
+
+def test_without_httpx_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else of a provider works."""
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    monkeypatch.delitem(sys.modules, "ergon_framework.providers.http_transport", raising=False)
+    provider = Provider("rates")
+    with pytest.raises(MissingExtraError, match=r"pip install 'ergon-framework\[httpx\]'"):
+        provider.transport()
+    with pytest.raises(MissingExtraError, match="needs httpx"):
+        provider.async_transport()

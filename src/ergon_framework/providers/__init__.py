@@ -4,7 +4,9 @@ Promises: a call ends in one result with one canonical error at most; circuits a
 across processes that share a store; a store that is down delays no call. Not promised: exactly one
 call per key.
 
-Start with ``base`` (the class to subclass) and ``pipeline`` (one call, step by step). ``errors``
+Start with ``functions`` (a provider whose calls are functions), ``base`` (the class below it) and
+``pipeline`` (one call, step by step). ``calls`` has what the decorators give, ``signatures`` makes
+payloads of arguments, ``http_transport`` guards clients of httpx. ``errors``
 and ``decisions`` say what can go wrong and what follows, ``mapping`` turns exceptions into those
 errors. ``retry``, ``circuit_breaker`` and ``quota`` are the gates, and ``circuit`` is what the
 processes of a store share of a circuit. ``recorder``, ``write_behind`` and ``spill`` bring attempts
@@ -56,6 +58,14 @@ if TYPE_CHECKING:
     )
     from ergon_framework.providers.faults import Fault, FaultProfile
     from ergon_framework.providers.functions import Provider
+    from ergon_framework.providers.http_transport import (
+        CircuitOpenTransportError,
+        DependencyTransportError,
+        ProviderTransportError,
+        QuotaExceededTransportError,
+        RateLimitTransportError,
+        TimeoutTransportError,
+    )
     from ergon_framework.providers.mapping import Rule, canonical, unmapped_types
     from ergon_framework.providers.quota import QuotaPolicy
     from ergon_framework.providers.recorder import recorder_of
@@ -126,6 +136,12 @@ _HOMES = {
     "Fault": "providers.faults",
     "FaultProfile": "providers.faults",
     "Provider": "providers.functions",
+    "CircuitOpenTransportError": "providers.http_transport",
+    "DependencyTransportError": "providers.http_transport",
+    "ProviderTransportError": "providers.http_transport",
+    "QuotaExceededTransportError": "providers.http_transport",
+    "RateLimitTransportError": "providers.http_transport",
+    "TimeoutTransportError": "providers.http_transport",
     "Rule": "providers.mapping",
     "canonical": "providers.mapping",
     "unmapped_types": "providers.mapping",
@@ -169,12 +185,14 @@ __all__ = [
     "CallProgress",
     "CeleryProviderTask",
     "CircuitBreaker",
+    "CircuitOpenTransportError",
     "CircuitState",
     "ComputedKeys",
     "DeadLetter",
     "DeadLetterMessage",
     "Decision",
     "DecisionOptions",
+    "DependencyTransportError",
     "Fault",
     "FaultProfile",
     "FinalFailure",
@@ -208,8 +226,11 @@ __all__ = [
     "ProviderStream",
     "ProviderTaskRunner",
     "ProviderTimeoutError",
+    "ProviderTransportError",
+    "QuotaExceededTransportError",
     "QuotaPolicy",
     "QuotaSnapshot",
+    "RateLimitTransportError",
     "Reason",
     "ResultCipher",
     "RetryBudget",
@@ -223,6 +244,7 @@ __all__ = [
     "TaskEnding",
     "TaskGate",
     "TaskOptions",
+    "TimeoutTransportError",
     "canonical",
     "create_router",
     "open_store",
