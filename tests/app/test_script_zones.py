@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.node import NodePart, node_address
+from ergon_framework.app.node import node_address
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.zones import (
     folder_name,
@@ -18,8 +17,6 @@ from ergon_framework.app.zones import (
     zones_found,
 )
 from ergon_framework.boundary.certs import issue, make_ca
-from ergon_framework.boundary.node.local_node import LocalNode
-from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.cli import invoke
 from ergon_framework.connector.boundary import Zone
 from ergon_framework.errors import ConfigurationError, ConflictingDuplicateError, SettingsError
@@ -151,27 +148,3 @@ def test_one_line_takes_facts_to_a_server(tmp_path: Path, postgres_url: str) -> 
         assert len(list(one.read("all"))) == 2
     assert not (tmp_path / "ergon.zones" / "lab" / "facts.db").exists()
     assert script_zone(load_settings(file), "lab").settings.store is not None
-
-
-def test_a_program_has_the_node_as_one_of_its_parts(tmp_path: Path) -> None:
-    """It runs until it is stopped, and not at all when it was stopped before."""
-    with open_zone(load_settings(environ={}), "plant", home=tmp_path) as plant:
-        node = plant.node()
-        assert node is not None
-        part = NodePart(node)
-        assert part.name == "zone plant"
-        running = threading.Thread(target=part.run)
-        running.start()
-        assert released(plant) == 1
-        part.stop(1)
-        running.join(30)
-        assert not running.is_alive()
-        part.run()  # ends at once
-        assert released(plant) == 1
-
-
-def test_a_part_that_cannot_serve_fails(tmp_path: Path) -> None:
-    """Whoever runs it learns why, instead of a program that nobody can ask."""
-    settings = ZoneSettings(data=str(tmp_path / "plant"), listen="127.0.0.1:9443")
-    with pytest.raises(ConfigurationError, match="there are no certificates"):
-        NodePart(LocalNode("plant", settings)).run()

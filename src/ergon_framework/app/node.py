@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ergon_framework.app.signals import SignalListener, StopSignals
 from ergon_framework.app.zones import ZoneSetup, known_zone
@@ -21,9 +19,6 @@ from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import folders_of
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage import failpoints
-
-if TYPE_CHECKING:
-    from ergon_framework.boundary.node.local_node import LocalNode
 
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be told from, not to bind
 
@@ -163,30 +158,6 @@ def _url(listen: str, *, is_secure: bool) -> str:
     host = _EVERYWHERE.get(host, host)
     spelled = f"[{host}]" if ":" in host else host
     return f"{'https' if is_secure else 'http'}://{spelled}:{port}"
-
-
-class NodePart:
-    """The node of a zone as a part of a program: it runs until it is asked to stop."""
-
-    def __init__(self, node: LocalNode) -> None:
-        self.name = f"zone {node.name}"
-        self._node = node
-        self._stops = 0
-        self._lock = threading.Lock()
-
-    def run(self) -> None:
-        """Serve, or stand by while another program does; raises what makes it fail."""
-        with self._lock:
-            if self._stops:
-                return
-            self._node.start()
-        self._node.wait()
-
-    def stop(self, count: int) -> None:
-        """Ask it to stop; requests that are under way may end."""
-        with self._lock:
-            self._stops = count
-        self._node.stop(0.0)
 
 
 class _NodeStop:
