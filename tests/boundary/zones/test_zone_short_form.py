@@ -434,3 +434,21 @@ def test_a_node_stands_by_while_the_folder_is_worked_on(plant: Zone, folder: Pat
     assert counted(plant, 1).offset == 1
     assert node.stop(PATIENCE)
     node.wait()
+
+
+def test_a_consumer_lets_go_though_the_node_of_its_program_stops(plant: Zone, folder: Path) -> None:
+    """A program stops everything at once; its next run need not wait for a lease to expire."""
+    node = plant.node()
+    assert node is not None
+    node.start()
+    counted(plant, 1)
+    source = plant.facts("billing")
+    [fact] = source.fetch_transactions(1)
+    stopping = threading.Thread(target=node.stop)
+    stopping.start()
+    source.ack(fact)
+    source.close()
+    stopping.join(PATIENCE)
+    with Zone("plant", folder) as later:
+        counted(later, 2)
+        assert numbers(later, "billing") == [2]

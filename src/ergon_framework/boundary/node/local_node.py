@@ -62,6 +62,8 @@ LOOKS = 50
 """Looks at a lock after which a node that waits also looks who has the folder."""
 POLL_INTERVAL = 0.1
 """Seconds between two looks of a guest, and of a node that waits for a folder."""
+CHANGE_TIME = 2.0
+"""Seconds within which a folder usually goes from one process to the next."""
 LAST_GRACE = 1.0
 """Seconds that requests have to end when the interpreter ends."""
 CONNECTIONS = 32
@@ -404,6 +406,17 @@ class LocalTransport:
             return self._http
 
     def _connected(self) -> HttpTransport:
+        """A client of whoever serves the zone, waited for while one lets go and another begins."""
+        until = time.monotonic() + CHANGE_TIME
+        while True:
+            try:
+                return self._found_or_made()
+            except NodeUnavailableError:
+                if time.monotonic() >= until:
+                    raise
+            threading.Event().wait(POLL_INTERVAL / 5)
+
+    def _found_or_made(self) -> HttpTransport:
         """A client of the node that has the folder; if none has, of one in this process."""
         if self._folder is None or not is_requested(self._folder):
             own = LocalNode(self._name, self._settings, is_guest=True)
