@@ -135,6 +135,7 @@ def run_page(source: str, name: str) -> int:
 def _run_blocks(page: list[Block], name: str, stack: contextlib.ExitStack) -> int:
     # As if it were copied to the working folder: an App keeps its store beside its program.
     here = str(Path.cwd() / Path(name).name)
+    sys.path.insert(0, str(Path.cwd()))  # its blocks may import its files
     module = sys.modules["page"] = ModuleType("page")  # where the annotations of a class are read
     namespace = module.__dict__
     namespace["__file__"] = here

@@ -96,7 +96,7 @@ def test_an_injected_value_cannot_be_sent() -> None:
         assert (told["status"], told["error_type"]) == ("error", "invalid_arguments")
     client = JobClient(store=MemoryJobStore(), registry=registry)
     assert client.job("save", ["a"]).args == b'["a"]'
-    with pytest.raises(InvalidArgumentsError, match=r"no argument 'pool'.*save\(what: 'str'\)"):
+    with pytest.raises(InvalidArgumentsError, match=r"no argument 'pool'.*save\(what: str\)"):
         client.job("save", ["a"], {"pool": 1})
 
 

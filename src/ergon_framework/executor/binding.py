@@ -89,7 +89,7 @@ class Binding:
     @property
     def signature(self) -> str:
         """How the handler is called, without what it is given by others than its caller."""
-        own = [each for each in self._parameters.values() if each.name not in self._ours]
+        own = [_shown(each) for each in self._parameters.values() if each.name not in self._ours]
         return f"{self.name}{inspect.Signature(own)}"
 
     def bind(
@@ -227,6 +227,24 @@ def _element(hint: Any) -> Any:
     if not isinstance(origin, type) or not issubclass(list, origin):
         return None
     return typing.get_args(hint)[0]
+
+
+class _Bare(str):
+    """An annotation that is text already, shown without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _shown(parameter: Parameter) -> Parameter:
+    annotation = parameter.annotation
+    return (
+        parameter.replace(annotation=_Bare(annotation))
+        if isinstance(annotation, str)
+        else parameter
+    )
 
 
 def _parameters(name: str, function: Callable[..., Any]) -> Mapping[str, Parameter]:
