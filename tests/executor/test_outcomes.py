@@ -76,6 +76,16 @@ def test_what_a_handler_raises_becomes_an_outcome(
     assert told["job_id"] == "j"
 
 
+def test_what_derives_from_a_final_class_is_told_by_its_name() -> None:
+    """A worker gives up on names: that of the class that the handler's options know."""
+    told = line(failed("j", KeyError("x"), (OSError, LookupError)))
+    assert (told["status"], told["error_type"]) == ("error", "LookupError")
+    late = line(failed("j", TimeoutError("x"), (OSError,)))
+    assert (late["status"], late["error_type"]) == ("error", "OSError")
+    assert line(failed("j", Retry("x"), (Exception,)))["status"] == "retry"
+    assert line(failed("j", ValueError("x"), (OSError,)))["error_type"] == "ValueError"
+
+
 @pytest.mark.req("EXEC:retry_after")
 def test_the_wished_delay_travels() -> None:
     """It is a number of seconds, or null where the policy shall decide."""

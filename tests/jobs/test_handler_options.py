@@ -18,6 +18,7 @@ from ergon_framework.jobs.newjob import job_options
 from ergon_framework.jobs.settings import RetrySettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Job, NewJob, Search
+from tests.executor.link import Link
 
 pytestmark = pytest.mark.req("JOBS:client")
 
@@ -115,6 +116,30 @@ def test_a_client_refuses_wrong_values_of_handlers_at_its_beginning() -> None:
     registry.add(print, "resize", backoff={"bas": 1})
     with pytest.raises(JobError, match=r"retry is wrong.*bas"):
         JobClient(store=MemoryJobStore(), registry=registry)
+
+
+@pytest.mark.parametrize("name", ["plain", "asynchronous", "many"])
+def test_an_exception_that_derives_from_one_that_is_given_up_on_is_final_too(name: str) -> None:
+    """The executor tells the name that the job's policy has."""
+    registry = Registry()
+
+    def plain() -> None:
+        raise KeyError("x")
+
+    async def asynchronous() -> None:
+        raise KeyError("x")
+
+    def many(units: list[int]) -> list[Exception]:
+        return [KeyError("x") for _ in units]
+
+    registry.add(plain, give_up_on=[LookupError, "Odd"])
+    registry.add(asynchronous, give_up_on=LookupError)
+    registry.add(many, give_up_on=LookupError, batch=2)
+    arguments = [1] if name == "many" else []
+    with Link(registry) as link:
+        assert link.ask(name, *arguments)["error_type"] == "LookupError"
+    job = JobClient(store=MemoryJobStore(), registry=registry).job(name, arguments)
+    assert "LookupError" in retry_of(job)["give_up_on"]
 
 
 # ---- enqueuing ----------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ class JobBatch:
             return [outcomes.failed(each, BatchResultError(flaw)) for each in ids]
         values = [None] * len(ids) if result is None else result
         return [
-            outcomes.failed(job_id, value)
+            outcomes.failed(job_id, value, self.handler.give_up_on)
             if isinstance(value, BaseException)
             else outcomes.succeeded(job_id, value)
             for job_id, value in zip(ids, values, strict=True)
@@ -143,7 +143,8 @@ class JobBatch:
     def _failed(
         self, ready: Sequence[tuple[Invocation, Any]], error: BaseException
     ) -> list[Outcome]:
-        return [outcomes.failed(each.request.job_id, error) for each, _ in ready]
+        final = self.handler.give_up_on
+        return [outcomes.failed(each.request.job_id, error, final) for each, _ in ready]
 
     def _cut_off(self, ready: Sequence[tuple[Invocation, Any]]) -> list[Outcome]:
         now = time.monotonic()

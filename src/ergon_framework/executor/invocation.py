@@ -146,7 +146,7 @@ class Invocation:
         try:
             return outcomes.succeeded(job_id, function(*args, **kwargs))
         except BaseException as error:  # SystemExit too: a handler may not end the process
-            return outcomes.failed(job_id, error)
+            return outcomes.failed(job_id, error, self._final)
 
     async def run_async(self) -> Outcome:
         """Await an async handler; the task that does so must have been given the scope."""
@@ -160,7 +160,11 @@ class Invocation:
         except BaseException as error:
             if self.is_cancelled and type(error).__name__ == "CancelledError":
                 return outcomes.timed_out(job_id, CUT_OFF)
-            return outcomes.failed(job_id, error)
+            return outcomes.failed(job_id, error, self._final)
+
+    @property
+    def _final(self) -> tuple[type[BaseException], ...]:
+        return () if self.handler is None else self.handler.give_up_on
 
     def end_span(self, outcome: Outcome) -> None:
         """Tell the trace what became of it."""

@@ -45,9 +45,17 @@ def succeeded(job_id: str, result: Any) -> Outcome:
     return Outcome(job_id, Status.SUCCESS, result)
 
 
-def failed(job_id: str, error: BaseException) -> Outcome:
-    """The handler raised: its text, its class, and where it was raised."""
+def failed(
+    job_id: str, error: BaseException, final: tuple[type[BaseException], ...] = ()
+) -> Outcome:
+    """The handler raised: its text, its class, and where it was raised.
+
+    The worker knows exceptions by name: one that derives from a ``final`` class has its name.
+    """
     outcome = _failed(job_id, error)
+    if final and outcome.status in (Status.ERROR, Status.TIMEOUT) and isinstance(error, final):
+        name = next(each.__name__ for each in final if isinstance(error, each))
+        outcome = msgspec.structs.replace(outcome, status=Status.ERROR, error_type=name)
     if outcome.error_type in (HELD, DISCARDED) or isinstance(error, Retry):
         return outcome  # asked for, and no mishap
     trace = traceback_of(error)

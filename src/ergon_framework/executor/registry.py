@@ -12,7 +12,12 @@ import msgspec
 from ergon_framework.core.job import route
 from ergon_framework.errors import HookError, JobError, WiringError
 from ergon_framework.executor.binding import BatchBinding, Binding, InvalidArgumentsError
-from ergon_framework.ports.job_options import HandlerOptions, JobCall, handler_options
+from ergon_framework.ports.job_options import (
+    HandlerOptions,
+    JobCall,
+    exception_classes,
+    handler_options,
+)
 from ergon_framework.ports.lifespan import Dependencies, DependencyScope
 from ergon_framework.ports.middleware import Around, MiddlewareStack, UnitKind
 from ergon_framework.ports.unit_of_work import RUNNING
@@ -43,7 +48,7 @@ class Handler:
 
     __slots__ = (
         "_binding", "_function", "_layers", "_registry",
-        "batch", "function", "is_async", "linger", "name", "options",
+        "batch", "function", "give_up_on", "is_async", "linger", "name", "options",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +66,7 @@ class Handler:
         self.batch = batch
         """How many jobs one call takes at most; 0 for a handler of single jobs."""
         self.linger = linger
+        self.give_up_on: tuple[type[BaseException], ...] = ()
         self._registry = registry
         self._layers: tuple[Around, ...] | None = None
         self.is_async = is_coroutine(function)
@@ -193,6 +199,7 @@ class Registry:
         self._handlers[name] = Handler(
             name, function, handler_options(name, options), self, *gathering
         )
+        self._handlers[name].give_up_on = exception_classes(options.get("give_up_on"))
         return function
 
     def lifespan(self, function: _H) -> _H:

@@ -117,6 +117,14 @@ def handler_options(handler: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return job_options(options)
 
 
+def exception_classes(given: ErrorTypes | None) -> tuple[type[BaseException], ...]:
+    """Those of ``give_up_on`` that are classes: an executor can tell what derives from them."""
+    if given is None or isinstance(given, str):
+        return ()
+    each = [given] if isinstance(given, type) else given
+    return tuple(one for one in each if isinstance(one, type))
+
+
 def unknown_option(field: str, who: str = "a job has") -> JobError:
     """There is no such option."""
     known = list(HandlerOptions.__annotations__)
