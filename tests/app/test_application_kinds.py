@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from ergon_framework import App, Business, MemoryConnector, Transaction
+from ergon_framework import App, Business, MemoryConnector, Transaction, UnitOfWork
 from ergon_framework.errors import ConfigurationError, WiringError
 
 pytestmark = pytest.mark.req("ONE:run")
@@ -176,3 +177,68 @@ def test_everything_runs_until_a_signal(tmp_path: Path) -> None:
     assert "Traceback" not in told
     with App(f"sqlite:///{tmp_path / 'ergon.db'}") as app:
         assert app.zone("plant").find(("charged", "o1", 1)) is not None
+
+
+class Ledger:
+    """What lifespans yield."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+
+def test_middleware_and_lifespans_serve_every_kind(tmp_path: Path) -> None:
+    """One declaration surrounds jobs, consumers and provider calls; values are found by type."""
+    app, seen, books, events = App("memory://"), [], Ledger(), []
+
+    @app.middleware
+    def noted(unit: UnitOfWork) -> Iterator[None]:
+        seen.append((unit.kind, unit.name))
+        yield
+
+    @app.lifespan
+    def ledger() -> Iterator[Ledger]:
+        events.append("opened")
+        yield books
+        events.append("closed")
+
+    rates = app.provider("rates")
+
+    @rates.call
+    def rate(*, timeout: float) -> int:
+        return 2
+
+    @app.job
+    def book(line: str, ledger: Ledger) -> None:
+        ledger.lines.append(f"job {line} {rate()}")
+
+    @app.consumer(orders(5))
+    async def charge(order: Order, ledger: Ledger) -> None:
+        ledger.lines.append(f"order {order.amount}")
+        await book.aenqueue(str(order.amount))
+
+    with app:
+        asyncio.run(charge.run_async())
+        app.drain()
+    assert books.lines == ["order 5", "job 5 2"]
+    assert [each[0] for each in seen] == ["transaction", "job", "provider"]
+    assert events == ["opened", "closed"] * 2
+
+
+def test_a_plain_consumer_leaves_async_lifespans_alone(tmp_path: Path) -> None:
+    """It opens none, and is refused only where it needs what one of them yields."""
+    app, seen = App("memory://"), []
+
+    @app.lifespan
+    async def ledger() -> AsyncIterator[Ledger]:
+        yield Ledger()
+
+    @app.consumer(orders(5))
+    def charge(order: Order) -> None:
+        seen.append(order.amount)
+
+    @app.consumer(orders(5), name="book")
+    def needs(order: Order, ledger: Ledger) -> None: ...
+
+    assert charge.run().succeeded == 1
+    with pytest.raises(WiringError, match=r"'book' is plain, and Ledger comes from the async"):
+        needs.run()

@@ -114,7 +114,7 @@ class App:
         self._schedules: dict[str, tuple[JobHandler[Any, Any], ScheduleSettings]] = {}
         self._middleware = MiddlewareStack()
         self._dependencies = Dependencies()
-        self.registry = Registry()
+        self.registry = Registry(dependencies=self._dependencies, middleware=self._middleware)
         self._consumers: dict[str, FunctionConsumer[..., Any]] = {}
         self._providers: list[Provider] = []
         self._zones: dict[str, Zone] = {}

@@ -229,7 +229,11 @@ class _FunctionCall:
         self.injected = {
             each.name: found
             for each in rest
-            if (found := _injected(owner.name, each, hints.get(each.name), scope, known))
+            if (
+                found := _injected(
+                    owner.name, each, hints.get(each.name), scope, known, is_async=owner.is_async
+                )
+            )
         }
 
     def others(self) -> dict[str, Any]:
@@ -330,18 +334,18 @@ def _opening_async(scope: DependencyScope) -> dict[str, Any]:
 
 @contextmanager
 def _opened(scope: DependencyScope) -> Iterator[None]:
-    """The lifespans of a plain consumer, opened and closed around its call."""
+    """The plain lifespans, opened and closed around the call of a plain consumer.
+
+    Async ones are left to async handlers; a plain consumer that needs one is refused when its
+    parameters are read.
+    """
     from contextlib import ExitStack
 
     with ExitStack() as closing:
         for each in scope.hooks():
-            if each.is_async:
-                raise WiringError(
-                    f"the lifespan {each.name!r} is async, and the consumer is plain",
-                    remedy="write the lifespan with def, or the consumer with async def",
-                )
-            each.open()
-            closing.callback(each.close)
+            if not each.is_async:
+                each.open()
+                closing.callback(each.close)
         yield
 
 
@@ -484,8 +488,24 @@ def _element(name: str, hint: Any) -> Any:
     )
 
 
+def _refuse_async_lifespan(name: str, kind: type, known: Dependencies) -> None:
+    for each in known.lifespans:
+        if each.is_async and kind in each.provides and kind not in known.overrides:
+            raise WiringError(
+                f"the consumer {name!r} is plain, and {kind.__name__} comes from the async lifespan"
+                f" {each.name!r}",
+                remedy="write the lifespan with def, or the consumer with async def",
+            )
+
+
 def _injected(
-    name: str, parameter: Parameter, hint: Any, scope: DependencyScope, known: Dependencies
+    name: str,
+    parameter: Parameter,
+    hint: Any,
+    scope: DependencyScope,
+    known: Dependencies,
+    *,
+    is_async: bool,
 ) -> Callable[[], Any] | None:
     """What finds the value of a further parameter; None where it keeps its default."""
     if parameter.kind in _VARIADIC:
@@ -496,6 +516,8 @@ def _injected(
         return current_unit
     kind = known.injected(hint)
     if kind is not None and parameter.kind in _NAMED:
+        if not is_async:
+            _refuse_async_lifespan(name, kind, known)
         return functools.partial(scope.value, kind)
     if parameter.default is not Parameter.empty:
         return None
