@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.async_client import AsyncJobClient
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.ports.context import current_attempt
+    from ergon_framework.ports.lifespan import INJECTED
     from ergon_framework.ports.transaction import Transaction
     from ergon_framework.ports.unit_of_work import UnitOfWork
     from ergon_framework.providers.base import ProviderBase
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "INJECTED": "ports.lifespan",
     "App": "app.application",
     "AsyncConsumerTask": "task.ready",
     "AsyncHybridTask": "task.ready",
@@ -87,6 +89,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "INJECTED",
     "App",
     "AsyncConsumerTask",
     "AsyncHybridTask",

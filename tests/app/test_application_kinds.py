@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework import App, Business, MemoryConnector, Transaction, UnitOfWork
+from ergon_framework import INJECTED, App, Business, MemoryConnector, Transaction, UnitOfWork
 from ergon_framework.errors import ConfigurationError, WiringError
 
 pytestmark = pytest.mark.req("ONE:run")
@@ -208,7 +208,7 @@ def test_middleware_and_lifespans_serve_every_kind(tmp_path: Path) -> None:
         return 2
 
     @app.job
-    def book(line: str, ledger: Ledger) -> None:
+    def book(line: str, ledger: Ledger = INJECTED) -> None:
         ledger.lines.append(f"job {line} {rate()}")
 
     @app.consumer(orders(5))

@@ -69,7 +69,7 @@ def test_a_part_that_fails_too_often_stops_the_others() -> None:
     other = Part("jobs", log, stays=True)
     part = Part("orders", log, *[OSError(f"away {number}") for number in range(9)])
     with pytest.raises(OSError, match="away 2"):
-        AppRun([[part, other]], rule=AT_ONCE).run()
+        AppRun([[other, part]], rule=AT_ONCE).run()
     assert log.count("orders runs") == 3
     assert "jobs is stopped 1" in log
     assert log[-1] == "jobs ends"

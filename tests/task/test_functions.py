@@ -189,7 +189,9 @@ def test_an_async_lifespan_opens_for_an_async_function_and_is_refused_for_a_plai
 
     assert run(FunctionConsumer(charge, orders(1), dependencies=known)).succeeded == 1
     assert closed == [True]
-    with pytest.raises(WiringError, match="'opened' is async, and the consumer is plain"):
+    with pytest.raises(
+        WiringError, match=r"is plain, and Bank comes from the async lifespan 'opened'"
+    ):
         run(FunctionConsumer(plain, orders(1), dependencies=known))
 
 

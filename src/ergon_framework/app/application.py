@@ -38,18 +38,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from ergon_framework.app.job_handlers import JobHandler
-from ergon_framework.app.settings import FILE, load_settings
-from ergon_framework.app.settings.stores import SCRIPT_FILE, store_url, url_as_written, with_store
-from ergon_framework.core.job import JobStatus
-from ergon_framework.core.restart import RestartRule
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.executor import Registry
-from ergon_framework.jobs.async_client import AsyncJobClient
-from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.scheduler import ScheduleSettings
-from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.ports.job_options import HandlerOptions
-from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.lifespan import Dependencies
 from ergon_framework.ports.middleware import MiddlewareStack
 
@@ -57,21 +48,24 @@ if TYPE_CHECKING:
     from ergon_framework.app.jobs import JobSetup
     from ergon_framework.app.run_app import AppPart, AppReport, ConsumerPart
     from ergon_framework.app.settings import Settings
+    from ergon_framework.boundary.settings import ZoneSettings
     from ergon_framework.connector.boundary import Zone
+    from ergon_framework.jobs.async_client import AsyncJobClient
+    from ergon_framework.jobs.client import JobClient
+    from ergon_framework.jobs.scheduler import ScheduleSettings
     from ergon_framework.jobs.worker import WorkerReport
     from ergon_framework.providers.functions import Provider, ShortProviderOptions
     from ergon_framework.task.functions import ConsumerDecorator, FunctionConsumer
     from ergon_framework.task.options import ConsumerOptions
 
 P = ParamSpec("P")
+A = TypeVar("A")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 EXECUTOR = "python"
 """The executor of a script without a name, and of one whose settings define executors."""
 MAX_NAME = 100
-_UNFINISHED = tuple(status for status in JobStatus if not status.is_final)
-DEFAULT_URL = f"sqlite:///{SCRIPT_FILE}"
 
 
 class App:
@@ -111,7 +105,7 @@ class App:
         self._setup: JobSetup | None = None
         self._client: JobClient | None = None
         self._async_client: AsyncJobClient | None = None
-        self._schedules: dict[str, tuple[JobHandler[Any, Any], ScheduleSettings]] = {}
+        self._schedules: dict[str, tuple[JobHandler[Any, Any], dict[str, Any]]] = {}
         self._middleware = MiddlewareStack()
         self._dependencies = Dependencies()
         self.registry = Registry(dependencies=self._dependencies, middleware=self._middleware)
@@ -127,10 +121,23 @@ class App:
     def job(
         self, name: str | None = None, /, **options: Unpack[HandlerOptions]
     ) -> Callable[[Callable[P, T]], JobHandler[P, T]]: ...
+    @overload
+    def job(
+        self,
+        name: str | None = None,
+        /,
+        *,
+        batch: int,
+        linger: float | None = None,
+        **options: Unpack[HandlerOptions],
+    ) -> Callable[[Callable[[list[A]], Any]], JobHandler[[A], Any]]: ...
     def job(self, name: Any = None, /, **options: Any) -> Any:
         """Make a function the handler of jobs, under the given name or its own.
 
-        The function can be called as before; options are those of all its jobs.
+        The function can be called as before; options are those of all its jobs. With ``batch`` it
+        takes a list: each job has one argument, and one call gets those of up to so many jobs. It
+        returns None, or a list with a result for each; an exception in that list is the failure of
+        its job.
         """
         if callable(name):
             return self._add(name, None, {})
@@ -165,21 +172,22 @@ class App:
                 handler = function.options(**options) if options else function
             else:
                 handler = self._add(function, None, options)
-            settings = handler.schedule(
-                cron=cron,
-                every=every,
-                zone=timezone,
-                args=args,
-                kwargs=kwargs or {},
-                misfire=misfire,
-                unique=not overlap,
-            )
+            fields = {
+                "cron": cron,
+                "every": every,
+                "zone": timezone,
+                "args": args,
+                "kwargs": kwargs or {},
+                "misfire": misfire,
+                "unique": not overlap,
+            }
+            handler.check_schedule(fields)
             own = name or handler.name
             if own in self._schedules:
                 raise WiringError(
                     f"there are two schedules named {own!r}", remedy="give one of them a name="
                 )
-            self._schedules[own] = (handler, settings)
+            self._schedules[own] = (handler, fields)
             return handler
 
         return declare
@@ -251,7 +259,7 @@ class App:
 
     def _call_store(self) -> str | None:
         """Where provider calls are kept, asked at the first call."""
-        from ergon_framework.app.settings.stores import call_stores, keeps_calls
+        from ergon_framework.app.settings.stores import call_stores, keeps_calls, store_url
 
         stores = call_stores(self.settings)
         url = stores.get("") or store_url(self.settings)
@@ -273,11 +281,18 @@ class App:
         """
         with self._lock:
             if name not in self._zones:
-                from ergon_framework.app.zones import open_zone
+                from ergon_framework.connector.boundary import Zone
 
-                url = store_url(self.settings) or None
-                self._zones[name] = open_zone(self.settings, name, home=self._home, url=url)
+                self._zones[name] = Zone(name, partial(self._zone_settings, name))
             return self._zones[name]
+
+    def _zone_settings(self, name: str) -> ZoneSettings:
+        """How a zone is kept, asked at its first use."""
+        from ergon_framework.app.settings.stores import store_url
+        from ergon_framework.app.zones import script_zone
+
+        url = store_url(self.settings) or None
+        return script_zone(self.settings, name, home=self._home, url=url).settings
 
     # ---- around handlers ----
 
@@ -342,6 +357,8 @@ class App:
         """The client for event loops; it shares the store of :attr:`client`."""
         with self._lock:
             if self._async_client is None:
+                from ergon_framework.jobs.async_client import AsyncJobClient
+
                 client = self.client
                 self._async_client = AsyncJobClient(
                     self.setup.url, settings=client.settings, store=client.store
@@ -390,6 +407,7 @@ class App:
         """
         from ergon_framework.app.observability import observed, show_executors
         from ergon_framework.app.run_app import AppReport, AppRun, WorkerPart, ZonePart
+        from ergon_framework.core.restart import RestartRule
         from ergon_framework.executor.loading import refuse_while_loading
 
         refuse_while_loading("starts a worker")
@@ -433,6 +451,8 @@ class App:
 
     def worker_setup(self, given: Mapping[str, int]) -> JobSetup:
         """The setup with this script as an executor, unless the settings define one like it."""
+        from ergon_framework.jobs.settings import ExecutorSettings
+
         setup = replace(self.setup, declared=self.declared_schedules())
         own_name = self.executor or EXECUTOR
         wanted = [own_name, *self._waited_for({EXECUTOR, self._name} - {own_name, ""})]
@@ -453,18 +473,22 @@ class App:
         own = self.executor
         prefix = f"{own}." if own else ""  # two scripts on one store may both have a "sweep"
         found = {
-            f"{prefix}{name}": settings.model_copy(update={"handler": handler.routed})
-            for name, (handler, settings) in self._schedules.items()
+            f"{prefix}{name}": handler.schedule(fields)
+            for name, (handler, fields) in self._schedules.items()
         }
         return {f"app:{self._name or EXECUTOR}": found}
 
     def _waited_for(self, names: set[str]) -> list[str]:
         """Those under which jobs still know this script, from before it had its present one."""
+        from ergon_framework.core.job import JobStatus
+        from ergon_framework.ports.jobstore import Search
+
         store = self.client.store
+        unfinished = tuple(status for status in JobStatus if not status.is_final)
 
         def is_named(name: str) -> bool:
             known = (f"{name}#{handler}" for handler in self.registry.names)
-            searches = (Search(statuses=_UNFINISHED, handler=each) for each in known)
+            searches = (Search(statuses=unfinished, handler=each) for each in known)
             return any(next(iter(store.search(each, 1)), None) for each in searches)
 
         return sorted(name for name in names if is_named(name))
@@ -489,13 +513,15 @@ class App:
     def _loaded(self) -> Settings:
         """The settings, in which this script's store stands as if it were written there."""
         from ergon_framework.app.jobs import resolve_url
+        from ergon_framework.app.settings import FILE, load_settings
+        from ergon_framework.app.settings.stores import SCRIPT_FILE, url_as_written, with_store
 
         beside = self._home / FILE
         config = self._config or (beside if beside.exists() else None)
         settings = load_settings(config)
         jobs = settings.extensions.get("jobs")
         is_named = url_as_written(settings, None if jobs is None else jobs.store)
-        url = self._url or (None if is_named else DEFAULT_URL)
+        url = self._url or (None if is_named else f"sqlite:///{SCRIPT_FILE}")
         if url is None:
             return settings
         return with_store(settings, resolve_url(url, self._home))

@@ -8,22 +8,33 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 import msgspec
-from pydantic import ValidationError
 
 from ergon_framework.errors import ConfigurationError, JobError
 from ergon_framework.executor import InvalidArgumentsError, current_job
 from ergon_framework.executor.loading import refuse_while_loading
+from ergon_framework.jobs.cron import check_cron, check_zone, interval
 from ergon_framework.jobs.newjob import check_options
-from ergon_framework.jobs.scheduler import ScheduleSettings
 from ergon_framework.ports.job_options import HandlerOptions, JobOptions, job_options
-from ergon_framework.ports.settings_model import explain
 
 if TYPE_CHECKING:
     from ergon_framework.executor import Registry
     from ergon_framework.jobs.async_client import AsyncEnqueuedJob, AsyncJobClient
     from ergon_framework.jobs.client import EnqueuedJob, JobClient
+    from ergon_framework.jobs.scheduler import ScheduleSettings
 
-_SCHEDULED = (ScheduleSettings.model_fields.keys() & JobOptions.__annotations__.keys()) - {"unique"}
+SCHEDULED = frozenset(
+    {
+        "limit",
+        "limit_key",
+        "max_attempts",
+        "max_deliveries",
+        "priority",
+        "queue",
+        "result_ttl",
+        "retry",
+        "timeout",
+    }
+)
 """Options that the jobs of a schedule may have; whether one waits for another is ``overlap``."""
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,7 +76,9 @@ class JobHandler(Generic[P, T]):
     def __init__(
         self, app: JobApp, name: str, function: Callable[P, T], options: Mapping[str, Any]
     ) -> None:
-        check_options(options)
+        # Its retry policy is checked when a job is made: that takes pydantic, which is slow to
+        # import, and a program that only declares handlers shall start quickly.
+        check_options({name: value for name, value in options.items() if name != "retry"})
         self.app = app
         self.name = name
         self.function = function
@@ -117,24 +130,36 @@ class JobHandler(Generic[P, T]):
         specs = ((self.routed, call.args, call.kwargs) for call in made)
         return self.app.client.enqueue_many(specs, **self._own_options())
 
-    def schedule(self, **fields: Any) -> ScheduleSettings:
-        """Settings of a schedule that enqueues this handler, with the options of its jobs."""
-        options = {name: value for name, value in self._options.items() if value is not None}
-        unfit = sorted(options.keys() - _SCHEDULED)
+    def check_schedule(self, fields: Mapping[str, Any]) -> None:
+        """Refuse a schedule of this handler that no worker could carry out."""
+        unfit = sorted(self._options.keys() - SCHEDULED)
         if unfit:
             raise JobError(
                 f"a schedule of {self.name!r} cannot have the option {unfit[0]!r}",
-                remedy=f"the options of its jobs may be {', '.join(sorted(_SCHEDULED))}",
+                remedy=f"the options of its jobs may be {', '.join(sorted(SCHEDULED))}",
             )
-        call = self._call(tuple(fields.pop("args")), dict(fields.pop("kwargs")))
-        given = {"handler": self.name, "args": call.args, "kwargs": call.kwargs, **options}
+        cron, every = fields["cron"], fields["every"]
+        if (cron is None) == (every is None):
+            raise self._no_schedule("it needs either cron or every")
+        if fields["misfire"] not in ("once", "skip", "all"):
+            raise self._no_schedule(f"misfire is {fields['misfire']!r}; write once, skip or all")
         try:
-            return ScheduleSettings.model_validate({**given, **fields})
-        except ValidationError as error:
-            found = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, found["loc"]))
-            told = f"{where}: {explain(found)}" if where else explain(found)
-            raise ConfigurationError(f"the schedule of {self.name!r}: {told}") from error
+            check_cron(cron) if cron is not None else interval(str(every).strip())
+            check_zone(fields["zone"])
+        except JobError as error:
+            raise self._no_schedule(f"{error.message}; {error.remedy}") from error
+        self._call(tuple(fields["args"]), dict(fields["kwargs"]))
+
+    def schedule(self, fields: Mapping[str, Any]) -> ScheduleSettings:
+        """Settings of a schedule that enqueues this handler, with the options of its jobs."""
+        from ergon_framework.jobs.scheduler import ScheduleSettings
+
+        call = self._call(tuple(fields["args"]), dict(fields["kwargs"]))
+        own = {"handler": self.routed, "args": call.args, "kwargs": call.kwargs}
+        return ScheduleSettings.model_validate({**self._options, **fields, **own})
+
+    def _no_schedule(self, problem: str) -> ConfigurationError:
+        return ConfigurationError(f"the schedule of {self.name!r}: {problem}")
 
     @property
     def routed(self) -> str:

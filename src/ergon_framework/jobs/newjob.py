@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, Unpack
 
 from ergon_framework.core.job import route
 from ergon_framework.errors import JobError
-from ergon_framework.jobs.settings import encode_retry
 from ergon_framework.jobs.validation import (
     DAY,
     MAX_ID,
@@ -93,6 +92,14 @@ MAX_PAST = 60.0
 JobSpec: TypeAlias = str | Sequence[Any] | Mapping[str, Any]
 """A handler's name, ``(handler, args, kwargs)``, or a dict of these and any options."""
 
+
+def _retry(field: str, value: Any) -> bytes:
+    # Late: most jobs have no policy of their own, and pydantic is slow to import.
+    from ergon_framework.jobs.settings import encode_retry
+
+    return encode_retry(field, value)
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "id": text(MAX_ID),
     "queue": name,
@@ -104,7 +111,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "timeout": seconds(0.0, 7 * DAY, is_above=True),
     "max_attempts": whole(1, 10_000),
     "max_deliveries": whole(1, 100_000),
-    "retry": encode_retry,
+    "retry": _retry,
     "unique": text(),
     "on_duplicate": choice(OnDuplicate),
     "limit_key": text(),

@@ -11,6 +11,7 @@ checked where a job is made: an executor, which loads the same declarations, sta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
@@ -145,14 +146,24 @@ def _long(given: dict[str, Any], before: Any) -> dict[str, Any]:
     if "retry" in given:
         raise _twice(next(iter(parts)), "retry")
     base = parts.get("backoff")
-    if isinstance(base, int | float) and not isinstance(base, bool):
-        parts["backoff"] = {"base": base}
+    if base is not None and not isinstance(base, Mapping):
+        parts["backoff"] = {"base": _seconds("backoff", base)}
     for name in ("give_up_on", "retry_on"):
         if name in parts:
             parts[name] = _error_types(name, parts[name])
     dump = getattr(before, "model_dump", None)
     given["retry"] = {**(dump(exclude_none=True) if dump else before or {}), **parts}
     return given
+
+
+def _seconds(field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise JobError(
+            f"{field} is a number of seconds from 0 on, not {value!r}",
+            remedy=f"write {field}=1.0, or a mapping with base, multiplier, cap and jitter",
+            details={"field": field},
+        )
+    return float(value)
 
 
 def _error_types(field: str, given: Any) -> list[str]:

@@ -33,9 +33,24 @@ F = TypeVar("F", bound=Callable[[], Any])
 _PLAIN = (object, str, bytes, bool, int, float, complex, list, dict, tuple, set, frozenset)
 """Types that say nothing about which value is meant; a parameter of such a type is an argument."""
 _MISSING = object()
-INJECTED: Any = ...
-"""The default of a parameter that a lifespan provides: ``def quote(pair: str, pool: Pool =
-INJECTED)``. Type checkers then know that the caller leaves it out; nothing else depends on it."""
+
+
+class _Injected:
+    """The default of a parameter that is injected: only a call by hand ever sees it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise WiringError(
+            f"{name!r} was asked of a value that has not been injected",
+            remedy="run the handler through a worker or app.drain(), or pass the value",
+        )
+
+    def __repr__(self) -> str:
+        return "INJECTED"
+
+
+INJECTED: Any = _Injected()
+"""``def book(line: str, ledger: Ledger = INJECTED)``: a default that lets a type checker accept a
+call without the parameter. At run time the annotation decides, with or without it."""
 
 
 class Lifespan:

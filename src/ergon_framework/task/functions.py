@@ -39,7 +39,7 @@ from ergon_framework.ports.middleware import (
 )
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.ports.unit_of_work import UnitOfWork
-from ergon_framework.task.options import BatchRule, ConsumerOptions, read_options
+from ergon_framework.task.options import BatchRule, ConsumerOptions, read_batch, read_options
 from ergon_framework.task.payloads import Converter, payload_converter
 
 if TYPE_CHECKING:
@@ -74,15 +74,19 @@ class FunctionConsumer(Generic[P, T]):
         self.is_async = _is_coroutine(function)
         self.source = source
         """The connector, or its name in the settings; None where it is said later."""
-        self.policy: ConsumerPolicy
-        self.policy, self._batch = read_options(
-            self.name, options or {}, source if isinstance(source, str) else None
-        )
+        self._options = dict(options or {})
+        self._batch = read_batch(self.name, self._options)
         _check_threads(self.name, self._batch, is_async=self.is_async)
         self._middleware = middleware or MiddlewareStack()
         self._dependencies = dependencies or Dependencies()
         self._handlers: dict[str, Any] = {}
         functools.update_wrapper(cast("Callable[..., Any]", self), function, updated=())
+
+    @functools.cached_property
+    def policy(self) -> ConsumerPolicy:
+        """The policy that its options stand for, checked when it is asked for."""
+        named = self.source if isinstance(self.source, str) else None
+        return read_options(self.name, self._options, named)[0]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function itself."""
@@ -189,7 +193,9 @@ def consumer(
     check_source(source)
 
     def decorate(function: Callable[P, T], /) -> FunctionConsumer[P, T]:
-        return FunctionConsumer(function, source, name=name, options=options)
+        made = FunctionConsumer(function, source, name=name, options=options)
+        made.policy  # noqa: B018 - refused where it stands
+        return made
 
     return decorate
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple, TypedDict, get_type_hints
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from ergon_framework.errors import WiringError
-from ergon_framework.ports.settings_model import explain
-from ergon_framework.task.mixins.policies import ConsumerPolicy
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from ergon_framework.task.mixins.policies import ConsumerPolicy
 
 DEFAULT_LINGER = 0.1
 """Seconds that a batch which is not full waits for more units, unless ``linger`` says otherwise."""
@@ -100,7 +101,7 @@ _PATHS: dict[str, tuple[str, ...]] = {
     "fetch_backoff": (*_FETCH, "backoff"),
     "extra": ("steps", "fetch", "extra"),
 }
-_KNOWN = tuple(get_type_hints(ConsumerOptions))
+_KNOWN = tuple(ConsumerOptions.__annotations__)
 
 
 def consumer_policy(
@@ -108,6 +109,16 @@ def consumer_policy(
 ) -> ConsumerPolicy:
     """The policy that the options of a consumer stand for."""
     return read_options(owner, options, connector)[0]
+
+
+def read_batch(owner: str, options: Mapping[str, Any]) -> BatchRule | None:
+    """How units are gathered if ``batch`` is said; the names of all options are checked.
+
+    What stands in the others is checked with the policy: that takes pydantic, which is slow to
+    import, and a program that only declares consumers shall start quickly.
+    """
+    _refuse_unknown(owner, options)
+    return _batch_rule(owner, dict(options))
 
 
 def read_options(
@@ -148,6 +159,8 @@ def _by_field(name: str) -> list[str]:
 def _as_table(owner: str, policy: Any) -> dict[str, Any]:
     if policy is None:
         return {}
+    from ergon_framework.task.mixins.policies import ConsumerPolicy
+
     if isinstance(policy, ConsumerPolicy):
         return policy.model_dump(exclude_unset=True)
     if isinstance(policy, Mapping):
@@ -221,6 +234,10 @@ def _keep_workers_busy(whole: dict[str, Any]) -> None:
 
 
 def _checked(owner: str, table: Mapping[str, Any]) -> ConsumerPolicy:
+    from pydantic import ValidationError
+
+    from ergon_framework.task.mixins.policies import ConsumerPolicy
+
     try:
         return ConsumerPolicy.model_validate(table)
     except ValidationError as error:
@@ -229,6 +246,8 @@ def _checked(owner: str, table: Mapping[str, Any]) -> ConsumerPolicy:
 
 
 def _told(error: ValidationError) -> Iterator[str]:
+    from ergon_framework.ports.settings_model import explain
+
     options = {path: name for name, path in _PATHS.items()}
     for details in error.errors(include_url=False):
         option = options.get(tuple(str(each) for each in details["loc"]))
