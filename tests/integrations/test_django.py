@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from ergon_framework.errors import MissingExtraError
 from tests.docs.programs import run_python
 from tests.integrations.programs import copied, free_port, served
 
@@ -110,6 +113,17 @@ def test_the_tests_of_the_project_pass(project: Path) -> None:
     done = run_python("manage.py", "test", cwd=project)
     assert done.returncode == 0, done.stderr
     assert "Ran 2 tests" in done.stderr
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to install."""
+    module = "ergon_framework.integrations.django"
+    for name in [each for each in sys.modules if each.startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "django.db", None)
+    monkeypatch.setitem(sys.modules, "django.conf", None)
+    with pytest.raises(MissingExtraError, match=r"ergon-framework\[django\]"):
+        _ = import_module(module).app
 
 
 def test_wrong_settings_fail_the_check_of_django(project: Path) -> None:

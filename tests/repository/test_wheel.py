@@ -22,9 +22,14 @@ from tests.docs.pages import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.req("ONE:wheel"), pytest.mark.timeout(300)]
 
 EXTRA_OF = {
+    "asgiref": "django",
     "celery": "celery",
+    "click": "flask",
+    "django": "django",
     "fastapi": "api",
+    "flask": "flask",
     "h11": "api",
+    "httpx": "httpx",
     "kombu": "celery",
     "nats": "nats",
     "obstore": "s3",
@@ -39,7 +44,7 @@ EXTRA_OF = {
     "uvicorn": "api",
 }
 """Packages that only an extra brings, and which."""
-NEVER = (*EXTRA_OF, "aiohttp", "httpx", "hypothesis", "mkdocs", "pytest", "requests", "tenacity")
+NEVER = (*EXTRA_OF, "aiohttp", "hypothesis", "mkdocs", "pytest", "requests", "tenacity")
 """What must not be importable beside a wheel without extras."""
 PUBLIC = (
     "ergon_framework",

@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ergon_framework.errors import MissingExtraError
+
 if TYPE_CHECKING:
     from ergon_framework.app.application import App
     from ergon_framework.integrations.django.enqueueing import in_transaction, on_commit
@@ -35,13 +37,16 @@ __all__ = ["app", "in_transaction", "on_commit"]
 
 
 def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Late: the module is imported while Django reads its settings, and the App needs them.
-    if name == "app":
-        from ergon_framework.integrations.django.project import project_app
-
-        return project_app()
-    if name in __all__:
-        from ergon_framework.integrations.django import enqueueing
-
-        return getattr(enqueueing, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from ergon_framework.integrations.django import enqueueing, project
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("asgiref", "django"):
+            raise
+        raise MissingExtraError(
+            "ergon_framework.integrations.django needs Django",
+            remedy="pip install 'ergon-framework[django]'",
+        ) from error
+    return project.project_app() if name == "app" else getattr(enqueueing, name)
