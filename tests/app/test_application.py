@@ -460,6 +460,25 @@ def test_jobs_from_before_a_script_had_a_name_still_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_script_may_import_its_app_behind_the_guard(tmp_path: Path) -> None:
+    """An executor imports the module that makes the App, for the script would not hold it."""
+    (tmp_path / "mail.py").write_text(NEIGHBOUR.partition("if __name__")[0])
+    (tmp_path / "serve.py").write_text(
+        'if __name__ == "__main__":\n'
+        "    from mail import app, send\n\n"
+        '    job = send.enqueue("ada")\n'
+        "    app.run(burst=True, processes=1)\n"
+        "    print(job.result())\n"
+    )
+    assert ran(tmp_path / "serve.py").endswith("mail.py to ada")
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "mail.py").rename(tmp_path / "shop" / "post.py")
+    program = (tmp_path / "serve.py").read_text()
+    (tmp_path / "serve.py").write_text(program.replace("from mail", "from shop.post"))
+    assert ran(tmp_path / "serve.py").endswith("post.py to ada")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("unguarded", "what"),
     [("app.run(burst=True, processes=1)", "starts a worker"), ("hi.enqueue()", "enqueues a job")],

@@ -26,6 +26,7 @@ that calls :meth:`App.run`.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -34,7 +35,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from ergon_framework.app.job_handlers import JobHandler
@@ -96,7 +97,7 @@ class App:
             )
         self._url = url if is_file or source is None else str(source)
         self._config = source if is_file else config
-        file = _caller()
+        file = self._file = _caller()
         self._home = Path.cwd() if file is None else file.parent
         self._given_name = None if name is None else _checked_name(name)
         self._name = self._given_name or _name_of(file)
@@ -461,7 +462,9 @@ class App:
             return setup
         command = (sys.executable, "-m", "ergon_framework.executor", "--app", self._reference())
         # It runs this very script, which may open the store to enqueue more.
-        own = ExecutorSettings.model_validate({"command": command, "pass_secrets": ["*"], **given})
+        # It imports the script from where this process did, whatever folder it is started in.
+        more = {"command": command, "pass_secrets": ["*"], "env": self._import_path()}
+        own = ExecutorSettings.model_validate({**more, **given})
         few = own.model_copy(update={"pool_size": 1})
         added = {name: own if name == own_name else few for name in missing}
         default = setup.jobs.default_executor or own_name
@@ -495,20 +498,48 @@ class App:
 
     def _reference(self) -> str:
         """How another process finds this object: ``script.py:app`` or ``package.module:app``."""
-        for module in (sys.modules.get("__main__"), *list(sys.modules.values())):
+        for module in self._holders():
             held = getattr(module, "__dict__", {})
             name = next((key for key, value in held.items() if value is self), None)
             spec, file = held.get("__spec__"), held.get("__file__")
             if name is None:
                 continue
-            if spec is not None and spec.name != "__main__":  # a module, or that of python -m
-                return f"{spec.name}:{name}"
+            is_script = file is not None and spec is not None and Path(file).stem == spec.name
+            if spec is not None and spec.name != "__main__" and not is_script:
+                return f"{spec.name}:{name}"  # a module of a package, or that of python -m
             if file is not None and Path(file).is_file():  # not what came from a pipe
                 return f"{Path(file).absolute()}:{name}"
         raise WiringError(
             "an App can only be run from a file that holds it as a global name",
             remedy="write app = App() at the top of a script",
         )
+
+    def _import_path(self) -> dict[str, str]:
+        """Variables by which an executor imports the module of this App, unless it is installed."""
+        module = self._reference().rpartition(":")[0]
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file is None or not (Path(file).stem == "__init__" or "." in module):
+            return {}
+        depth = module.count(".") + (Path(file).stem == "__init__")
+        root = str(Path(file).absolute().parents[depth])
+        if root in site_folders():
+            return {}
+        others = os.environ.get("PYTHONPATH")
+        return {"PYTHONPATH": os.pathsep.join([root, *([others] if others else [])])}
+
+    def _holders(self) -> list[ModuleType]:
+        """Modules that may hold this App, first the one that makes it: another one may do so only
+        when it is run, behind a guard, and not when an executor imports it.
+        """
+        modules = [*list(sys.modules.values())]
+        main = sys.modules.get("__main__")
+        if main is not None:
+            modules.insert(0, main)
+        return sorted(modules, key=lambda each: not self._is_made_in(each))
+
+    def _is_made_in(self, module: ModuleType) -> bool:
+        file = getattr(module, "__file__", None)
+        return self._file is not None and file is not None and Path(file).absolute() == self._file
 
     def _loaded(self) -> Settings:
         """The settings, in which this script's store stands as if it were written there."""
@@ -525,6 +556,13 @@ class App:
         if url is None:
             return settings
         return with_store(settings, resolve_url(url, self._home))
+
+
+def site_folders() -> set[str]:
+    """Where installed packages are, which every process of this interpreter finds."""
+    import sysconfig
+
+    return {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
 
 
 def _caller() -> Path | None:
