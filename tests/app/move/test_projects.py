@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ergon_framework.ports.jobstore import Search
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.quota import QuotaPolicy
+from tests.app.move.stock import ergon
 
 pytestmark = pytest.mark.req("SCALE:move")
 SETTINGS = """
@@ -216,3 +218,24 @@ def test_facts_in_a_folder_are_not_forgotten_when_the_line_was_changed_first(
         published(program, "plant", 3)
     assert invoke(["move", str(program), "--to", "nats://127.0.0.1:1", "--dry-run"]) == 1
     assert "127.0.0.1" in capsys.readouterr().err  # it was on its way there
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_between_two_parts_goes_on(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A zone that was moved already says where it is; the same command moves the rest."""
+    target = tmp_path / "new" / "work.db"
+    target.parent.mkdir()
+    move = ["move", str(program), "--to", f"sqlite:///{target}"]
+    killed = ergon(*move, failpoints="move.rows.before=kill")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with pytest.raises(StoreError, match="moved to"):
+        published(program, "lab", 2)
+    with JobClient(f"sqlite:///{tmp_path}/work.db") as client:
+        assert client.store.count(Search()) == 2  # the jobs are still there, and open
+    assert invoke([*move, "--json"]) == 0
+    copied = rows(capsys)
+    assert (copied["facts of lab", "facts"], copied["jobs", "jobs"]) == (0, 2)
+    program.write_text(SETTINGS.replace("work.db", str(target)))
+    assert published(program, "lab", 2) == 2

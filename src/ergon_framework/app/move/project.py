@@ -154,16 +154,11 @@ def _zone(
     name: str, folder: Path, new_folder: Path, asked: Asked, project: Project
 ) -> Iterator[ProjectPart]:
     """The move of one zone's facts, if they have to go anywhere."""
-    source = _facts_at(name, folder, asked.target, project)
-    if source is None:
-        return
-    if is_server(asked.target.url):
-        target = asked.target
-    elif source.is_folder and folder.absolute() == new_folder.absolute():
-        return  # a store that keeps no facts leaves them in their folder
-    else:
-        target = StoreLocation(str(new_folder.absolute()))
-    if not is_same(source.name, target.name):
+    # A store that keeps no facts leaves them in their folder, or takes them to the one beside it.
+    is_kept = is_server(asked.target.url)
+    target = asked.target if is_kept else StoreLocation(str(new_folder.absolute()))
+    source = _facts_at(name, folder, target, project)
+    if source is not None and not is_same(source.name, target.name):
         part = replace(asked, source=source, target=target, zone=name)
         yield ProjectPart(f"facts of {name}", part)
 
