@@ -13,6 +13,7 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
+from ergon_framework import App
 from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.errors import (
     Business,
@@ -622,6 +623,33 @@ def test_requests_and_streams_inside_a_job_belong_to_it(clock: VirtualClock) -> 
     keys = [row.idempotency_key for row in rows(rates.base, "order-7")]
     assert keys[0] == keys[2]
     assert len(set(keys)) == 3
+
+
+def test_a_provider_of_an_app_is_given_what_the_worker_of_its_jobs_opened() -> None:
+    """And is surrounded by the middleware of the app."""
+    app = App("memory://")
+    app.lifespan(pool)
+    seen: list[str] = []
+
+    @app.middleware("provider")
+    def watched(unit: Any) -> Iterator[None]:
+        seen.append(unit.name)
+        yield
+
+    rates = app.provider("rates", store=MemoryProviderStore())
+
+    @rates.call
+    def quote(pair: str, pool: Pool = INJECTED) -> str:
+        return f"{pool.name} {pair}"
+
+    @app.job(attempts=1)
+    def sweep(pair: str) -> str:
+        return quote(pair)
+
+    with app:
+        job = sweep.enqueue("eur")
+        app.drain()
+        assert (job.result(), seen) == ("pool eur", ["rates.quote"])
 
 
 # -- what is refused where it is declared ----------------------------------------------------------
