@@ -13,13 +13,15 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from types import NoneType, UnionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ergon_framework.errors import HookError, JobError, describe
 from ergon_framework.executor.context import HasContext, JobContext
-from ergon_framework.ports.lifespan import DependencyScope
+
+if TYPE_CHECKING:
+    from ergon_framework.ports.lifespan import DependencyScope
 
 MAX_NAME = 60
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)

@@ -7,12 +7,14 @@ at the end the same in reverse. Whoever opens says how to wait for what is async
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ergon_framework.errors import HookError, describe
 from ergon_framework.executor.registry import Hook, Registry
 from ergon_framework.executor.stdio import stderr_line
-from ergon_framework.ports.lifespan import LifespanHooks
+
+if TYPE_CHECKING:
+    from ergon_framework.ports.lifespan import LifespanHooks
 
 SHUTDOWN_TIMEOUT = 10.0
 """Seconds that async code has to close; a loop that is stuck must not hold the process."""
@@ -32,7 +34,8 @@ class HookRunner:
     def open(self) -> None:
         """Open the lifespans and run the start-up hooks; after a failure nothing is open."""
         try:
-            for lifespan in self._registry.scope.hooks():
+            scope = self._registry.scope
+            for lifespan in () if scope is None else scope.hooks():
                 what = f"the lifespan {lifespan.name!r} failed before its yield"
                 self._run(lifespan.open, what, None)
                 self._opened.append(lifespan)

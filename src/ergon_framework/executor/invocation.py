@@ -16,7 +16,6 @@ from ergon_framework.executor.binding import InvalidArgumentsError
 from ergon_framework.executor.context import CORRELATION, JobContext
 from ergon_framework.executor.registry import Handler
 from ergon_framework.executor.stdio import stderr_line
-from ergon_framework.ports.middleware import call_through
 from ergon_framework.ports.unit_of_work import OBSERVERS, RUNNING, UnitOfWork, observed
 
 if TYPE_CHECKING:
@@ -122,6 +121,8 @@ class Invocation:
 
     def _surrounded(self, handler: Handler) -> Callable[..., Any]:
         """The handler inside of its middleware, and that inside of whoever observes."""
+        from ergon_framework.ports.middleware import call_through  # only where there is some
+
         unit = self.surroundings()
 
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 import msgspec
 
-from ergon_framework.core.job import route
 from ergon_framework.errors import HookError, JobError, WiringError
 from ergon_framework.executor.binding import BatchBinding, Binding, InvalidArgumentsError
-from ergon_framework.ports.job_options import (
-    HandlerOptions,
-    JobCall,
-    exception_classes,
-    handler_options,
-)
-from ergon_framework.ports.lifespan import Dependencies, DependencyScope
-from ergon_framework.ports.middleware import Around, MiddlewareStack, UnitKind
 from ergon_framework.ports.unit_of_work import RUNNING
+
+if TYPE_CHECKING:
+    from ergon_framework.ports.job_options import HandlerOptions, JobCall
+    from ergon_framework.ports.lifespan import Dependencies, DependencyScope
+    from ergon_framework.ports.middleware import Around, MiddlewareStack
 
 MAX_BATCH = 1024
 """Jobs in one call: as many as may be in flight to one process."""
@@ -86,8 +82,7 @@ class Handler:
     def layers(self) -> tuple[Around, ...]:
         """The middleware around the handler, the innermost first, chosen at the first use."""
         if self._layers is None:
-            stack = self._registry.middleware_stack
-            self._layers = stack.around(UnitKind.JOB, self.name, is_async=self.is_async)
+            self._layers = self._registry.layers_of(self.name, is_async=self.is_async)
         return self._layers
 
     def call_together(self, units: list[Any], jobs: Sequence[Any]) -> Any:
@@ -147,9 +142,9 @@ class Registry:
     ) -> None:
         """An application hands in its own ``dependencies`` and ``middleware``, and shares them."""
         self._handlers: dict[str, Handler] = {}
-        self.dependencies = Dependencies() if dependencies is None else dependencies
-        self.scope = DependencyScope(self.dependencies)
-        self.middleware_stack = MiddlewareStack() if middleware is None else middleware
+        self._dependencies = dependencies
+        self._middleware = middleware
+        self._scope: DependencyScope | None = None
         self.startup_hooks: list[Hook] = []
         self.shutdown_hooks: list[Hook] = []
 
@@ -196,11 +191,40 @@ class Registry:
             raise WiringError(
                 f"there are two handlers named {name!r}", remedy="give one of them another name"
             )
-        self._handlers[name] = Handler(
-            name, function, handler_options(name, options), self, *gathering
-        )
-        self._handlers[name].give_up_on = exception_classes(options.get("give_up_on"))
+        handler = Handler(name, function, {}, self, *gathering)
+        if options:  # the words are imported for them: most executors start without any
+            from ergon_framework.ports.job_options import exception_classes, handler_options
+
+            handler.options = handler_options(name, options)
+            handler.give_up_on = exception_classes(options.get("give_up_on"))
+        self._handlers[name] = handler
         return function
+
+    @property
+    def dependencies(self) -> Dependencies:
+        """The lifespans, made at the first use: an executor without any starts sooner."""
+        if self._dependencies is None:
+            from ergon_framework.ports.lifespan import Dependencies
+
+            self._dependencies = Dependencies()
+        return self._dependencies
+
+    @property
+    def scope(self) -> DependencyScope | None:
+        """What the lifespans have opened in this process; None where there are none."""
+        if self._scope is None and self._dependencies is not None:
+            from ergon_framework.ports.lifespan import DependencyScope
+
+            self._scope = DependencyScope(self._dependencies)
+        return self._scope
+
+    def layers_of(self, name: str, *, is_async: bool) -> tuple[Around, ...]:
+        """The middleware around a handler, the innermost first."""
+        if self._middleware is None:
+            return ()
+        from ergon_framework.ports.middleware import UnitKind
+
+        return self._middleware.around(UnitKind.JOB, name, is_async=is_async)
 
     def lifespan(self, function: _H) -> _H:
         """Open what handlers need before the first request, and close it after the last.
@@ -219,9 +243,13 @@ class Registry:
 
         ``only`` restricts it to handlers of one colour, ``sync`` or ``async``.
         """
+        if self._middleware is None:
+            from ergon_framework.ports.middleware import MiddlewareStack
+
+            self._middleware = MiddlewareStack()
         if function is None:
-            return functools.partial(self.middleware_stack.add, kinds=("job",), only=only)
-        return self.middleware_stack.add(function, ("job",), only)
+            return functools.partial(self._middleware.add, kinds=("job",), only=only)
+        return self._middleware.add(function, ("job",), only)
 
     def on_startup(self, hook: _H) -> _H:
         """Run a function, plain or async, before the first request; a failure ends the process."""
@@ -289,6 +317,9 @@ class Registry:
         Dates, dataclasses, models and the like become what JSON can carry. A handler that names
         its executor may be one of another registry: it is checked if it is known here.
         """
+        from ergon_framework.core.job import route  # clients ask, and executors never
+        from ergon_framework.ports.job_options import JobCall
+
         executor, name = route(handler)
         if executor and name not in self._handlers:
             return JobCall(args, kwargs, {})

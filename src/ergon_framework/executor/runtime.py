@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ergon_framework.core.executor_protocol import Outcome, Refusal, Request, Status
 from ergon_framework.executor import outcomes
-from ergon_framework.executor.batch import ThreadGatherer
 from ergon_framework.executor.hooks import HookRunner
 from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Registry
@@ -32,6 +31,7 @@ from ergon_framework.executor.stdio import (
 from ergon_framework.executor.thread_pool import HandlerThreads, Item, RequestQueue
 
 if TYPE_CHECKING:
+    from ergon_framework.executor.batch import ThreadGatherer
     from ergon_framework.executor.event_loop import LoopReader, LoopThread
 
 
@@ -57,7 +57,11 @@ class Runtime:
         self._on_ready = on_ready
         self._wake_pipe = WakePipe()
         self._queue = RequestQueue(limit, self._wake_pipe.wake)
-        self._gatherer = ThreadGatherer(limit)
+        self._gatherer: ThreadGatherer | None = None
+        if registry.largest_batch:
+            from ergon_framework.executor.batch import ThreadGatherer
+
+            self._gatherer = ThreadGatherer(limit)
         self._reader = RequestReader(pipes.source)
         self._writer = OutcomeWriter(pipes.target, gathers=limit > 1, on_broken=self.stop)
         self._hooks = HookRunner(registry, self._wait_for)
@@ -166,7 +170,7 @@ class Runtime:
             self._loop.submit(item)
             return True
         handler = item.handler
-        if handler is not None and handler.batch:
+        if handler is not None and handler.batch and self._gatherer is not None:
             batch = self._gatherer.gather(item, handler)
             return batch is None or batch.run(self._answer)
         outcome = item.run()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 from ergon_framework.errors import JobError
@@ -128,6 +127,8 @@ def exception_classes(given: ErrorTypes | None) -> tuple[type[BaseException], ..
 
 def unknown_option(field: str, who: str = "a job has") -> JobError:
     """There is no such option."""
+    from difflib import get_close_matches  # late: an executor loads this file
+
     known = list(HandlerOptions.__annotations__)
     near = get_close_matches(field, known, 1)
     hint = f"did you mean {near[0]!r}?" if near else "known are " + ", ".join(known)
