@@ -103,6 +103,14 @@ def test_what_was_done_before_the_first_scrape_is_not_counted(tmp_path: Path) ->
     assert scraped(app)[ATTEMPTS.format("completed")] == 2
 
 
+def test_a_worker_that_starts_after_the_server_counts_in_full(tmp_path: Path) -> None:
+    """Also before the first scrape."""
+    fill_jobs(tmp_path)
+    app = create_app(settings=settings_in(tmp_path))
+    beat(tmp_path, "new", some(5))
+    assert scraped(app)[ATTEMPTS.format("completed")] == 5
+
+
 def test_totals_that_cannot_be_read_are_left_out(app: FastAPI, tmp_path: Path) -> None:
     """A worker of another version may tell other things; the rest is told."""
     odd: Any = some(1).document()

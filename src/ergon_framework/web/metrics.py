@@ -122,7 +122,7 @@ def job_metrics(source: JobBackend, counters: JobCounters) -> list[Exposed]:
         *_of_workers(workers, now),
         _of_missing(missing, now),
         synced,
-        *counters.families(workers, now),
+        *counters.families(workers),
     ]
 
 

@@ -3,13 +3,14 @@
 Processes tell the stores what they have done so far: workers in their heartbeats, providers in
 roll-ups by minute. At each scrape the server adds what has grown since the last one. So the numbers
 of all processes add up, a number never goes down while the server lives, and after a restart of the
-server they begin at 0 again, which Prometheus expects of counters. What was done before the first
-scrape is not counted.
+server they begin at 0 again, which Prometheus expects of counters. Of processes and minutes that
+began before the server did, only what grows after the first scrape is counted.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -66,19 +67,16 @@ class JobCounters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._growth = Growth()
-        self._since: float | None = None
+        self._since = time.time()
         self._workers: Collection[tuple[str, float]] = ()
 
-    def families(self, workers: Iterable[WorkerRecord], now: float) -> list[Exposed]:
+    def families(self, workers: Iterable[WorkerRecord]) -> list[Exposed]:
         """Take in what the workers tell, and tell it all."""
         with self._lock:
-            since = self._since
-            if since is None:
-                self._since = since = now
             # A name may be given to another process later.
             alive = {(each.id, each.started_at): each.totals for each in workers}
             for worker, totals in alive.items():
-                is_new = worker in self._workers or worker[1] >= since
+                is_new = worker in self._workers or worker[1] >= self._since
                 for queue, document in totals.items():
                     numbers = numbers_of(document)
                     if numbers is not None:
@@ -117,6 +115,7 @@ class CallCounters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._growth = Growth()
+        self._since = time.time()
         self._read_at: float | None = None
 
     def families(self, inspector: ProviderInspector, now: float) -> list[Exposed]:
@@ -128,7 +127,8 @@ class CallCounters:
                 _, provider, capability = each.key
                 source = (each.key, each.minute)
                 numbers = _numbers(each)
-                self._growth.take(source, (provider, capability), numbers, is_new=not is_first)
+                is_new = not is_first or each.minute >= self._since
+                self._growth.take(source, (provider, capability), numbers, is_new=is_new)
             self._read_at = now
             self._growth.keep(lambda source: source[1] > now - HOUR - OVERLAP)
             return [*_of_calls(self._growth)]
