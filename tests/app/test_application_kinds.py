@@ -242,3 +242,24 @@ def test_a_plain_consumer_leaves_async_lifespans_alone(tmp_path: Path) -> None:
     assert charge.run().succeeded == 1
     with pytest.raises(WiringError, match=r"'book' is plain, and Ledger comes from the async"):
         needs.run()
+
+
+def test_consumers_of_one_process_share_its_lifespans() -> None:
+    """A pool of connections is opened once, not once per consumer."""
+    app, events = App("memory://"), []
+
+    @app.lifespan
+    def ledger() -> Iterator[Ledger]:
+        events.append("opened")
+        yield Ledger()
+        events.append("closed")
+
+    for name in ("first", "second"):
+
+        @app.consumer(orders(5), name=name)
+        def charge(order: Order, ledger: Ledger) -> None:
+            events.append(type(ledger).__name__)
+
+    with app:
+        app.run(burst=True)
+    assert events == ["opened", "Ledger", "Ledger", "closed"]

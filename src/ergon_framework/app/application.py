@@ -42,7 +42,7 @@ from ergon_framework.app.job_handlers import JobHandler
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.executor import Registry
 from ergon_framework.ports.job_options import HandlerOptions
-from ergon_framework.ports.lifespan import Dependencies
+from ergon_framework.ports.lifespan import Dependencies, DependencyScope
 from ergon_framework.ports.middleware import MiddlewareStack
 
 if TYPE_CHECKING:
@@ -407,36 +407,47 @@ class App:
         about this script's own executor.
         """
         from ergon_framework.app.observability import observed, show_executors
-        from ergon_framework.app.run_app import AppReport, AppRun, WorkerPart, ZonePart
+        from ergon_framework.app.run_app import (
+            AppReport,
+            AppRun,
+            WorkerPart,
+            ZonePart,
+            shared_lifespans,
+        )
         from ergon_framework.core.restart import RestartRule
         from ergon_framework.executor.loading import refuse_while_loading
 
         refuse_while_loading("starts a worker")
         own = {"pool_size": processes, "max_in_flight": max_in_flight}
         given = {name: value for name, value in own.items() if value is not None}
-        consumers = self._consumer_parts(burst=burst)
-        worker = None
-        if self.registry.names or self.setup.executors or not (consumers or self._zones):
-            setup, store = self.worker_setup(given), self.client.store
-            setup.limit_queues(store)
-            worker = WorkerPart(lambda: setup.worker(store, queues=queues, burst=burst))
-        workers: list[AppPart] = [] if worker is None else [worker]
-        stages: list[list[AppPart]] = [[*consumers], workers] if burst else [[*consumers, *workers]]
         show_executors()
         with ExitStack() as stack:
-            stack.enter_context(observed(self.settings, f"app {self._name or 'script'}"))
+            scope = None
+            if self._consumers:
+                scope = stack.enter_context(shared_lifespans(self._dependencies))
+            consumers = self._consumer_parts(scope, burst=burst)
+            worker = None
+            if self.registry.names or self.setup.executors or not (consumers or self._zones):
+                setup, store = self.worker_setup(given), self.client.store
+                setup.limit_queues(store)
+                worker = WorkerPart(lambda: setup.worker(store, queues=queues, burst=burst))
+            workers: list[AppPart] = [] if worker is None else [worker]
+            stages: list[list[AppPart]] = [[*consumers, *workers]]
+            if burst:
+                stages = [[*consumers], workers]
             services = [ZonePart(each) for each in self._zones.values()]
+            stack.enter_context(observed(self.settings, f"app {self._name or 'script'}"))
             AppRun(stages, services, rule=None if burst else RestartRule()).run()
         reports = {each.name: each.report for each in consumers if each.report is not None}
         return AppReport(AppReport().jobs if worker is None else worker.report, reports)
 
-    def _consumer_parts(self, *, burst: bool) -> list[ConsumerPart]:
+    def _consumer_parts(self, scope: DependencyScope | None, *, burst: bool) -> list[ConsumerPart]:
         from ergon_framework.app.run_app import ConsumerPart, consumer_wiring
 
         settings = self.settings
 
         def part(declared: FunctionConsumer[..., Any]) -> ConsumerPart:
-            wire = partial(consumer_wiring, declared, settings, burst=burst)
+            wire = partial(consumer_wiring, declared, settings, burst=burst, scope=scope)
             return ConsumerPart(declared.name, wire)
 
         return [part(each) for each in self._consumers.values()]

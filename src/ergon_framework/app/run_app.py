@@ -11,7 +11,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ergon_framework.connector.boundary import Zone
     from ergon_framework.engine.report import Report
     from ergon_framework.jobs.worker import Worker
+    from ergon_framework.ports.lifespan import Dependencies, DependencyScope
     from ergon_framework.task.functions import FunctionConsumer
 
 logger = logging.getLogger("ergon.app")
@@ -159,17 +161,22 @@ class ZonePart:
 
 
 def consumer_wiring(
-    consumer: FunctionConsumer[..., Any], settings: Settings, *, burst: bool
+    consumer: FunctionConsumer[..., Any],
+    settings: Settings,
+    *,
+    burst: bool,
+    scope: DependencyScope | None = None,
 ) -> Wiring:
     """A declared consumer with its connector, ready to be run.
 
     Unless it says so itself, it waits for more when its source is empty; in a burst it does not.
+    ``scope`` has lifespans that are open already; without it the consumer opens its own.
     """
     from ergon_framework.app.wiring import Policies, Wiring, kind_of
 
     source = consumer.source
     connector = _connector_of(consumer, settings) if isinstance(source, str) else source
-    task = consumer.task(connector)
+    task = consumer.task(connector, scope)
     policy = consumer.policy
     if burst or "streaming" not in policy.loop.model_fields_set:
         loop = policy.loop.model_copy(update={"streaming": not burst})
@@ -193,6 +200,26 @@ def _connector_of(consumer: FunctionConsumer[..., Any], settings: Settings) -> A
     factory = connector_factory(name, known[name], settings)
     factory.check()
     return factory.make()
+
+
+@contextmanager
+def shared_lifespans(dependencies: Dependencies) -> Iterator[DependencyScope | None]:
+    """The lifespans of a process, opened once for all of its consumers.
+
+    None where one of them is async: it belongs to the event loop of a consumer, and each consumer
+    opens all of them then.
+    """
+    from ergon_framework.ports.lifespan import DependencyScope
+
+    if any(each.is_async for each in dependencies.lifespans):
+        yield None
+        return
+    scope = DependencyScope(dependencies)
+    with ExitStack() as closing:
+        for each in scope.hooks():
+            each.open()
+            closing.callback(each.close)
+        yield scope
 
 
 @dataclass
