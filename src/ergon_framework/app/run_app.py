@@ -25,6 +25,7 @@ from ergon_framework.jobs.worker import WorkerReport
 if TYPE_CHECKING:
     from ergon_framework.app.settings import Settings
     from ergon_framework.app.wiring import Wiring
+    from ergon_framework.boundary.node.local_node import LocalNode
     from ergon_framework.connector.boundary import Zone
     from ergon_framework.engine.report import Report
     from ergon_framework.jobs.worker import Worker
@@ -142,22 +143,32 @@ class ZonePart:
     def __init__(self, zone: Zone) -> None:
         self.name = f"zone {zone.name}"
         self._zone = zone
+        self._lock = threading.Lock()
+        self._node: LocalNode | None = None
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Serve until it is stopped; nothing is done for a zone that another machine serves."""
+        """Serve until it is stopped; a zone that is known by its address is served elsewhere."""
         node = self._zone.node()
-        if node is None or self._stopped.is_set():
-            return
-        node.start()
-        try:
+        if node is None:
             self._stopped.wait()
-        finally:
+            return
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            self._node = node
+        node.start()
+        if self._stopped.is_set():
             node.stop()
+        node.wait()
 
     def stop(self, count: int) -> None:
         """Let what runs end."""
-        self._stopped.set()
+        with self._lock:
+            self._stopped.set()
+            node = self._node
+        if node is not None:
+            node.stop(0)
 
 
 def consumer_wiring(
@@ -254,6 +265,7 @@ class AppRun:
         self._stopped = threading.Event()
         self._error: BaseException | None = None
         self._started: list[_Running] = []
+        self._serving: list[_Running] = []
 
     def run(self) -> None:
         """Run all stages; raises what made a part fail for good."""
@@ -263,30 +275,41 @@ class AppRun:
             last_words="stopped by force; leases of what was running will expire",
         )
         with SignalListener(stops.take):
-            for part in self._services:
-                self._start(part)
+            self._serving = [_Running(part) for part in self._services]
+            for each in self._serving:
+                self._begin(each)
             for stage in self._stages:
                 self._wait_for([self._start(part) for part in stage if not self._stops])
-            self.stop(max(1, self._stops))  # the services
-            self._wait_for(self._started)
+            if self._rule is not None and not any(self._stages):
+                self._stopped.wait()  # there is nothing but services
+            for each in self._serving:
+                each.part.stop(max(1, self._stops))
+            self._wait_for(self._serving)
         if self._error is not None:
             raise self._error
 
     def stop(self, count: int) -> None:
-        """Ask all parts to stop; a count above 1 asks for it at once."""
+        """Ask all parts to stop; a count above 1 asks for it at once.
+
+        Services go on until the parts have ended, which may need them for their last work.
+        """
         with self._changed:
             self._stops = max(count, self._stops)
-            started = [each for each in self._started if not each.is_over]
+            asked = [*self._started, *(self._serving if count > 1 else ())]
+            asked = [each for each in asked if not each.is_over]
         self._stopped.set()
-        for each in started:
+        for each in asked:
             each.part.stop(count)
 
     def _start(self, part: AppPart) -> _Running:
         running = _Running(part)
         with self._changed:
             self._started.append(running)
-        SYSTEM_CLOCK.spawn(f"ergon-app-{part.name}", lambda: self._serve(running))
+        self._begin(running)
         return running
+
+    def _begin(self, running: _Running) -> None:
+        SYSTEM_CLOCK.spawn(f"ergon-app-{running.part.name}", lambda: self._serve(running))
 
     def _wait_for(self, started: Sequence[_Running]) -> None:
         with self._changed:
