@@ -34,6 +34,7 @@ NAMED = {
     "providers": ("providers",),
     "jobs": ("jobs", "connectors", "telemetry"),
     "cli": ("cli", "web"),
+    "integrations": ("integrations", "compat", "task"),
     "app": ("app",),
     "move": ("app/move",),
     "crashes": ("boundary/node/test_crashes.py", "boundary/nats/test_crash.py"),
