@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework import INJECTED, App, Business, MemoryConnector, Transaction, UnitOfWork
-from ergon_framework.errors import ConfigurationError, WiringError
+from ergon_framework.errors import ConfigurationError, FetchException, WiringError
 
 pytestmark = pytest.mark.req("ONE:run")
 
@@ -263,3 +263,61 @@ def test_consumers_of_one_process_share_its_lifespans() -> None:
     with app:
         app.run(burst=True)
     assert events == ["opened", "Ledger", "Ledger", "closed"]
+
+
+class Broker(MemoryConnector):
+    """A source that fails once, and refuses to be used once it was closed, as clients do."""
+
+    fetches = closed = 0
+
+    def fetch_transactions(self, batch_size: int = 1, **extra: object) -> list[Transaction]:
+        if self.closed:
+            raise RuntimeError("the connection was closed")
+        self.fetches += 1
+        if self.fetches == 2:
+            raise OSError("hiccup")
+        return super().fetch_transactions(batch_size)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_source_that_fails_for_a_moment_is_read_again() -> None:
+    """The consumer neither ends nor loses the connector that it was given."""
+    app, seen = App("memory://"), []
+    broker = Broker([Transaction(f"o{number}", {"amount": number}) for number in range(3)])
+
+    @app.consumer(broker)
+    def charge(order: Order) -> None:
+        seen.append(order.amount)
+        if order.amount == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with app:
+        report = app.run()
+    assert seen == [0, 1, 2]
+    assert report.consumers["charge"].succeeded == 3
+    assert broker.closed == 1
+
+
+def test_a_burst_tells_that_a_source_cannot_be_read() -> None:
+    """Its caller wants to know; the connector is closed all the same."""
+    app = App("memory://")
+    broker = Broker([Transaction("o1", {"amount": 1}), Transaction("o2", {"amount": 2})])
+    app.consumer(broker)(lambda order: None)
+    with app, pytest.raises(FetchException, match="hiccup"):
+        app.run(burst=True)
+    assert broker.closed == 1
+
+
+def test_one_queue_may_be_named_as_text() -> None:
+    """And not as the queues of its letters."""
+    app = App("memory://")
+
+    @app.job(queue="slow")
+    def note() -> None: ...
+
+    with app:
+        note.enqueue()
+        assert app.drain(queues="fast").completed == 0
+        assert app.drain(queues="slow").completed == 1

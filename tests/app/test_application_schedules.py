@@ -80,6 +80,13 @@ def test_what_a_schedule_cannot_have_is_refused() -> None:
     twice.schedule("@daily", name="nightly")(handler)
 
 
+def test_a_schedule_without_its_parentheses_is_refused() -> None:
+    """It would be accepted otherwise, and never fire."""
+    app = App("memory://")
+    with pytest.raises(WiringError, match=r"says when.*above def tidy"):
+        app.schedule(tidy)  # type: ignore[arg-type]
+
+
 def tidy() -> None:
     """Something to be scheduled."""
 

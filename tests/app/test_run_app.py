@@ -39,6 +39,9 @@ class Part:
         self._log.append(f"{self.name} is stopped {count}")
         self._stopped.set()
 
+    def close(self) -> None:
+        self.is_closed = True
+
 
 def test_stages_follow_each_other_and_services_outlast_them() -> None:
     """A burst runs consumers first, for they may enqueue jobs; a node serves until all is done."""

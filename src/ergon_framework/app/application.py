@@ -167,6 +167,13 @@ class App:
         over. A worker of this App writes its schedules into the store, and drops those that the
         App no longer declares.
         """
+        given: Any = cron
+        if callable(given):  # the decorator was written without its parentheses
+            named = getattr(given, "__name__", "sweep")
+            raise WiringError(
+                "a schedule says when: a line of cron, or every= and seconds",
+                remedy=f'write @app.schedule("*/15 * * * *") above def {named}',
+            )
 
         def declare(function: Callable[P, T] | JobHandler[P, T]) -> JobHandler[P, T]:
             if isinstance(function, JobHandler):
@@ -307,7 +314,7 @@ class App:
         Kinds are ``consumer``, ``job`` and ``provider``; ``only`` restricts it to ``sync`` or
         ``async`` handlers. See :mod:`ergon_framework.ports.middleware` for the forms it may have.
         """
-        if len(kinds) == 1 and callable(kinds[0]):
+        if len(kinds) == 1 and not isinstance(kinds[0], str):
             return self._middleware.add(kinds[0], only=only)
         return lambda function: self._middleware.add(function, kinds, only)
 
@@ -396,7 +403,7 @@ class App:
         self,
         *,
         burst: bool = False,
-        queues: Sequence[str] | None = None,
+        queues: str | Sequence[str] | None = None,
         processes: int | None = None,
         max_in_flight: int | None = None,
     ) -> AppReport:
@@ -418,6 +425,7 @@ class App:
         from ergon_framework.executor.loading import refuse_while_loading
 
         refuse_while_loading("starts a worker")
+        served = [queues] if isinstance(queues, str) else queues
         own = {"pool_size": processes, "max_in_flight": max_in_flight}
         given = {name: value for name, value in own.items() if value is not None}
         show_executors()
@@ -430,7 +438,7 @@ class App:
             if self.registry.names or self.setup.executors or not (consumers or self._zones):
                 setup, store = self.worker_setup(given), self.client.store
                 setup.limit_queues(store)
-                worker = WorkerPart(lambda: setup.worker(store, queues=queues, burst=burst))
+                worker = WorkerPart(lambda: setup.worker(store, queues=served, burst=burst))
             workers: list[AppPart] = [] if worker is None else [worker]
             stages: list[list[AppPart]] = [[*consumers, *workers]]
             if burst:
@@ -452,14 +460,17 @@ class App:
 
         return [part(each) for each in self._consumers.values()]
 
-    def drain(self, *, queues: Sequence[str] | None = None, raises: bool = False) -> WorkerReport:
+    def drain(
+        self, *, queues: str | Sequence[str] | None = None, raises: bool = False
+    ) -> WorkerReport:
         """Run the due jobs here and now, without processes: for tests and short scripts.
 
         With ``raises`` the first failure is raised instead of being recorded only.
         """
         from ergon_framework.app.inline_worker import drain
 
-        return drain(self, queues=queues, raises=raises)
+        served = [queues] if isinstance(queues, str) else queues
+        return drain(self, queues=served, raises=raises)
 
     def worker_setup(self, given: Mapping[str, int]) -> JobSetup:
         """The setup with this script as an executor, unless the settings define one like it."""

@@ -79,7 +79,8 @@ class _Parts:
         """Make every part and look once more whether it fits, before any of them connects."""
         if isinstance(wiring.task, BaseTask):
             self._connectors, self._services = wiring.task.connectors, wiring.task.services
-            self._take_all("connector", self._connectors)
+            if not wiring.keeps_connectors:
+                self._take_all("connector", self._connectors)
             self._take_all("service", self._services)
             return
         self._connectors = self._group("connector", wiring.connectors, wiring)

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ergon_framework.app.lifespan import offered
 from ergon_framework.app.signals import Shutdown, SignalListener, StopSignals
 from ergon_framework.core.restart import Finished, Restart, RestartRule, after_exit
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
@@ -31,8 +32,12 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.worker import Worker
     from ergon_framework.ports.lifespan import Dependencies, DependencyScope
     from ergon_framework.task.functions import FunctionConsumer
+    from ergon_framework.task.mixins.policies import ConsumerPolicy
 
 logger = logging.getLogger("ergon.app")
+
+MAX_FETCHES = 1_000_000
+"""Attempts in a row to read a source that fails; at half a minute each, a year."""
 
 
 class AppPart(Protocol):
@@ -49,6 +54,9 @@ class AppPart(Protocol):
         """Ask it to stop: gracefully at first, at once when ``count`` is above 1. From any thread,
         also before :meth:`run`, which ends at once then.
         """
+
+    def close(self) -> None:
+        """Let go of what it kept from one run to the next; it is not run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,9 @@ class WorkerPart:
         if worker is not None:
             worker.stop(now=count > 1)
 
+    def close(self) -> None:
+        """Nothing is kept."""
+
 
 class ConsumerPart:
     """One consumer."""
@@ -108,6 +119,7 @@ class ConsumerPart:
         self.name = name
         self.report: Report | None = None
         self._wire = wire
+        self._opened: Any = None  # a connector of the user that is open from one run to the next
         self._lock = threading.Lock()
         self._shutdown: Shutdown | None = None
         self._stops = 0
@@ -122,10 +134,22 @@ class ConsumerPart:
                 stops = self._stops
             for _ in range(stops):
                 shutdown.take(signal.SIGTERM)
-            outcome = run_task(self._wire(), shutdown)
+            wiring = self._wire()
+            self._open_kept(wiring)
+            outcome = run_task(wiring, shutdown)
         self.report = outcome.report
         if outcome.error is not None and not self._stops:
             raise outcome.error
+
+    def _open_kept(self, wiring: Wiring) -> None:
+        """Open the connector that a plain consumer was given, once for all of its runs."""
+        if not wiring.keeps_connectors or self._opened is not None:
+            return
+        (source,) = wiring.task.connectors.values()
+        method = offered(source, ("open",))
+        if method is not None:
+            method()
+        self._opened = source
 
     def stop(self, count: int) -> None:
         """Ask the consumer to stop."""
@@ -135,6 +159,18 @@ class ConsumerPart:
             shutdown = self._shutdown
         if shutdown is not None and is_news:
             shutdown.take(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Close the connector that it was given, which no run has closed: it may not open again."""
+        source, self._opened = self._opened, None
+        method = None if source is None else offered(source, ("close",))
+        if method is not None:
+            try:
+                method()
+            except Exception as error:
+                logger.warning(
+                    "the connector of %s could not be closed: %s", self.name, describe(error)
+                )
 
 
 class ZonePart:
@@ -170,6 +206,9 @@ class ZonePart:
         if node is not None:
             node.stop(0)
 
+    def close(self) -> None:
+        """Nothing is kept."""
+
 
 def consumer_wiring(
     consumer: FunctionConsumer[..., Any],
@@ -188,11 +227,31 @@ def consumer_wiring(
     source = consumer.source
     connector = _connector_of(consumer, settings) if isinstance(source, str) else source
     task = consumer.task(connector, scope)
+    policy = _policy_of(consumer, burst=burst)
+    # An object of the user's may not open again once it is closed, so it outlives a failed run. An
+    # async one belongs to the event loop of one run.
+    is_kept = not isinstance(source, str) and not consumer.is_async
+    kind = kind_of(type(task))
+    return Wiring(consumer.name, task, kind, Policies(policy), {}, {}, keeps_connectors=is_kept)
+
+
+def _policy_of(consumer: FunctionConsumer[..., Any], *, burst: bool) -> ConsumerPolicy:
+    """The policy of a consumer in a run of its App, where it says nothing else.
+
+    Outside of a burst a source that cannot be read is asked again for as long as the App runs: a
+    broker that restarts, or the reader of a process that was killed and still holds its place.
+    """
+    from ergon_framework.task.mixins.policies import RetryPolicy
+
     policy = consumer.policy
-    if burst or "streaming" not in policy.loop.model_fields_set:
-        loop = policy.loop.model_copy(update={"streaming": not burst})
-        policy = policy.model_copy(update={"loop": loop})
-    return Wiring(consumer.name, task, kind_of(type(task)), Policies(policy), {}, {})
+    loop, steps = policy.loop, policy.steps
+    if burst or "streaming" not in loop.model_fields_set:
+        loop = loop.model_copy(update={"streaming": not burst})
+    if not burst and "retry" not in steps.fetch.model_fields_set:
+        retry = RetryPolicy(max_attempts=MAX_FETCHES, backoff=0.5, backoff_cap=30.0, jitter=0.2)
+        fetch = steps.fetch.model_copy(update={"retry": retry})
+        steps = steps.model_copy(update={"fetch": fetch})
+    return policy.model_copy(update={"loop": loop, "steps": steps})
 
 
 def _connector_of(consumer: FunctionConsumer[..., Any], settings: Settings) -> Any:
@@ -323,6 +382,7 @@ class AppRun:
             while self._runs_again(running):
                 pass
         finally:
+            running.part.close()
             with self._changed:
                 running.is_over = True
                 self._changed.notify_all()

@@ -310,6 +310,8 @@ class Wiring:
     policies: Policies
     connectors: Group
     services: Group
+    keeps_connectors: bool = False
+    """Whether the connectors of a task that exists are opened and closed by somebody else."""
 
     @property
     def task_name(self) -> str:

@@ -121,6 +121,8 @@ def _step(layer: Around, unit: UnitOfWork, following: Callable[[], Any]) -> Call
 
 def _read(function: Callable[..., Any], kinds: tuple[str, ...], only: str | None) -> Middleware:
     name = getattr(function, "__name__", type(function).__name__)
+    if not callable(function):
+        raise HookError(f"{function!r} is no middleware", remedy="give a function")
     unknown = [each for each in kinds if each not in _NAMES]
     if unknown:
         raise WiringError(
