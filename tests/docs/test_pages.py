@@ -169,7 +169,7 @@ def test_a_page_can_run_a_script_it_wrote(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     script = "<!-- file: a.py -->\n```python\nprint(1)\n```\n"
     run = "<!-- run -->\n```sh\npython a.py\n```\n"
-    assert run_page(script + run + "<!-- prints -->\n```text\n1\n```\n", "page") == 0
+    assert run_page(script + run + "<!-- prints -->\n```text\n1\n```\n", "page") == 1
     with pytest.raises(AssertionError, match="it prints"):
         run_page(script + run + "<!-- prints -->\n```text\n2\n```\n", "page")
 

@@ -9,7 +9,6 @@ opened again, and the program works on with what it had.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from ergon_framework.app.move.transfer import Moved, Tell
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.loader import FILE as SETTINGS
 from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.source import read_toml
 from ergon_framework.app.settings.stores import (
     SCRIPT_FILE,
     call_stores,
@@ -220,7 +220,7 @@ def _written(file: Path | None) -> str:
     """The URL of ``[store]`` as the file has it: maybe the name of a variable."""
     if file is None:
         return ""
-    table: Any = tomllib.loads(file.read_text(encoding="utf-8")).get("store", {})
+    table: Any = read_toml(file).tables.get("store", {})
     return str(table.get("url", "")) if isinstance(table, dict) else ""
 
 
