@@ -31,6 +31,9 @@ from ergon_framework.errors import SettingsError, describe
 EXTRAS = {
     "api": ("fastapi",),
     "celery": ("celery", "redis"),
+    "django": ("django",),
+    "flask": ("flask",),
+    "httpx": ("httpx",),
     "nats": ("nats",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "postgres": ("psycopg",),
