@@ -199,7 +199,10 @@ def test_one_part_by_its_name(tmp_path: Path, name: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "error: what is to run? (give a name, or --all; this lists what there is:  ergon check"),
+        (
+            (),
+            "error: what is to run? (give a name, or --all; this lists what there is:  ergon check",
+        ),
         (("plant", "--all"), "error: both 'plant' and --all were asked for"),
         (("--all", "--limit", "3"), "error: --limit is for a task, and --all is none"),
         (("plant", "--workers", "3"), "error: --workers is for a task, and the zone 'plant' is"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,7 @@ def test_a_command_tells_what_is_wrong_with_the_store(capsys: pytest.CaptureFixt
     code = run_command(App("mysql://localhost/shop"), ["jobs", "list"], program="flask ergon")
     assert code == 2
     assert "mysql" in capsys.readouterr().err
+    assert "mysql" not in str(dict(os.environ))  # the next command may belong to another App
 
 
 # ---- inside this process ----

@@ -25,6 +25,15 @@ CONFIG = "ERGON_CONFIG"
 
 def run_command(app: App, words: Sequence[str], *, program: str) -> int:
     """Run one command on the store of an App; its exit code."""
+    before = dict(os.environ)
+    try:
+        return _run(app, words, program)
+    finally:  # this process may go on, and the next command belong to another App
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _run(app: App, words: Sequence[str], program: str) -> int:
     try:
         if words[:1] == ("worker",) or words[:1] == ["worker"]:
             return _work(app, words[1:], program)
