@@ -152,8 +152,19 @@ def test_the_hint_of_an_error_names_the_store(
 def test_a_job_without_a_worker_says_how_to_start_one(
     below: Path, workplace: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The script for its own jobs; a worker of the settings for theirs."""
-    assert "To run the script 'thumbs' starts one." in said(capsys, "why", "first")
+    """The script for its own jobs, whatever its store is called; a worker for the settings."""
+    home = below.parents[1]
+    start = f"No worker is alive. This starts that of its script:  ergon run {home / 'thumbs.py'}"
+    assert start in said(capsys, "why", "first")
+    other = f"sqlite:///{home / 'options.db'}"
+    with App(other, name="thumbs") as app:
+        app.client.enqueue("thumbs#shrink", ["a.png"], id="first")
+    assert start in said(capsys, "why", "first", "--store", other)
     workplace.settings('[store]\nurl = "sqlite:///ergon.db"\n')
-    config = below.parents[1] / "ergon.toml"
-    assert f"This starts one:  ergon worker --config {config}" in said(capsys, "why", "first")
+    assert start in said(capsys, "why", "first")
+    (home / "thumbs.py").unlink()
+    assert "Run the script that declares it, 'thumbs', or" in said(capsys, "why", "first")
+    executor = '[executors.thumbs]\ncommand = ["mine"]\n'
+    workplace.settings(f'[store]\nurl = "sqlite:///ergon.db"\n{executor}')
+    started = f"This starts one:  ergon worker --config {home / 'ergon.toml'}"
+    assert started in said(capsys, "why", "first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.why import explain_job
+from ergon_framework.jobs.why import Starters, explain_job
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
 from tests.jobs.manual_worker import BROKEN, Clock, Hand
 
@@ -118,6 +119,24 @@ def test_no_worker_is_alive(desk: Desk) -> None:
     desk.add()
     for workers in ((), (worker(seen_at=Clock.now - 61),)):
         assert "No worker is alive. This starts one:  ergon worker" in desk.why(*workers)
+
+
+def test_no_worker_runs_what_a_script_declares(desk: Desk) -> None:
+    """Whatever the file of its store is called, no worker of the settings knows its handlers."""
+    desk.id = desk.client.enqueue("thumbs#shrink", id="a")
+    options = " --store sqlite:///options.db"
+
+    def told(starters: Starters) -> str:
+        job = desk.job()
+        return "\n".join(explain_job(job, None, (), desk.clock.now, SETTINGS, options, starters))
+
+    unknown = "Run the script that declares it, 'thumbs', or a worker with [executors.thumbs]."
+    assert unknown in told(Starters())
+    assert "ergon worker" not in told(Starters(executors=["python"]))
+    script = Path("/srv/my work/thumbs.py")
+    assert "its script:  ergon run '/srv/my work/thumbs.py'" in told(Starters(script=script))
+    known = Starters(executors=["thumbs"], script=script)
+    assert f"This starts one:  ergon worker{options}" in told(known)
 
 
 def test_no_worker_takes_the_queue(desk: Desk) -> None:

@@ -5,7 +5,10 @@ A pure function: whoever calls it has read the job, its queue and the workers fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
@@ -21,6 +24,19 @@ MAX_EVENTS = 10
 """How many events of a long history are told; the rest is in ``ergon jobs show``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Starters:
+    """What can be started for a job that no worker takes."""
+
+    executors: Container[str] = ()
+    """Those that the settings define, so that ``ergon worker`` runs them."""
+    script: Path | None = None
+    """The script that the job names as its executor, where it was found."""
+
+
+UNKNOWN = Starters()
+
+
 def explain_job(
     job: Job,
     queue: Queue | None,
@@ -28,12 +44,14 @@ def explain_job(
     now: float,
     settings: JobsSettings,
     options: str = "",
+    starters: Starters = UNKNOWN,
 ) -> list[str]:
     """Sentences: first where the job stands and why, then what led there.
 
     ``options`` name the store, for the commands that are told.
     """
-    state = _state(job, queue, workers, now, settings, options)
+    start = _starting(job, starters, options)
+    state = _state(job, queue, workers, now, settings, options, start)
     return [*state, *_past(job, options), *_trace(job)]
 
 
@@ -44,14 +62,15 @@ def _state(
     now: float,
     settings: JobsSettings,
     options: str,
+    start: str,
 ) -> Iterator[str]:
     match job.status:
         case JobStatus.PENDING | JobStatus.RETRYING if job.run_at > now:
             yield _later(job, now, settings)
         case JobStatus.PENDING | JobStatus.RETRYING:
-            yield from _due(job, queue, workers, now, settings, options)
+            yield from _due(job, queue, workers, now, settings, options, start)
         case JobStatus.ACTIVE:
-            yield from _running(job, workers, now, options)
+            yield from _running(job, workers, now, start)
         case JobStatus.COMPLETED:
             yield f"{_completed(job)}, after {counted(job.attempts, 'attempt')}."
         case JobStatus.FAILED:
@@ -85,12 +104,13 @@ def _due(
     now: float,
     settings: JobsSettings,
     options: str,
+    start: str,
 ) -> Iterator[str]:
     yield f"It has been due for {duration(now - job.run_at)} and waits."
     reasons = [
         *_held_by_queue(queue, options),
         *_held_by_key(job),
-        *_held_by_workers(job, workers, now, settings, options),
+        *_held_by_workers(job, workers, now, settings, start),
     ]
     yield from reasons
     if not reasons:
@@ -128,12 +148,12 @@ def _held_by_workers(
     workers: Sequence[WorkerRecord],
     now: float,
     settings: JobsSettings,
-    options: str,
+    start: str,
 ) -> Iterator[str]:
     executor = executor_of(job, settings)
     alive = [each for each in workers if now - each.seen_at < SILENT_AFTER]
     if not alive:
-        yield f"No worker is alive. {_starting(job, options)}"
+        yield f"No worker is alive. {start}"
         return
     takers = [each for each in alive if each.queues is None or job.queue in each.queues]
     if not takers:
@@ -182,22 +202,25 @@ def _held_by_pools(pools: Sequence[dict[str, Any]], now: float) -> Iterator[str]
             yield "Its executor is starting."
 
 
-def _starting(job: Job, options: str) -> str:
-    """How a worker is started: a script has its own, which knows its handlers."""
-    executor, _ = route(job.handler)
-    if executor and options.endswith("/ergon.db"):
-        return f"To run the script {executor!r} starts one."
-    return f"This starts one:  ergon worker{options}"
+def _starting(job: Job, starters: Starters, options: str) -> str:
+    """How a worker is started. One of a script's own runs its jobs, and no other knows them."""
+    executor = job.executor or route(job.handler)[0]
+    if not executor or executor in starters.executors:
+        return f"This starts one:  ergon worker{options}"
+    if starters.script is not None:
+        return f"This starts that of its script:  ergon run {shlex.quote(str(starters.script))}"
+    table = toml_table("executors", executor)
+    return f"Run the script that declares it, {executor!r}, or a worker with {table}."
 
 
-def _running(job: Job, workers: Sequence[WorkerRecord], now: float, options: str) -> Iterator[str]:
+def _running(job: Job, workers: Sequence[WorkerRecord], now: float, start: str) -> Iterator[str]:
     since = "" if job.claimed_at is None else f" for {duration(now - job.claimed_at)}"
     yield f"It runs: the worker {job.worker!r} has held it{since}."
     if job.lease_expires_at is not None and job.lease_expires_at < now:
         late = duration(now - job.lease_expires_at)
         yield f"That worker's lease ended {late} ago; the next worker to look takes the job over."
         if not any(now - each.seen_at < SILENT_AFTER for each in workers):
-            yield f"No worker is alive to do so. {_starting(job, options)}"
+            yield f"No worker is alive to do so. {start}"
 
 
 def _died(job: Job, options: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.scheduler import Scheduler
 from ergon_framework.jobs.views import job_view, queue_views, schedule_view, worker_view
-from ergon_framework.jobs.why import explain_job
+from ergon_framework.jobs.why import Starters, explain_job
 from ergon_framework.ports.jobstore import Job, Search
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
@@ -124,7 +124,10 @@ def _why(source: JobBackend, job_id: str) -> dict[str, Any]:
     with source.opened() as client:
         job, store = client.find(job_id), client.store
         queue = next((each for each in store.queues() if each.name == job.queue), None)
-        sentences = explain_job(job, queue, store.workers(), store.now(), client.settings)
+        starters = Starters(source.setup.executors)
+        sentences = explain_job(
+            job, queue, store.workers(), store.now(), client.settings, starters=starters
+        )
     return {"id": job.id, "status": job.status.value, "why": sentences}
 
 

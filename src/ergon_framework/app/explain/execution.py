@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 from ergon_framework.app.explain.call import lanes_holding
@@ -17,10 +18,12 @@ from ergon_framework.core.text import duration, failure_text, one_sentence
 from ergon_framework.errors import ErgonError, JobNotFoundError, TransactionException
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.jobs.why import explain_job
+from ergon_framework.jobs.views import executor_of
+from ergon_framework.jobs.why import Starters, explain_job
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.journal import JournalEntry
 from ergon_framework.ports.notice import CATALOGUE
+from ergon_framework.storage.urls import file_of
 
 
 def explain_job_id(asked: Question) -> Iterator[Explanation]:
@@ -44,9 +47,21 @@ def explain_job_id(asked: Question) -> Iterator[Explanation]:
             return
         queue = next((each for each in store.queues() if each.name == found.queue), None)
         options = asked.options(setup.url)
-        why = explain_job(found, queue, store.workers(), store.now(), client.settings, options)
+        starters = Starters(setup.executors, _script(setup.url, executor_of(found, setup.jobs)))
+        why = explain_job(
+            found, queue, store.workers(), store.now(), client.settings, options, starters
+        )
         gates = list(_gates(asked, found, store.now()))
         yield Explanation("job", found.id, found.status.value, [why[0], *gates, *why[1:]])
+
+
+def _script(url: str, name: str) -> Path | None:
+    """The script of this name beside its store, where most are; others are somewhere unknown."""
+    file = file_of(url)
+    if file is None or not name or Path(name).name != name:
+        return None
+    script = file.absolute().parent / f"{name}.py"
+    return script if script.is_file() else None
 
 
 def _gates(asked: Question, job: Job, now: float) -> Iterator[str]:
