@@ -57,6 +57,22 @@ def test_a_schedule_that_is_no_longer_declared_is_dropped(tmp_path: Path) -> Non
     store.close()
 
 
+def test_apps_that_drop_each_others_schedules_hear_what_helps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two scripts of one name on one store; a table of settings would change nothing."""
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    with App(url, name="shop") as first, App(url, name="shop") as second:
+        first.schedule("@daily")(tidy)
+        second.schedule("@daily", name="nightly")(tidy)
+        Scheduler(first.client.store, more=first.declared_schedules()).sync()
+        synced = Scheduler(second.client.store, more=second.declared_schedules()).sync()
+    assert (synced.added, synced.dropped) == (("shop.nightly",), ("shop.tidy",))
+    assert "'shop.tidy' is gone from the App 'shop', and is dropped" in caplog.text
+    assert "give one of them another: App(name=...)" in caplog.text
+    assert "[jobs] application" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [("61 * * * *", "minute"), ("soon", "cron"), (None, "needs either cron or every")],

@@ -495,13 +495,15 @@ class App:
 
     def declared_schedules(self) -> dict[str, dict[str, ScheduleSettings]]:
         """The schedules of this script under its own source, none included: then old ones go."""
+        from ergon_framework.jobs.scheduler import OF_APP
+
         own = self.executor
         prefix = f"{own}." if own else ""  # two scripts on one store may both have a "sweep"
         found = {
             f"{prefix}{name}": handler.schedule(fields)
             for name, (handler, fields) in self._schedules.items()
         }
-        return {f"app:{self._name or EXECUTOR}": found}
+        return {f"{OF_APP}{self._name or EXECUTOR}": found}
 
     def _waited_for(self, names: set[str]) -> list[str]:
         """Those under which jobs still know this script, from before it had its present one."""

@@ -145,6 +145,9 @@ class ScheduleSettings(SettingsModel):
         )
 
 
+OF_APP = "app:"
+"""How the source of schedules begins that an App declares; its name follows."""
+
 Schedules = Annotated[Mapping[Name, ScheduleSettings], AfterValidator(FrozenDict)]
 """The whole section."""
 
@@ -188,6 +191,17 @@ def renewed(schedule: Schedule, old: Schedule | None, now: float) -> Schedule:
         after = now if last_at is None else max(now, last_at)
         next_at = next(read_cron(schedule.cron, schedule.zone)(after), None)
     return msgspec.structs.replace(schedule, next_at=next_at, last_at=last_at)
+
+
+def _farewell(gone: Schedule) -> str:
+    """What is told when a schedule is dropped, for the case that two take it from each other."""
+    if gone.source.startswith(OF_APP):
+        own = f"the App {gone.source.removeprefix(OF_APP)!r}"
+        remedy = "another App of this name has it, give one of them another: App(name=...)"
+    else:
+        own = repr(gone.source)
+        remedy = "another application has it, let each have a name: [jobs] application"
+    return f"schedule {gone.name!r} is gone from {own}, and is dropped; if {remedy}"
 
 
 def is_paused_by_hand(schedule: Schedule) -> bool:
@@ -323,12 +337,7 @@ class Scheduler:
             if self._is_stopped or not goes_on():
                 return
             if self._store.drop_schedule(gone.name):
-                logger.warning(
-                    "schedule %r is gone from %r, and is dropped; if another application has it,"
-                    " let each have a name: [jobs] application",
-                    gone.name,
-                    gone.source,
-                )
+                logger.warning("%s", _farewell(gone))
                 yield gone.name
         self._left = None
 
