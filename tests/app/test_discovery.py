@@ -37,6 +37,18 @@ def test_the_nearest_counts(home: Path) -> None:
     assert find_project(inner) == FoundProject(home / "shop" / "scripts", has_settings=True)
 
 
+def test_zones_count_where_nothing_else_is(home: Path) -> None:
+    """A script that only publishes has no store; zones beside a named store are part of more."""
+    inner = folders(home, "shop", "var", "deep")
+    (home / "shop" / "var" / "ergon.zones").mkdir()
+    found = find_project(inner)
+    assert found == FoundProject(home / "shop" / "var", has_settings=False)
+    assert found.found == home / "shop" / "var" / "ergon.zones"
+    assert base_of(load_settings(found.place, {})) == home / "shop" / "var"
+    (home / "shop" / "ergon.toml").touch()
+    assert find_project(inner) == FoundProject(home / "shop", has_settings=True)
+
+
 def test_nothing_above_home_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies there is not of this user's making."""
     inner = folders(home, "users", "ada", "shop")

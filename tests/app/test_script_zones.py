@@ -128,6 +128,29 @@ def test_commands_find_the_zone_of_a_script(
     assert invoke(["boundary", "lookup", "plant", "never"]) == 1
 
 
+@pytest.mark.parametrize("beside", [(), ("ergon.db",)])
+def test_commands_find_the_zone_of_a_script_from_below(
+    tmp_path: Path,
+    beside: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the store of its jobs or without one, and nothing is made where they are typed."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    below = tmp_path / "orders" / "2026"
+    below.mkdir(parents=True)
+    for name in beside:
+        (tmp_path / name).touch()
+    with open_zone(load_settings(environ={}), "plant", home=tmp_path) as plant:
+        released(plant)
+    monkeypatch.chdir(below)
+    assert invoke(["why", "released:WO-1:1", "--kind", "fact"]) == 0
+    assert "Zone plant has it in its outbound log, at offset 1" in capsys.readouterr().out
+    assert invoke(["boundary", "lookup", "plant", "released:WO-1:1"]) == 0
+    assert invoke(["boundary", "lookup", "plant", "never"]) == 1
+    assert list(below.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_one_line_takes_facts_to_a_server(tmp_path: Path, postgres_url: str) -> None:
     """With ``[store]`` on PostgreSQL facts go there; one that has some in a file is told how."""

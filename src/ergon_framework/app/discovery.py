@@ -1,8 +1,9 @@
 """Finds the project that a command is about: ``ergon.toml`` or ``ergon.db``, here or above.
 
-As git finds ``.git``: the nearest folder counts. The search ends at the root of a file system and
-at the home directory. A settings file names code to import, so above the working directory only a
-file of the user who asks, or of root, is taken.
+As git finds ``.git``: the nearest folder counts. A folder with only the zones of a script counts
+where neither file is found, for a script that publishes and has no job keeps nothing else. The
+search ends at the root of a file system and at the home directory. A settings file names code to
+import, so above the working directory only a file of the user who asks, or of root, is taken.
 
 Nothing heavy is imported here: shell completion asks, too.
 """
@@ -17,11 +18,13 @@ from pathlib import Path
 SETTINGS_FILE = "ergon.toml"
 STORE_FILE = "ergon.db"
 """The store that a script with ``App()`` makes beside itself."""
+ZONES_FOLDER = "ergon.zones"
+"""The folder with the zones of a script, beside the file of its jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundProject:
-    """A folder with a settings file, or else with the store of a script."""
+    """A folder with a settings file, or else with the store or the zones of a script."""
 
     folder: Path
     has_settings: bool
@@ -33,17 +36,21 @@ class FoundProject:
 
     @property
     def found(self) -> Path:
-        """The file by which the project was found."""
-        return self.folder / (SETTINGS_FILE if self.has_settings else STORE_FILE)
+        """The file or folder by which the project was found."""
+        if self.has_settings:
+            return self.folder / SETTINGS_FILE
+        store = self.folder / STORE_FILE
+        return store if os.path.lexists(store) else self.folder / ZONES_FOLDER
 
 
 def find_project(start: Path | None = None) -> FoundProject | None:
     """The nearest project from a folder upwards, by default from the working directory."""
     here = Path.cwd() if start is None else start.absolute()
-    for folder in _upwards(here):
-        for name in (SETTINGS_FILE, STORE_FILE):
-            if _is_taken(folder / name, is_here=folder == here):
-                return FoundProject(folder, has_settings=name == SETTINGS_FILE)
+    for names in ((SETTINGS_FILE, STORE_FILE), (ZONES_FOLDER,)):
+        for folder in _upwards(here):
+            for name in names:
+                if _is_taken(folder / name, is_here=folder == here):
+                    return FoundProject(folder, has_settings=name == SETTINGS_FILE)
     return None
 
 

@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote
 
 from pydantic import AfterValidator, SecretStr
 
+from ergon_framework.app.discovery import ZONES_FOLDER
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.sections import Section, Settings
 from ergon_framework.app.settings.source import did_you_mean
@@ -182,10 +183,6 @@ def zone_setup(
     return ZoneSetup(setup.name, settings)
 
 
-SCRIPT_ZONES = "ergon.zones"
-"""The folder with the zones of a script, beside the file of its jobs."""
-
-
 def script_zone(
     found: Settings, name: str, *, home: Path | None = None, url: str | None = None
 ) -> ZoneSetup:
@@ -234,12 +231,15 @@ def _unsaid(found: Settings, name: str, home: Path | None, url: str | None) -> Z
 
 
 def zones_folder(found: Settings, home: Path | None = None, url: str | None = None) -> Path:
-    """Where the zones of a script live: beside the file that keeps its jobs, if there is one."""
-    base = base_of(found) if found.file is not None else home or Path()
+    """Where the zones of a script live: beside the file that keeps its jobs, if there is one.
+
+    Without settings that is ``home``, or the folder in which the script was found.
+    """
+    base = base_of(found) if home is None or found.file is not None else home
     common = found.store.url
     store = url or (None if common is None else common.get_secret_value())
     file = None if store is None else file_of(resolve_url(store, base))
-    return ((base if file is None else file.parent) / SCRIPT_ZONES).absolute()
+    return ((base if file is None else file.parent) / ZONES_FOLDER).absolute()
 
 
 def folder_name(zone: str) -> str:

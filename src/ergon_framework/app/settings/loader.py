@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ergon_framework.app.discovery import SETTINGS_FILE, STORE_FILE
+from ergon_framework.app.discovery import SETTINGS_FILE, STORE_FILE, ZONES_FOLDER
 from ergon_framework.app.settings.environment import apply_variable, nested
 from ergon_framework.app.settings.secrets import Resolver, sounds_secret, withheld
 from ergon_framework.app.settings.sections import (
@@ -190,7 +190,7 @@ def _home_of(path: str | Path | None, environ: Mapping[str, str]) -> Path | None
     if not named or not Path(named).is_dir():
         return None
     folder = Path(named)
-    if not any(os.path.lexists(folder / name) for name in (FILE, STORE_FILE)):
+    if not any(os.path.lexists(folder / name) for name in (FILE, STORE_FILE, ZONES_FOLDER)):
         raise SettingsError(
             f"the folder {folder} cannot be read as settings: it has neither {FILE} nor"
             f" {STORE_FILE}",
