@@ -414,7 +414,15 @@ class Discard(ErgonError):
 
 
 def _delay(delay: float | Duration) -> float:
-    seconds = float(delay) if isinstance(delay, int | float) else delay.total_seconds()
+    if isinstance(delay, int | float):
+        seconds = float(delay)
+    elif hasattr(delay, "total_seconds"):
+        seconds = delay.total_seconds()
+    else:
+        raise ValueError(
+            "a delay is a number of seconds or a timedelta, for example 30 or"
+            f" timedelta(minutes=5), not {delay!r:.100}"
+        )
     if not math.isfinite(seconds) or seconds < 0:
         raise ValueError(f"a delay is a number of seconds from 0 on, not {seconds}")
     return seconds

@@ -316,9 +316,11 @@ def test_a_script_may_be_given_a_name(tmp_path: Path) -> None:
     """One that stays when the file is renamed."""
     with App("memory://", name="mail-v1") as app:
         assert app.client.show(resizer(app).enqueue("a", 1))["handler"] == "mail-v1#resize"
-    for wrong in ("", "a#b", "a b", "x" * 101):
-        with pytest.raises(ConfigurationError, match="is no name for a script"):
+    wrongs: tuple[Any, ...] = ("", "a#b", "a b", "x" * 101, 5, b"mail", Path("mail"))
+    for wrong in wrongs:
+        with pytest.raises(ConfigurationError, match="is no name for a script") as refused:
             App(name=wrong)
+        assert "up to 100 letters, digits" in (refused.value.remedy or "")
 
 
 def test_settings_with_executors_say_who_runs_the_jobs_of_a_script(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ergon_framework import App
 from ergon_framework.app.node import node_address
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.zones import (
+    check_zone_name,
     folder_name,
     known_zone,
     open_zone,
@@ -72,6 +75,15 @@ def test_what_is_no_zone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be a zone"):
         open_zone(load_settings(environ={}), "a\nb", home=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [5, None, b"plant", "", "a\nb"])
+def test_what_is_no_name_of_a_zone_is_refused_by_an_app(name: Any) -> None:
+    """Also what is no text at all, whoever is asked for the zone."""
+    with App("memory://") as app, pytest.raises(ConfigurationError, match="no name for a zone"):
+        app.zone(name)
+    with pytest.raises(ConfigurationError, match="cannot be a zone: its name has"):
+        check_zone_name(name)
 
 
 def test_a_store_in_memory_keeps_facts_as_long_as_the_script(tmp_path: Path) -> None:

@@ -110,6 +110,16 @@ def test_a_delay_that_makes_no_sense_is_refused(delay: float) -> None:
         Snooze(delay)
 
 
+@pytest.mark.parametrize("delay", ["soon", [1], object()])
+def test_a_delay_that_is_no_time_is_refused_with_what_to_write(delay: Any) -> None:
+    """And not with what Python thinks of its type."""
+    told = r"a number of seconds or a timedelta, for example 30 or timedelta\(minutes=5\)"
+    with pytest.raises(ValueError, match=told):
+        Retry(after=delay)
+    with pytest.raises(ValueError, match=told):
+        Snooze(delay)
+
+
 @pytest.mark.parametrize(
     "error", [Business(), Retry(), Snooze(1), Discard(), RetryLater(), Held("", 1)]
 )

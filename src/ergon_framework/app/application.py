@@ -604,10 +604,11 @@ def _name_of(file: Path | None) -> str:
     return re.sub(r"[^\w.-]", "_", file.parent.name if is_package else file.stem)[:MAX_NAME]
 
 
-def _checked_name(name: str) -> str:
-    if not re.fullmatch(rf"[\w.-]{{1,{MAX_NAME}}}", name):
+def _checked_name(name: object) -> str:
+    if not (isinstance(name, str) and re.fullmatch(rf"[\w.-]{{1,{MAX_NAME}}}", name)):
         raise ConfigurationError(
             f"{name!r} is no name for a script",
-            remedy=f"use up to {MAX_NAME} letters, digits, '_', '-' and '.'",
+            remedy=f"write a text of up to {MAX_NAME} letters, digits, '_', '-' and '.', for"
+            ' example App(name="mail")',
         )
     return name

@@ -284,9 +284,9 @@ def peers_of(texts: list[str] | None) -> dict[str, str] | None:
     return peers
 
 
-def check_zone_name(name: str) -> str:
+def check_zone_name(name: object) -> str:
     """A zone's name that may be used."""
-    if ZONE.fullmatch(name):
+    if isinstance(name, str) and ZONE.fullmatch(name):
         return name
     raise ConfigurationError(
         f"{name!r} cannot be a zone: its name {_NAME}", remedy="choose another name"

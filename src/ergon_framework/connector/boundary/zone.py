@@ -71,6 +71,15 @@ MAX_ID = 255
 """Characters of a message id."""
 
 
+def _checked_name(name: object) -> str:
+    if isinstance(name, str) and ZONE.fullmatch(name):
+        return name
+    raise ConfigurationError(
+        f"{name!r} is no name for a zone",
+        remedy="write a text of 1 to 128 characters, none of them a control character",
+    )
+
+
 class FactItem(TypedDict, total=False):
     """One fact for :meth:`Zone.publish_many`, with the names of :meth:`Zone.publish`."""
 
@@ -112,12 +121,7 @@ class Zone:
         timeout: float = TIMEOUT,
         **files: Unpack[TlsOptions],
     ) -> None:
-        if not ZONE.fullmatch(name):
-            raise ConfigurationError(
-                f"{name!r} is no name for a zone",
-                remedy="give 1 to 128 characters, none of them a control character",
-            )
-        self.name = name
+        self.name = _checked_name(name)
         self._timeout = timeout
         self._place = place
         self._files = files
