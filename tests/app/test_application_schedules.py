@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,16 @@ def test_a_schedule_without_its_parentheses_is_refused() -> None:
     app = App("memory://")
     with pytest.raises(WiringError, match=r"says when.*above def tidy"):
         app.schedule(tidy)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["every night", " nightly", "-x", "a/b", "", "x" * 101, 5])
+def test_the_name_of_a_schedule_is_part_of_ids(name: Any) -> None:
+    """So it has no blanks, and nothing else that settings refuse."""
+    handler = App("memory://").job(tidy)
+    with pytest.raises(ConfigurationError, match=r"letters, digits, '_', '-' and '.'"):
+        handler.schedule_name(name)
+    assert handler.schedule_name("nightly-2.a_b") == "nightly-2.a_b"
+    assert handler.schedule_name(None) == "tidy"
 
 
 def tidy() -> None:

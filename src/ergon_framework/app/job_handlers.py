@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
@@ -14,6 +15,7 @@ from ergon_framework.executor import InvalidArgumentsError, current_job
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.cron import check_cron, check_zone, interval
 from ergon_framework.jobs.newjob import check_options
+from ergon_framework.jobs.validation import MAX_SCHEDULE_NAME, SCHEDULE_NAME
 from ergon_framework.ports.job_options import HandlerOptions, JobOptions, job_options
 
 if TYPE_CHECKING:
@@ -149,6 +151,18 @@ class JobHandler(Generic[P, T]):
         except JobError as error:
             raise self._no_schedule(f"{error.message}; {error.remedy}") from error
         self._call(tuple(fields["args"]), dict(fields["kwargs"]))
+
+    def schedule_name(self, given: object = None) -> str:
+        """The name of a schedule of this handler: the given one, or else the handler's own."""
+        if given is None:
+            return self.name
+        is_text = isinstance(given, str) and len(given) <= MAX_SCHEDULE_NAME
+        if is_text and re.fullmatch(SCHEDULE_NAME, str(given)):
+            return str(given)
+        raise self._no_schedule(
+            f"its name is {given!r:.120}; write a text of up to {MAX_SCHEDULE_NAME} letters,"
+            " digits, '_', '-' and '.', which begins with none of the last two"
+        )
 
     def schedule(self, fields: Mapping[str, Any]) -> ScheduleSettings:
         """Settings of a schedule that enqueues this handler, with the options of its jobs."""

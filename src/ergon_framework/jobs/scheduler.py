@@ -28,6 +28,7 @@ from ergon_framework.jobs.cron import check_cron, check_zone, interval, read_cro
 from ergon_framework.jobs.newjob import MAX_PAYLOAD, new_job
 from ergon_framework.jobs.settings import RetrySettings
 from ergon_framework.jobs.tracing import fired, firing
+from ergon_framework.jobs.validation import MAX_SCHEDULE_NAME, SCHEDULE_NAME
 from ergon_framework.ports.jobstore import DEFAULT_QUEUE, NewJob, Schedule, ScheduleStore
 from ergon_framework.ports.settings_model import (
     Count,
@@ -87,7 +88,7 @@ def _json(value: object) -> object:
 
 Args = Annotated[list[Any], BeforeValidator(_json), AfterValidator(frozen)]
 Kwargs = Annotated[dict[str, Any], BeforeValidator(_json), AfterValidator(frozen)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=100)]
+Name = Annotated[str, Field(pattern=f"^{SCHEDULE_NAME}$", max_length=MAX_SCHEDULE_NAME)]
 
 
 class ScheduleSettings(SettingsModel):

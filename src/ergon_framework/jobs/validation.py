@@ -19,6 +19,9 @@ from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import JobError
 
 MAX_NAME = 255
+SCHEDULE_NAME = "[A-Za-z0-9_][A-Za-z0-9_.-]*"
+MAX_SCHEDULE_NAME = 100
+"""The name of a schedule is part of ids, and is typed in commands."""
 
 Check: TypeAlias = Callable[[str, Any], Any]
 
