@@ -95,6 +95,8 @@ def test_what_a_schedule_cannot_have_is_refused() -> None:
     with pytest.raises(WiringError, match="two schedules named 'tidy'"):
         twice.schedule("@daily")(handler)
     twice.schedule("@daily", name="nightly")(handler)
+    with pytest.raises(JobError, match="a b"):
+        twice.schedule("@daily", name="a b")(handler)
 
 
 def test_a_schedule_without_its_parentheses_is_refused() -> None:

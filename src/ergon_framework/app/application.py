@@ -190,7 +190,7 @@ class App:
                 "unique": not overlap,
             }
             handler.check_schedule(fields)
-            own = name or handler.name
+            own = handler.schedule_name(name)
             if own in self._schedules:
                 raise WiringError(
                     f"there are two schedules named {own!r}", remedy="give one of them a name="
