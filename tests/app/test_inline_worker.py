@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework import App
+from ergon_framework import INJECTED, App
 from ergon_framework.app.inline_worker import InlineWorker, drain
 from ergon_framework.app.jobs import JobSetup
 from ergon_framework.errors import HookError, JobError, JobFailedError, WiringError
@@ -186,6 +186,31 @@ def test_a_start_up_hook_that_fails_is_named() -> None:
     ):
         worker.drain()
     assert client.show(job)["attempts"] == 0
+
+
+def test_a_lifespan_that_fails_gives_the_job_back(app: App) -> None:
+    """The error comes to the caller; the next drain runs the job, which no failure was charged."""
+    is_down = True
+
+    @app.lifespan
+    def database() -> Iterator[Path]:
+        if is_down:
+            raise ConnectionError("the database is down")
+        yield Path("work")
+
+    @app.job(max_attempts=1)
+    def pay(database: Path = INJECTED) -> str:
+        return str(database)
+
+    job = pay.enqueue()
+    for _ in range(2):
+        with pytest.raises(HookError, match="'database' failed before its yield"):
+            drain(app)
+        shown = app.client.show(job)
+        assert (shown["status"], shown["attempts"]) == ("pending", 0)
+    is_down = False
+    assert drain(app).completed == 1
+    assert job.result(0) == "work"
 
 
 # ---- virtual time ---

@@ -15,7 +15,8 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -231,13 +232,17 @@ class InlineWorker:
 
     def _run(self, claim: Claim) -> Settlement:
         """One attempt, from its request to its settlement, as lines of the protocol."""
-        self._begin()
+        with self._giving_back(claim):
+            self._begin()
         timeout = self._settler.timeout_of(claim.job)
         request = self._request(claim, timeout)
         handler = self._registry.find(request.function_name)
         began_at = current_clock().now()
         invocation = InlineInvocation(request, handler, began_at + timeout)
-        outcome = self._outcome(claim, invocation, timeout)
+        with self._giving_back(claim):
+            outcome = self._loop.run(invocation, timeout)
+            if outcome.error_type == KeyboardInterrupt.__name__:
+                raise KeyboardInterrupt
         seconds = current_clock().now() - began_at
         if seconds > timeout:
             outcome = outcomes.timed_out(claim.job.id, CUT_OFF)
@@ -248,17 +253,14 @@ class InlineWorker:
             claim, self._settler.event_of(reply, claim.job), seconds, reply.result
         )
 
-    def _outcome(self, claim: Claim, invocation: Invocation, timeout: float) -> Outcome:
-        """What the handler makes of it; Ctrl-C gives the job back and ends the drain."""
+    @contextmanager
+    def _giving_back(self, claim: Claim) -> Iterator[None]:
+        """Release the job when something ends the drain: a hook that fails, or Ctrl-C."""
         try:
-            outcome = self._loop.run(invocation, timeout)
+            yield
         except BaseException:
             self._release(claim)
             raise
-        if outcome.error_type == KeyboardInterrupt.__name__:
-            self._release(claim)
-            raise KeyboardInterrupt
-        return outcome
 
     def _release(self, claim: Claim) -> None:
         self._settle([self._settlement(claim, Released(), None, None)])
