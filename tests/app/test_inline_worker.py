@@ -12,6 +12,7 @@ import pytest
 from ergon_framework import INJECTED, App
 from ergon_framework.app.inline_worker import InlineWorker, drain
 from ergon_framework.app.jobs import JobSetup
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.errors import HookError, JobError, JobFailedError, WiringError
 from ergon_framework.executor import Held, JobContext, Registry, RetryLater, current_job
 from ergon_framework.jobs import JobClient
@@ -253,6 +254,44 @@ def test_held_and_late_jobs_come_again(ergon: Sandbox) -> None:
     report = ergon.advance(100)
     assert at == [0.0, 30.0, 37.0]
     assert (report.held, report.retried, report.completed) == (1, 1, 1)
+
+
+def test_a_job_of_a_drain_that_was_killed_runs_in_the_next(ergon: Sandbox) -> None:
+    """Once its lease has expired, and not before: until then its holder may be alive."""
+    app = ergon.use(App(name="shop"))
+
+    @app.handler
+    def pay() -> str:
+        return "paid"
+
+    job = pay.enqueue()
+    store = app.client.store
+    claimed = ClaimRequest(worker="killed", lease=12.0, slots={"shop": 1}, default="shop")
+    assert len(store.settle_and_claim([], claimed)[1].jobs) == 1
+    ergon.clock.advance(11)
+    assert app.drain().completed == 0
+    ergon.clock.advance(2)
+    report = app.drain()
+    assert (report.rescued, report.completed, job.result(0)) == (1, 1, "paid")
+    lost, _ = app.client.show(job)["history"]
+    assert (lost["code"], lost["lost_by"]) == ("lease_expired", "killed")
+
+
+def test_a_rescued_job_whose_deliveries_are_spent_is_dead_lettered(ergon: Sandbox) -> None:
+    """A job that kills whatever runs it is not run for ever."""
+    app = ergon.use(App(name="shop"))
+    calls: list[float] = []
+
+    @app.handler
+    def poison() -> None:
+        calls.append(ergon.clock.now())
+
+    job = poison.options(max_deliveries=1).enqueue()
+    claimed = ClaimRequest(worker="killed", lease=12.0, slots={"shop": 1}, default="shop")
+    app.client.store.settle_and_claim([], claimed)
+    ergon.clock.advance(13)
+    assert ergon.drain().rescued == 1
+    assert (job.status(), calls) == ("failed", [])
 
 
 def test_schedules_fire_at_each_of_their_instants() -> None:

@@ -2,7 +2,8 @@
 
 For tests and for scripts that want their jobs done before they go on. Everything but the processes
 is that of a real worker: the store's claims with their limits, the lines of the executor protocol,
-what a reply means, retries, dead letters, schedules and notices.
+what a reply means, retries, dead letters, the rescue of jobs whose holder died, schedules and
+notices.
 
 What it cannot do: cut off a plain handler that runs past its time. Such an attempt counts as timed
 out when the handler returns. Time is that of the store and of the current clock, so that under a
@@ -32,7 +33,7 @@ from ergon_framework.core.executor_protocol import (
     encode_request,
 )
 from ergon_framework.core.job import Event, JobStatus, Released
-from ergon_framework.engine.clocks import current_clock
+from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
 from ergon_framework.errors import JobError, WiringError
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.hooks import HookRunner
@@ -40,6 +41,7 @@ from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Handler, Registry
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.rescue import Rescue
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.tracing import came_back, request_carrier
 from ergon_framework.jobs.worker import NOTICE_OF, WorkerReport, log_failure
@@ -117,6 +119,15 @@ class InlineWorker:
         setup = setup or JobSetup("memory://")
         self._settings = setup.jobs
         self._settler = Settler(self._settings, self.name)
+        self._held: set[tuple[str, int]] = set()  # by job id and fence
+        self._rescue = Rescue(
+            store,
+            self._settings,
+            self._settler,
+            lambda job_id, fence: (job_id, fence) in self._held,
+            _tell,
+            SYSTEM_CLOCK.now,
+        )
         self._executors = tuple(executors)
         self._scheduler = Scheduler(
             store, setup.schedules, source=setup.source, more=setup.declared
@@ -139,12 +150,14 @@ class InlineWorker:
 
         A job that fails is retried when its time has come, as ever: after its backoff, in a later
         drain. With ``raises``, a job that fails for good raises its JobFailedError here, once
-        nothing is due any more. More than ``max_jobs`` jobs are refused.
+        nothing is due any more. More than ``max_jobs`` jobs are refused. Before all that, jobs are
+        rescued whose leases have expired, such as those of a drain that was killed.
         """
         self._loop.refuse_inside_another()
         if not self._is_begun:
             self._prepare()
             self._scheduler.sync()
+        rescued = self._rescue_all()
         counts: Counter[str] = Counter()
         failed: list[str] = []
         settled: list[Settlement] = []
@@ -167,6 +180,7 @@ class InlineWorker:
             retried=counts["retrying"],
             failed=counts["failed"],
             held=counts["held"],
+            rescued=rescued,
             stop_reason="drained",
         )
 
@@ -193,6 +207,17 @@ class InlineWorker:
         self.close()
 
     # ---- inside ----
+
+    def _rescue_all(self) -> int:
+        """Rescue what a worker would rescue at its start; how many jobs."""
+        before = self._rescue.count
+        self._rescue.leases = {each.id: each.lease for each in self._store.workers() if each.lease}
+        so_far = -1
+        while so_far < self._rescue.count:  # in batches; one that rescued nothing is the last
+            so_far = self._rescue.count
+            if self._rescue.run() > 0:
+                break
+        return self._rescue.count - before
 
     def _next(self, settled: list[Settlement], queues: Sequence[str] | None) -> Claim | None:
         """Settle what was run and claim one job, in one commit, after firing what is due.
@@ -239,7 +264,7 @@ class InlineWorker:
         handler = self._registry.find(request.function_name)
         began_at = current_clock().now()
         invocation = InlineInvocation(request, handler, began_at + timeout)
-        with self._giving_back(claim):
+        with self._giving_back(claim), self._holding(claim):
             outcome = self._loop.run(invocation, timeout)
             if outcome.error_type == KeyboardInterrupt.__name__:
                 raise KeyboardInterrupt
@@ -252,6 +277,16 @@ class InlineWorker:
         return self._settlement(
             claim, self._settler.event_of(reply, claim.job), seconds, reply.result
         )
+
+    @contextmanager
+    def _holding(self, claim: Claim) -> Iterator[None]:
+        """Keep a job from the rescue of a drain that its own handler begins."""
+        held = (claim.job.id, claim.job.fence)
+        self._held.add(held)
+        try:
+            yield
+        finally:
+            self._held.discard(held)
 
     @contextmanager
     def _giving_back(self, claim: Claim) -> Iterator[None]:
@@ -380,6 +415,10 @@ async def _cut_off(invocation: Invocation, seconds: float) -> Outcome:
 
 async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
+
+
+def _tell(name: str, fields: dict[str, Any]) -> None:
+    emit(name, **fields)
 
 
 def _reply(line: bytes) -> Reply:
