@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,18 @@ from ergon_framework import INJECTED, App
 from ergon_framework.app.inline_worker import InlineWorker, drain
 from ergon_framework.app.jobs import JobSetup
 from ergon_framework.core.claim import ClaimRequest
-from ergon_framework.errors import HookError, JobError, JobFailedError, WiringError
+from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
+from ergon_framework.errors import HookError, JobError, JobFailedError, StoreError, WiringError
 from ergon_framework.executor import Held, JobContext, Registry, RetryLater, current_job
 from ergon_framework.jobs import JobClient
 from ergon_framework.jobs.scheduler import ScheduleSettings
+from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.jobstore import LeaseRenewal, Search
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.synthetic import SyntheticProvider
+from ergon_framework.telemetry.notices import add_listener, remove_listener
 from ergon_framework.testing import Sandbox, VirtualClock
 
 EVEN = {"backoff": {"base": 10.0, "multiplier": 1.0, "jitter": 0.0}}
@@ -214,6 +218,77 @@ def test_a_lifespan_that_fails_gives_the_job_back(app: App) -> None:
     assert job.result(0) == "work"
 
 
+def test_a_handler_that_outlasts_its_lease_keeps_its_job() -> None:
+    """The lease is renewed while it runs: another drain finds nothing, and the job runs once."""
+    registry, store, runs = Registry(), MemoryJobStore(), []
+    setup = JobSetup("memory://", jobs=JobsSettings(lease=1.0))
+
+    def slow() -> int:
+        runs.append(threading.current_thread())
+        sleep_until(SYSTEM_CLOCK, SYSTEM_CLOCK.now() + 1.3)
+        with InlineWorker(store, registry, setup=setup) as other:
+            report = other.drain()
+        return report.rescued + report.completed
+
+    registry.add(slow, "slow")
+    client = JobClient(store=store)
+    job = client.enqueue("slow")
+    before = set(threading.enumerate())
+    with InlineWorker(store, registry, setup=setup) as worker:
+        report = worker.drain()
+        assert set(threading.enumerate()) == before  # who renewed ends with the drain
+    assert (report.completed, report.late, len(runs)) == (1, 0, 1)
+    assert client.result(job, 0) == 0
+
+
+def test_a_store_that_is_away_while_a_handler_runs_is_asked_again() -> None:
+    """One renewal that fails costs nothing: the next comes long before the lease ends."""
+    registry, store = Registry(), FlakyStore()
+    setup = JobSetup("memory://", jobs=JobsSettings(lease=1.0))
+
+    def slow() -> int:
+        sleep_until(SYSTEM_CLOCK, SYSTEM_CLOCK.now() + 1.3)
+        return len(store.expired_leases(1))
+
+    registry.add(slow, "slow")
+    client = JobClient(store=store)
+    job = client.enqueue("slow")
+    with InlineWorker(store, registry, setup=setup) as worker:
+        assert worker.drain().completed == 1
+    assert (client.result(job, 0), store.failures) == (0, 2)
+
+
+class FlakyStore(MemoryJobStore):
+    """Does not answer the first two renewals."""
+
+    failures = 0
+
+    def renew(self, renewals: Sequence[LeaseRenewal], lease: float) -> list[bool]:
+        """As usual from the third time on."""
+        if self.failures < 2:
+            self.failures += 1
+            raise StoreError("away")
+        return super().renew(renewals, lease)
+
+
+def test_an_attempt_that_takes_a_while_is_charged_before_it_ends() -> None:
+    """So that a handler which kills its process spends attempts, and not only deliveries."""
+    registry, store = Registry(), MemoryJobStore()
+    client = JobClient(store=store)
+
+    def slow() -> int:
+        until = SYSTEM_CLOCK.now() + 5
+        while not client.show(job)["attempts"] and SYSTEM_CLOCK.now() < until:
+            sleep_until(SYSTEM_CLOCK, SYSTEM_CLOCK.now() + 0.02)
+        return int(client.show(job)["attempts"])
+
+    registry.add(slow, "slow")
+    job = client.enqueue("slow")
+    with InlineWorker(store, registry) as worker:
+        worker.drain()
+    assert (client.result(job, 0), client.show(job)["attempts"]) == (1, 1)
+
+
 # ---- virtual time ---
 
 
@@ -292,6 +367,32 @@ def test_a_rescued_job_whose_deliveries_are_spent_is_dead_lettered(ergon: Sandbo
     ergon.clock.advance(13)
     assert ergon.drain().rescued == 1
     assert (job.status(), calls) == ("failed", [])
+
+
+def test_a_report_that_comes_too_late_is_not_counted_as_completed() -> None:
+    """Somebody else had rescued the job and ended it: that result stands."""
+    with VirtualClock() as clock:
+        registry, store, heard = Registry(), MemoryJobStore(clock.now), []
+        client = JobClient(store=store)
+
+        def slow() -> str:
+            if clock.now() > 0:
+                return "second"
+            clock.sleep(20)
+            with InlineWorker(store, registry) as other:
+                report = other.drain()
+            assert (report.rescued, report.completed) == (1, 1)
+            return "first"
+
+        registry.add(slow, "slow")
+        job = client.enqueue("slow")
+        with ExitStack() as stack:
+            add_listener(listener := lambda notice: heard.append(notice.name))
+            stack.callback(remove_listener, listener)
+            report = stack.enter_context(InlineWorker(store, registry)).drain()
+        assert (report.completed, report.late) == (0, 1)
+        assert client.result(job, 0) == "second"
+        assert heard == ["job.rescued", "job.completed", "job.late"]
 
 
 def test_schedules_fire_at_each_of_their_instants() -> None:

@@ -8,12 +8,17 @@ notices.
 What it cannot do: cut off a plain handler that runs past its time. Such an attempt counts as timed
 out when the handler returns. Time is that of the store and of the current clock, so that under a
 virtual clock nothing waits.
+
+A second thread renews the lease of the job in hand; it touches nothing else, and ends with the
+drain.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -43,11 +48,14 @@ from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.rescue import Rescue
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
+from ergon_framework.jobs.store_thread import CHARGE_DELAY, HeldLeases
 from ergon_framework.jobs.tracing import came_back, request_carrier
 from ergon_framework.jobs.worker import NOTICE_OF, WorkerReport, log_failure
-from ergon_framework.ports.jobstore import FullJobStore, Settlement
+from ergon_framework.ports.jobstore import ClaimResult, FullJobStore, Settlement
 from ergon_framework.ports.unit_of_work import UnitOfWork
 from ergon_framework.telemetry.notices import emit
+
+logger = logging.getLogger("ergon.jobs")
 
 MAX_JOBS = 10_000
 """Jobs in one drain; more of them are probably a handler that enqueues itself without end."""
@@ -119,14 +127,9 @@ class InlineWorker:
         setup = setup or JobSetup("memory://")
         self._settings = setup.jobs
         self._settler = Settler(self._settings, self.name)
-        self._held: set[tuple[str, int]] = set()  # by job id and fence
+        self._leases = InlineLeases(store, self._settings.claimed_for)
         self._rescue = Rescue(
-            store,
-            self._settings,
-            self._settler,
-            lambda job_id, fence: (job_id, fence) in self._held,
-            _tell,
-            SYSTEM_CLOCK.now,
+            store, self._settings, self._settler, self._leases.holds, _tell, SYSTEM_CLOCK.now
         )
         self._executors = tuple(executors)
         self._scheduler = Scheduler(
@@ -158,21 +161,12 @@ class InlineWorker:
             self._prepare()
             self._scheduler.sync()
         rescued = self._rescue_all()
-        counts: Counter[str] = Counter()
-        failed: list[str] = []
-        settled: list[Settlement] = []
-        while (claim := self._next(settled, queues)) is not None:
-            if counts.total() >= max_jobs:
-                self._release(claim)
-                raise JobError(
-                    f"{max_jobs} jobs were run and more are due",
-                    remedy="look for a handler that enqueues itself, or raise max_jobs",
-                )
-            settlement = self._run(claim)
-            settled = [settlement]
-            counts[_word(settlement)] += 1
-            if settlement.transition.status is JobStatus.FAILED:
-                failed.append(settlement.id)
+        tally = _Tally()
+        try:
+            self._run_due(queues, max_jobs, tally)
+        finally:
+            self._leases.end()
+        counts, failed = tally.counts, tally.failed
         if raises and failed:
             JobClient(settings=self._settings, store=self._store).result(failed[0])
         return WorkerReport(
@@ -181,6 +175,7 @@ class InlineWorker:
             failed=counts["failed"],
             held=counts["held"],
             rescued=rescued,
+            late=counts["late"],
             stop_reason="drained",
         )
 
@@ -219,7 +214,20 @@ class InlineWorker:
                 break
         return self._rescue.count - before
 
-    def _next(self, settled: list[Settlement], queues: Sequence[str] | None) -> Claim | None:
+    def _run_due(self, queues: Sequence[str] | None, max_jobs: int, tally: _Tally) -> None:
+        settled: list[Settlement] = []
+        while (claim := self._next(settled, queues, tally)) is not None:
+            if tally.counts.total() >= max_jobs:
+                self._release(claim)
+                raise JobError(
+                    f"{max_jobs} jobs were run and more are due",
+                    remedy="look for a handler that enqueues itself, or raise max_jobs",
+                )
+            settled = [self._run(claim)]
+
+    def _next(
+        self, settled: list[Settlement], queues: Sequence[str] | None, tally: _Tally
+    ) -> Claim | None:
         """Settle what was run and claim one job, in one commit, after firing what is due.
 
         One at a time: then limits of queues and keys hold as they do for many workers.
@@ -234,15 +242,23 @@ class InlineWorker:
             queues=None if queues is None else tuple(queues),
         )
         fires_at = self._scheduler.fire_due()
-        found = self._settle(settled, request)
+        applied, found = self._settle(settled, request)
+        tally.add(settled, applied)
         times = [at for at in (fires_at, found.next_at) if at is not None]
         self.next_at = min(times, default=None)
         return Claim(found.jobs[0]) if found.jobs else None
 
-    def _settle(self, settled: list[Settlement], request: ClaimRequest | None = None) -> Any:
-        _, found = self._store.settle_and_claim(settled, request)
-        for each in settled:
+    def _settle(
+        self, settled: list[Settlement], request: ClaimRequest | None = None
+    ) -> tuple[list[bool], ClaimResult]:
+        applied, found = self._store.settle_and_claim(settled, request)
+        for each, was_applied in zip(settled, applied, strict=True):
             transition = each.transition
+            if not was_applied:
+                text = "job %s: a late result was ignored; somebody else has the job, or it is gone"
+                logger.warning(text, each.id)
+                emit("job.late", job_id=each.id)
+                continue
             if transition.failure is not None and transition.event == "failed":
                 log_failure(each)
             emit(
@@ -253,22 +269,22 @@ class InlineWorker:
                 delay=transition.delay,
                 why=transition.why,
             )
-        return found
+        return applied, found
 
     def _run(self, claim: Claim) -> Settlement:
         """One attempt, from its request to its settlement, as lines of the protocol."""
-        with self._giving_back(claim):
-            self._begin()
         timeout = self._settler.timeout_of(claim.job)
-        request = self._request(claim, timeout)
-        handler = self._registry.find(request.function_name)
-        began_at = current_clock().now()
-        invocation = InlineInvocation(request, handler, began_at + timeout)
-        with self._giving_back(claim), self._holding(claim):
+        with self._giving_back(claim), self._leases.holding(claim):
+            self._begin()
+            request = self._request(claim, timeout)
+            handler = self._registry.find(request.function_name)
+            began_at = current_clock().now()
+            invocation = InlineInvocation(request, handler, began_at + timeout)
+            self._leases.begins(claim)
             outcome = self._loop.run(invocation, timeout)
+            seconds = current_clock().now() - began_at
             if outcome.error_type == KeyboardInterrupt.__name__:
                 raise KeyboardInterrupt
-        seconds = current_clock().now() - began_at
         if seconds > timeout:
             outcome = outcomes.timed_out(claim.job.id, CUT_OFF)
         outcome, line = outcomes.written(outcome)
@@ -277,16 +293,6 @@ class InlineWorker:
         return self._settlement(
             claim, self._settler.event_of(reply, claim.job), seconds, reply.result
         )
-
-    @contextmanager
-    def _holding(self, claim: Claim) -> Iterator[None]:
-        """Keep a job from the rescue of a drain that its own handler begins."""
-        held = (claim.job.id, claim.job.fence)
-        self._held.add(held)
-        try:
-            yield
-        finally:
-            self._held.discard(held)
 
     @contextmanager
     def _giving_back(self, claim: Claim) -> Iterator[None]:
@@ -331,6 +337,63 @@ class InlineWorker:
         self._registry.prepare()
         self._hooks.open()
         self._is_begun = True
+
+
+class InlineLeases:
+    """The job in hand and its lease, which a thread renews as the store thread of a worker does.
+
+    The lock keeps a renewal apart from the settlement of the same job: that one waits until the
+    renewal is through, or the store would say of a job that has just ended that it was lost.
+    Under a virtual clock nothing is renewed: a lease ends there only when the handler says so.
+    """
+
+    def __init__(self, store: FullJobStore, lease: float) -> None:
+        self._leases = HeldLeases(store, lease, _tell)
+        self._lease = lease
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.holds = self._leases.holds
+
+    @contextmanager
+    def holding(self, claim: Claim) -> Iterator[None]:
+        """Renew this claim until the end of the block; the thread starts with the first one."""
+        job = claim.job
+        with self._lock:
+            self._leases.add([claim], SYSTEM_CLOCK.now())
+        try:
+            if self._thread is None and current_clock() is SYSTEM_CLOCK:
+                self._ended.clear()
+                self._thread = SYSTEM_CLOCK.spawn("ergon-inline-leases", self._renew)
+            yield
+        finally:
+            with self._lock:
+                if self.holds(job.id, job.fence):
+                    del self._leases.claims[job.id]
+
+    def begins(self, claim: Claim) -> None:
+        """Its handler begins: from now on a renewal charges the attempt."""
+        claim.written_at = SYSTEM_CLOCK.now()
+        claim.is_written = True
+
+    def end(self) -> None:
+        """End the thread, unless a drain around this one has a job in hand."""
+        if self._thread is not None and not self._leases.claims:
+            self._ended.set()
+            self._thread.join()
+            self._thread = None
+
+    def _renew(self) -> None:
+        is_away = False
+        while not self._ended.wait(self._lease / 10 if is_away else CHARGE_DELAY):
+            try:
+                with self._lock:
+                    self._leases.renew_due(SYSTEM_CLOCK.now())
+                is_away = False
+            except Exception as error:
+                if not is_away:
+                    logger.warning("a lease was not renewed, which is tried again: %s", error)
+                is_away = True
 
 
 class InlineInvocation(Invocation):
@@ -425,6 +488,21 @@ def _reply(line: bytes) -> Reply:
     (reply,) = OrchestratorSession().feed(line)
     assert isinstance(reply, Reply)  # noqa: S101 - we have just written it
     return reply
+
+
+class _Tally:
+    """What one drain did."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.failed: list[str] = []  # ids of jobs that failed for good
+
+    def add(self, settled: Sequence[Settlement], applied: Sequence[bool]) -> None:
+        """Count what the store took; what it refused was late."""
+        for each, was_applied in zip(settled, applied, strict=True):
+            self.counts[_word(each) if was_applied else "late"] += 1
+            if was_applied and each.transition.status is JobStatus.FAILED:
+                self.failed.append(each.id)
 
 
 def _word(settlement: Settlement) -> str:

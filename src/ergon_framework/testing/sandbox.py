@@ -248,7 +248,7 @@ def _settled(report: WorkerReport) -> int:
 
 
 def _sum(one: WorkerReport, other: WorkerReport) -> WorkerReport:
-    names = ("completed", "retried", "failed", "held", "rescued")
+    names = ("completed", "retried", "failed", "held", "rescued", "late")
     return msgspec.structs.replace(
         one, **{name: getattr(one, name) + getattr(other, name) for name in names}
     )
