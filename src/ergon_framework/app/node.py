@@ -122,7 +122,7 @@ def _private_folder(setup: ZoneSetup) -> Path | None:
 def _private_address(setup: ZoneSetup) -> NodeAddress | None:
     """Where the zone of a script is served now; None when its port was chosen by somebody."""
     folder = _private_folder(setup)
-    found = None if folder is None else listening_node(folder)
+    found = None if folder is None else listening_node(folder, setup.name)
     if found is None:
         return None
     return NodeAddress(found.url, {}, token=found.token or None)

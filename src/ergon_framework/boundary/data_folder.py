@@ -213,6 +213,8 @@ class ListeningNode(msgspec.Struct, frozen=True, omit_defaults=True):
     """What it wants to see of its callers; empty when certificates or nothing is asked for."""
     is_guest: bool = False
     """Whether it leaves as soon as another node waits for the folder."""
+    zone: str = ""
+    """Whose facts it takes; empty when it was told by a version that did not say so."""
 
 
 def announce(folder: Path, node: ListeningNode) -> None:
@@ -235,12 +237,22 @@ def withdraw(folder: Path) -> None:
         (folder / ADDRESS).unlink()
 
 
-def listening_node(folder: Path) -> ListeningNode | None:
-    """The node that announced itself last. It may have died since: whoever has the lock knows."""
+def listening_node(folder: Path, zone: str) -> ListeningNode | None:
+    """The node that announced itself last. It may have died since: whoever has the lock knows.
+
+    ``ConfigurationError`` when the folder is that of another zone, as if it were opened: the node
+    cannot know what its callers meant, and would take their facts into its own log.
+    """
     try:
-        return msgspec.json.decode((folder / ADDRESS).read_bytes(), type=ListeningNode)
+        found = msgspec.json.decode((folder / ADDRESS).read_bytes(), type=ListeningNode)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
+    if found.zone not in ("", zone):
+        raise ConfigurationError(
+            f"{folder} belongs to the zone {found.zone!r}, not to {zone!r}",
+            remedy="name that zone, or another place",
+        )
+    return found
 
 
 class FolderRequest:

@@ -269,7 +269,7 @@ def test_processes_share_a_zone_and_survive_each_other(
 ) -> None:
     """One has the folder and the others ask it; when it is killed, the next one takes over."""
     assert child.ask(1) == "1"
-    announced = listening_node(folder)
+    announced = listening_node(folder, "plant")
     assert announced is not None
     assert announced.is_guest
     assert counted(plant, 1).duplicate  # the child knows it: it is asked
@@ -330,7 +330,7 @@ def test_a_forked_process_asks_its_parent(plant: Zone) -> None:
 def test_only_this_user_is_served(plant: Zone, folder: Path) -> None:
     """Whoever finds the port has nothing of it without the token, which is in a private file."""
     counted(plant, 1)
-    found = listening_node(folder)
+    found = listening_node(folder, "plant")
     assert found is not None
     assert found.token
     assert stat.S_IMODE((folder / ADDRESS).stat().st_mode) == 0o600
@@ -340,7 +340,7 @@ def test_only_this_user_is_served(plant: Zone, folder: Path) -> None:
         with pytest.raises(BoundaryError):
             stranger.put_object("b", "k", [b"x"], size=1)
     plant.close()
-    assert listening_node(folder) is None
+    assert listening_node(folder, "plant") is None
 
 
 def test_a_guest_leaves_when_nobody_asks(folder: Path) -> None:
@@ -400,6 +400,34 @@ def test_a_node_waits_for_a_program_that_has_the_zone_in_passing(plant: Zone, fo
         await running
 
     asyncio.run(serve())
+
+
+def test_another_name_is_refused_while_the_zone_is_served(plant: Zone, folder: Path) -> None:
+    """As it is when nobody serves it: otherwise one log would have facts of two zones."""
+    counted(plant, 1)
+    told = f"{folder} belongs to the zone 'plant', not to 'site'"
+    settings = ZoneSettings(data=str(folder), listen=f"127.0.0.1:{free_port()}", insecure=True)
+    with Zone("site", folder) as site:
+        connector = site.facts("all")
+        for use in (
+            lambda: connector.fetch_transactions(1),  # and closing the zone later raises nothing
+            lambda: counted(site, 1),
+            lambda: site.publish_many([{"subject": "o:1", "predicate": "p", "id": "x"}], to="hq"),
+            lambda: site.find(("counted", 1)),
+            lambda: numbers(site),
+            lambda: site.consume("all", print, until_empty=True),
+            lambda: LocalNode("site", settings).start(),
+            lambda: asyncio.run(
+                run_node("site", settings, ready=print, stop=asyncio.Event()),
+            ),
+        ):
+            with pytest.raises(ConfigurationError) as refused:
+                use()
+            assert told in str(refused.value)
+    plant.close()
+    with Zone("site", folder) as site, pytest.raises(ConfigurationError, match="not to 'site'"):
+        counted(site, 1)
+    assert numbers(plant) == [1]
 
 
 def test_a_zone_may_be_known_by_the_address_of_its_node(plant: Zone, folder: Path) -> None:

@@ -211,7 +211,7 @@ class LocalNode:
                     if self.is_guest or self._folder is None:
                         raise
                     request = request or FolderRequest.hold(self._folder)
-                    found = listening_node(self._folder)
+                    found = listening_node(self._folder, self.name)
                     if found is not None and not found.is_guest:
                         self._stand_by(begun)
                     if not await self._is_free(self._folder, stop):
@@ -244,7 +244,12 @@ class LocalNode:
         return False
 
     async def _started(self) -> Node:
-        node = Node(self.name, self._settings, token=self.token, is_guest=self.is_guest)
+        try:
+            node = Node(self.name, self._settings, token=self.token, is_guest=self.is_guest)
+        except FolderInUseError:
+            if self._folder is not None:
+                listening_node(self._folder, self.name)  # by the node of another zone?
+            raise
         try:
             await node.start()
         except BaseException:
@@ -429,7 +434,7 @@ class LocalTransport:
                 return self._client(f"http://{own.address}", own.token)
         if self._folder is None:
             raise NodeUnavailableError(f"zone {self._name} has no folder", reason="starting")
-        found = listening_node(self._folder)
+        found = listening_node(self._folder, self._name)
         if found is None:
             raise NodeUnavailableError(
                 f"another process has {self._folder}, and does not say where it can be asked",

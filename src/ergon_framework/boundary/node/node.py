@@ -198,7 +198,7 @@ class Node:
         host, port = self._server.address
         scheme = "http" if self._certificates is None else "https"
         url = f"{scheme}://{_spelled(_EVERYWHERE.get(host, host), port)}"
-        node = ListeningNode(url, self._token or "", self._is_guest)
+        node = ListeningNode(url, self._token or "", self._is_guest, self.name)
         try:
             announce(self.zone.folders[0], node)
         except OSError as error:  # those who know the address find the node all the same
@@ -397,7 +397,7 @@ async def _opened(name: str, settings: ZoneSettings, stop: asyncio.Event) -> Nod
                 return Node(name, settings)
             except FolderInUseError:
                 folder = folders_of(settings)[0]
-                found = listening_node(folder)
+                found = listening_node(folder, name)
                 is_guest = request is not None or (found is not None and found.is_guest)
                 if not is_guest or stop.is_set() or loop.time() > until:
                     raise

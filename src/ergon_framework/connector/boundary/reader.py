@@ -39,7 +39,12 @@ from ergon_framework.connector.boundary.window import (
 )
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import current_clock
-from ergon_framework.errors import BoundaryError, ConsumerHeldError, WiringError
+from ergon_framework.errors import (
+    BoundaryError,
+    ConfigurationError,
+    ConsumerHeldError,
+    WiringError,
+)
 from ergon_framework.storage.failpoints import declare, failpoint
 
 logger = logging.getLogger("ergon_framework.connector.boundary.reading")
@@ -252,7 +257,7 @@ class FactReader:
         try:
             yield from self.advance()
             yield from self.session.release()
-        except BoundaryError as error:
+        except (BoundaryError, ConfigurationError) as error:  # the fetch has raised that one
             logger.warning("the consumer %r could not let go: %s", self.session.name, error)
 
 
