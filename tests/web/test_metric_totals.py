@@ -27,6 +27,7 @@ ATTEMPTS = 'ergon_job_attempts_total{{queue="mail",outcome="{}"}}'
 LANE = 'provider="scripted",capability="test"'
 SUCCEEDED = f'ergon_provider_calls_total{{{LANE},outcome="succeeded"}}'
 FAILED = f'ergon_provider_calls_total{{{LANE},outcome="failed"}}'
+MADE = 'ergon_provider_calls_total{provider="rank",capability="snapshot",outcome="succeeded"}'
 CALLER = """
 import sys
 from ergon_framework.providers.retry import RetryPolicy
@@ -169,6 +170,30 @@ def test_calls_of_two_processes_add_up(tmp_path: Path) -> None:
     again = scraped(create_app(settings=settings))
     assert again[SUCCEEDED] == 0
     assert again[f'ergon_provider_calls_1h{{{LANE},outcome="succeeded"}}'] == 4
+
+
+def test_calls_after_a_scrape_that_found_no_tables_are_counted(tmp_path: Path) -> None:
+    """The first provider of a place makes them; whatever is there then is new."""
+    fill_jobs(tmp_path)
+    app = create_app(settings=settings_in(tmp_path))
+    assert MADE not in scraped(app)
+    fill_calls(f"sqlite:///{tmp_path}/work.db")
+    for _ in range(2):
+        assert scraped(app)[MADE] == 1
+    assert scraped(create_app(settings=settings_in(tmp_path)))[MADE] == 0
+
+
+def test_calls_after_a_scrape_that_found_the_store_away_are_counted(tmp_path: Path) -> None:
+    """The whole minute in which the server started: nobody could tell what it was before."""
+    url, file = f"sqlite:///{tmp_path}/work.db", tmp_path / "work.db"
+    fill_jobs(tmp_path)
+    app = create_app(settings=settings_in(tmp_path))
+    fill_calls(url)
+    content = file.read_bytes()
+    file.write_bytes(b"no database" * 1000)
+    assert scraped(app)['ergon_part_up{part="providers"}'] == 0
+    file.write_bytes(content)
+    assert scraped(app)[MADE] == 1
 
 
 def test_durations_are_counted_below_bounds() -> None:

@@ -192,8 +192,19 @@ _OUTCOMES = ("succeeded", "failed", "dead_lettered")
 
 def provider_metrics(source: ProviderBackend, counters: CallCounters) -> list[Exposed]:
     """Read the tables, then tell; nothing about a store that has none."""
+    try:
+        return _of_providers(source, counters)
+    except Exception:
+        counters.missed()
+        raise
+
+
+def _of_providers(source: ProviderBackend, counters: CallCounters) -> list[Exposed]:
     source.check()
-    if source.looking is None or not source.has_tables():
+    if source.looking is None:
+        return []
+    if not source.has_tables():
+        counters.saw_nothing(source.opened().now())
         return []
     now = source.opened().now()
     found = source.looking.figures(now, WAITING)

@@ -4,7 +4,8 @@ Processes tell the stores what they have done so far: workers in their heartbeat
 roll-ups by minute. At each scrape the server adds what has grown since the last one. So the numbers
 of all processes add up, a number never goes down while the server lives, and after a restart of the
 server they begin at 0 again, which Prometheus expects of counters. Of processes and minutes that
-began before the server did, only what grows after the first scrape is counted.
+began before the server did, only what grows after the first scrape is counted; if that one could
+not read the calls of a store, the minute in which the server started counts in full.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from ergon_framework.telemetry.prometheus_text import (
 CALL_OUTCOMES = ("succeeded", "failed", "dead_lettered")
 CALL_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Seconds: the upper ends of the buckets of attempts of provider calls."""
-HOUR, OVERLAP = 3600.0, 120.0
-"""Seconds that roll-ups are looked for, and by which clocks of writers may differ."""
+MINUTE, HOUR, OVERLAP = 60.0, 3600.0, 120.0
+"""Seconds: of a roll-up, that roll-ups are looked for, and by which clocks of writers may differ.
+"""
 
 Numbers = Sequence[float]
 Exposed = Family | LabelledHistogramFamily
@@ -132,6 +134,21 @@ class CallCounters:
             self._read_at = now
             self._growth.keep(lambda source: source[1] > now - HOUR - OVERLAP)
             return [*_of_calls(self._growth)]
+
+    def saw_nothing(self, now: float) -> None:
+        """A scrape found a store without tables: all that they have later is new."""
+        with self._lock:
+            self._read_at = now
+
+    def missed(self) -> None:
+        """A scrape could not read the store.
+
+        If it was the first one, nobody knows what the minute of the start came to before. Then all
+        of that minute counts: a few calls of before the start do less harm than lost ones after it.
+        """
+        with self._lock:
+            if self._read_at is None:
+                self._since -= self._since % MINUTE
 
 
 def _numbers(each: MinuteOfLane) -> Numbers:
