@@ -75,6 +75,8 @@ def test_mistakes_are_told_in_the_request(told: dict[str, Any]) -> None:
     """Not after the commit, when it would be too late."""
     assert "order_id" in told["wrong arguments"]
     assert "no transaction open" in told["outside"]
+    broken = told["in a broken transaction"]
+    assert broken.startswith("TransactionManagementError: ")  # as every query there is answered
 
 
 def test_a_process_that_dies_after_the_commit(told: dict[str, Any]) -> None:

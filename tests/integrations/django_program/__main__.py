@@ -21,6 +21,7 @@ django.setup()
 
 from django.core.management import call_command  # noqa: E402 - Django is ready now
 from django.db import connection, connections, transaction  # noqa: E402
+from django.db.transaction import TransactionManagementError  # noqa: E402
 
 from ergon_framework.app.inline_worker import drain  # noqa: E402
 from ergon_framework.app.job_handlers import JobHandler  # noqa: E402
@@ -50,8 +51,8 @@ def refusal(call: Any) -> str:
     """What it says when it is refused."""
     try:
         call()
-    except ErgonError as error:
-        return str(error)
+    except (ErgonError, TransactionManagementError) as error:
+        return f"{type(error).__name__}: {error}"
     return ""
 
 
@@ -86,6 +87,9 @@ with transaction.atomic():
         transaction.set_rollback(True)
     on_commit(ship.options(queue="late")).enqueue(6)
 told["after rollbacks"] = jobs()
+with transaction.atomic():
+    transaction.set_rollback(True)  # as an error does that was caught without a savepoint
+    told["in a broken transaction"] = refusal(lambda: in_transaction(ship).enqueue(8))
 app.client.store.purge(list(app.client.store.search(Search())))
 on_commit(ship).enqueue(7)
 told["outside of a transaction"] = jobs()

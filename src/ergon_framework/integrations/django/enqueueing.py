@@ -66,10 +66,16 @@ class InTransaction(Generic[P]):
         self._using = using
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
-        """Store the job; it is there when the transaction is committed. Returns its id."""
+        """Store the job; it is there when the transaction is committed. Returns its id.
+
+        In a transaction that an error has broken, it raises Django's ``TransactionManagementError``
+        as queries do: Django will roll back, and the job would be gone with its id handed out.
+        """
         client = self._handler.app.client
         spec = self._handler.spec(*args, **kwargs)
-        (job,) = client.enqueue_many([spec], connection=connections[self._using])
+        connection = connections[self._using]
+        connection.validate_no_broken_transaction()  # our statements go past Django's cursors
+        (job,) = client.enqueue_many([spec], connection=connection)
         # Workers would find it by themselves, up to a second later.
         _after_commit(client.announce, self._using, robust=True)
         return job
