@@ -203,6 +203,18 @@ def test_only_requests_that_may_be_sent_twice_are(
 
 
 @both
+@pytest.mark.parametrize("asked", ["no", 0])
+def test_what_is_neither_yes_nor_no_is_refused(
+    colour: str, asked: object, clock: VirtualClock
+) -> None:
+    """``"no"`` would be taken for yes; nothing is sent."""
+    remote = Remote(clock, 503)
+    with pytest.raises(ConfigurationError, match=r"ergon_retry is .*write True or False"):
+        remote.ask(colour, method="POST", extensions={"ergon_retry": asked})
+    assert remote.sent == []
+
+
+@both
 def test_a_body_that_is_made_while_it_is_sent_is_sent_once(
     colour: str, clock: VirtualClock
 ) -> None:

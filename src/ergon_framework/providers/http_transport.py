@@ -19,7 +19,7 @@ from collections.abc import AsyncIterable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ergon_framework.errors import MissingExtraError
+from ergon_framework.errors import ConfigurationError, MissingExtraError
 from ergon_framework.ports.context import current_unit
 from ergon_framework.ports.middleware import await_through, call_through
 from ergon_framework.providers.errors import (
@@ -154,11 +154,16 @@ class RequestRules:
 
     def may_be_sent_again(self, request: httpx.Request) -> bool:
         """Whether a second sending is wanted, and possible: a body that was read is gone."""
+        asked = request.extensions.get(RETRY_EXTENSION)
+        if not isinstance(asked, bool | None):
+            raise ConfigurationError(
+                f"the extension {RETRY_EXTENSION} is {asked!r}",
+                remedy="write True or False",
+            )
         if not isinstance(request.stream, httpx.ByteStream):
             return False
-        asked = request.extensions.get(RETRY_EXTENSION)
         if asked is not None:
-            return bool(asked)
+            return asked
         return request.method in self.retry_methods or KEY_HEADER in request.headers
 
 
