@@ -95,7 +95,7 @@ def test_what_a_schedule_cannot_have_is_refused() -> None:
     with pytest.raises(WiringError, match="two schedules named 'tidy'"):
         twice.schedule("@daily")(handler)
     twice.schedule("@daily", name="nightly")(handler)
-    with pytest.raises(JobError, match="a b"):
+    with pytest.raises(ConfigurationError, match="a b"):
         twice.schedule("@daily", name="a b")(handler)
 
 

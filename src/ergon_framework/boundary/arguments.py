@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -56,6 +56,11 @@ def _is_number(value: object, least: float) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return least <= value <= sys.float_info.max
+
+
+def is_list(value: object) -> bool:
+    """Whether it has parts in an order, and is no text, which would be taken for its letters."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def _is_count(value: object) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.client.artifacts import Artifact
 from ergon_framework.boundary.data_folder import (
     ADDRESS,
     DataFolder,
@@ -115,6 +116,27 @@ def test_what_makes_no_id_is_refused(given: Any) -> None:
     """Nothing is stored under an id that nobody could repeat."""
     with pytest.raises(FactInvalidError, match="the id of a fact has"):
         fact_id(given)
+
+
+@pytest.mark.parametrize("given", [None, 7, b"a", {"a": 1}, {"a", "b"}])
+def test_an_id_of_another_type_is_refused(plant: Zone, given: Any) -> None:
+    """Also one whose parts have no order."""
+    with pytest.raises(FactInvalidError, match="the id of a fact is of type"):
+        plant.publish("order:1", "counted", to="hq", id=given)
+
+
+@pytest.mark.parametrize("given", ["x.txt", b"x", Path("x.txt"), Artifact("x.txt"), None])
+def test_files_are_given_as_a_list(plant: Zone, given: Any) -> None:
+    """One file alone would be taken for the list of its letters."""
+    with pytest.raises(ConfigurationError, match=r"give a list, for example files=\["):
+        plant.publish("order:1", "counted", to="hq", id="x", files=given)
+
+
+@pytest.mark.parametrize("name", [None, 7, b"plant", "", "a\n"])
+def test_what_is_no_name_of_a_zone_is_refused(name: Any, folder: Path) -> None:
+    """Before anything is opened."""
+    with pytest.raises(ConfigurationError, match="is no name for a zone"):
+        Zone(name, folder)
 
 
 def test_many_facts_are_published_at_once(plant: Zone) -> None:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from ergon_framework.boundary.arguments import is_list
 from ergon_framework.boundary.client.artifacts import Artifact, Blob, digest_of, source_of
 from ergon_framework.boundary.client.flow import (
     RETRY_RULE,
@@ -45,6 +46,7 @@ from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
     BoundaryNotFoundError,
+    ConfigurationError,
     DataLossError,
     FactInvalidError,
 )
@@ -292,6 +294,11 @@ def publishing(
     progress: Progress,
 ) -> Flow[Receipt]:
     """Put every file, one after the other; then append the fact that refers to them."""
+    if not is_list(files):
+        raise ConfigurationError(
+            f"files is of type {type(files).__name__}",
+            remedy='give a list, for example files=["report.pdf"]',
+        )
     artifacts = [each if isinstance(each, Artifact) else Artifact(each) for each in files]
     check_object(fact, artifacts)
     # Whatever can be refused is refused before the first byte goes.

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from weakref import WeakSet
 
+from ergon_framework.boundary.arguments import is_list
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.retry import Backoff, RetryRule
@@ -363,6 +364,11 @@ class Zone:
         return await loop.run_in_executor(self._threads, lambda: context.run(work))
 
 
+def is_zone_name(name: object) -> bool:
+    """Whether a zone may be called that."""
+    return isinstance(name, str) and ZONE.fullmatch(name) is not None
+
+
 def is_url(place: object) -> bool:
     """Whether a zone is known by the address of its node."""
     return isinstance(place, str) and place.lower().startswith(("http://", "https://"))
@@ -407,6 +413,11 @@ def fact_id(given: FactId) -> str:
     """
     if isinstance(given, str):
         return given
+    if not is_list(given):
+        raise _no_id(
+            f"is of type {type(given).__name__}",
+            'give its parts in order, for example id=("released", "WO-1", 1), or a text',
+        )
     found = ":".join(_part(each) for each in given)
     if not found or len(found) > MAX_ID:
         raise _no_id(f"has {len(found)} characters", f"give 1 to {MAX_ID} characters in all")
