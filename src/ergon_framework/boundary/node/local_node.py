@@ -430,8 +430,13 @@ class LocalTransport:
             except FolderInUseError:
                 pass  # by the node that is asked below
             else:
+                address = own.address
+                if address is None:  # it has left already, for a node that is to stay
+                    raise NodeUnavailableError(
+                        f"zone {self._name} goes from one node to the next", reason="starting"
+                    )
                 self._own = own
-                return self._client(f"http://{own.address}", own.token)
+                return self._client(f"http://{address}", own.token)
         if self._folder is None:
             raise NodeUnavailableError(f"zone {self._name} has no folder", reason="starting")
         found = listening_node(self._folder, self._name)

@@ -364,11 +364,6 @@ class Zone:
         return await loop.run_in_executor(self._threads, lambda: context.run(work))
 
 
-def is_zone_name(name: object) -> bool:
-    """Whether a zone may be called that."""
-    return isinstance(name, str) and ZONE.fullmatch(name) is not None
-
-
 def is_url(place: object) -> bool:
     """Whether a zone is known by the address of its node."""
     return isinstance(place, str) and place.lower().startswith(("http://", "https://"))
