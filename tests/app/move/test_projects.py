@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.app.settings import load_settings
+from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.app.zones import open_zone
 from ergon_framework.cli import invoke
 from ergon_framework.errors import SettingsError, StoreError
@@ -239,3 +241,42 @@ def test_a_command_that_is_killed_between_two_parts_goes_on(
     assert (copied["facts of lab", "facts"], copied["jobs", "jobs"]) == (0, 2)
     program.write_text(SETTINGS.replace("work.db", str(target)))
     assert published(program, "lab", 2) == 2
+
+
+@pytest.mark.slow
+def test_a_zone_that_was_shut_for_another_place_is_not_left_out(
+    program: Path, postgres_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rest alone would begin an empty log in the new place; the command says what to do."""
+    killed = ergon(
+        *("move", str(program), "--to", postgres_url), failpoints="move.rows.before=kill"
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    other = tmp_path / "other" / "work.db"
+    other.parent.mkdir()
+    for move in (["--dry-run"], [], ["--reopen"]):
+        assert invoke(["move", str(program), "--to", f"sqlite:///{other}", *move]) == 1
+        told = capsys.readouterr().err
+        place = StoreLocation(postgres_url).name
+        assert f"zone plant were moved to {place}" in told
+        assert f"ergon move {program} --to {shlex.quote(place)} --reopen" in told
+    assert list(other.parent.iterdir()) == []
+    assert invoke(["move", str(program), "--to", postgres_url]) == 0
+
+
+@pytest.mark.slow
+def test_a_zone_that_was_shut_for_another_folder_is_not_left_out(
+    program: Path, postgres_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What opens it again is a command for the zone, which knows only its own folder."""
+    target = tmp_path / "new" / "work.db"
+    target.parent.mkdir()
+    move = ["move", str(program), "--to", f"sqlite:///{target}"]
+    killed = ergon(*move, failpoints="move.rows.before=kill")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    elsewhere = ["move", str(program), "--to", postgres_url]
+    assert invoke(elsewhere) == 1
+    told = capsys.readouterr().err
+    assert "zone lab were moved to" in told
+    assert invoke(shlex.split(told.partition("  ergon ")[2].rstrip(")\n"))) == 0
+    assert invoke(elsewhere) == 0

@@ -9,6 +9,7 @@ opened again, and the program works on with what it had.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -41,7 +42,7 @@ from ergon_framework.app.zones import (
 from ergon_framework.boundary.data_folder import FILE as FACTS
 from ergon_framework.boundary.store_urls import is_server
 from ergon_framework.core.text import toml_table, toml_text
-from ergon_framework.errors import ConfigurationError, ErgonError
+from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
 from ergon_framework.storage.urls import SQLITE, file_of, store_option
 
 
@@ -175,7 +176,37 @@ def _facts_at(
             return None  # the settings know it already
         if is_there or not gone_to:
             return StoreLocation(str(folder))
+        if not (is_server(project.store) and is_same(gone_to, StoreLocation(project.store).name)):
+            raise _shut_for_another(name, folder, gone_to, target, project)
     return StoreLocation(project.store) if is_server(project.store) else None
+
+
+def _shut_for_another(
+    name: str, folder: Path, gone_to: str, target: StoreLocation, project: Project
+) -> StoreError:
+    """A zone that an earlier move shut: without it, the rest would begin an empty log over there.
+
+    The zone knows where its own facts went. Of a file that is not the store of the whole program,
+    so the command that opens it again is that of the zone alone.
+    """
+    if "://" in gone_to:
+        command = f"ergon move {shlex.quote(project.name)} --to {shlex.quote(gone_to)}"
+        remedy = (
+            f"go on with the move that was begun:  {command}  (with user and password, if the URL"
+            f" has them); or open the zones again:  {command} --reopen"
+        )
+    else:
+        places = f"{shlex.quote(str(folder))} {shlex.quote(str(Path(gone_to).parent))}"
+        remedy = (
+            "go on with the move that was begun, with the --to it had; or open the zone again: "
+            f" ergon move {places} --zone {shlex.quote(name)} --reopen"
+        )
+    return StoreError(
+        f"the facts of zone {name} were moved to {gone_to} and shut for it, not for {target.name};"
+        " nothing was changed",
+        remedy=remedy,
+        details={"zone": name, "moved_to": gone_to},
+    )
 
 
 def _work(project: Project, asked: Asked, notes: list[str]) -> Iterator[ProjectPart]:
