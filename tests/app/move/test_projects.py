@@ -280,3 +280,21 @@ def test_a_zone_that_was_shut_for_another_folder_is_not_left_out(
     assert "zone lab were moved to" in told
     assert invoke(shlex.split(told.partition("  ergon ")[2].rstrip(")\n"))) == 0
     assert invoke(elsewhere) == 0
+
+
+@pytest.mark.slow
+def test_a_program_is_reopened_as_a_whole_or_not_at_all(
+    program: Path, postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Zones that are as they were stay shut, too, when a job came into the new store."""
+    move = ["move", str(program), "--to", postgres_url]
+    assert invoke(move) == 0
+    with JobClient(postgres_url) as client:
+        client.enqueue("greet", ["Grace"])
+    assert invoke([*move, "--reopen"]) == 1
+    assert "others are 1 jobs" in capsys.readouterr().err
+    for zone in ("plant", "lab"):
+        with pytest.raises(StoreError, match="moved to"):
+            published(program, zone, 3)
+    assert invoke([*move, "--reopen", "--force"]) == 0
+    assert published(program, "plant", 3) == 3

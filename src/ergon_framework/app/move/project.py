@@ -279,8 +279,9 @@ def run(planned: ProjectPlan, tell: Tell) -> ProjectOutcome:
 
 
 def reopen(planned: ProjectPlan, tell: Tell) -> list[str]:
-    """Open every source again; the titles of the parts that were shut."""
-    return [part.title for part in planned.parts if single.reopen(part.asked, tell)]
+    """Open every source again, or none; the titles of the parts that were shut."""
+    opened = single.reopen_all([part.asked for part in planned.parts], tell)
+    return [part.title for part, names in zip(planned.parts, opened, strict=True) if names]
 
 
 def _is_answered(note: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +12,7 @@ from ergon_framework.app.move.transfer import Moved, Tell, Transfer
 from ergon_framework.app.store_location import is_same
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
-from ergon_framework.ports.transfer import move_state_of, moved_away
+from ergon_framework.ports.transfer import RecordStore, move_state_of, moved_away
 
 __all__ = ["Asked", "Outcome", "run"]
 
@@ -145,18 +145,32 @@ def reopen(asked: Asked, tell: Tell = lambda _: None) -> list[str]:
     Unless it is forced, the target must hold the same: what was done there would be left behind,
     and what was begun there would be done twice.
     """
-    asked.source.refuse_missing()
+    return reopen_all([asked], tell)[0]
+
+
+def reopen_all(several: Sequence[Asked], tell: Tell = lambda _: None) -> list[list[str]]:
+    """Let several sources be worked with again, or, if one may not be, none of them."""
     with ExitStack() as stack:
-        sources = endpoints.sources(asked, stack)
-        if not sources:
-            raise no_work_at(asked.source)
-        for source in sources.values():
-            transfer.refuse_elsewhere(source, asked.source.name, asked.target.name)
-        shut = [name for name, source in sources.items() if move_state_of(source).moved_to]
-        if shut and not asked.is_forced:
-            for part in _parts(asked, shut, stack):
-                _refuse_worked_with(part, asked.source.name, tell)
-        return [name for name, source in sources.items() if transfer.reopen(source)]
+        found = [_may_reopen(asked, tell, stack) for asked in several]
+        return [
+            [name for name, source in sources.items() if transfer.reopen(source)]
+            for sources in found
+        ]
+
+
+def _may_reopen(asked: Asked, tell: Tell, stack: ExitStack) -> Mapping[str, RecordStore]:
+    """What there is to be opened again; refused if something was done in the target since."""
+    asked.source.refuse_missing()
+    sources = endpoints.sources(asked, stack)
+    if not sources:
+        raise no_work_at(asked.source)
+    for source in sources.values():
+        transfer.refuse_elsewhere(source, asked.source.name, asked.target.name)
+    shut = [name for name, source in sources.items() if move_state_of(source).moved_to]
+    if shut and not asked.is_forced:
+        for part in _parts(asked, shut, stack):
+            _refuse_worked_with(part, asked.source.name, tell)
+    return sources
 
 
 def _parts(asked: Asked, shut: Collection[str], stack: ExitStack) -> list[Transfer]:
