@@ -128,7 +128,7 @@ def test_one_command_and_one_line_take_a_program_to_a_server(
 def test_a_part_that_fails_leaves_the_program_where_it_was(
     program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was shut on the way is open again, and the same command goes on from there."""
+    """Nothing is copied or shut, and when the cause is gone the same command moves everything."""
     target = tmp_path / "new" / "work.db"
     target.parent.mkdir()
     with JobClient(f"sqlite:///{target}") as other:
@@ -136,11 +136,11 @@ def test_a_part_that_fails_leaves_the_program_where_it_was(
     move = ["move", str(program), "--to", f"sqlite:///{target}"]
     assert invoke(move) == 1
     assert "holds jobs already" in capsys.readouterr().err
-    assert published(program, "lab", 2) == 2  # its facts had been moved, beside the new file
+    assert published(program, "lab", 2) == 2  # nothing was shut
     for file in target.parent.glob("work.db*"):
         file.unlink()
     assert invoke([*move, "--json"]) == 0
-    assert rows(capsys)["facts of lab", "facts"] == 1
+    assert rows(capsys)["facts of lab", "facts"] == 2
     program.write_text(SETTINGS.replace("work.db", str(target)))
     assert published(program, "lab", 2) == 2
     assert published(program, "plant", 2) == 2  # which has a folder of its own
@@ -298,3 +298,67 @@ def test_a_program_is_reopened_as_a_whole_or_not_at_all(
             published(program, zone, 3)
     assert invoke([*move, "--reopen", "--force"]) == 0
     assert published(program, "plant", 3) == 3
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_on_the_way_opens_the_zones_again(program: Path, tmp_path: Path) -> None:
+    """The zones had been shut when the jobs' turn came; the new store stays refused."""
+    target = f"sqlite:///{tmp_path}/new.db"
+    failed = ergon("move", str(program), "--to", target, failpoints="move.rows.before=error")
+    assert failed.returncode not in (0, -signal.SIGKILL), failed.stderr
+    assert published(program, "lab", 2) == 2
+    with pytest.raises(StoreError, match="has not ended"), JobClient(target) as client:
+        client.enqueue("greet", ["Grace"])
+
+
+@pytest.mark.slow
+def test_a_new_store_is_refused_until_all_of_the_program_is_there(
+    program: Path, postgres_url: str
+) -> None:
+    """Wherever the command is killed, and the same command goes on."""
+    move = ["move", str(program), "--to", postgres_url]
+    there = program.with_name("there.toml")
+    there.write_text(SETTINGS.replace("sqlite:///work.db", postgres_url))
+
+    def killed_at(place: str) -> None:
+        killed = ergon(*move, failpoints=f"{place}=kill")
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        with pytest.raises(StoreError, match="has not ended"), JobClient(postgres_url) as client:
+            client.enqueue("greet", ["Grace"])
+        with pytest.raises(StoreError, match="has not ended"):
+            asked(postgres_url)
+        with pytest.raises(StoreError, match="has not ended"):
+            published(there, "lab", 2)
+
+    def is_refused(zone: str) -> bool:
+        try:
+            return published(there, zone, 3) == 0
+        except StoreError as error:
+            return "has not ended" in str(error)
+
+    killed_at("move.rows.before")  # all zones are copied, and nothing else
+    assert is_refused("plant")
+    killed_at("move.part.ended")  # the first zone is open, and worked with
+    assert not is_refused("plant")
+    ended = ergon(*move)
+    assert ended.returncode == 0, ended.stderr
+    assert published(there, "lab", 2) == 2
+    assert published(there, "plant", 3) == 3
+    assert asked(postgres_url) == 8
+    with JobClient(postgres_url) as client:
+        assert client.store.count(Search()) == 2
+
+
+@pytest.mark.slow
+def test_jobs_of_a_new_store_are_refused_while_the_first_zone_is_copied(
+    program: Path, postgres_url: str
+) -> None:
+    """A job that was added there meanwhile would stop the move when the jobs' turn comes."""
+    move = ["move", str(program), "--to", postgres_url]
+    killed = ergon(*move, failpoints="move.part.copied=kill")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with pytest.raises(StoreError, match="has not ended"), JobClient(postgres_url) as client:
+        client.enqueue("greet", ["Grace"])
+    with pytest.raises(StoreError, match="has not ended"):
+        asked(postgres_url)
+    assert invoke(move) == 0

@@ -1,24 +1,23 @@
 """Moving everything that one program keeps: every zone, its jobs and its provider calls.
 
 The program is a settings file, or a script with its ``ergon.db``. What follows ``[store]`` moves; a
-part whose store the settings name by itself stays where it is, and a note says so. Each part is a
-move of its own: it is compared, resumed and undone as any other. Its source is shut at the end, so
-that no process goes on in two places; if a later part fails, the sources that were shut before are
-opened again, and the program works on with what it had.
+part whose store the settings name by itself stays where it is, and a note says so. Each part is
+compared, resumed and undone as any other move, but they begin and end together: all of the new
+store is refused before the first part is copied and until the last one is there. Each source is
+shut when it was copied, so that no process goes on in two places; if a later part fails, the
+sources that were shut before are opened again, and the program works on with what it had.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ergon_framework.app.move import run as single
 from ergon_framework.app.move.endpoints import Asked, has_work
-from ergon_framework.app.move.run import Outcome
 from ergon_framework.app.move.transfer import Moved, Tell
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.loader import FILE as SETTINGS
@@ -42,7 +41,7 @@ from ergon_framework.app.zones import (
 from ergon_framework.boundary.data_folder import FILE as FACTS
 from ergon_framework.boundary.store_urls import is_server
 from ergon_framework.core.text import toml_table, toml_text
-from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
+from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.storage.urls import SQLITE, file_of, store_option
 
 
@@ -259,22 +258,12 @@ def _written(file: Path | None) -> str:
 
 
 def run(planned: ProjectPlan, tell: Tell) -> ProjectOutcome:
-    """Move part by part; if one fails, the sources that were shut on the way are opened again."""
+    """Move part by part; the new store is refused to everybody until all parts are there."""
     outcome = ProjectOutcome(notes=list(planned.notes))
-    done: list[ProjectPart] = []
-    try:
-        for part in planned.parts:
-            found: Outcome = single.run(part.asked, tell)
-            if found.was_open:
-                done.append(part)
-            outcome.moved += [(part.title, each) for each in found.moved]
-            outcome.notes += [note for note in found.notes if not _is_answered(note)]
-    except BaseException:
-        for part in done:
-            if part.asked.shuts:
-                with suppress(ErgonError):  # why the move failed is what is told; --reopen is left
-                    single.reopen(replace(part.asked, is_forced=True, shuts=False))
-        raise
+    found = single.run_all([part.asked for part in planned.parts], tell)
+    for part, each in zip(planned.parts, found, strict=True):
+        outcome.moved += [(part.title, moved) for moved in each.moved]
+        outcome.notes += [note for note in each.notes if not _is_answered(note)]
     return outcome
 
 

@@ -25,42 +25,84 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     is_shut: bool = False
     """Whether the source is frozen, by this move or an earlier one."""
-    was_open: bool = False
-    """Whether the source could be worked with when the move began."""
+
+
+@dataclass
+class _Move:
+    """One move, its stores open."""
+
+    asked: Asked
+    parts: list[Transfer]
+    outcome: Outcome = field(default_factory=Outcome)
+    found: list[list[Moved]] = field(default_factory=list)
 
 
 def run(asked: Asked, tell: Tell) -> Outcome:
     """Move jobs and provider calls, or a zone, or only find out what that would be."""
+    return run_all([asked], tell)[0]
+
+
+def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
+    """Moves that begin and end together: nobody works in a target before all of them are filled.
+
+    All are refused if one is. If one fails on the way, the sources that were open before are open
+    again, and the targets stay marked until the same moves are run again and end.
+    """
+    for asked in several:
+        _refuse_places(asked)
+    with ExitStack() as stack:
+        moves = [(_open_zone if each.is_zone else _open_work)(each, stack) for each in several]
+        left = _without_ended(moves)
+        for move in left:
+            _refuse(move)
+        # The last is marked first: until its folder is shut nobody gets into a zone over there, but
+        # anybody may begin with jobs.
+        for move in reversed(left):
+            if not move.asked.is_trial:
+                transfer.begin(*move.parts)
+        with _open_again_unless_done(left):
+            for move in left:
+                _copy(move, tell, stack)
+            for move in left:
+                if not move.asked.is_trial:
+                    transfer.end(move.parts, move.found)
+        for move in moves:
+            move.outcome.moved += [each for found in move.found for each in found]
+            move.outcome.is_shut = _are_shut(move.parts)
+    return [move.outcome for move in moves]
+
+
+def _refuse_places(asked: Asked) -> None:
+    """Refuse what is wrong whatever the stores hold, before any is made."""
     asked.source.refuse_missing()
     for place in (asked.source, asked.target):
         place.refuse_memory()
     if is_same(asked.source.name, asked.target.name):
         raise preflight.into_itself(asked.target.name)
-    return (_move_zone if asked.is_zone else _move_work)(asked, tell)
-
-
-def _move_work(asked: Asked, tell: Tell) -> Outcome:
-    """Move jobs and provider calls."""
-    if asked.objects is not None:
+    if asked.is_zone:
+        endpoints.refuse_objects(asked)
+    elif asked.objects is not None:
         raise ConfigurationError(
             "only a zone has objects, and jobs are what would be moved",
             remedy="leave out --objects, or give --zone NAME",
         )
-    outcome = Outcome()
-    with ExitStack() as stack:
-        # Jobs come last: workers call providers.
-        parts = [*endpoints.call_part(asked, outcome.notes), *endpoints.job_part(asked, stack)]
-        if not parts:
-            raise _nothing(asked, outcome.notes)
-        _begin(asked, parts)
-        outcome.was_open = not _are_shut(parts)
-        outcome.moved += _moved(asked, parts, tell)
-        outcome.is_shut = _are_shut(parts)
-    outcome.notes += [
+
+
+def _open_zone(asked: Asked, stack: ExitStack) -> _Move:
+    return _Move(asked, [endpoints.zone_part(asked, stack)])
+
+
+def _open_work(asked: Asked, stack: ExitStack) -> _Move:
+    """Jobs and provider calls. Jobs come last: workers call providers."""
+    notes: list[str] = []
+    parts = [*endpoints.call_part(asked, notes), *endpoints.job_part(asked, stack)]
+    if not parts:
+        raise _nothing(asked, notes)
+    notes += [
         f"the facts of zone {zone} stay: --zone {zone} moves them"
         for zone in zones_at(asked.source)
     ]
-    return outcome
+    return _Move(asked, parts, Outcome(notes=notes))
 
 
 def _nothing(asked: Asked, notes: Sequence[str]) -> ConfigurationError:
@@ -74,48 +116,55 @@ def _nothing(asked: Asked, notes: Sequence[str]) -> ConfigurationError:
     return no_work_at(asked.source)
 
 
-def _move_zone(asked: Asked, tell: Tell) -> Outcome:
-    outcome = Outcome()
-    endpoints.refuse_objects(asked)  # before any store is made
-    with ExitStack() as stack:
-        part = endpoints.zone_part(asked, stack)
-        _begin(asked, [part])
-        outcome.was_open = not _are_shut([part])
-        # Only after the move state is written: if the bucket fails now, the next run goes on.
-        stores = endpoints.object_stores(asked, part, stack)
-        if stores is None:
-            outcome.notes.append("objects stay where they are: --objects FROM TO copies them")
-        elif asked.is_trial:
-            outcome.moved.append(object_copy.look(stores, tell))
-        else:
-            moved = object_copy.move(stores, tell)
-            outcome.moved.append(moved)
-            part = replace(part, aside=lambda: object_copy.settle(stores, moved, tell))
-        outcome.moved += _moved(asked, [part], tell)
-        outcome.is_shut = _are_shut([part])
-    return outcome
+def _without_ended(moves: Sequence[_Move]) -> Sequence[_Move]:
+    """The moves without those that had ended when the process died between two ends.
+
+    Their targets may be in use since. When all have ended, all are compared as ever.
+    """
+    ended = [move for move in moves if all(map(_is_ended, move.parts))]
+    return moves if len(ended) == len(moves) else [move for move in moves if move not in ended]
 
 
-# ---- both ---------------------------------------------------------------------------------------
+def _is_ended(part: Transfer) -> bool:
+    """Whether everything is in the target, and nothing can have come into the source since."""
+    state = move_state_of(part.target)
+    is_filled = state.sums is not None and not state.moved_to and preflight.is_copy_of(state, part)
+    gone_to = move_state_of(part.source).moved_to
+    return is_filled and bool(gone_to) and is_same(gone_to, part.where)
 
 
-def _begin(asked: Asked, parts: Sequence[Transfer]) -> None:
-    """Refuse what cannot be before anything is written, and then leave word."""
-    for part in parts:
+def _refuse(move: _Move) -> None:
+    """Refuse what cannot be before anything is written."""
+    for part in move.parts:
         preflight.refuse_other(part)
-        transfer.refuse_elsewhere(part.source, asked.source.name, part.where)
-    if not asked.is_trial:
-        transfer.begin(*parts)
+        transfer.refuse_elsewhere(part.source, move.asked.source.name, part.where)
 
 
-def _moved(asked: Asked, parts: Sequence[Transfer], tell: Tell) -> list[Moved]:
-    """Copy each part; none can be worked with in the target before all are there."""
+def _copy(move: _Move, tell: Tell, stack: ExitStack) -> None:
+    """Copy and compare each part, or only look at it."""
+    asked = move.asked
+    if asked.is_zone:
+        [part] = move.parts
+        move.parts = [_with_objects(move, part, tell, stack)]
     if asked.is_trial:
-        return [each for part in parts for each in transfer.look(part, tell)]
-    with _open_again_unless_done(asked, parts):
-        found = [transfer.move(part, tell, shuts=asked.shuts) for part in parts]
-        transfer.end(parts, found)
-    return [each for moved in found for each in moved]
+        move.found = [transfer.look(part, tell) for part in move.parts]
+    else:
+        move.found = [transfer.move(part, tell, shuts=asked.shuts) for part in move.parts]
+
+
+def _with_objects(move: _Move, part: Transfer, tell: Tell, stack: ExitStack) -> Transfer:
+    """Copy a zone's objects; its facts, which will see to those that came meanwhile."""
+    # Only after the move state is written: if the bucket fails now, the next run goes on.
+    stores = endpoints.object_stores(move.asked, part, stack)
+    if stores is None:
+        move.outcome.notes.append("objects stay where they are: --objects FROM TO copies them")
+        return part
+    if move.asked.is_trial:
+        move.outcome.moved.append(object_copy.look(stores, tell))
+        return part
+    moved = object_copy.move(stores, tell)
+    move.outcome.moved.append(moved)
+    return replace(part, aside=lambda: object_copy.settle(stores, moved, tell))
 
 
 def _are_shut(parts: Sequence[Transfer]) -> bool:
@@ -123,17 +172,20 @@ def _are_shut(parts: Sequence[Transfer]) -> bool:
 
 
 @contextmanager
-def _open_again_unless_done(asked: Asked, parts: Sequence[Transfer]) -> Iterator[None]:
-    """Reopen a source when the move fails, if it was open before: work has to go on there."""
+def _open_again_unless_done(moves: Sequence[_Move]) -> Iterator[None]:
+    """Reopen sources when a move fails, if they were open before: work has to go on there."""
+    parts = [part for move in moves if move.asked.shuts for part in move.parts]
     was_open = [part for part in parts if not move_state_of(part.source).moved_to]
     try:
         yield
     except BaseException:
-        if asked.shuts:
-            for part in was_open:
-                with suppress(StoreError):  # why the move failed is what is told; --reopen is left
-                    transfer.reopen(part.source)
+        for part in was_open:
+            with suppress(StoreError):  # why the move failed is what is told; --reopen is left
+                transfer.reopen(part.source)
         raise
+
+
+# ---- the way back -------------------------------------------------------------------------------
 
 
 _INSIST = "if what was done in TO may be lost, add --force"
