@@ -151,7 +151,7 @@ def charge(order: dict) -> None:
 
 @app.job
 def note(amount: int) -> None:
-    print("noted", amount, flush=True)
+    print(f"noted {amount}", flush=True)
 
 if __name__ == "__main__":
     app.run(processes=1)
