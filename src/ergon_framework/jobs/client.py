@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, Unpack
+from typing import Any, NamedTuple, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -176,10 +176,6 @@ def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch
-
-
-if TYPE_CHECKING:
-    pass  # MERGED
 
 
 class _JobId(str):

@@ -53,6 +53,8 @@ def joined(span: Span, options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def enqueued(span: Span, job: NewJob, job_id: str, *, is_new: bool) -> None:
     """What was stored, or was there already."""
+    if not span.is_recording():
+        return
     span.set_attribute("rrq.job_id", job_id)
     span.set_attribute("rrq.function", job.handler)
     span.set_attribute("rrq.queue", job.queue)

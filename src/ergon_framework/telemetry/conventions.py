@@ -9,6 +9,7 @@ HTTP method. Both are conventions in development. The names that Ergon had befor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Any
@@ -162,6 +163,7 @@ def _with_error(labels: dict[str, Any], error: str | None) -> dict[str, Any]:
     return labels
 
 
+_IS_NAMED = "OTEL_PYTHON_METER_PROVIDER" in os.environ
 _made: WeakKeyDictionary[Any, tuple[MessagingInstruments, CallInstruments]] = WeakKeyDictionary()
 _lock = Lock()
 
@@ -183,6 +185,8 @@ def call_instruments() -> CallInstruments | None:
 def _instruments(
     provider: metrics.MeterProvider | None,
 ) -> tuple[MessagingInstruments, CallInstruments] | None:
+    if provider is None and not _may_have_meters():
+        return None
     chosen = metrics.get_meter_provider() if provider is None else provider
     if not is_real(chosen):
         return None
@@ -191,3 +195,14 @@ def _instruments(
             meter = chosen.get_meter(SCOPE)
             _made[chosen] = MessagingInstruments(meter), CallInstruments(meter)
         return _made[chosen]
+
+
+def _may_have_meters() -> bool:
+    """Whether a meter provider may have been set up; the API itself takes longer to say no.
+
+    Every enqueue asks, and the API reads a variable of the environment each time.
+    """
+    try:
+        return metrics._internal._METER_PROVIDER is not None or _IS_NAMED  # noqa: SLF001
+    except AttributeError:  # an API that keeps its provider elsewhere
+        return True
