@@ -17,6 +17,7 @@ from ergon_framework.compat.celery import (
     CeleryBridge,
     Task,
     UnsupportedOptionError,
+    chain,
     from_celery,
     shared_task,
 )
@@ -236,9 +237,121 @@ def test_chains_groups_and_chords_are_refused(plain: Celery, bridge: CeleryBridg
             canvas.apply_async()
     with pytest.raises(CanvasError):
         chord([task.s(1)], task.si(2)).apply_async()
-    for make in (shop(plain).s, shop_other(plain).si, shop_other(plain, "c").chunks):
+    for make in (shop(plain).s, shop_other(plain).si, chain, group_of_plain):
         with pytest.raises(CanvasError, match="no chains"):
             make(1)
+
+
+def test_messages_with_many_calls_are_refused(
+    plain: Celery, bridge: CeleryBridge, client: JobClient
+) -> None:
+    """None goes to the broker of Celery because its name is one of Celery's own tasks."""
+    sent = Broker(bridge.celery_app)
+    task, other = shop(bridge.celery_app), shop_other(plain)
+    for message in (task.map([1, 2]), task.starmap([(1, 2)]), task.chunks([(1, 2), (3, 4)], 1)):
+        with pytest.raises(CanvasError, match=r"for each in items: .*shop\.add.*celery"):
+            message.apply_async()
+    by_name = {"task": {"task": "shop.add"}, "it": [1]}
+    with pytest.raises(CanvasError, match=r"shop\.add"):
+        bridge.celery_app.send_task("celery.map", (), by_name)
+    for make in (other.map, other.starmap, other.chunks):
+        with pytest.raises(CanvasError, match="for each in items"):
+            make([1, 2])
+    assert (sent.names, list(client.store.search(_everything(), None))) == ([], [])
+    bridge.celery_app.send_task("celery.map", (), {"task": {"task": "celery.accumulate"}})
+    assert sent.names == ["celery.map"]  # calls of a task that is with Celery
+
+
+class Broker:
+    """Hears what is sent to the broker of an application."""
+
+    def __init__(self, app: Any) -> None:
+        from celery import signals
+
+        self.names: list[str] = []
+        app.conf.task_always_eager = False
+        signals.before_task_publish.connect(self._hear)
+
+    def _hear(self, sender: str, **_: Any) -> None:
+        self.names.append(sender)
+
+
+def test_options_may_stand_in_the_order_of_celery(
+    plain: Celery, bridge: CeleryBridge, client: JobClient
+) -> None:
+    """An id by position, a countdown of ``send_task``, and a task's own options by its name."""
+    for number, task in enumerate(both(plain, bridge, priority=3, queue="api")):
+        assert task.apply_async((1,), {"b": 2}, f"third-{number}").id == f"third-{number}"
+    sent = stored(client, bridge.celery_app.send_task("shop.add", (1,), {}, 60, None, "named"))
+    assert (sent["id"], sent["queue"], sent["priority"]) == ("named", "api", 3)
+    assert datetime.fromisoformat(sent["run_at"]) > datetime.now(UTC) + timedelta(seconds=50)
+
+
+@pytest.mark.parametrize("args", ["abc", 5, {"a": 1}])
+def test_arguments_are_a_list_or_a_tuple(plain: Celery, bridge: CeleryBridge, args: Any) -> None:
+    """A text would otherwise be taken for its letters."""
+    for task in both(plain, bridge, typing=False):
+        with pytest.raises(JobError, match=r"write apply_async\(\(1, 2\)"):
+            task.apply_async(args)
+
+
+def test_instants_without_a_zone_are_in_utc(bridge: CeleryBridge, client: JobClient) -> None:
+    """As Celery's worker reads them, whatever the zone of the application is."""
+    bridge.celery_app.conf.timezone = "America/New_York"
+    soon = SOON.replace(tzinfo=None)
+    task = shop(bridge.celery_app)
+    job = stored(client, task.apply_async((1,), eta=soon, expires=soon + timedelta(minutes=1)))
+    due, expiry = (datetime.fromisoformat(job[key]) for key in ("run_at", "expires_at"))
+    assert (due, expiry) == (SOON, SOON + timedelta(minutes=1))
+
+
+def test_a_countdown_counts_more_than_an_eta(
+    plain: Celery, bridge: CeleryBridge, client: JobClient
+) -> None:
+    """As with Celery."""
+    for task in both(plain, bridge):
+        job = stored(client, task.apply_async((1,), countdown=60, eta=SOON))
+        assert datetime.fromisoformat(job["run_at"]) < SOON
+
+
+def test_results_of_the_application_find_jobs(bridge: CeleryBridge) -> None:
+    """Where code has kept an id: state, result and revoke are those of the job."""
+    from celery.exceptions import TimeoutError as TimeoutOfCelery
+
+    task = shop(bridge.celery_app)
+    made = task.delay(1)
+    for found in (task.AsyncResult(made.id), bridge.celery_app.AsyncResult(made.id)):
+        with pytest.raises(TimeoutOfCelery):
+            found.get(timeout=0.001)
+        assert (found.state, found.ready(), found.result) == ("PENDING", False, None)
+    found.revoke()
+    assert (found.state, made.state) == ("REVOKED", "REVOKED")
+    assert bridge.celery_app.AsyncResult("nobody").state == "PENDING"
+    bridge.detach()
+    assert bridge.celery_app.AsyncResult(made.id).state == "PENDING"  # as Celery has it
+
+
+def test_names_without_a_counterpart_say_what_to_do(plain: Celery) -> None:
+    """An attribute of Celery is missed with a remedy, and any other as usual."""
+    result = shop(plain).delay(1)
+    for owner, name, remedy in (
+        (plain, "conf", "ergon.toml"),
+        (plain, "add_periodic_task", "@app.schedule"),
+        (shop_other(plain), "delay_on_commit", "on_commit"),
+        (result, "children", "other calls"),
+    ):
+        assert not hasattr(owner, name)
+        with pytest.raises(UnsupportedOptionError, match=remedy):
+            getattr(owner, name)
+        with pytest.raises(AttributeError, match="no attribute 'colour'"):
+            getattr(owner, "colour")  # noqa: B009 - it has none
+
+
+def group_of_plain(*args: Any) -> Any:
+    """The function of this package, beside the one of Celery."""
+    from ergon_framework.compat.celery import group
+
+    return group(*args)
 
 
 def shop_other(app: Celery, name: str = "b") -> Task:

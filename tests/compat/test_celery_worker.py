@@ -113,3 +113,17 @@ def test_a_task_of_a_package_sends_its_mail(shop: Path) -> None:
 def test_results_stay_where_clients_of_celery_look(shop: Path) -> None:
     """With ``store_results``, Celery's own AsyncResult has the value of a job."""
     assert told(shop)["kept"] == "well"
+
+
+def test_a_result_of_the_application_finds_jobs(shop: Path) -> None:
+    """Code that keeps the id of a call asks ``app.AsyncResult`` as before."""
+    state, value = told(shop)["found"]
+    assert (state, value) == tuple(told(shop)["ergon"]["later"])
+
+
+def test_what_a_running_job_may_not_ask_for(shop: Path) -> None:
+    """A retry elsewhere, and being replaced by a canvas; nothing goes to Celery for it."""
+    refused = told(shop)["refused"]
+    assert "asks for a retry with queue" in refused["celery_shop.moving"]
+    assert "is replaced by a chain, group or chord" in refused["celery_shop.replaced"]
+    assert "unrouted" not in {each[0] for each in journal(shop, "celery")}

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import django
-from celery import Celery, Task, shared_task, signals
+from celery import Celery, Task, group, shared_task, signals
 from celery.exceptions import Ignore, Reject
+from celery.result import AsyncResult
 from django.conf import settings
 
 FOLDER = Path.cwd()
@@ -59,6 +60,7 @@ celery_app.conf.update(
     worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
     include=["post_office.tasks"] if HAS_MAIL else [],
+    timezone="America/New_York",  # in which an instant without a zone would be hours away
 )
 
 
@@ -126,6 +128,33 @@ def quiet(self: Any) -> str:
     if self.request.retries == 0:
         self.retry(countdown=0, throw=False)
     return "done"
+
+
+@shared_task(bind=True)
+def leaving(self: Any, ends_with: str) -> None:
+    """Ask for a retry, and end otherwise."""
+    note("leaving", ends_with, self.request.retries)
+    if self.request.retries == 0:
+        self.retry(countdown=0, throw=False)
+        raise {"ignore": Ignore, "error": ValueError}[ends_with]
+
+
+@shared_task(bind=True)
+def moving(self: Any) -> None:
+    """Ask for a retry in another queue."""
+    self.retry(countdown=0, queue="chosen")
+
+
+@shared_task(bind=True)
+def replaced(self: Any) -> Any:
+    """Be replaced by a canvas of tasks that are with Celery."""
+    return self.replace(group(unrouted.s(), unrouted.s()))
+
+
+@celery_app.task(name="unrouted")
+def unrouted() -> None:
+    """Stay with Celery."""
+    note("unrouted")
 
 
 @celery_app.task(
@@ -224,6 +253,8 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]] = 
         {},
     ),
     "about": (about, (1,), {"x": [2]}, {"task_id": "about-1"}),
+    "naive": (add, (1, 1), {}, {"eta": datetime.now(UTC).replace(tzinfo=None)}),
+    "countdown and eta": (add, (1, 2), {}, {"countdown": 0.001, "eta": "2999-01-01"}),
     "routed": (resize_picture, (), {}, {}),
     "chosen": (resize_picture, (), {}, {"queue": "chosen"}),
     "persistent": (persistent, (4,), {}, {}),
@@ -237,7 +268,14 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]] = 
     "ill": (watched, (False,), {}, {}),
 }
 """Calls whose results are compared."""
-UNANSWERED = {"quiet": quiet, "ignoring": ignoring, "rejecting": rejecting, "forgetful": forgetful}
+UNANSWERED = {
+    "quiet": (quiet,),
+    "ignoring": (ignoring,),
+    "rejecting": (rejecting,),
+    "forgetful": (forgetful,),
+    "leaving": (leaving, "ignore"),
+    "failing": (leaving, "error"),
+}
 """Tasks without a result in Celery: what they did is in the journal."""
 
 
@@ -273,18 +311,27 @@ def main() -> None:
     call_command("migrate", run_syncdb=True, verbosity=0)
     if HAS_MAIL:
         send_mail("celery")
-    for task in UNANSWERED.values():
-        task.delay()
+    for task, *args in UNANSWERED.values():
+        task.delay(*args)
     of_celery = {name: outcome(send(case)) for name, case in CASES.items()}
     bridge.detach()
-    from_celery(celery_app, ergon, route={"*": "ergon"})
+    from_celery(celery_app, ergon, route={"unrouted": "celery", "*": "ergon"})
     os.environ["SHOP_SIDE"] = "ergon"
     if HAS_MAIL:
         send_mail("ergon")
     results = {name: send(case) for name, case in CASES.items()}
-    for task in UNANSWERED.values():
-        task.delay()
+    for task, *args in UNANSWERED.values():
+        task.delay(*args)
+    refused = {each.name: each.delay() for each in (moving, replaced)}
     ergon.run(burst=True, processes=1)
     of_ergon = {name: outcome(each) for name, each in results.items()}
-    kept = celery_app.AsyncResult(results["well"].id).get(timeout=10)
-    print(json.dumps({"celery": of_celery, "ergon": of_ergon, "kept": kept}))
+    kept = AsyncResult(results["well"].id, app=celery_app).get(timeout=10)
+    found = celery_app.AsyncResult(results["later"].id)
+    told = {
+        "celery": of_celery,
+        "ergon": of_ergon,
+        "kept": kept,
+        "found": [found.state, found.get(timeout=10)],
+        "refused": {name: str(each.get(propagate=False)) for name, each in refused.items()},
+    }
+    print(json.dumps(told, default=str))

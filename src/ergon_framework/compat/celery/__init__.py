@@ -22,11 +22,14 @@ from ergon_framework.compat.celery.exceptions import (
     MaxRetriesExceededError,
     Reject,
     SoftTimeLimitExceeded,
+    UnsupportedNameError,
     UnsupportedOptionError,
 )
 from ergon_framework.compat.celery.exceptions import TaskRetry as Retry
 from ergon_framework.compat.celery.result import JobResult
-from ergon_framework.compat.celery.task import Celery, Task, shared_task
+from ergon_framework.compat.celery.task import Celery, Task, refused_canvas, shared_task
+
+chain = group = chord = signature = refused_canvas
 
 __all__ = [
     "CanvasError",
@@ -39,7 +42,12 @@ __all__ = [
     "Retry",
     "SoftTimeLimitExceeded",
     "Task",
+    "UnsupportedNameError",
     "UnsupportedOptionError",
+    "chain",
+    "chord",
     "from_celery",
+    "group",
     "shared_task",
+    "signature",
 ]

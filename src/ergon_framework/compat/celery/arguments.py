@@ -31,6 +31,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 def encode(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
     """The arguments of a call as plain JSON values."""
+    check_types(name, args, kwargs)
     try:
         text = json.dumps([list(args), dict(kwargs)], default=_marked)
     except (TypeError, ValueError, RecursionError) as error:
@@ -41,6 +42,17 @@ def encode(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[l
         ) from error
     sent: list[Any] = json.loads(text)
     return sent[0], sent[1]
+
+
+def check_types(name: str, args: Any, kwargs: Any) -> None:
+    """Refuse arguments that are no list or mapping, as Celery does: a text would be its letters."""
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
+        wrong, other = (args, "list") if not isinstance(args, list | tuple) else (kwargs, "dict")
+        raise JobError(
+            f"the arguments of the task {name!r} are a {type(wrong).__name__}, and not a {other}",
+            remedy="write apply_async((1, 2), {'width': 3}), or delay(1, 2, width=3)",
+            details={"field": "args" if other == "list" else "kwargs"},
+        )
 
 
 def encode_result(value: Any) -> Any:

@@ -10,13 +10,15 @@ becomes another attempt of that job.
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
+from ergon_framework.compat.celery.arguments import check_types
 from ergon_framework.compat.celery.exceptions import CanvasError, UnsupportedOptionError
 from ergon_framework.compat.celery.execution import (
     RUNNING_DELIVERY,
@@ -29,11 +31,18 @@ from ergon_framework.compat.celery.options import (
     job_options,
     policy_of,
     refuse_canvas,
+    refuse_changes,
     unkept,
 )
-from ergon_framework.compat.celery.result import JobResult
-from ergon_framework.compat.celery.target import CallTarget, ErgonApp
-from ergon_framework.errors import JobError, MissingExtraError, WiringError, describe
+from ergon_framework.compat.celery.result import JobResult, result_class
+from ergon_framework.compat.celery.target import DEFAULT_QUEUE, CallTarget, ErgonApp
+from ergon_framework.errors import (
+    JobError,
+    JobNotFoundError,
+    MissingExtraError,
+    WiringError,
+    describe,
+)
 from ergon_framework.executor import Registry
 from ergon_framework.jobs.client import JobClient
 
@@ -45,6 +54,8 @@ Routes: TypeAlias = Side | Mapping[str, Side]
 
 BUILT_IN = "celery."
 """Tasks of Celery itself; they stay there."""
+MAPS = frozenset({"celery.map", "celery.starmap", "celery.chunks"})
+"""Those whose message holds calls of another task, which Celery's worker makes."""
 
 
 def from_celery(
@@ -92,6 +103,7 @@ class CeleryBridge:
         self._route = _checked(route)
         self._store_results = store_results
         self._send: Callable[..., Any] = celery_app.send_task
+        self._result_class: Any = celery_app.AsyncResult
         self._warned: set[str] = set()
 
     @property
@@ -149,28 +161,68 @@ class CeleryBridge:
     # ---- sending tasks ----
 
     def attach(self) -> None:
-        """Route calls from now on."""
+        """Route calls from now on, and let ``AsyncResult`` of the application find jobs."""
         self.celery_app.send_task = self.send_task
+        self.celery_app.AsyncResult = result_class(self._result_class, self._find_job)
 
     def detach(self) -> None:
         """Let all calls go to Celery again, as before."""
         self.celery_app.send_task = self._send
+        self.celery_app.AsyncResult = self._result_class
 
     def send_task(
         self,
         name: str,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        *positional: Any,
         **options: Any,
     ) -> Any:
         """What Celery calls to send a task: a job, a message, or a retry of the running job."""
+        if positional:  # countdown, eta and so on, in Celery's own order
+            bound = inspect.signature(self._send).bind(name, args, kwargs, *positional)
+            options |= {each: bound.arguments[each] for each in [*bound.arguments][3:]}
         delivery = RUNNING_DELIVERY.get()
         if delivery is not None and options.get("task_id") == delivery.job_id:
             return self._again(delivery, name, args, kwargs, options)
         # A message that is retried by Celery's worker stays with Celery.
-        if options.get("retries") or self.side_of(name) == "celery":
-            return self._send(name, args, kwargs, **options)
-        return self._send_job(name, args, kwargs, options)
+        if not options.get("retries"):
+            if delivery is not None:
+                _refuse_replacement(delivery, options)
+            if self.side_of(name) == "ergon":
+                return self._send_job(name, args, kwargs, options)
+            self._refuse_map(name, args, kwargs)
+        sent = self._send(name, args, kwargs, **options)
+        if hasattr(sent, "is_message"):
+            sent.is_message = True
+        return sent
+
+    def _refuse_map(
+        self, name: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    ) -> None:
+        """Refuse a message of Celery's with many calls of a task that is routed to Ergon."""
+        if name not in MAPS:
+            return
+        mapped = (kwargs or {}).get("task") or next(iter(args or ()), None)
+        of = str(mapped["task"] if isinstance(mapped, Mapping) else getattr(mapped, "name", mapped))
+        if self.side_of(of) == "ergon":
+            raise CanvasError(
+                f"map, starmap and chunks put many calls of {of!r} into one message to Celery, and"
+                " its calls are routed to Ergon, which runs single calls",
+                remedy="call delay() for each item: for each in items: task.delay(each); or leave"
+                f' the task with Celery: route={{"{of}": "celery"}}',
+                details={"task": of},
+            )
+
+    def _find_job(self, task_id: str) -> JobResult | None:
+        """The result of a job, if there is one with this id."""
+        if "ergon" not in self._route.values():
+            return None
+        try:
+            self.target.client.find(task_id)
+        except JobNotFoundError:
+            return None
+        return self.target.result(task_id)
 
     def _send_job(
         self,
@@ -182,6 +234,10 @@ class CeleryBridge:
         refuse_canvas(name, options)
         task = options.get("task_type") or self._known(name)
         policy = self._default_policy(name) if task is None else self.policy_of(task)
+        if task is not None and "task_type" not in options:  # by name: Celery adds what it declares
+            declared = ("queue", "priority", "expires", "serializer")
+            own = {each: getattr(task, each, None) for each in declared}
+            options = {**{key: value for key, value in own.items() if value is not None}, **options}
         if task is not None and name not in self._warned:
             self._warned.add(name)
             for each in unkept(task):
@@ -190,7 +246,6 @@ class CeleryBridge:
             policy,
             self._routed(name, args, kwargs, options, task),
             now=datetime.now(UTC),
-            zone=self._zone,
             is_smaller_first=self._is_smaller_first,
         )
         return self.target.send(policy, *_encoded(name, args or (), kwargs or {}), made)
@@ -205,19 +260,36 @@ class CeleryBridge:
     ) -> JobResult:
         """A retry of the running job; Celery raises ``Retry`` when this returns."""
         if name != delivery.task or options.get("retries") != delivery.retries + 1:
-            raise CanvasError(
-                f"the task {delivery.task!r} is replaced by {name!r} while it runs",
-                remedy="call the other task with delay(), and return",
-                details={"task": delivery.task},
-            )
+            raise _replaced(delivery, repr(name))
+        refuse_canvas(name, options)
+        task = self.celery_app.tasks[name]
+        refuse_changes(name, self._changed(task, delivery, options))
         delivery.ask_for_retry(
             args,
             kwargs,
             countdown=options.get("countdown"),
             eta=options.get("eta"),
-            max_attempts=self.policy_of(self.celery_app.tasks[name]).max_attempts,
+            max_attempts=self.policy_of(task).max_attempts,
         )
         return self.target.result(delivery.job_id)
+
+    def _changed(self, task: Any, delivery: Delivery, options: Mapping[str, Any]) -> Iterator[str]:
+        """The options of a retry that are not those of its job."""
+        queue = options.get("queue")
+        known = {delivery.queue, getattr(task, "queue", None), None}
+        if delivery.queue == DEFAULT_QUEUE:
+            known.add(self.celery_app.conf.task_default_queue)
+        if getattr(queue, "name", queue) not in known:
+            yield "queue"
+        if options.get("priority") not in (None, task.priority):
+            yield "priority"
+        policy = self.policy_of(task)
+        for limit in ("time_limit", "soft_time_limit"):
+            if options.get(limit) not in (None, getattr(policy, limit)):
+                yield limit
+        for each in ("expires", "headers", "exchange", "routing_key"):
+            if options.get(each) not in (None, {}, getattr(task, each, None)):
+                yield each
 
     def _routed(
         self,
@@ -241,7 +313,8 @@ class CeleryBridge:
 
     def _known(self, name: str) -> Any:
         """The task of a name, if it has been imported here."""
-        return self.celery_app.tasks.get(name) if self.celery_app.finalized else None
+        # Not ``tasks``: that makes all of them ready, which only Celery's worker needs.
+        return self.celery_app._tasks.get(name)  # noqa: SLF001 - its send_task looks there as well
 
     def _default_policy(self, name: str) -> TaskPolicy:
         """What is assumed of a task that this process only knows by name."""
@@ -257,12 +330,6 @@ class CeleryBridge:
     def _is_smaller_first(self) -> bool:
         """Whether the broker takes priority 0 for the highest: Redis does."""
         return str(self.celery_app.conf.broker_url or "").startswith(("redis", "sentinel"))
-
-    @property
-    def _zone(self) -> tzinfo:
-        """The time zone of Celery's configuration, of instants without one."""
-        zone: tzinfo = self.celery_app.timezone
-        return zone
 
 
 class CelerySignals(Listener):
@@ -335,8 +402,25 @@ class CelerySignals(Listener):
             logger.warning("the result of %s was not stored: %s", task.name, describe(error))
 
 
+def _refuse_replacement(delivery: Delivery, options: Mapping[str, Any]) -> None:
+    """Refuse ``self.replace()`` by a canvas: one of its tasks has the id of the running job."""
+    members = [options.get("chord"), *(options.get("chain") or ())]
+    ids = [each["options"].get("task_id") for each in members if isinstance(each, Mapping)]
+    if delivery.job_id in ids:
+        raise _replaced(delivery, "a chain, group or chord")
+
+
+def _replaced(delivery: Delivery, by: str) -> CanvasError:
+    return CanvasError(
+        f"the task {delivery.task!r} is replaced by {by} while it runs",
+        remedy="call the other task with delay(), and return",
+        details={"task": delivery.task},
+    )
+
+
 def _encoded(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
     """Arguments as Celery's JSON serializer writes them, types of the user's included."""
+    check_types(name, args, kwargs)
     try:
         sent: list[Any] = json.loads(_written([list(args), dict(kwargs)]))
     except (TypeError, ValueError, RecursionError) as error:

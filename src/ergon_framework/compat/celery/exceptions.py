@@ -6,6 +6,7 @@ recognised, with or without Celery installed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "Reject",
     "SoftTimeLimitExceeded",
     "TaskRetry",
+    "UnsupportedNameError",
     "UnsupportedOptionError",
 ]
 
@@ -74,6 +76,21 @@ class CanvasError(UnsupportedOptionError):
     """A chain, group, chord or callback: Ergon runs single calls."""
 
     code = "celery_canvas"
+
+
+class UnsupportedNameError(UnsupportedOptionError, AttributeError):
+    """A method or field of Celery that has no counterpart; ``hasattr`` says that it is missing."""
+
+    code = "celery_name"
+
+
+def missing_name(owner: str, name: str, remedies: Mapping[str, str]) -> AttributeError:
+    """The error of an attribute that Celery has and ``owner`` has not."""
+    if name not in remedies:
+        return AttributeError(f"{owner} has no attribute {name!r}")
+    return UnsupportedNameError(
+        f"{owner} has no {name!r}: it runs with Ergon", remedy=remedies[name]
+    )
 
 
 def is_celery(error: BaseException, name: str) -> bool:

@@ -41,6 +41,7 @@ class Delivery:
         self.job_id = job.job_id
         self.attempt = job.attempt
         self.task = task
+        self.queue = job.queue_name
         self.args = list(args)
         self.kwargs = dict(kwargs)
         self.retry_delay: float | None = None
@@ -184,8 +185,7 @@ class TaskHandler:
         except Exception as error:
             self._tell_end(delivery, error)
             raise  # from here, so that a traceback shows no more of us than it must
-        if delivery.retry_delay is not None:  # self.retry(throw=False)
-            raise RetryLater(f"the task {task.name!r} asked for a retry", delivery.retry_delay)
+        self._try_again(delivery)
         task.on_success(value, task_id, args, kwargs)
         self._end(delivery, "SUCCESS", value, None)
         return None if task.ignore_result else self._encode(value)
@@ -196,6 +196,7 @@ class TaskHandler:
         args, kwargs = delivery.args, delivery.kwargs
         if is_celery(error, "Ignore"):
             self._listener.returned(task, task_id, "IGNORED", None)
+            self._try_again(delivery, error)
             raise Discard(str(error) or "the task asks to be ignored") from error
         if is_celery(error, "Reject"):
             self._listener.returned(task, task_id, "REJECTED", error)
@@ -212,6 +213,16 @@ class TaskHandler:
         info = self._listener.error_info(error)
         task.on_failure(error, task_id, args, kwargs, info)
         self._end(delivery, "FAILURE", error, info)
+        self._try_again(delivery, error)
+
+    def _try_again(self, delivery: Delivery, error: Exception | None = None) -> None:
+        """Keep a retry that the task asked for with ``throw=False``, however it ended after that.
+
+        With Celery the message of the retry is on its way by then.
+        """
+        if delivery.retry_delay is not None:
+            text = f"the task {delivery.task!r} asked for a retry"
+            raise RetryLater(text, delivery.retry_delay) from error
 
     def _end(self, delivery: Delivery, state: str, value: Any, info: Any) -> None:
         task_id, args, kwargs = delivery.job_id, delivery.args, delivery.kwargs
@@ -245,7 +256,7 @@ def request_fields(job: JobContext, delivery: Delivery) -> dict[str, Any]:
 
 def delay_until(countdown: float | None, eta: datetime | str | None) -> float:
     """Seconds until a retry."""
-    if eta is not None:
+    if eta is not None and not countdown:  # of the two, Celery takes the countdown
         return max(0.0, (instant("eta", eta) - datetime.now(UTC)).total_seconds())
     return max(0.0, float(countdown or 0.0))
 

@@ -8,9 +8,9 @@ table is refused as well, so that nothing is lost without a word.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from ergon_framework.compat.celery.exceptions import CanvasError, UnsupportedOptionError
@@ -107,13 +107,11 @@ def job_options(
     given: Mapping[str, Any],
     *,
     now: datetime,
-    zone: tzinfo = UTC,
     is_smaller_first: bool = False,
 ) -> JobOptions:
     """The job's options for a call of a task with these options of ``apply_async``.
 
-    ``zone`` is that of instants without one. ``is_smaller_first``: priority 0 is the highest, as
-    with Redis, and not 9, as with RabbitMQ.
+    ``is_smaller_first``: priority 0 is the highest, as with Redis, and not 9, as with RabbitMQ.
     """
     call = {key: value for key, value in given.items() if value is not None}
     refuse_canvas(policy.name, call)
@@ -133,8 +131,8 @@ def job_options(
         "max_attempts": policy.max_attempts,
         "retry": policy.retry,
         "correlation_id": call.get("root_id"),
-        **_due(call, now, zone),
-        **_expiry(call.get("expires"), zone),
+        **_due(call, now),
+        **_expiry(call.get("expires")),
     }
     return cast(JobOptions, {key: value for key, value in made.items() if value is not None})
 
@@ -148,6 +146,18 @@ def refuse_canvas(name: str, options: Mapping[str, Any]) -> None:
             " calls",
             remedy="call the next task at the end of this one, or leave all its tasks with Celery:"
             f' route={{"{name}": "celery"}}',
+            details={"task": name},
+        )
+
+
+def refuse_changes(name: str, changed: Iterable[str]) -> None:
+    """Refuse a retry for which the task asks with other options than its job has."""
+    told = ", ".join(sorted(changed))
+    if told:
+        raise UnsupportedOptionError(
+            f"the task {name!r} asks for a retry with {told}, and all attempts of a job have the"
+            " same options",
+            remedy="call apply_async with these options, and return",
             details={"task": name},
         )
 
@@ -210,23 +220,29 @@ def _priority(value: Any, *, is_smaller_first: bool) -> int | None:
     return -int(value) if is_smaller_first else int(value)
 
 
-def _due(call: Mapping[str, Any], now: datetime, zone: tzinfo) -> dict[str, Any]:
+def _due(call: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    if call.get("countdown"):  # of the two, Celery takes the countdown
+        return {"delay": max(0.0, float(call["countdown"]))}
     if "eta" in call:
-        at = instant("eta", call["eta"], zone)
+        at = instant("eta", call["eta"])
         return {"run_at": at} if at > now else {}
-    return {"delay": max(0.0, float(call["countdown"]))} if "countdown" in call else {}
+    return {}
 
 
-def _expiry(value: Any, zone: tzinfo) -> dict[str, Any]:
+def _expiry(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if isinstance(value, datetime | str):
-        return {"expires_at": instant("expires", value, zone)}
+        return {"expires_at": instant("expires", value)}
     return {"expires_in": float(value)}
 
 
-def instant(option: str, value: Any, zone: tzinfo = UTC) -> datetime:
-    """An instant as Celery takes it: text or a datetime, with or without a zone."""
+def instant(option: str, value: Any) -> datetime:
+    """An instant as Celery takes it: text or a datetime.
+
+    One without a zone is in UTC whatever the application's ``timezone`` is: Celery's worker reads
+    the message that way.
+    """
     try:
         at = datetime.fromisoformat(value) if isinstance(value, str) else value
     except ValueError:
@@ -235,7 +251,7 @@ def instant(option: str, value: Any, zone: tzinfo = UTC) -> datetime:
         raise UnsupportedOptionError(
             f"{option}={value!r} is no instant", remedy="give a datetime or text in ISO 8601"
         )
-    return at if at.tzinfo is not None else at.replace(tzinfo=zone)
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
 def _refuse(name: str, key: str, value: Any) -> None:

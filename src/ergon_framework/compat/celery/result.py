@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ergon_framework.compat.celery import arguments
+from ergon_framework.compat.celery.exceptions import missing_name
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import ErgonError, JobFailedError, JobNotFoundError, JobStateError
+from ergon_framework.errors import (
+    ErgonError,
+    JobFailedError,
+    JobNotFoundError,
+    JobStateError,
+    ResultTimeoutError,
+    StoreError,
+    describe,
+)
 from ergon_framework.executor import current_job
 from ergon_framework.jobs.client import JobClient
+
+logger = logging.getLogger("ergon.compat.celery")
 
 _STATES = {
     JobStatus.PENDING: "PENDING",
@@ -19,6 +33,13 @@ _STATES = {
     JobStatus.FAILED: "FAILURE",
     JobStatus.CANCELLED: "REVOKED",
 }
+_ALONE = "ask the results of the other calls: a job has no children, and no parent"
+_NAMES = {
+    **dict.fromkeys(("children", "collect", "get_leaf", "graph", "iterdeps", "parent"), _ALONE),
+    "backend": "ask the result itself: the store of jobs keeps it",
+    "then": "wait with get(), or call the next task at the end of this one",
+}
+"""What results of Celery have and these have not, with what to do instead."""
 
 
 class JobResult:
@@ -36,6 +57,11 @@ class JobResult:
     def task_id(self) -> str:
         """The id of the task's job."""
         return self.id
+
+    if not TYPE_CHECKING:  # type checkers are to say what is not there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_name(f"the result {self.__dict__.get('id')}", name, _NAMES)
 
     def __str__(self) -> str:
         return self.id
@@ -77,12 +103,17 @@ class JobResult:
         propagate: bool = True,
         interval: float | None = None,
         no_ack: bool = True,
+        follow_parents: bool = True,
+        callback: Callable[[str, Any], object] | None = None,
+        on_message: object = None,
+        on_interval: object = None,
         disable_sync_subtasks: bool = True,
         **_: Any,
     ) -> Any:
         """Wait for the result; a failure is raised, or returned without ``propagate``.
 
-        ``interval`` and ``no_ack`` change nothing: a store wakes whoever waits.
+        ``callback`` is called with the id and the value. ``interval``, ``no_ack`` and those after
+        ``callback`` change nothing: a store wakes whoever waits, and sends no messages.
         """
         if disable_sync_subtasks and current_job() is not None:
             raise RuntimeError(
@@ -90,11 +121,16 @@ class JobResult:
                 " call the next task at the end of this one, or pass disable_sync_subtasks=False"
             )
         try:
-            return arguments.decode(self._opened.result(self.id, timeout))
+            value = arguments.decode(self._opened.result(self.id, timeout))
+        except ResultTimeoutError as error:
+            raise _timeout_of_celery(error) from error.__cause__
         except JobFailedError as error:
             if propagate:
                 raise
             return error
+        if callback is not None:
+            callback(self.id, value)
+        return value
 
     wait = get
 
@@ -135,3 +171,66 @@ class JobResult:
         if not isinstance(self._client, JobClient):
             self._client = self._client()
         return self._client
+
+
+def _timeout_of_celery(error: ResultTimeoutError) -> ResultTimeoutError:
+    """The error, so that code which catches Celery's own ``TimeoutError`` catches it as well."""
+    celery = sys.modules.get("celery.exceptions")
+    if celery is None:
+        return error
+    made: ResultTimeoutError = _timeout_class(celery.TimeoutError)(
+        error.message, remedy=error.remedy, details=error.details
+    )
+    return made
+
+
+@cache
+def _timeout_class(of_celery: type[Exception]) -> type[ResultTimeoutError]:
+    return type("ResultTimeoutError", (ResultTimeoutError, of_celery), {})
+
+
+def result_class(of_celery: Any, find: Callable[[str], JobResult | None]) -> Any:
+    """Celery's class of results, which asks the store of jobs about an id that is one of a job.
+
+    ``find`` is the result of a job, or None for an id that is none. It is asked when somebody wants
+    to know, and not when a result is made: Celery makes one for each message that it sends.
+    """
+
+    class AsyncResult(of_celery):  # type: ignore[misc]
+        """The result of a task, on whichever side it runs."""
+
+        is_message = False
+        """Whether it is known that Celery has the task."""
+
+        def _job(self) -> JobResult | None:
+            return None if self.is_message else find(str(self.id))
+
+        def _get_task_meta(self) -> Any:
+            try:
+                job = self._job()
+            except StoreError as error:  # what Celery runs does not depend on it
+                logger.warning("whether %s is a job is not known: %s", self.id, describe(error))
+                job = None
+            if job is None:
+                return super()._get_task_meta()
+            told = {"status": job.state, "result": job.result, "traceback": job.traceback}
+            return {"task_id": self.id, "children": [], **told}
+
+        def get(self, *args: Any, **options: Any) -> Any:
+            job = self._job()
+            return super().get(*args, **options) if job is None else job.get(*args, **options)
+
+        wait = get
+
+        def revoke(self, *args: Any, **options: Any) -> None:
+            job = self._job()
+            if job is None:
+                super().revoke(*args, **options)
+            else:
+                job.revoke(terminate=bool(options.get("terminate")))
+
+        def forget(self) -> None:
+            if self._job() is None:
+                super().forget()
+
+    return AsyncResult

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
 
 from ergon_framework.compat.celery import arguments
 from ergon_framework.compat.celery.exceptions import (
@@ -39,9 +39,10 @@ from ergon_framework.compat.celery.exceptions import (
     TaskRetry,
     UnsupportedOptionError,
     is_celery,
+    missing_name,
 )
 from ergon_framework.compat.celery.execution import RUNNING_DELIVERY, TaskHandler
-from ergon_framework.compat.celery.options import job_options, policy_of
+from ergon_framework.compat.celery.options import job_options, policy_of, refuse_changes
 from ergon_framework.compat.celery.result import JobResult
 from ergon_framework.compat.celery.target import CallTarget, ErgonApp
 from ergon_framework.core.retry import Backoff
@@ -56,6 +57,30 @@ _UNSUPPORTED = {
     "pydantic": "annotate handlers of an App with models instead",
     "routing_key": "name a queue: jobs have no routing keys",
 }
+_NEXT = "call the next task with delay() at the end of this one"
+_ON_COMMIT = "write transaction.on_commit(partial(task.delay, …)) of Django"
+_TASK_NAMES = {
+    "add_to_chord": _NEXT,
+    "apply_async_on_commit": _ON_COMMIT,
+    "backend": "ask the result that delay() returned: jobs keep their results themselves",
+    "delay_on_commit": _ON_COMMIT,
+    "send_event": "log it, or see ergon tail: jobs have no events of Celery",
+    "signature_from_request": "call apply_async() with the arguments that you have",
+    "subtask_from_request": "call apply_async() with the arguments that you have",
+}
+"""What tasks of Celery have and these have not, with what to do instead."""
+_SETTINGS = "leave it out: what jobs need is said in the decorators, by App and in ergon.toml"
+_SCHEDULES = "declare it with @app.schedule of the App, or in ergon.toml under [schedules]"
+_APP_NAMES = {
+    **dict.fromkeys(
+        ("add_defaults", "conf", "config_from_envvar", "config_from_object"), _SETTINGS
+    ),
+    **dict.fromkeys(("add_periodic_task", "on_after_configure", "on_after_finalize"), _SCHEDULES),
+    "control": "cancel a job with result.revoke() or ergon jobs cancel; see ergon jobs workers",
+    "start": "run a worker: ergon worker, or run() of the App",
+    "worker_main": "run a worker: ergon worker, or run() of the App",
+}
+"""The same of applications."""
 
 
 class TaskRequest:
@@ -124,6 +149,11 @@ class Task:
         """Call the task's function here and now."""
         return self.run(*args, **kwargs)
 
+    if not TYPE_CHECKING:  # type checkers are to say what is not there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_name(f"the task {self.name!r}", name, _TASK_NAMES)
+
     def __repr__(self) -> str:
         return f"<task {self.name!r}>"
 
@@ -137,15 +167,22 @@ class Task:
         self,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
         **options: Any,
     ) -> JobResult:
         """Have the task run as a job, with options of this call."""
-        given, named = list(args or ()), dict(kwargs or {})
+        given, named = args or (), kwargs or {}
+        arguments.check_types(self.name, given, named)
         if self.typing:
             inspect.signature(self.run).bind(*given, **named)
         policy = policy_of(self)
         own = {key: getattr(self, key) for key in ("queue", "priority", "expires", "serializer")}
-        made = job_options(policy, {**own, **options}, now=datetime.now(UTC))
+        call = {"task_id": task_id, "link": link, "link_error": link_error, **options}
+        made = job_options(policy, {**own, **call}, now=datetime.now(UTC))
         return self._app.target.send(policy, *arguments.encode(self.name, given, named), made)
 
     def apply(
@@ -168,11 +205,21 @@ class Task:
         """Refused: chains, groups and chords are made of signatures."""
         raise CanvasError(
             f"the task {self.name!r} has no signature: Ergon has no chains, groups and chords",
-            remedy="call the next task with delay() at the end of this one",
+            remedy=_NEXT,
             details={"task": self.name},
         )
 
-    si = signature = subtask = chunks = map = starmap = replace = s
+    si = signature = subtask = replace = s
+
+    def chunks(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: one message with many calls, of which Ergon makes many jobs."""
+        raise CanvasError(
+            f"the task {self.name!r} has no map, starmap and chunks: a job is one call",
+            remedy="call delay() for each item: for each in items: task.delay(each)",
+            details={"task": self.name},
+        )
+
+    map = starmap = chunks
 
     # ---- within a run ----
 
@@ -211,12 +258,7 @@ class Task:
         delivery = RUNNING_DELIVERY.get()
         if delivery is None or self.request.called_directly:
             raise exc or TaskRetry("Task can be retried")
-        if any(value is not None for value in options.values()):
-            raise UnsupportedOptionError(
-                f"the task {self.name!r} asks for a retry with {', '.join(options)}, and all"
-                " attempts of a job have the same options",
-                remedy="call apply_async with these options, and return",
-            )
+        refuse_changes(self.name, (key for key, value in options.items() if value is not None))
         most = self.max_retries if max_retries is None else max_retries
         if most is not None and delivery.attempt > most:
             text = f"Can't retry {self.name}[{delivery.job_id}]"
@@ -333,6 +375,12 @@ class Celery:
         SHARED.add_app(self)
         for name in include:
             importlib.import_module(name)
+
+    if not TYPE_CHECKING:  # type checkers are to say what is not there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            owner = f"the application {self.__dict__.get('main')!r}"
+            raise missing_name(owner, name, _APP_NAMES)
 
     @property
     def registry(self) -> Registry:
@@ -473,3 +521,8 @@ def _name_of(function: Callable[..., Any]) -> str:
         file = getattr(sys.modules["__main__"], "__file__", None)
         module = Path(file).stem if file else module
     return f"{module}.{function.__name__}"
+
+
+def refused_canvas(*_: Any, **__: Any) -> NoReturn:
+    """What ``chain``, ``group``, ``chord`` and ``signature`` are here: importable, and refused."""
+    raise CanvasError("Ergon runs single calls: it has no chains, groups and chords", remedy=_NEXT)
