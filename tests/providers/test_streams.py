@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, contextmanager, suppress
 from typing import Any, assert_type
 
 import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.errors import HookError
+from ergon_framework.integrations.structlog import add_unit, name_calls
 from ergon_framework.ports.middleware import MiddlewareStack
 from ergon_framework.ports.providerstore import AttemptRow, ProviderStore
+from ergon_framework.ports.unit_of_work import OBSERVERS, UnitOfWork
 from ergon_framework.providers import (
     CircuitBreaker,
     Provider,
@@ -24,6 +26,8 @@ from ergon_framework.providers import (
 )
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import rows
+
+name_calls(on=False)  # importing the module has turned it on, for the tests of other files as well
 
 Steps = list[Any]
 
@@ -41,6 +45,7 @@ class Feed:
         self.clock = clock
         self.attempts = iter(attempts)
         self.closed = 0
+        self.closing = 0.0
         self.times: list[float] = []
         self.provider = provider = Provider("feed", **options)
 
@@ -54,7 +59,7 @@ class Feed:
                     elif isinstance(step, BaseException):
                         raise step
                     else:
-                        yield step
+                        yield step() if callable(step) else step
             finally:
                 self.closed += 1
 
@@ -67,9 +72,11 @@ class Feed:
                     elif isinstance(step, BaseException):
                         raise step
                     else:
-                        yield step
+                        yield step() if callable(step) else step
             finally:
                 self.closed += 1
+                if self.closing:
+                    await asyncio.sleep(self.closing)
 
         self.plain = plain.options(correlation_id="mine")
         self.coloured = coloured
@@ -281,3 +288,140 @@ def test_types_of_streams(clock: VirtualClock) -> None:
         return [assert_type(each, str) async for each in news("fx")]
 
     assert clock.run(read()) == ["fx"]
+
+
+# ---- who looks on --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seen() -> Iterator[list[tuple[int, str]]]:
+    """The attempts that an observer of this process was around, and how each ended."""
+    kept: list[tuple[int, str]] = []
+
+    @contextmanager
+    def watch(unit: UnitOfWork) -> Iterator[None]:
+        ending = "ok"
+        try:
+            yield
+        except BaseException as error:
+            ending = type(error).__name__
+            raise
+        finally:
+            kept.append((unit.attempt, ending))
+
+    OBSERVERS.append(watch)
+    yield kept
+    OBSERVERS.remove(watch)
+
+
+@both
+@pytest.mark.parametrize(
+    ("attempts", "count", "expected"),
+    [
+        ([[BROKEN], [1, 2]], None, [(1, "ConnectionResetError"), (2, "ok")]),
+        ([[1, BROKEN]], None, [(1, "ConnectionResetError")]),
+        ([[1, 2, 3]], 2, [(1, "ok")]),
+        ([[]], None, [(1, "ok")]),
+        ([[1, 5.0, 2]], None, [(1, "ProviderTimeoutError")]),
+    ],
+    ids=["retried", "broken", "left", "empty", "too long"],
+)
+def test_observers_are_around_the_attempts_of_a_stream(
+    colour: str,
+    attempts: list[Steps],
+    count: int | None,
+    expected: list[tuple[int, str]],
+    clock: VirtualClock,
+    seen: list[tuple[int, str]],
+) -> None:
+    """Each attempt has one end, which is that of its record."""
+    feed = Feed(clock, *attempts, timeout=4)
+    with suppress(ProviderConnectionError, ProviderTimeoutError):
+        feed.read(colour, count)
+    assert seen == expected
+    outcomes = [row[1] for row in told(feed.provider)]
+    assert ["ok" if each == "success" else "bad" for each in outcomes] == [
+        "ok" if each == "ok" else "bad" for _, each in expected
+    ]
+
+
+def test_a_reader_that_fails_or_forgets_ends_the_attempt_once(
+    clock: VirtualClock, seen: list[tuple[int, str]]
+) -> None:
+    """The error of a reader is none of the provider; a stream that nobody keeps is over too."""
+    feed = Feed(clock, [1, 2], [1, 2], [1, 2])
+    with suppress(LookupError):
+        for _ in feed.plain("eur"):
+            raise LookupError
+    gc.collect()
+    assert seen == [(1, "ok")]
+
+    async def forget() -> None:
+        with suppress(LookupError):
+            async for _ in feed.coloured("eur"):
+                raise LookupError
+        items = feed.coloured("eur")
+        await anext(items)
+        del items
+        gc.collect()
+        await asyncio.sleep(1)
+
+    clock.run(forget())
+    assert seen == [(1, "ok")] * 3
+    assert told(feed.provider) == [(1, "success", None)] * 3
+
+
+@pytest.mark.parametrize(("first", "expected"), [([1], "ok"), ([], "CancelledError")])
+def test_a_cancelled_reader_ends_the_attempt_once(
+    first: Steps, expected: str, clock: VirtualClock, seen: list[tuple[int, str]]
+) -> None:
+    """Also one that is cancelled again while the provider closes its connection."""
+    feed = Feed(clock, [*first, 100.0, 2])
+    feed.closing = 50.0
+
+    async def read() -> None:
+        async for _ in feed.coloured("eur"):
+            pass
+
+    async def cancel_twice() -> None:
+        reader = asyncio.create_task(read())
+        for _ in range(2):
+            await asyncio.sleep(5)
+            reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+
+    clock.run(cancel_twice())
+    assert seen == [(1, expected)]
+    assert told(feed.provider) == ([(1, "success", None)] if first else [])
+
+
+@both
+def test_only_the_code_of_the_provider_is_part_of_the_call(
+    colour: str, clock: VirtualClock, seen: list[tuple[int, str]]
+) -> None:
+    """Between two items the code of the reader runs, which belongs to whom it did before."""
+    feed = Feed(clock, [about_call, about_call])
+    if colour == "plain":
+        read: list[Any] = [(item, about_call()) for item in feed.plain("eur")]
+    else:
+
+        async def aread() -> list[Any]:
+            return [(item, about_call()) async for item in feed.coloured("eur")]
+
+        read = clock.run(aread())
+    assert read == [(f"feed/feed/{colour}", None)] * 2
+    assert seen == [(1, "ok")]
+
+
+def about_call() -> str | None:
+    """The call that a log line would name here."""
+    return add_unit(None, "", {}).get("call_name")
+
+
+def test_the_time_of_a_stream_begins_with_its_first_item(clock: VirtualClock) -> None:
+    """One that is made ahead loses none."""
+    feed = Feed(clock, [1, 2], budget=3)
+    items = feed.plain("eur")
+    clock.sleep(5)
+    assert list(items) == [1, 2]

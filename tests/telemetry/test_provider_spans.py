@@ -12,6 +12,7 @@ from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.providers import Provider, ProviderConnectionError
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderDependencyError
+from ergon_framework.telemetry.propagation import outgoing_metadata
 from ergon_framework.telemetry.tracing import SpanKind, span_at_edge
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import ONCE, AsyncScripted, Scripted, acall, call
@@ -124,25 +125,41 @@ def test_nobody_traces_and_the_context_is_as_it_was() -> None:
 def test_a_stream_is_a_span_that_ends_with_it(colour: str, kept: list[SpanRecord]) -> None:
     """Below its caller, whoever reads it; with a failure if it broke off."""
     provider = Provider("feed", attempts=1)
+    within: list[str] = []
+    reading: list[str] = []
 
     @provider.stream
     def ticks() -> Iterator[int]:
+        within.append(current_span())
         yield 1
+        within.append(current_span())
         raise ConnectionResetError
 
     @provider.stream
     async def aticks() -> AsyncIterator[int]:
+        within.append(current_span())
         yield 1
+        within.append(current_span())
         raise ConnectionResetError
 
-    async def read() -> list[int]:
-        return [item async for item in aticks()]
+    async def aread() -> None:
+        async for _ in aticks():
+            reading.extend([current_span()])
+
+    def read() -> None:
+        reading.extend(current_span() for _ in ticks())
 
     outer = span_at_edge("job.enqueue", SpanKind.PRODUCER, {})
     with outer, pytest.raises(ProviderConnectionError):
-        list(ticks()) if colour == "sync" else asyncio.run(read())
+        read() if colour == "sync" else asyncio.run(aread())
     span, root = kept
+    assert (within, reading) == ([span.span_id] * 2, [root.span_id])
     assert (span.name, span.parent_id) == ("provider.call", root.span_id)
     assert span.failure == "connection_error"
     assert span.attributes["ergon.provider"] == "feed"
     assert span.attributes["ergon.operation"] == ("ticks" if colour == "sync" else "aticks")
+
+
+def current_span() -> str:
+    """The span that a request would be sent in."""
+    return outgoing_metadata()["traceparent"].split("-")[2]

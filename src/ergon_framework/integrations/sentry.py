@@ -260,6 +260,10 @@ class _Reporter:
             failure = Failure(Kind.TRANSIENT, type(error).__name__, describe(error))
             _leave_breadcrumb(scope, f"{unit.name}, attempt {unit.attempt}", failure)
             raise
+        except BaseException:  # cancelled: it has no end that anybody tells
+            if is_alone:
+                self._calls.pop(unit.id)
+            raise
         if is_alone:
             self._calls.pop(unit.id)
 

@@ -73,21 +73,24 @@ def observed(
 
         @functools.wraps(function)
         async def around(*args: Any, **kwargs: Any) -> Any:
-            with _Observation(unit_of(kwargs)):
+            with Observation(unit_of(kwargs)):
                 return await function(*args, **kwargs)
 
     else:
 
         @functools.wraps(function)
         def around(*args: Any, **kwargs: Any) -> Any:
-            with _Observation(unit_of(kwargs)):
+            with Observation(unit_of(kwargs)):
                 return function(*args, **kwargs)
 
     return around
 
 
-class _Observation:
-    """The observers around one attempt. What one of them raises never reaches the attempt."""
+class Observation:
+    """The observers around one attempt. What one of them raises never reaches the attempt.
+
+    One that is entered in a context has to be left in the same one.
+    """
 
     def __init__(self, unit: UnitOfWork) -> None:
         self._unit = unit

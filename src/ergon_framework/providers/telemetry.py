@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -95,23 +95,31 @@ def observed_attempts(
     """The attempts of a provider, with the observers of this process around each."""
 
     def unit_of(given: Mapping[str, Any]) -> UnitOfWork:
-        context: ProviderExecutionContext = given["context"]
-        name = f"{provider}/{capability}/{given['operation']}"
-        return UnitOfWork(
-            "call", context.correlation_id or "", name, context.attempt, context.deadline
-        )
+        return attempt_unit(provider, capability, given["operation"], given["context"])
 
     return observed(implementation, unit_of, is_async=is_async)
+
+
+def attempt_unit(
+    provider: str, capability: str, operation: str, context: ProviderExecutionContext
+) -> UnitOfWork:
+    """An attempt as observers see it."""
+    name = f"{provider}/{capability}/{operation}"
+    return UnitOfWork("call", context.correlation_id or "", name, context.attempt, context.deadline)
 
 
 _NAME = "provider.call"
 
 
-class TracedProvider(Protocol):
-    """What is needed of one."""
+class NamedProvider(Protocol):
+    """Who is called."""
 
     provider_name: str
     capability: str
+
+
+class TracedProvider(NamedProvider, Protocol):
+    """What is needed of one."""
 
     def execute_delivery(self, ending: OnFailure | None, *call: Any) -> ProviderExecutionResult:
         """Make a call."""
@@ -129,7 +137,7 @@ def traced_execute(
     if _is_alone(call):
         return provider.execute_delivery(ending, *call)
     with _calling(provider, call) as (span, context):
-        return _ended_call(span, provider.execute_delivery(ending, *call[:-1], context))
+        return end_call(span, provider.execute_delivery(ending, *call[:-1], context))
 
 
 async def traced_aexecute(
@@ -139,7 +147,17 @@ async def traced_aexecute(
     if _is_alone(call):
         return await provider.aexecute_delivery(ending, *call)
     with _calling(provider, call) as (span, context):
-        return _ended_call(span, await provider.aexecute_delivery(ending, *call[:-1], context))
+        return end_call(span, await provider.aexecute_delivery(ending, *call[:-1], context))
+
+
+def traced_stream(
+    provider: NamedProvider, call: tuple[Any, ...]
+) -> AbstractContextManager[tuple[Span, Any]] | None:
+    """The span of a stream and the context of its call; None where it is part of no trace.
+
+    It has to be entered and left in a context that the reader of the stream does not have.
+    """
+    return None if _is_alone(call) else _calling(provider, call)
 
 
 def _is_alone(call: tuple[Any, ...]) -> bool:
@@ -149,7 +167,7 @@ def _is_alone(call: tuple[Any, ...]) -> bool:
 
 
 @contextmanager
-def _calling(provider: TracedProvider, call: tuple[Any, ...]) -> Iterator[tuple[Span, Any]]:
+def _calling(provider: NamedProvider, call: tuple[Any, ...]) -> Iterator[tuple[Span, Any]]:
     _tenant, _campaign, operation, _payload, context = call
     attributes = _who(provider.provider_name, provider.capability, operation)
     given = getattr(context, "traceparent", None)
@@ -160,26 +178,14 @@ def _calling(provider: TracedProvider, call: tuple[Any, ...]) -> Iterator[tuple[
         yield span, context
 
 
-def _ended_call(span: Span, result: ProviderExecutionResult) -> ProviderExecutionResult:
+def end_call(span: Span, result: ProviderExecutionResult) -> ProviderExecutionResult:
+    """Say in the span of a call how it went; returns the result."""
     if not span.is_recording():
         return result
     if len(result.attempt_log) > 1:
         _emit_attempts(span, result)
     end_span(span, _failure(result), _how(result))
     return result
-
-
-def record_stream(
-    lane: LaneKey, operation: str, carrier: Mapping[str, str], result: ProviderExecutionResult
-) -> None:
-    """The span of a stream that has ended, below the trace that its caller was part of.
-
-    It is written at the end: a span that is current between two items would be so for its reader.
-    """
-    if carrier:
-        attributes = {**_who(lane.provider_name, lane.capability, operation), **_how(result)}
-        seconds = result.duration_ms / 1000
-        record_span(_NAME, SpanKind.CLIENT, carrier, seconds, attributes, _failure(result))
 
 
 def _who(provider_name: str, capability: str, operation: str) -> dict[str, str]:

@@ -4,6 +4,9 @@ Until its first item a stream is a call like any other: refused by closed gates,
 when it fails. From then on it is one attempt that lasts until the last item. A failure ends it and
 votes in the circuit; a caller who stops reading ends it as a success. Items that were given cannot
 be taken back, so nothing is tried again after the first.
+
+Its span is current, and observers are around its attempts, only while the provider's code runs:
+between two items the code of the reader does, which is no part of the call.
 """
 
 from __future__ import annotations
@@ -16,12 +19,16 @@ from collections.abc import (
     Callable,
     Generator,
 )
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
+from opentelemetry.trace import INVALID_SPAN, Span
+
 from ergon_framework.core.guard import Do
 from ergon_framework.ports.context import current_unit
+from ergon_framework.ports.unit_of_work import OBSERVERS, Observation
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
 from ergon_framework.providers.pipeline.drivers import (
@@ -36,10 +43,9 @@ from ergon_framework.providers.pipeline.drivers import (
 )
 from ergon_framework.providers.pipeline.guarded_call import GuardedCall
 from ergon_framework.providers.pipeline.request import AttemptBody, attempt_body, inherit_context
-from ergon_framework.providers.telemetry import record_stream
+from ergon_framework.providers.telemetry import attempt_unit, end_call, traced_stream
 from ergon_framework.providers.validation import validate_call
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
-from ergon_framework.telemetry.propagation import outgoing_metadata
 from ergon_framework.telemetry.tracing import is_traced
 
 if TYPE_CHECKING:
@@ -62,8 +68,102 @@ class Opened(NamedTuple):
     """When its attempt is over, by the call's clock."""
 
 
+class AwaitedIn(Awaitable[Any]):
+    """An awaitable whose every step runs in a context, within the task that awaits it.
+
+    A task of its own would run in the context as well. But it would be cancelled apart from its
+    reader, and each item would cost several times as much.
+    """
+
+    def __init__(self, context: Context, awaitable: Awaitable[Any]) -> None:
+        self._context = context
+        self._awaitable = awaitable
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps: Any = self._awaitable.__await__()
+        step, value = steps.send, None
+        while True:
+            try:
+                waited_for = self._context.run(step, value)
+            except StopIteration as ended:
+                return ended.value
+            try:
+                value = yield waited_for
+                step = steps.send
+            except BaseException as error:  # the task was cancelled: the inner code hears of it
+                step, value = steps.throw, error
+
+
+class StreamScope:
+    """Where the code of a stream runs: its span is current there, and its observers are entered.
+
+    It is a context of its own, made when the stream is: whoever reads the stream elsewhere does not
+    change to whom it belongs. Where nobody looks, there is none.
+    """
+
+    def __init__(self, *, is_seen: bool) -> None:
+        self._context = copy_context() if is_seen else None
+        self._span: Span = INVALID_SPAN
+        self._spanning: AbstractContextManager[Any] | None = None
+        self._observation: Observation | None = None
+
+    def begin(self, runtime: ProviderRuntime, call: Request) -> ProviderExecutionContext:
+        """Begin the span, if there is a trace; returns the context of the call, which names it."""
+        if self._context is not None:
+            self._spanning = self.run(traced_stream, runtime, call)
+        if self._spanning is None:
+            return call[-1]
+        self._span, context = self.run(self._spanning.__enter__)
+        return cast("ProviderExecutionContext", context)
+
+    def begin_attempt(
+        self, runtime: ProviderRuntime, operation: str, context: ProviderExecutionContext
+    ) -> None:
+        """Enter the observers of an attempt."""
+        if self._context is not None and OBSERVERS:
+            names = runtime.provider_name, runtime.capability, operation
+            self._observation = Observation(attempt_unit(*names, context))
+            self.run(self._observation.__enter__)
+
+    def end_attempt(self, error: BaseException | None) -> None:
+        """Leave the observers with what the attempt raised. Does nothing if they have been left."""
+        observation, self._observation = self._observation, None
+        if observation is not None:
+            kind, trace = (None, None) if error is None else (type(error), error.__traceback__)
+            self.run(observation.__exit__, kind, error, trace)
+
+    def end(self, result: ProviderExecutionResult) -> None:
+        """End the span of a stream that has a result."""
+        end_call(self._span, result)
+        self._leave(None)
+
+    def give_up(self, error: BaseException) -> None:
+        """End the span of a stream that has none: it was cancelled before its first item."""
+        self.end_attempt(error)
+        self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        spanning, self._spanning = self._spanning, None
+        if spanning is not None:
+            kind, trace = (None, None) if error is None else (type(error), error.__traceback__)
+            self.run(spanning.__exit__, kind, error, trace)
+
+    def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call code of the provider."""
+        if self._context is None:
+            return function(*args, **kwargs)
+        return self._context.run(function, *args, **kwargs)
+
+    def awaited(self, awaitable: Awaitable[T]) -> Awaitable[T]:
+        """Await code of the provider."""
+        return awaitable if self._context is None else AwaitedIn(self._context, awaitable)
+
+
 class StreamCall:
     """One guarded call of a function that yields its results."""
+
+    call: GuardedCall
+    """What decides about it; there is none before the first item is asked for."""
 
     def __init__(
         self,
@@ -75,24 +175,40 @@ class StreamCall:
         """``opens`` begins an attempt, and ``first_of`` gets its first item, or ``END``."""
         tenant_id, campaign_id, operation, payload, context = request
         text = validate_call(*request)
-        lane = runtime.lane(tenant_id)
+        self._lane = runtime.lane(tenant_id)
         around = current_unit()
         if around is not None:
-            context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
+            key = self._lane.key
+            context = inherit_context(context, around, key, campaign_id, operation, payload)
         what, is_retried = (tenant_id, campaign_id, operation), runtime.policy.max_attempts > 1
         self.runtime = runtime
         self.first_of = first_of
         self.body: AttemptBody = attempt_body(opens, *what, payload, text, is_retried=is_retried)
-        self.call: GuardedCall = runtime.new_call(lane, (campaign_id, operation), context)
-        self._lane, self._operation = lane.key, operation
-        self._carrier = outgoing_metadata() if is_traced() else {}
+        self._request: Request = (*what, payload, context)
+        self.scope = StreamScope(is_seen=bool(OBSERVERS) or is_traced())
         self.count = 0
         """Items that the caller has been given."""
+
+    def begin(self) -> GuardedCall:
+        """Begin the call: its time runs from now on."""
+        _tenant, campaign_id, operation, _payload, _context = self._request
+        context = self.scope.begin(self.runtime, self._request)
+        self.call = self.runtime.new_call(self._lane, (campaign_id, operation), context)
+        return self.call
 
     def begin_attempt(self) -> tuple[Any, ProviderExecutionContext]:
         """The iterator of a new attempt, and its context."""
         context = self.call.attempt_context()
-        return self.body.again(context)(context=context), context
+        self.scope.begin_attempt(self.runtime, self._request[2], context)
+        return self.scope.run(self.body.again(context), context=context), context
+
+    def first(self, items: Any, context: ProviderExecutionContext) -> Any:
+        """The first item or ``END``, on a thread."""
+        return self.scope.run(self.first_of, items, context)
+
+    def afirst(self, items: Any, context: ProviderExecutionContext) -> Awaitable[Any]:
+        """The same for asyncio."""
+        return self.scope.awaited(self.first_of(items, context))
 
     def opened(self, items: Any, first: Any, context: ProviderExecutionContext) -> Opened:
         """A stream that has begun; its time runs since the attempt began."""
@@ -117,17 +233,20 @@ class StreamCall:
 
     def ended(self, *, is_abandoned: bool) -> Callable[[], Do]:
         """The step that notes its end: with the last item, or because nobody reads on."""
+        self.scope.end_attempt(None)
         data: dict[str, Any] = {"items": self.count}
         if is_abandoned:
             data["abandoned"] = True
         return partial(self.call.succeeded, data)
 
-    def record(self, result: ProviderExecutionResult) -> None:
-        """Write its span."""
-        record_stream(self._lane, self._operation, self._carrier, result)
+    def failed(self, error: Exception) -> Callable[[], Do]:
+        """The step that notes a failure before the first item."""
+        self.scope.end_attempt(error)
+        return partial(self.call.failed, error)
 
     def broken(self, error: Exception) -> Callable[[], Do]:
         """The step that notes a failure after the first item."""
+        self.scope.end_attempt(error)
         return partial(self.call.failed, error, may_retry=False)
 
 
@@ -136,34 +255,37 @@ class StreamCall:
 
 def stream(call: StreamCall) -> Generator[Any, None, None]:
     """The items of a stream; the call begins with the first that is asked for."""
-    guarded, runtime = call.call, call.runtime
+    guarded, runtime = call.begin(), call.runtime
     try:
         opened = _open(call)
-    except BaseException:
+    except BaseException as error:
+        call.scope.give_up(error)
         give_up(runtime, guarded)
         raise
-    if opened is not None:
-        items, item, _ = opened
+    if opened is None:
+        _raise_failure(_conclude(call))
+        return
+    items, item, _ = opened
+    note = partial(call.ended, is_abandoned=True)
+    try:
         while item is not END:
             call.count += 1
-            try:
-                yield item
-            except BaseException:  # the caller reads no further, or throws something in here
-                _leave(call, items)
-                raise
+            yield item  # here the caller may read no further, or throw something in
             try:
                 call.seconds_left(opened)
-                item = next(items, END)
+                item = call.scope.run(next, items, END)
             except Exception as error:
-                _close(items)
-                _in_time(call, call.broken(error))
+                note = partial(call.broken, error)
                 break
-            except BaseException:  # Ctrl-C while the provider was asked
-                _leave(call, items)
-                raise
         else:
-            _in_time(call, call.ended(is_abandoned=False))
-    _raise_failure(_conclude(call))
+            items, note = None, partial(call.ended, is_abandoned=False)
+    finally:
+        try:
+            _close(call, items)
+        finally:
+            _in_time(call, note())
+            result = _conclude(call)
+    _raise_failure(result)
 
 
 def _open(call: StreamCall) -> Opened | None:
@@ -175,22 +297,15 @@ def _open(call: StreamCall) -> Opened | None:
         items: Any = None
         try:
             items, context = call.begin_attempt()
-            first = call.first_of(items, context)
+            first = call.first(items, context)
         except Exception as error:
-            _close(items)
-            do = _in_time(call, partial(call.call.failed, error))
+            _close(call, items)
+            do = _in_time(call, call.failed(error))
             continue
         if first is not END:
             return call.opened(items, first, context)
         do = _in_time(call, call.ended(is_abandoned=False))
     return None
-
-
-def _leave(call: StreamCall, items: Any) -> None:
-    """Note that the caller reads no further."""
-    _close(items)
-    _in_time(call, call.ended(is_abandoned=True))
-    _conclude(call)
 
 
 def _in_time(call: StreamCall, work: Callable[[], T]) -> T:
@@ -202,16 +317,16 @@ def _in_time(call: StreamCall, work: Callable[[], T]) -> T:
 def _conclude(call: StreamCall) -> ProviderExecutionResult:
     result, rows = _in_time(call, call.call.finish)
     _in_time(call, partial(call.runtime.conclude, result, rows))
-    call.record(result)
+    call.scope.end(result)
     return result
 
 
-def _close(items: Any) -> None:
+def _close(call: StreamCall, items: Any) -> None:
     """Close an iterator that is not read to its end; what that raises changes nothing."""
     close = getattr(items, "close", None)
     if close is not None:
         with suppress(Exception):
-            close()
+            call.scope.run(close)
 
 
 def _raise_failure(result: ProviderExecutionResult) -> None:
@@ -224,33 +339,36 @@ def _raise_failure(result: ProviderExecutionResult) -> None:
 
 async def astream(call: StreamCall) -> AsyncGenerator[Any, None]:
     """The same for asyncio."""
-    guarded, runtime = call.call, call.runtime
+    guarded, runtime = call.begin(), call.runtime
     try:
         opened = await _aopen(call)
     except BaseException as error:
+        call.scope.give_up(error)
         await abandon(runtime, guarded, error)
         raise
-    if opened is not None:
-        items, item, _ = opened
+    if opened is None:
+        _raise_failure(await _aconclude(call))
+        return
+    items, item, _ = opened
+    note = partial(call.ended, is_abandoned=True)
+    try:
         while item is not END:
             call.count += 1
-            try:
-                yield item
-            except BaseException:
-                await _aleave(call, items)
-                raise
+            yield item
             try:
                 item = await _anext(call, opened)
             except Exception as error:
-                await _aclose(items)
-                await _astep(call, call.broken(error))
+                note = partial(call.broken, error)
                 break
-            except BaseException:  # cancelled while the provider was asked
-                await _aleave(call, items)
-                raise
         else:
-            await _astep(call, call.ended(is_abandoned=False))
-    _raise_failure(await _aconclude(call))
+            items, note = None, partial(call.ended, is_abandoned=False)
+    finally:
+        try:
+            await _aclose(call, items)
+        finally:  # it may be cancelled once more while the provider closes
+            await _astep(call, note())
+            result = await _aconclude(call)
+    _raise_failure(result)
 
 
 async def _aopen(call: StreamCall) -> Opened | None:
@@ -264,14 +382,14 @@ async def _aopen(call: StreamCall) -> Opened | None:
             items, context = call.begin_attempt()
             limit = context.attempt_timeout_seconds
             first = await _within(
-                limit, partial(call.first_of, items, context), partial(call.too_long, limit or 0.0)
+                limit, partial(call.afirst, items, context), partial(call.too_long, limit or 0.0)
             )
         except Exception as error:
-            await _aclose(items)
-            do = await _astep(call, partial(call.call.failed, error))
+            await _aclose(call, items)
+            do = await _astep(call, call.failed(error))
             continue
         except BaseException:
-            await _aclose(items)
+            await _aclose(call, items)
             raise
         if first is not END:
             return call.opened(items, first, context)
@@ -284,7 +402,10 @@ async def _anext(call: StreamCall, opened: Opened) -> Any:
     items = cast("AsyncIterator[Any]", opened.items)
     started_at = call.call.attempt_started_at
     limit = 0.0 if opened.ends_at is None else opened.ends_at - started_at
-    return await _within(left, lambda: anext(items, END), partial(call.too_long, limit))
+    following = partial(anext, items, END)
+    return await _within(
+        left, lambda: call.scope.awaited(following()), partial(call.too_long, limit)
+    )
 
 
 async def _within(
@@ -304,13 +425,6 @@ async def _within(
         raise too_long() from error
 
 
-async def _aleave(call: StreamCall, items: Any) -> None:
-    """Note that the caller reads no further."""
-    await _aclose(items)
-    await _astep(call, call.ended(is_abandoned=True))
-    await _aconclude(call)
-
-
 async def _astep(call: StreamCall, work: Callable[[], T]) -> T:
     return await step(call.runtime, call.call, work, is_quick=call.runtime.is_local)
 
@@ -318,12 +432,12 @@ async def _astep(call: StreamCall, work: Callable[[], T]) -> T:
 async def _aconclude(call: StreamCall) -> ProviderExecutionResult:
     result, rows = await afinish(call.runtime, call.call)
     await aconclude(call.runtime, call.call, result, rows, None)
-    call.record(result)
+    call.scope.end(result)
     return result
 
 
-async def _aclose(items: Any) -> None:
+async def _aclose(call: StreamCall, items: Any) -> None:
     close = getattr(items, "aclose", None)
     if close is not None:
         with suppress(Exception):
-            await close()
+            await call.scope.awaited(close())
