@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from opentelemetry import metrics
 from opentelemetry.semconv._incubating.attributes import messaging_attributes, rpc_attributes
@@ -11,6 +13,7 @@ from opentelemetry.semconv.schemas import Schemas
 from ergon_framework.jobs import JobClient
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.transaction import Transaction
+from ergon_framework.providers import Provider, ProviderConnectionError
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.telemetry import TelemetrySettings, conventions, make_sink
 from tests.jobs.real_worker import worker
@@ -135,6 +138,44 @@ def test_provider_calls(everywhere: Numbers) -> None:
     found = everywhere.points(rpc_metrics.RPC_CLIENT_CALL_DURATION)
     failed = labels(*method, ("error.type", "connection_error"))
     assert set(found) == {labels(*method), failed}
+
+
+def test_streams_are_measured_as_calls(everywhere: Numbers) -> None:
+    """One attempt each, whether read to its end, left by its reader, or broken."""
+    provider = Provider("feed", attempts=1)
+
+    @provider.stream
+    def ticks(*, breaks: bool) -> Iterator[int]:
+        yield 1
+        if breaks:
+            raise ConnectionResetError
+        yield 2
+
+    assert list(ticks(breaks=False)) == [1, 2]
+    next(ticks(breaks=False))
+    with pytest.raises(ProviderConnectionError):
+        list(ticks(breaks=True))
+    provider.close()
+    method = (("rpc.method", "feed/feed/ticks"), ("rpc.system.name", "ergon"))
+    found = everywhere.points(rpc_metrics.RPC_CLIENT_CALL_DURATION)
+    failed = labels(*method, ("error.type", "connection_error"))
+    counts: dict[object, int] = {key: value[0] for key, value in found.items()}  # type: ignore[index]
+    assert counts == {labels(*method): 2, failed: 1}
+
+
+def test_names_without_number_are_measured_together(numbers: Numbers) -> None:
+    """A process that is given ever new queues and operations keeps so many series and no more."""
+    made = conventions.messaging_instruments(numbers.provider)
+    assert made is not None
+    for number in range(conventions.MAX_NAMES + 5):
+        place = conventions.queue_place(f"q{number}")
+        made.sent("enqueue", place)
+        made.operated("enqueue", "send", place, 0.1, None)
+    others = ("messaging.destination.name", conventions.OTHERS)
+    sent = numbers.points("messaging.client.sent.messages")
+    assert len(sent) == conventions.MAX_NAMES + 1
+    assert sent[labels(SYSTEM, others, *operation("enqueue"))] == 5
+    assert len(numbers.points("messaging.client.operation.duration")) == len(sent)
 
 
 def test_without_a_meter_provider_nothing_is_made() -> None:

@@ -51,6 +51,7 @@ def scraped(app: FastAPI) -> dict[str, float]:
             kind = line.split()[3]
             assert line.split()[2] == family
             assert kind in ("gauge", "counter", "histogram")
+            assert is_well_named(family, kind), family
             names = [family + end for end in ("_bucket", "_sum", "_count")]
             names = names if kind == "histogram" else [family]
         else:
@@ -60,6 +61,15 @@ def scraped(app: FastAPI) -> dict[str, float]:
             assert name not in samples
             samples[name] = float(value)
     return samples
+
+
+def is_well_named(family: str, kind: str) -> bool:
+    """Whether promtool would find nothing to say about the name of a metric."""
+    is_plain = re.fullmatch(r"[a-z][a-z0-9_]*", family) and "__" not in family
+    is_reserved = family.endswith(("_bucket", "_sum", "_count"))
+    has_unit = not re.search(r"_(ms|milliseconds|minutes|hours|kilobytes|kb|mb)(_|$)", family)
+    is_counter = family.endswith("_total")
+    return bool(is_plain and not is_reserved and has_unit and is_counter == (kind == "counter"))
 
 
 def test_jobs(tmp_path: Path) -> None:

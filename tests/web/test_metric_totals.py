@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.jobs.totals import BOUNDS, MAX_QUEUES, OTHERS, WorkerTotals, numbers_of
 from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.web.application import create_app
+from ergon_framework.web.metrics import SCRAPE_TIMEOUT
 from tests.jobs.real_worker import job, worker
 from tests.web.content import fill_calls, fill_jobs, settings_in
 from tests.web.test_metric_routes import scraped
@@ -208,3 +211,40 @@ def test_durations_are_counted_below_bounds() -> None:
     counts, total = many.counted((0.5, 1.0))
     assert counts == [0, 200, 0]
     assert total == pytest.approx(140, rel=0.02)
+
+
+def test_counters_stay_while_a_store_does_not_answer(tmp_path: Path) -> None:
+    """Another process holds it locked: the answer comes soon, with what the server knows."""
+    fill_jobs(tmp_path)
+    app = create_app(settings=settings_in(tmp_path))
+    scraped(app)
+    beat(tmp_path, "a", some(3, 1))
+    known = scraped(app)
+    with closing(sqlite3.connect(tmp_path / "work.db", isolation_level=None)) as locking:
+        locking.execute("PRAGMA locking_mode = EXCLUSIVE")
+        locking.execute("BEGIN EXCLUSIVE")
+        began_at = time.monotonic()
+        found = scraped(app)
+        assert time.monotonic() - began_at < SCRAPE_TIMEOUT + 1.0
+    assert (found['ergon_part_up{part="jobs"}'], known['ergon_part_up{part="jobs"}']) == (0, 1)
+    counters = [name for name in known if name.startswith(("ergon_job_attempts", "ergon_job_dur"))]
+    assert len(counters) > 5
+    assert {name: found[name] for name in counters} == {name: known[name] for name in counters}
+    assert not [name for name in found if name.startswith("ergon_jobs{")]  # that may have changed
+
+
+def test_names_without_number_are_counted_together(app: FastAPI, tmp_path: Path) -> None:
+    """Many workers with many queues: the sums are right, and no series is left out."""
+    for worker_name in ("a", "b"):
+        totals = WorkerTotals()
+        for number in range(MAX_QUEUES - 1):
+            totals.count(f"{worker_name}{number}", "completed", 0.1)
+        beat(tmp_path, worker_name, totals)
+    for _ in range(2):
+        found = scraped(app)
+        done = {name: each for name, each in found.items() if 'outcome="completed"' in name}
+        assert len(done) <= MAX_QUEUES
+        assert sum(done.values()) == 2 * (MAX_QUEUES - 1)
+        others = f'ergon_job_attempts_total{{queue="{OTHERS}",outcome="completed"}}'
+        assert done[others] == MAX_QUEUES - 1
+        assert found["ergon_series_left_out"] == 0

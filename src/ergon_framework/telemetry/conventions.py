@@ -26,6 +26,11 @@ MESSAGING = {"messaging.system": SYSTEM}
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The buckets that the conventions advise for durations."""
 
+MAX_NAMES = 1000
+"""Places and methods that one process tells apart: users choose their names without a limit."""
+OTHERS = "(others)"
+"""What all further ones are measured under."""
+
 _TYPES = {"consumer": "process", "producer": "send"}
 Labels = tuple[tuple[str, str], ...]
 Place = tuple[str, str]
@@ -71,6 +76,23 @@ def call_attributes(provider: str, capability: str, operation: str) -> dict[str,
     return {"rpc.system.name": SYSTEM, "rpc.method": f"{provider}/{capability}/{operation}"}
 
 
+class BoundedNames:
+    """Names that metrics tell apart. A series per name lives as long as the process does."""
+
+    def __init__(self, most: int = MAX_NAMES) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def bounded(self, name: str) -> str:
+        """The name, or the one for all others."""
+        if name in self._known:
+            return name
+        if len(self._known) >= self._most:
+            return OTHERS
+        self._known.add(name)
+        return name
+
+
 class MessageSums:
     """One sum per combination of labels, which an observable counter reads when it is collected."""
 
@@ -95,6 +117,7 @@ class MessagingInstruments:
     """What the conventions for messaging measure, by where messages come from or go to."""
 
     def __init__(self, meter: Meter) -> None:
+        self._places = BoundedNames()
         self._sent, self._consumed = MessageSums(), MessageSums()
         for name, sums, text in (
             ("messaging.client.sent.messages", self._sent, "Messages that were to be sent."),
@@ -117,29 +140,37 @@ class MessagingInstruments:
     def sent(self, operation: str, place: Place, number: int = 1, error: str = "") -> None:
         """So many messages were to be sent to a place."""
         failed = (("error.type", error),) if error else ()
-        self._sent.add((("messaging.operation.name", operation), place, *failed), number)
+        where = self._bounded(place)
+        self._sent.add((("messaging.operation.name", operation), where, *failed), number)
 
     def consumed(self, operation: str, place: Place, number: int = 1) -> None:
         """So many messages were delivered from a place."""
-        self._consumed.add((("messaging.operation.name", operation), place), number)
+        where = self._bounded(place)
+        self._consumed.add((("messaging.operation.name", operation), where), number)
 
     def operated(
         self, operation: str, kind: str, place: Place, seconds: float, error: str | None
     ) -> None:
         """An operation of a client took so long."""
-        labels = {**messaging_attributes(operation, kind), place[0]: place[1]}
+        where, name = self._bounded(place)
+        labels = {**messaging_attributes(operation, kind), where: name}
         self._operation(max(0.0, seconds), _with_error(labels, error))
 
     def processed(self, place: Place, seconds: float, error: str | None) -> None:
         """An attempt was made to process a message."""
-        labels = {**messaging_attributes("process", "process"), place[0]: place[1]}
+        where, name = self._bounded(place)
+        labels = {**messaging_attributes("process", "process"), where: name}
         self._process(max(0.0, seconds), _with_error(labels, error))
+
+    def _bounded(self, place: Place) -> Place:
+        return place[0], self._places.bounded(place[1])
 
 
 class CallInstruments:
     """What the conventions for remote procedure calls measure."""
 
     def __init__(self, meter: Meter) -> None:
+        self._methods = BoundedNames()
         self._duration = meter.create_histogram(
             "rpc.client.call.duration",
             "s",
@@ -152,6 +183,7 @@ class CallInstruments:
     ) -> None:
         """An attempt has ended."""
         labels = _with_error(dict(attributes), error)
+        labels["rpc.method"] = self._methods.bounded(labels["rpc.method"])
         if status is not None:
             labels["http.response.status_code"] = status
         self._duration(max(0.0, seconds), labels)

@@ -93,7 +93,9 @@ def _histogram(
 
 def text_of(families: Iterable[AnyFamily]) -> str:
     """The answer to a scrape."""
-    return "".join(f"{line}\n" for family in families for line in family.lines())
+    text = "".join(f"{line}\n" for family in families for line in family.lines())
+    # Half of a surrogate pair in a name has no bytes, and must not cost the whole answer.
+    return text.encode("utf-8", "replace").decode()
 
 
 def _head(name: str, kind: str, text: str) -> Iterator[str]:

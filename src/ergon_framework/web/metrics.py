@@ -1,6 +1,7 @@
 """``/metrics`` in the text format of Prometheus: jobs, providers and zones.
 
-A store that cannot be read leaves out its own families and is counted; the others are still told.
+A store that cannot be read is counted, and the others are still told. Of its own families only the
+counters and histograms are told, as they were last: those that two stores share must not go down.
 The number of series of a family is bounded, as names of queues and consumers are not.
 """
 
@@ -12,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Response
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.core.link import Mode
-from ergon_framework.errors import describe
+from ergon_framework.errors import StoreUnavailableError, describe
 from ergon_framework.jobs.stores.unreadable import UNREADABLE
 from ergon_framework.jobs.views import missing_executors, unsynced, worker_state
 from ergon_framework.ports.jobstore import Named, Queue, WorkerRecord
@@ -31,7 +32,7 @@ from ergon_framework.telemetry.prometheus_text import (
     Series,
     text_of,
 )
-from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.backend_pool import BackendPool, backend_title
 from ergon_framework.web.backends import (
     Backends,
     JobBackend,
@@ -50,6 +51,8 @@ MAX_SERIES = 1000
 """Series of one family. Users choose names of queues, consumers and providers without a limit."""
 MAX_LABEL = 200
 """Characters of a label's value."""
+SCRAPE_TIMEOUT = 2.0
+"""Seconds that one part may take. A scraper that waits longer misses the other parts as well."""
 
 
 def exposed(families: Iterable[Exposed]) -> str:
@@ -384,7 +387,15 @@ def _gauge(name: str, text: str, series: list[Series]) -> Family:
     return Family(name, "gauge", text, series)
 
 
-Questions = dict[str, Callable[[], Sequence[Exposed]]]
+class Question(NamedTuple):
+    """What is asked of one part."""
+
+    ask: Callable[[], Sequence[Exposed]]
+    known: Callable[[], Sequence[Exposed]] = tuple
+    """What is told without asking, because the part does not answer."""
+
+
+Questions = dict[str, Question]
 
 
 def metric_routes(pool: BackendPool) -> APIRouter:
@@ -393,9 +404,22 @@ def metric_routes(pool: BackendPool) -> APIRouter:
     questions = _questions(pool.backends)
     errors: Counter[str] = Counter(dict.fromkeys(questions, 0))
 
+    asked: dict[str, asyncio.Task[Sequence[Exposed]]] = {}
+
+    async def answer(part: str) -> Sequence[Exposed]:
+        """What a part answers in time. It is not asked again while it is busy with a question."""
+        task = asked.get(part)
+        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+            task = asked[part] = asyncio.create_task(pool.call(part, questions[part].ask))
+            task.add_done_callback(_heard)
+        done, _ = await asyncio.wait({task}, timeout=SCRAPE_TIMEOUT)
+        if not done:
+            raise BackendUnavailableError(part, backend_title(part), StoreUnavailableError.code)
+        return task.result()
+
     async def told(part: str) -> Sequence[Exposed] | None:
         try:
-            return await pool.call(part, questions[part])
+            return await answer(part)
         except Exception as error:
             if not isinstance(error, BackendUnavailableError):  # that one is in the log already
                 logger.warning("the metrics of %s cannot be told: %s", part, describe(error))
@@ -411,23 +435,38 @@ def metric_routes(pool: BackendPool) -> APIRouter:
     async def metrics() -> Response:
         """In its text format. A part that does not answer has `ergon_part_up` 0."""
         found = dict(zip(questions, await asyncio.gather(*map(told, questions)), strict=True))
-        families = [each for part in found.values() for each in part or ()]
+        families = [
+            each
+            for part, told in found.items()
+            for each in (questions[part].known() if told is None else told)
+        ]
         text = exposed([*_of_parts(found, errors), *families])
         return Response(text, headers=NO_STORE, media_type=MEDIA_TYPE)
 
     return router
 
 
+def _heard(task: asyncio.Task[Any]) -> None:
+    """Take note of an error that nobody waits for any more; asyncio would write it to the log."""
+    if not task.cancelled():
+        task.exception()
+
+
 def _questions(backends: Backends) -> Questions:
-    def each() -> Iterator[tuple[str, Callable[[], Sequence[Exposed]]]]:
+    def each() -> Iterator[tuple[str, Question]]:
         if backends.jobs is not None:
-            yield "jobs", partial(job_metrics, backends.jobs, JobCounters())
+            jobs = JobCounters()
+            yield "jobs", Question(partial(job_metrics, backends.jobs, jobs), lambda: jobs.known)
         for name, store in backends.providers.items():
-            yield name, partial(provider_metrics, store, CallCounters())
+            yield name, _of_calls_in(store, CallCounters())
         for name, zone in backends.zones.items():
-            yield zone_name(name), partial(zone_metrics, zone)
+            yield zone_name(name), Question(partial(zone_metrics, zone))
 
     return dict(each())
+
+
+def _of_calls_in(store: ProviderBackend, counters: CallCounters) -> Question:
+    return Question(partial(provider_metrics, store, counters), lambda: counters.known)
 
 
 def _of_parts(found: Mapping[str, Sequence[Exposed] | None], errors: Counter[str]) -> list[Family]:

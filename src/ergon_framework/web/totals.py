@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import Any
 
 from ergon_framework.jobs.totals import BOUNDS as JOB_BOUNDS
+from ergon_framework.jobs.totals import OTHERS, numbers_of
 from ergon_framework.jobs.totals import OUTCOMES as JOB_OUTCOMES
-from ergon_framework.jobs.totals import numbers_of
 from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.ports.providerstore import MinuteOfLane, ProviderInspector
 from ergon_framework.telemetry.prometheus_text import (
@@ -29,6 +29,11 @@ from ergon_framework.telemetry.prometheus_text import (
 CALL_OUTCOMES = ("succeeded", "failed", "dead_lettered")
 CALL_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Seconds: the upper ends of the buckets of attempts of provider calls."""
+MAX_LABEL_SETS = 199
+"""Queues, or providers with a capability, that are told apart; further ones are counted together.
+
+With five outcomes each, none of their series has to be left out of an answer.
+"""
 MINUTE, HOUR, OVERLAP = 60.0, 3600.0, 120.0
 """Seconds: of a roll-up, that roll-ups are looked for, and by which clocks of writers may differ.
 """
@@ -54,6 +59,8 @@ class Growth:
         if before is None or any(old > new for old, new in zip(before, now, strict=True)):
             before = [0.0] * len(now)  # it has begun anew
         self._seen[source] = now
+        if labels not in self.totals and len(self.totals) >= MAX_LABEL_SETS:
+            labels = (OTHERS,) * len(labels)
         total = self.totals.setdefault(labels, [0.0] * len(now))
         for place, (old, new) in enumerate(zip(before, now, strict=True)):
             total[place] += new - old
@@ -71,6 +78,8 @@ class JobCounters:
         self._growth = Growth()
         self._since = time.time()
         self._workers: Collection[tuple[str, float]] = ()
+        self.known: Sequence[Exposed] = ()
+        """What was told last. It needs no lock: the store may be away, and its reader wait."""
 
     def families(self, workers: Iterable[WorkerRecord]) -> list[Exposed]:
         """Take in what the workers tell, and tell it all."""
@@ -85,7 +94,8 @@ class JobCounters:
                         self._growth.take((*worker, queue), (queue,), numbers, is_new=is_new)
             self._workers = alive.keys()
             self._growth.keep(lambda source: source[:2] in alive)
-            return [*_of_jobs(self._growth)]
+            self.known = told = [*_of_jobs(self._growth)]
+            return told
 
 
 def _of_jobs(growth: Growth) -> Iterator[Exposed]:
@@ -119,6 +129,8 @@ class CallCounters:
         self._growth = Growth()
         self._since = time.time()
         self._read_at: float | None = None
+        self.known: Sequence[Exposed] = ()
+        """What was told last. It needs no lock: the store may be away, and its reader wait."""
 
     def families(self, inspector: ProviderInspector, now: float) -> list[Exposed]:
         """Read the minutes that have changed, and tell it all."""
@@ -133,7 +145,8 @@ class CallCounters:
                 self._growth.take(source, (provider, capability), numbers, is_new=is_new)
             self._read_at = now
             self._growth.keep(lambda source: source[1] > now - HOUR - OVERLAP)
-            return [*_of_calls(self._growth)]
+            self.known = told = [*_of_calls(self._growth)]
+            return told
 
     def saw_nothing(self, now: float) -> None:
         """A scrape found a store without tables: all that they have later is new."""
