@@ -27,7 +27,7 @@ from ergon_framework.boundary.model import Delivery, Receipt
 from ergon_framework.boundary.node import run_node
 from ergon_framework.boundary.node.local_node import LocalNode
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.connector.boundary.zone import Zone, fact_id, settings_of
+from ergon_framework.connector.boundary.zone import FactItem, Zone, fact_id, settings_of
 from ergon_framework.errors import (
     BoundaryError,
     ConfigurationError,
@@ -151,8 +151,22 @@ def test_many_facts_are_published_at_once(plant: Zone) -> None:
     )
     assert [each.offset for each in told if isinstance(each, Receipt)] == [1, 2]
     assert isinstance(told[1], BoundaryError)
-    with pytest.raises(FactInvalidError, match="publish_many knows no files"):
-        plant.publish_many([{"subject": "o:1", "predicate": "p", "id": "x", "files": []}])  # type: ignore[typeddict-unknown-key]
+    wrong: list[Any] = [
+        {"subject": "o:1", "predicate": "p", "id": "x", "files": []},
+        {"subject": "o:1", "predicate": "p", "id": "y"},
+        {"subject": "o:1", "id": ("z", 1.5)},
+        "o:1",
+        {"subject": "o:1", "predicate": "p", "id": ("z", 1.5)},
+    ]
+    answers = plant.publish_many(wrong, to="hq")
+    assert isinstance(answers[1], Receipt)
+    refused = [each.message for each in answers if isinstance(each, FactInvalidError)]
+    assert refused == [
+        "fact 0 of publish_many is not published: publish_many knows no 'files'",
+        "fact 2 of publish_many is not published: it has no predicate",
+        "fact 3 of publish_many is not published: it is of type str",
+        "fact 4 of publish_many is not published: the id of a fact has a part of type float",
+    ]
     assert [each.payload["object_json"] for each in plant.read("lab", to="lab")] == [None]
 
 
@@ -250,16 +264,25 @@ def test_facts_are_a_connector_for_tasks(plant: Zone) -> None:
 # ---- several processes --------------------------------------------------------------------------
 
 
+def many_facts(count: int) -> list[FactItem]:
+    """As the child publishes them."""
+    return [
+        {"subject": "order:1", "predicate": "counted", "object": {"n": n}, "id": ("counted", n)}
+        for n in range(1, count + 1)
+    ]
+
+
 class Child:
     """A process that uses the same zone."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, failpoints: str = "") -> None:
         program = str(Path(__file__).with_name("zone_child.py"))
         self._process = subprocess.Popen(  # noqa: S603 - our own
             [sys.executable, program, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | {"ERGON_FAILPOINTS": failpoints},
         )
 
     def ask(self, line: object) -> str:
@@ -308,6 +331,24 @@ def test_processes_share_a_zone_and_survive_each_other(
     assert counted(plant, 5).offset == 5
     other.end()
     assert numbers(plant) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+def test_many_facts_are_there_once_though_a_process_is_killed_in_the_middle(
+    plant: Zone, folder: Path
+) -> None:
+    """The one that serves the zone, between two commits; and the one that publishes."""
+    serving = Child(folder, "boundary.append.after=kill@3")
+    assert serving.ask(0) == "1"
+    told = plant.publish_many(many_facts(1200), to="hq")  # the second commit is not answered
+    serving.end()
+    assert [each.offset for each in told if isinstance(each, Receipt)] == list(range(2, 1202))
+    plant.close()
+    publishing = Child(folder, "boundary.append.before=kill@2")
+    assert publishing.ask("many 2400") == ""
+    publishing.end()
+    again = plant.publish_many(many_facts(2400), to="hq")
+    assert [each.offset for each in again if isinstance(each, Receipt)] == list(range(2, 2402))
 
 
 @pytest.mark.slow

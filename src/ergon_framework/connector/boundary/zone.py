@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
@@ -195,11 +195,20 @@ class Zone:
         """Publish facts in order, some hundreds to a commit; an answer for each, in order.
 
         A fact is a mapping with the names of :meth:`publish`; ``to`` is for those that have none.
-        One that is refused holds up no other: its answer is the error. Raises when the zone cannot
-        be reached; publishing all of it again is harmless.
+        One that is refused holds up no other, also where a name in it is misspelt: its answer is
+        the error. Raises when the zone cannot be reached: what was committed by then stays, and
+        publishing all of it again is harmless.
         """
-        items = [_item(each, self.name, to) for each in facts]
-        return self._publishing().append_facts(items)
+        answers: list[Receipt | BoundaryError | None] = []
+        items = []
+        for number, each in enumerate(facts):
+            try:
+                items.append(_item(each, self.name, to))
+                answers.append(None)
+            except FactInvalidError as error:
+                answers.append(_numbered(error, number))
+        told = iter(self._publishing().append_facts(items) if items else ())
+        return [next(told) if each is None else each for each in answers]
 
     async def apublish_many(
         self, facts: Iterable[FactItem], *, to: str | None = None
@@ -442,10 +451,10 @@ _NAMES = frozenset(FactItem.__annotations__)
 
 def _item(given: FactItem, zone: str, to: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Envelope and fact of one item."""
-    unknown = sorted(given.keys() - _NAMES)
-    if unknown or not {"subject", "predicate", "id"} <= set(given):
+    wrong = _wrong_names(given)
+    if wrong:
         raise FactInvalidError(
-            f"publish_many knows no {', '.join(unknown)}" if unknown else "a fact lacks a part",
+            wrong,
             reason="type",
             remedy='give {"subject": …, "predicate": …, "object": …, "id": …}; a fact with files is'
             " published alone",
@@ -464,6 +473,30 @@ def _item(given: FactItem, zone: str, to: str | None) -> tuple[dict[str, Any], d
         "object_json": given.get("object"),
     }
     return {name: value for name, value in envelope.items() if value is not None}, fact
+
+
+def _numbered(error: FactInvalidError, number: int) -> FactInvalidError:
+    """The error of one of many facts, which says which; they are counted as a list is."""
+    return FactInvalidError(
+        f"fact {number} of publish_many is not published: {error.message}",
+        reason=error.reason,
+        remedy=error.remedy,
+        details={**error.details, "index": number},
+    )
+
+
+_NEEDED = ("subject", "predicate", "id")
+
+
+def _wrong_names(given: object) -> str:
+    """What is wrong with the names of an item; empty when they are right."""
+    if not isinstance(given, Mapping):
+        return f"it is of type {type(given).__name__}"
+    unknown = sorted(map(str, given.keys() - _NAMES))
+    missing = [name for name in _NEEDED if name not in given]
+    told = [f"it has no {name}" for name in missing]
+    told += [f"publish_many knows no {name!r}" for name in unknown]
+    return " and ".join(told)
 
 
 def _confirmed(source: BoundaryConnector, page: Sequence[Transaction]) -> Iterator[Transaction]:
