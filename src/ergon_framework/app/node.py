@@ -33,6 +33,8 @@ class NodeAddress:
     """Whose certificate the node must show; then its host name need not match."""
     token: str | None = field(default=None, repr=False)
     """What a node wants to see that serves only its own user."""
+    asked_zone: str | None = None
+    """Whose node it must be, where no certificate proves it."""
 
     def connect(self, timeout: float) -> HttpTransport:
         """A client of that node; nothing is sent yet."""
@@ -47,6 +49,7 @@ class NodeAddress:
             tls=tls,
             expected_zone=self.expected_zone,
             token=self.token,
+            asked_zone=self.asked_zone,
             timeout=timeout,
             connections=2,
         )
@@ -71,7 +74,7 @@ def node_address(
     }
     has_files = any(given.values())
     if url is not None and (has_files or not url.lower().startswith("https:")):
-        return NodeAddress(url, given)
+        return NodeAddress(url, given, asked_zone=None if has_files else zone)
     setup = known_zone(config, zone, environ)
     known = setup.settings if setup is not None else ZoneSettings()
     chosen = given if has_files else _files(known)
@@ -87,8 +90,10 @@ def zone_address(setup: ZoneSetup | None, files: TlsOptions | None = None) -> No
     is_secure = any(chosen.values())
     if setup is not None and (private := _private_address(setup)) is not None:
         return private
-    expected = setup.name if setup is not None and is_secure else None
-    return NodeAddress(_url(known.listen, is_secure=is_secure), chosen, expected)
+    name = None if setup is None else setup.name
+    expected, asked = (name, None) if is_secure else (None, name)
+    url = _url(known.listen, is_secure=is_secure)
+    return NodeAddress(url, chosen, expected, asked_zone=asked)
 
 
 def reach_node(

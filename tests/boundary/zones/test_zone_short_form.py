@@ -501,7 +501,12 @@ def test_a_zone_may_be_known_by_the_address_of_its_node(plant: Zone, folder: Pat
     with Zone("plant", f"http://{address}") as far:
         assert counted(far, 1).offset == 1
         assert far.node() is None
+    with Zone("lab", f"http://{address}") as wrong:  # no certificate proves it, and it is asked
+        for use in (lambda: counted(wrong, 2), lambda: numbers(wrong)):
+            with pytest.raises(NotPermittedError, match="is zone 'plant', not 'lab'"):
+                use()
     assert counted(plant, 1).duplicate
+    assert numbers(plant) == [1]
     node.stop()
 
 

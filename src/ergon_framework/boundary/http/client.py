@@ -137,7 +137,9 @@ def _converse(
 class HttpTransport:
     """Talks to the node at ``url``; at most ``connections`` at the same time, others wait.
 
-    ``timeout`` seconds bound a whole call, and each step of sending or receiving a blob.
+    ``timeout`` seconds bound a whole call, and each step of sending or receiving a blob. The node
+    proves by its certificate that it is that of ``expected_zone``; without TLS, it is believed what
+    it says, and with ``asked_zone`` each new connection begins with that question.
     """
 
     def __init__(
@@ -147,11 +149,12 @@ class HttpTransport:
         tls: Tls = None,
         expected_zone: str | None = None,
         token: str | None = None,
+        asked_zone: str | None = None,
         timeout: float = 30.0,
         connections: int = 8,
     ) -> None:
         self.url = url
-        self._endpoint = Endpoint(url, tls, expected_zone, token)
+        self._endpoint = Endpoint(url, tls, expected_zone, token, asked_zone)
         self._timeout = timeout
         self._most = connections
         self._is_closed = False
@@ -294,10 +297,33 @@ class HttpTransport:
             raise
 
     def _connect(self, deadline: float | None) -> HttpConnection:
+        connection = self._connected(deadline)
+        if self._endpoint.asked_zone is None or self._is_kept_after_look(connection, deadline):
+            return connection
+        return self._connected(deadline)
+
+    def _connected(self, deadline: float | None) -> HttpConnection:
         try:
             return HttpConnection(self._endpoint, self._timeout, self._left(deadline))
         except OSError as error:
             raise self._endpoint.unreachable(error) from error
+
+    def _is_kept_after_look(self, connection: HttpConnection, deadline: float | None) -> bool:
+        """Refuse the node of another zone; whether it keeps the connection for more requests."""
+        reader, request = ResponseReader(), self._endpoint.look()
+
+        def talk(connection: HttpConnection, reader: ResponseReader) -> None:
+            _converse(connection, reader, (request,), deadline)
+
+        self._attempt(talk, reader, connection)
+        try:
+            self._endpoint.check_name(reader.headers)
+        except BaseException:
+            connection.close()
+            raise
+        if not reader.keeps_alive:
+            connection.close()
+        return reader.keeps_alive
 
     def _left(self, deadline: float | None) -> float:
         """Seconds; connecting may always take a moment, even when time is up."""

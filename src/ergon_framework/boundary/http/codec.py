@@ -308,6 +308,8 @@ def _seconds(text: str | None) -> float | None:
 
 
 DIGEST_HEADER = "digest-sha256"
+ZONE_HEADER = "ergon-zone"
+"""Names the zone of a node in its answer to ``/livez``, written as in a URL."""
 
 
 def answer_of(reader: ResponseReader) -> bytes:

@@ -9,10 +9,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from ergon_framework.boundary.http.addresses import is_loopback
-from ergon_framework.boundary.http.codec import call_prefix, object_target, request_head
+from ergon_framework.boundary.http.codec import (
+    ZONE_HEADER,
+    call_prefix,
+    object_target,
+    request_head,
+)
 from ergon_framework.errors import (
     BoundaryError,
     ConfigurationError,
@@ -91,12 +96,19 @@ class Endpoint:
     """One node's address, and the requests to it as bytes."""
 
     def __init__(
-        self, url: str, tls: Tls, expected_zone: str | None, token: str | None = None
+        self,
+        url: str,
+        tls: Tls,
+        expected_zone: str | None,
+        token: str | None = None,
+        asked_zone: str | None = None,
     ) -> None:
         parts, self.host, self.port = _taken_apart(url)
         self.url = url
         self.is_secure = parts.scheme == "https"
         self.expected_zone = expected_zone
+        self.asked_zone = asked_zone
+        """Whose node it must be where no certificate says so; one that does not say is believed."""
         self._tls = tls
         self._prefix = parts.path.rstrip("/")
         self._name = parts.netloc.rpartition("@")[2]
@@ -141,12 +153,25 @@ class Endpoint:
 
         zone = peer_identity(certificate)
         if zone != self.expected_zone:
-            raise NotPermittedError(
-                f"{self.url} is zone {zone!r}, not {self.expected_zone!r}",
-                code="unauthenticated",
-                reason="zone_mismatch",
-                remedy="correct the URL, or the name of the peer",
-            )
+            raise self._other_zone(zone, self.expected_zone)
+
+    def look(self) -> bytes:
+        """A request whose answer names the zone, for a connection without certificates."""
+        return request_head("GET", f"{self._prefix}/livez", self._name, self._headers)
+
+    def check_name(self, headers: Mapping[str, str]) -> None:
+        """Refuse a node that says that it is another zone's than the one asked for."""
+        named, wanted = headers.get(ZONE_HEADER), self.asked_zone
+        if named is not None and wanted is not None and unquote(named) != wanted:
+            raise self._other_zone(unquote(named), wanted)
+
+    def _other_zone(self, zone: str, wanted: str) -> NotPermittedError:
+        return NotPermittedError(
+            f"{self.url} is zone {zone!r}, not {wanted!r}",
+            code="unauthenticated",
+            reason="zone_mismatch",
+            remedy="correct the URL, or the name of the zone",
+        )
 
     # ---- requests ----
 

@@ -20,8 +20,10 @@ from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
+from urllib.parse import quote
 
 from ergon_framework.boundary.facts.admission import Admission, parse_append, parse_batch
+from ergon_framework.boundary.http.codec import ZONE_HEADER
 from ergon_framework.boundary.http.exchange import Caller, Exchange
 from ergon_framework.boundary.http.responses import Refusal
 from ergon_framework.boundary.model import Receipt
@@ -58,9 +60,10 @@ LIVES = ("/healthz", "/livez")
 READY = "/readyz"
 
 
-def lives(exchange: Exchange) -> None:
-    """The process answers, so it lives."""
-    exchange.reply(200, b'{"status":"ok"}')
+def lives(exchange: Exchange, zone: str = "") -> None:
+    """The process answers, so it lives; whose node it is is told where facts are served, too."""
+    headers = [(ZONE_HEADER, quote(zone, safe=""))] if zone else []
+    exchange.reply(200, b'{"status":"ok"}', headers=headers)
 
 
 async def ready(exchange: Exchange, is_ready: Callable[[], Awaitable[bool]]) -> None:
@@ -622,7 +625,7 @@ class NodeApplication:
 
     def _get(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         if exchange.path in LIVES:
-            lives(exchange)
+            lives(exchange, self.zone.name)
         elif exchange.path == READY:
             return ready(exchange, self.takes_facts)
         elif exchange.path == "/metrics":

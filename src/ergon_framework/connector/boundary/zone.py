@@ -338,8 +338,10 @@ class Zone:
         from ergon_framework.boundary.http.client import HttpTransport
 
         tls = client_tls(files)
-        expected = None if tls is None else self.name
-        return HttpTransport(url, tls=tls, expected_zone=expected, timeout=self._timeout)
+        expected, asked = (None, self.name) if tls is None else (self.name, None)
+        return HttpTransport(
+            url, tls=tls, expected_zone=expected, asked_zone=asked, timeout=self._timeout
+        )
 
     def _reached(self) -> Transport:
         """The way to whoever serves the zone; nobody is asked yet."""
