@@ -167,7 +167,8 @@ def put(
     from ergon_framework.boundary.client.artifacts import digest_of, source_of
     from ergon_framework.boundary.client.transport import Reported
 
-    with closing(source_of(standard_input().buffer if str(file) == "-" else file)) as source:
+    blob = standard_input().buffer if str(file) == "-" else file
+    with closing(source_of(blob, takes_pipes=True)) as source:
         # The node compares: what arrives is what lies here, or nothing is stored.
         digest = digest_of(source)
         with progress(f"put {name}", source.size, in_bytes=True) as move:

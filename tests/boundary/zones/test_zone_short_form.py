@@ -198,6 +198,9 @@ def test_files_go_along(plant: Zone, tmp_path: Path) -> None:
     source.ack(fact)
     with pytest.raises(ConfigurationError, match="cannot read"):
         plant.publish("order:2", "filed", to="hq", id="lost", files=[tmp_path / "missing.pdf"])
+    os.mkfifo(tmp_path / "pipe.pdf")  # into which nobody may ever write
+    with pytest.raises(ConfigurationError, match="is a named pipe"):
+        plant.publish("order:2", "filed", to="hq", id="lost", files=[tmp_path / "pipe.pdf"])
     assert plant.find("lost") is None
 
 

@@ -10,6 +10,7 @@ import hashlib
 import io
 import mimetypes
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -64,13 +65,20 @@ class PathSource:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         try:
-            self.size = self._path.stat().st_size
+            found = self._path.stat()
         except OSError as error:
             raise ConfigurationError(
                 f"cannot read {self._path}: {error.strerror}", remedy="check the path"
             ) from error
-        if self._path.is_dir():
+        if stat.S_ISDIR(found.st_mode):
             raise ConfigurationError(f"{self._path} is a folder", remedy="name a file")
+        if not stat.S_ISREG(found.st_mode):
+            what = "a named pipe" if stat.S_ISFIFO(found.st_mode) else "no file"
+            raise ConfigurationError(
+                f"{self._path} is {what}: it may never end, and cannot be read again",
+                remedy="give a file or bytes, or an open file, which is read to its end first",
+            )
+        self.size = found.st_size
 
     def __iter__(self) -> Iterator[bytes]:
         with open(self._path, "rb") as file:
@@ -142,12 +150,16 @@ def _no_bytes(file: object) -> ConfigurationError:
     )
 
 
-def source_of(blob: Blob) -> BlobSource:
-    """Something to read the bytes from, as often as it takes."""
+def source_of(blob: Blob, *, takes_pipes: bool = False) -> BlobSource:
+    """Something to read the bytes from, as often as it takes.
+
+    A path may name a pipe only with ``takes_pipes``: nobody may ever write into it.
+    """
     if isinstance(blob, bytes | bytearray | memoryview):
         return MemorySource(blob)
     if isinstance(blob, str | os.PathLike):
-        return _piped(blob) if Path(blob).is_fifo() else PathSource(blob)
+        is_pipe = takes_pipes and Path(blob).is_fifo()
+        return _piped(blob) if is_pipe else PathSource(blob)
     if hasattr(blob, "read") and hasattr(blob, "seekable"):
         return FileSource(blob)
     raise ConfigurationError(
