@@ -130,6 +130,7 @@ def rows(settings: Settings) -> Iterator[PartRow]:
     for name, schedule in (settings.extensions.get("schedules") or {}).items():
         yield PartRow("schedule", name, schedule.handler, f"{schedule.line} {schedule.zone}", None)
     yield from _provider_rows(settings)
+    yield from _script_zone_rows(settings)
 
 
 def shown_url(url: str) -> str:
@@ -188,6 +189,14 @@ def _provider_rows(settings: Settings) -> Iterator[PartRow]:
     for name, entry in section.named.items():
         url = url_as_written(settings, entry.store, section.store)
         yield PartRow("provider", name, entry.provider, shown_url(url) if url else "memory", None)
+
+
+def _script_zone_rows(settings: Settings) -> Iterator[PartRow]:
+    """Zones that only scripts name; those serve them, and ``ergon run --all`` does not."""
+    from ergon_framework.app.zones import script_zones
+
+    for name, setup in script_zones(settings).items():
+        yield PartRow("zone", name, "served by its script", setup.settings.data, None)
 
 
 def nothing_to_run(settings: Settings) -> SettingsError:

@@ -327,12 +327,19 @@ def zones_of(found: Settings) -> Mapping[str, ZoneSetup]:
     return {name: _whole(found, name, settings) for name, settings in zones.items()}
 
 
+def script_zones(found: Settings) -> Mapping[str, ZoneSetup]:
+    """The zones that scripts beside the settings have made, and that the settings do not name."""
+    said: Mapping[str, ZoneSettings] = found.extensions.get("zones") or {}
+    try:
+        made = zones_found(zones_folder(found)).keys() - said.keys()
+    except ConfigurationError:  # the URL of the store: whoever opens that says what is wrong
+        return {}
+    return {name: _whole(found, name, _unsaid(found, name, None, None)) for name in sorted(made)}
+
+
 def all_zones(found: Settings) -> Mapping[str, ZoneSetup]:
     """Every zone of the settings, and those that scripts beside them have made."""
-    said = zones_of(found)
-    made = zones_found(zones_folder(found)).keys() - said.keys()
-    unsaid = {name: _whole(found, name, _unsaid(found, name, None, None)) for name in sorted(made)}
-    return {**said, **unsaid}
+    return {**zones_of(found), **script_zones(found)}
 
 
 def _whole(found: Settings, name: str, own: ZoneSettings) -> ZoneSetup:

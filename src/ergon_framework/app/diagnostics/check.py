@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ergon_framework.app.diagnostics.findings import SettingsCheck, store_path
+from ergon_framework.app.discovery import ZONES_FOLDER
 from ergon_framework.app.factories import CONNECTORS, Factory, connector_factory, service_factory
 from ergon_framework.app.imports import load
 from ergon_framework.app.journal import journal_path
@@ -17,7 +18,7 @@ from ergon_framework.app.parts import PartRow, rows, startable
 from ergon_framework.app.settings import examine_settings
 from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import ConnectorSettings, TaskSettings
-from ergon_framework.app.settings.stores import check_folder, check_kind, store_url
+from ergon_framework.app.settings.stores import base_of, check_folder, check_kind, store_url
 from ergon_framework.app.wiring import Target, refuse_ambiguous_names, wire
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.storage.urls import file_of
@@ -150,9 +151,19 @@ def check(
             if url:
                 check_kind(url)
             check_folder(file_of(url))
+        _check_script_zones(checking)
     check_made(checking)
     source.raise_problems()
     return list(rows(settings))
+
+
+def _check_script_zones(checking: SettingsCheck) -> None:
+    """Look at zones that only scripts name, if there are any; the boundary is imported for them."""
+    home = base_of(checking.settings)
+    if not checking.has_problem("store") and (home / ZONES_FOLDER).is_dir():
+        from ergon_framework.app.diagnostics.zones import check_script_zones
+
+        check_script_zones(checking)
 
 
 def notes(config: str | Path | None = None, environ: Mapping[str, str] | None = None) -> list[str]:

@@ -154,7 +154,7 @@ def is_observed(url: str) -> bool:
 def engines_of(settings: Settings) -> dict[str, list[str]]:
     """The URL of every store, and which parts keep their work there."""
     from ergon_framework.app.jobs import setup_of
-    from ergon_framework.app.zones import zones_of
+    from ergon_framework.app.zones import all_zones
 
     found: dict[str, list[str]] = {}
     if {"jobs", "executors", "schedules"} & settings.extensions.keys():
@@ -162,7 +162,7 @@ def engines_of(settings: Settings) -> dict[str, list[str]]:
     if "providers" in settings.extensions:
         for name, url in call_stores(settings).items():
             found.setdefault(url, []).append(f"provider {name}" if name else "providers")
-    for name, zone in zones_of(settings).items():
+    for name, zone in all_zones(settings).items():
         for place in (zone.settings.store, zone.settings.objects):
             found.setdefault(revealed(place) or "", []).append(f"zone {name}")
     if settings.store.url is not None:  # also when every part has one of its own: commands use it

@@ -15,7 +15,13 @@ from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.stores import base_of
 from ergon_framework.app.settings.tokens import parsed
-from ergon_framework.app.zones import ZoneSetup, check_peer, implicit_store, zones_of
+from ergon_framework.app.zones import (
+    ZoneSetup,
+    check_peer,
+    implicit_store,
+    script_zones,
+    zones_of,
+)
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.http.addresses import check_plaintext, is_loopback, split_address
 from ergon_framework.boundary.node import certificates_of
@@ -62,6 +68,14 @@ def check_places(checking: SettingsCheck) -> None:
         problem = f"{server.host} can be reached from other machines, and there is no token"
         remedy = 'write token = "file:PATH", or listen on 127.0.0.1'
         checking.add_problem(("server", "host"), problem, remedy)
+
+
+def check_script_zones(checking: SettingsCheck) -> None:
+    """Note zones of scripts whose facts are not where ``[store]`` says that everything is."""
+    for zone in script_zones(checking.settings).values():
+        if not zone.is_store_said:
+            with checking.collect("store", "url"):
+                implicit_store(zone.name, zone.settings, has_folder=False)
 
 
 def _check_token(checking: SettingsCheck) -> None:
@@ -199,14 +213,14 @@ def _listeners(
 def examine_zones(
     settings: Settings, *, connects: bool, timeout: float = TIMEOUT
 ) -> Iterator[Finding]:
-    """One finding for each zone whose node is kept here."""
-    for zone in zones_of(settings).values():
-        if has_local_node(settings, zone.name):
-            check = f"zone {zone.name}"
-            try:
-                yield within(check, partial(_found, check, zone, connects), timeout)
-            except ErgonError as error:
-                yield Finding(check, Status.BAD, error.message, error.remedy)
+    """One finding for each zone whose node is kept here, and for each that a script has made."""
+    here = [each for each in zones_of(settings).values() if has_local_node(settings, each.name)]
+    for zone in (*here, *script_zones(settings).values()):
+        check = f"zone {zone.name}"
+        try:
+            yield within(check, partial(_found, check, zone, connects), timeout)
+        except ErgonError as error:
+            yield Finding(check, Status.BAD, error.message, error.remedy)
 
 
 def _found(check: str, zone: ZoneSetup, connects: bool) -> Finding:
