@@ -47,6 +47,7 @@
     │   ├── ConsumerHeldError                another process runs under this consumer's name
     │   ├── BufferFullError                  … because its log may not grow further for now
     │   ├── DataLossError                    what was stored is not what was acknowledged
+    │   ├── ZoneMovedError (StoreReadOnlyError)  … because everything in it was moved elsewhere
     │   └── NodeUnavailableError             … for now: stopping, sealed, unreachable, disk trouble
     └── LoopTimeoutException (TimeoutError)  a whole call ran out of time
         ├── ConsumerLoopTimeoutException
@@ -116,6 +117,7 @@ __all__ = [
     "TransactionTimeoutException",
     "UnreadableJobError",
     "WiringError",
+    "ZoneMovedError",
     "describe",
     "name_of",
     "plain",
@@ -669,6 +671,17 @@ class NodeUnavailableError(BoundaryError):
 
     code = "unavailable"
     is_retryable = True
+
+
+class ZoneMovedError(BoundaryError, StoreReadOnlyError):
+    """What the zone held was moved; ``details["moved_to"]`` says where. Nothing was stored here.
+
+    Waiting does not help: the program has to be told the new place. To publish the same there is
+    safe, for a fact that was taken in before the move is known by its id.
+    """
+
+    code = "unavailable"
+    reason = "moved"
 
 
 # ---- the text of any exception, without secrets -------------------------------------------------

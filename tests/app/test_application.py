@@ -28,7 +28,7 @@ from ergon_framework.errors import ConfigurationError, JobError, SettingsError, 
 from ergon_framework.executor import InvalidArgumentsError, JobContext
 from ergon_framework.jobs.client import EnqueuedJob, JobClient
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.storage.urls import store_option
+from ergon_framework.storage.urls import store_operand, store_option
 
 pytestmark = pytest.mark.req("JOBS:client")
 
@@ -600,6 +600,8 @@ def test_a_store_in_the_working_directory_is_not_taken_for_that_of_the_script(
         ("postgresql://me@host/work", " --store postgresql://me@host/work"),
         ("postgresql://me:secret@host/work", ""),
         ("postgresql://host/work?password=secret", ""),
+        ("postgresql:///work?host=/run/pg", " --store 'postgresql:///work?host=/run/pg'"),
+        ("nats://secret@host", ""),
         ("memory://", ""),
         ("", ""),
     ],
@@ -607,3 +609,28 @@ def test_a_store_in_the_working_directory_is_not_taken_for_that_of_the_script(
 def test_a_hint_names_the_store_without_its_password(url: str, option: str) -> None:
     """A URL with a password is left out of the command: whoever pastes it names the store."""
     assert store_option(url) == option
+
+
+VARIABLE = '"${URL_OF_THE_STORE:?the URL of the store, with its password}"'
+
+
+@pytest.mark.parametrize(
+    ("url", "operand"),
+    [
+        (
+            "postgresql://me:secret@host:5433/work?sslmode=require&options=-csearch_path%3Dx",
+            "'postgresql://me@host:5433/work?options=-csearch_path%3Dx&sslmode=require'",
+        ),
+        ("postgresql://host/work?password=secret&user=me", "'postgresql://host/work?user=me'"),
+        ("postgresql://me@a:1,b:2/work", "postgresql://me@a:1,b:2/work"),
+        ("redis://:secret@host/0", VARIABLE),
+        ("nats://secret@host", VARIABLE),
+        ("postgresql://me:se/cret@host/work", VARIABLE),
+        ("postgresql://me:se/cr?et@host/work", VARIABLE),
+        ("postgresql://me@host/work?sslpassword=secret", VARIABLE),
+    ],
+)
+def test_a_command_names_a_server_without_its_password(url: str, operand: str) -> None:
+    """PostgreSQL takes it from elsewhere; for others a shell asks for the variable with the URL."""
+    assert store_operand(url) == operand
+    assert "secret" not in operand

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ergon_framework import App
+from ergon_framework.app.diagnostics.findings import Status
+from ergon_framework.app.diagnostics.zones import examine_zones
 from ergon_framework.app.node import node_address
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.zones import (
@@ -160,19 +165,38 @@ def test_commands_find_the_zone_of_a_script_from_below(
     assert "Zone plant has it in its outbound log, at offset 1" in capsys.readouterr().out
     assert invoke(["boundary", "lookup", "plant", "released:WO-1:1"]) == 0
     assert invoke(["boundary", "lookup", "plant", "never"]) == 1
+    capsys.readouterr()
+    assert invoke(["check", "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert (row["kind"], row["name"]) == ("zone", "plant")
+    assert row["where"] == str(tmp_path / "ergon.zones" / "plant")
+    [seen] = examine_zones(load_settings(tmp_path), connects=True)
+    assert (seen.check, seen.status) == ("zone plant", Status.OK)
     assert list(below.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_one_line_takes_facts_to_a_server(tmp_path: Path, postgres_url: str) -> None:
-    """With ``[store]`` on PostgreSQL facts go there; one that has some in a file is told how."""
+def test_one_line_takes_facts_to_a_server(
+    tmp_path: Path, postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ``[store]`` on PostgreSQL facts go there; one that has some in a file is told how.
+
+    ``ergon check`` knows such zones, too, and its hint works when it is pasted.
+    """
     home = load_settings(environ={})
     with open_zone(home, "plant", home=tmp_path) as plant:
         released(plant)
     file = written(tmp_path, f'[store]\nurl = "{postgres_url}"\n')
-    with pytest.raises(SettingsError, match="zone 'plant' has facts in") as refused:
+    with pytest.raises(SettingsError, match="zone 'plant' has facts in"):
         open_zone(load_settings(file), "plant")
-    assert "ergon move" in (refused.value.remedy or "")
+    assert invoke(["check", "--config", str(file)]) == 2
+    pasted = re.search("  ergon (move .*? --shut)", capsys.readouterr().err)
+    assert pasted is not None
+    assert invoke(shlex.split(pasted[1])) == 0
+    with open_zone(load_settings(file), "plant") as plant:
+        assert released(plant) == 1
+    assert invoke(["check", "--config", str(file)]) == 0
+    assert "zone  plant" in capsys.readouterr().out
     with (
         open_zone(load_settings(file), "lab") as one,
         open_zone(load_settings(file), "lab") as two,

@@ -10,10 +10,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from ergon_framework.boundary.data_folder import FILE, OBJECTS
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.storage.urls import SQLITE, file_of, is_cut_short
+from ergon_framework.storage.urls import SQLITE, file_of, is_torn, without_password
 
 _DATABASES = ("sqlite", "postgresql", "postgres")
-_SECRETS = frozenset({"password", "passwd", "sslpassword", "token"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class StoreLocation:
 
     def __post_init__(self) -> None:
         """Refuse a URL that may be read in two ways: its name would show a password."""
-        if self.file is None and is_cut_short(self.given.partition("://")[2]):
+        if self.file is None and is_torn(self.given.partition("://")[2]):
             raise ConfigurationError(
                 "the URL of a store cannot be read",
                 remedy="write @, :, /, ? and # in a password as %40, %3A, %2F, %3F and %23",
@@ -60,16 +59,12 @@ class StoreLocation:
 
     @property
     def name(self) -> str:
-        """What it is known by, without anything secret."""
+        """What it is known by, and how a command may name it: all but what is secret."""
         if self.called:
             return self.called
         if self.file is not None:
             return str(self.file)
-        parts = urlsplit(self.given)
-        query = [(key, value) for key, value in parse_qsl(parts.query) if key not in _SECRETS]
-        host = parts.netloc.rpartition("@")[2]
-        options = f"?{urlencode(sorted(query), safe='/')}" if query else ""
-        return f"{parts.scheme}://{host}{parts.path}{options}"
+        return without_password(self.given)
 
     def refuse_missing(self) -> None:
         """A store that is to be read must be there; one on a server says so itself."""

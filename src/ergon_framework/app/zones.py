@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -26,12 +25,12 @@ from ergon_framework.boundary.data_folder import FILE, LOCK
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.store_urls import is_folder, is_server, open_fact_store
+from ergon_framework.boundary.store_urls import is_folder, is_server, moved_to, setting_of
 from ergon_framework.core.text import toml_table, toml_text
-from ergon_framework.errors import ConfigurationError, SettingsError, StoreError
+from ergon_framework.errors import ConfigurationError, SettingsError
 from ergon_framework.ports.settings_model import FrozenDict, SettingsModel
-from ergon_framework.ports.transfer import move_state_of
-from ergon_framework.storage.urls import file_of, store_option
+from ergon_framework.ports.transfer import login_hint
+from ergon_framework.storage.urls import SQLITE, file_of, store_operand
 
 if TYPE_CHECKING:
     from ergon_framework.connector.boundary.zone import Zone
@@ -84,31 +83,24 @@ def implicit_store(name: str, settings: ZoneSettings, *, has_folder: bool) -> Zo
         return settings
     table = toml_table("zones", name)
     if gone_to:
+        key, value = setting_of(gone_to)
         raise SettingsError(
             f"zone {name!r} was moved to {gone_to}, and [store] names {place}",
-            remedy=f"name {gone_to} under [store], or with store under {table}",
+            remedy=f"write {key} = {toml_text(value)} under {table}, or name that place under"
+            " [store]",
         )
     raise SettingsError(
         f"zone {name!r} has facts in {file}, and [store] names {place}",
-        remedy=f"move them there:  {_move_command(name, file, url)}; or, to leave them in the"
-        f" file, write store = {toml_text(f'sqlite:///{file.absolute()}')} under {table}",
+        remedy=f"move them there:  {_move_command(name, file, url)}{login_hint(place)}; or, to"
+        " leave them in the file, write store ="
+        f" {toml_text(f'{SQLITE}{file.absolute()}')} under {table}",
     )
 
 
 def _move_command(name: str, file: Path, url: str) -> str:
-    """What moves the facts of a file; a URL that holds a password is not shown."""
-    target = shlex.quote(url) if store_option(url) else '"$URL_OF_THE_STORE"'
-    source = shlex.quote(f"sqlite:///{file.absolute()}")
-    return f"ergon move {source} {target} --zone {shlex.quote(name)} --shut"
-
-
-def moved_to(name: str, file: Path) -> str:
-    """Where the facts of a file were moved to; empty when they were not, or that is unknown."""
-    try:
-        with closing(open_fact_store(f"sqlite:///{file}", zone=name, read_only=True)) as store:
-            return move_state_of(store).moved_to
-    except StoreError:
-        return ""
+    """What moves the facts of a file; a password is not shown."""
+    source = shlex.quote(f"{SQLITE}{file.absolute()}")
+    return f"ergon move {source} {store_operand(url)} --zone {shlex.quote(name)} --shut"
 
 
 D = TypeVar("D", bound=SettingsModel)

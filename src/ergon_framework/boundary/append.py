@@ -29,6 +29,7 @@ from ergon_framework.errors import (
     StoreBrokenError,
     StoreError,
     StoreFullError,
+    ZoneMovedError,
 )
 from ergon_framework.ports.factstore import (
     OUTBOUND,
@@ -93,7 +94,14 @@ def _untraced(envelope: bytes) -> dict[str, Any]:
 
 
 def store_trouble(error: StoreError) -> BoundaryError:
-    """The answer when the store itself has failed: nobody knows whether the fact was stored."""
+    """The answer when the store itself has failed: nobody knows whether the fact was stored.
+
+    Except for a store that was shut after a move: it refuses every write as a whole.
+    """
+    if isinstance(error, ZoneMovedError):
+        return error
+    if error.details.get("moved_to"):
+        return ZoneMovedError(error.message, remedy=error.remedy, details=error.details)
     if isinstance(error, StoreFullError):
         return BufferFullError(error.message, remedy=error.remedy, retry_after=FULL_RETRY_AFTER)
     is_latched = isinstance(error, StoreBrokenError)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,15 @@ from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStor
 from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
 from ergon_framework.boundary.objectstore.s3_client import KINDS as BUCKETS
 from ergon_framework.boundary.objectstore.s3_client import bucket_of, check_extra
-from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.transfer import move_state_of, refuse_unusable
+from ergon_framework.core.text import toml_table, toml_text
+from ergon_framework.errors import ConfigurationError, StoreError, ZoneMovedError
+from ergon_framework.ports.transfer import (
+    MoveState,
+    login_hint,
+    move_state_of,
+    refuse_unusable,
+    reopen_command,
+)
 from ergon_framework.storage.urls import SQLITE, file_of, path_in, store_operand, taken_apart
 
 if TYPE_CHECKING:
@@ -212,15 +219,57 @@ def open_facts(
         url = settings.store.get_secret_value()
         store = open_fact_store(url, zone=zone, clock=clock, read_only=read_only)
     else:
-        url = f"{SQLITE}{fact_file(settings)}"
         store = _open_file(str(fact_file(settings)), zone, clock, read_only)
     try:
         if not read_only:
-            refuse_unusable(move_state_of(store), store_operand(url), zone)
+            _refuse_shut(zone, settings, move_state_of(store))
     except BaseException:
         store.close()
         raise
     return store
+
+
+def _refuse_shut(zone: str, settings: ZoneSettings, state: MoveState) -> None:
+    if state.moved_to and not state.is_incomplete:
+        raise zone_moved(zone, settings, state.moved_to)
+    refuse_unusable(state)
+
+
+def moved_to(zone: str, file: Path) -> str:
+    """Where the facts of a file were moved to; empty when they were not, or that is unknown."""
+    try:
+        with closing(_open_file(str(file), zone, None, read_only=True)) as store:
+            return move_state_of(store).moved_to
+    except StoreError:
+        return ""
+
+
+def zone_moved(zone: str, settings: ZoneSettings, place: str) -> ZoneMovedError:
+    """The error of a zone that was shut when all its facts had been moved to ``place``."""
+    key, value = setting_of(place)
+    undo = reopen_command(place, store_operand(_fact_url(settings)), zone)
+    return ZoneMovedError(
+        f"zone {zone} was moved to {place}: nothing more is stored here",
+        remedy=f"write {key} = {toml_text(value)} under {toml_table('zones', zone)} in ergon.toml,"
+        " or url under [store] if all parts went there, and start the program again; what was being"
+        " published is safely published again there, for a fact is known by its id;"
+        f" `{undo}` lets this zone be used again{login_hint(place)}",
+        details={"moved_to": place},
+    )
+
+
+def setting_of(place: str) -> tuple[str, str]:
+    """The key and the value with which the settings of a zone name the place of its facts."""
+    if "://" in place:
+        return "store", place
+    file = Path(place)
+    return ("data", str(file.parent)) if file.name == FILE else ("store", f"{SQLITE}{place}")
+
+
+def _fact_url(settings: ZoneSettings) -> str:
+    if settings.store is not None:
+        return settings.store.get_secret_value()
+    return f"{SQLITE}{fact_file(settings)}"
 
 
 def clock_of(store: FactStore) -> Clock:

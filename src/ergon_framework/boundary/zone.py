@@ -38,7 +38,7 @@ from ergon_framework.boundary.model import (
 from ergon_framework.boundary.objectstore.blob_io import SharedObjectStore
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.store_urls import clock_of, folders_of, open_stores
+from ergon_framework.boundary.store_urls import clock_of, folders_of, open_stores, zone_moved
 from ergon_framework.boundary.telemetry import ZoneEvents
 from ergon_framework.errors import (
     ArtifactError,
@@ -50,6 +50,7 @@ from ergon_framework.errors import (
     StoreBrokenError,
     StoreError,
     StoreSchemaError,
+    ZoneMovedError,
 )
 from ergon_framework.ports.factstore import (
     INBOUND,
@@ -318,7 +319,10 @@ class LocalZone:
 
     def failed(self, error: StoreError, *, is_append: bool = False) -> BoundaryError:
         """The answer to what the store could not do."""
-        told = store_trouble(error)
+        if isinstance(error, ZoneMovedError):
+            return error  # an answer already: of this zone, or of a peer
+        gone_to = error.details.get("moved_to")
+        told = zone_moved(self.name, self.settings, gone_to) if gone_to else store_trouble(error)
         self.is_broken |= isinstance(error, StoreBrokenError)
         if is_append:
             self.append_trouble = error.message

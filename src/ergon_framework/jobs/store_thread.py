@@ -559,7 +559,7 @@ class StoreThread:
             # The first error is often a symptom ("connection lost"), and a later one the cause
             # ("password is wrong"): each reason is logged once.
             self._reasons.add(str(error))
-            logger.error("the store does not answer, and is asked again: %s", error)
+            logger.error(_OUTAGE[_is_moved(error)], error)
 
     def _recovered(self) -> None:
         logger.warning("the store answers again, after %d attempts", self._failures)
@@ -567,6 +567,17 @@ class StoreThread:
         self._reasons.clear()
         self._news = True
         self._report("store.back", {})
+
+
+_OUTAGE = {
+    False: "the store does not answer, and is asked again: %s",
+    True: "the store was moved: nothing is claimed or settled there any more: %s",
+}
+
+
+def _is_moved(error: BaseException) -> bool:
+    """Whether the store was shut after a move; it may be opened again, so it is asked again."""
+    return isinstance(error, StoreError) and bool(error.details.get("moved_to"))
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -622,12 +622,31 @@ def incomplete(state: MoveState) -> StoreError:
 
 def moved_away(name: str, place: str, source: str = "", zone: str = "") -> StoreReadOnlyError:
     """The error of a store that was shut when all it held had been moved."""
-    target = place if "://" in place else f"sqlite:///{place}"  # a file is known by its path
-    options = f" --zone {shlex.quote(zone)}" if zone else ""
-    command = f"ergon move {source or 'FROM'} {shlex.quote(target)}{options} --reopen"
     meaning = "" if source else ", FROM being the URL of this store,"
     return StoreReadOnlyError(
         f"what {name} held was moved to {place}",
-        remedy=f"work with that one; `{command}`{meaning} lets this one be used again",
+        remedy="work with that one: name it where the settings name this store (url under [store],"
+        f" say), and start the program again; `{reopen_command(place, source, zone)}`{meaning} lets"
+        f" this one be used again{login_hint(place)}",
         details={"moved_to": place},
     )
+
+
+def reopen_command(place: str, source: str = "", zone: str = "") -> str:
+    """The command that lets a store be used again that was shut for ``place``.
+
+    ``source`` is that store as a shell takes it.
+    """
+    target = place if "://" in place else f"sqlite:///{place}"  # a file is known by its path
+    options = f" --zone {shlex.quote(zone)}" if zone else ""
+    return f"ergon move {source or 'FROM'} {shlex.quote(target)}{options} --reopen"
+
+
+def login_hint(*places: str) -> str:
+    """How a command gets the password of a server that it names; stores are known without it."""
+    kinds = {place.partition("://")[0] for place in places if "://" in place}
+    if any(kind.startswith("postgres") for kind in kinds):
+        return " (PostgreSQL takes a password from PGPASSWORD or ~/.pgpass)"
+    if kinds - {"sqlite"}:
+        return " (with user and password in the URL, if the server asks for them)"
+    return ""

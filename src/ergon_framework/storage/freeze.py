@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ergon_framework.errors import StoreError
+
 SQLITE_WORD = "ergon: moved to "
 """How the message of a trigger in a file begins."""
 POSTGRES_STATE = "ERG01"
@@ -46,6 +48,12 @@ def postgres_bars(tables: Sequence[str], place: str | None, schema: str = "") ->
                 f"CREATE TRIGGER {_FUNCTION} BEFORE {' OR '.join(_CHANGES)} ON {within}{table}"
                 f" FOR EACH STATEMENT EXECUTE FUNCTION {within}{_FUNCTION}({_literal(place)})"
             )
+
+
+def refuse_moved(error: StoreError) -> None:
+    """Raise the error of a store that was moved: to wait for it, or to go on without, is wrong."""
+    if error.details.get("moved_to"):
+        raise error
 
 
 def _literal(text: str) -> str:

@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ergon_framework.errors import ConfigurationError
 
@@ -113,7 +112,54 @@ def path_in(rest: str) -> str:
     return path
 
 
-_NAMED_BY_A_VARIABLE = '"$URL_OF_THE_STORE"'
+_NAMED_BY_A_VARIABLE = '"${URL_OF_THE_STORE:?the URL of the store, with its password}"'
+"""A shell that does not have the variable says so, and runs nothing."""
+SECRET_OPTIONS = frozenset({"password", "passwd", "sslpassword", "token"})
+"""Options of URLs whose values are never shown."""
+
+
+def without_password(url: str) -> str:
+    """The URL of a store on a server without what must not be shown; its user and options stay.
+
+    NATS has no user without a password: what stands alone before the host is a token. Of a URL that
+    can be read in two ways nothing but its kind is shown.
+    """
+    scheme, _, rest = url.partition("://")
+    if is_torn(rest):
+        return f"{scheme}://***"
+    place, _, query = rest.partition("?")
+    netloc, slash, path = place.partition("/")
+    logged_in, _, hosts = netloc.rpartition("@")
+    user = "" if _kind_of(url) == "nats" else logged_in.partition(":")[0]
+    options = sorted(each for each in query.split("&") if each and not _is_secret_option(each))
+    asked = f"?{'&'.join(options)}" if options else ""
+    return f"{scheme}://{user}{'@' if user else ''}{hosts}{slash}{path}{asked}"
+
+
+def holds_secret(url: str) -> bool:
+    """Whether the URL of a store holds a password or a token, or may."""
+    rest = url.partition("://")[2]
+    place, _, query = rest.partition("?")
+    logged_in = place.partition("/")[0].rpartition("@")[0]
+    has_login = bool(logged_in) if _kind_of(url) == "nats" else ":" in logged_in
+    return has_login or is_torn(rest) or any(map(_is_secret_option, query.split("&")))
+
+
+def is_torn(rest: str) -> bool:
+    """Whether a bare ``/``, ``?`` or ``#`` in a password may have cut it: an ``@`` comes later."""
+    netloc, _, others = rest.partition("/")
+    path, _, query = others.partition("?")
+    may_be_half = ":" in netloc and "@" not in netloc
+    return is_cut_short(rest) or "@" in path or (may_be_half and "@" in query)
+
+
+def _is_secret_option(option: str) -> bool:
+    return option.partition("=")[0].lower() in SECRET_OPTIONS
+
+
+def _kind_of(url: str) -> str:
+    kind = url.partition("://")[0].lower().partition("+")[0]
+    return _ALIASES.get(kind, kind)
 
 
 def pasteable(command: str, operand: str, options: str = "") -> str:
@@ -130,11 +176,11 @@ def pasteable(command: str, operand: str, options: str = "") -> str:
 def given_options(config: Path | None, store: str | None) -> str:
     """The options by which a command was told its store, for the next command about the same.
 
-    A URL with a password is not shown: the user puts it into a variable before the command.
+    A password is not shown: see :func:`store_operand`.
     """
     said = "" if config is None else f" --config {shlex.quote(str(config))}"
     if store is not None:
-        said += store_option(store) or f" --store {_NAMED_BY_A_VARIABLE}"
+        said += f" --store {store_operand(store)}"
     return said
 
 
@@ -165,17 +211,22 @@ def with_options(remedy: str, options: str) -> str:
 
 
 def store_operand(url: str) -> str:
-    """The store as an operand of a command; a variable stands for a URL that holds a password."""
+    """The store as an operand of a command; it shows no password.
+
+    PostgreSQL takes one from its own variable or file, so the rest of the URL is enough. For others
+    that need one the user puts the whole URL into a variable.
+    """
     shown = _shown(url)
-    return shlex.quote(shown) if shown else _NAMED_BY_A_VARIABLE
+    if not shown and _kind_of(url) == "postgresql" and "sslpassword" not in url.lower():
+        shown = without_password(url)
+    return shlex.quote(shown) if shown and "***" not in shown else _NAMED_BY_A_VARIABLE
 
 
 def _shown(url: str) -> str:
     file = file_of(url)
     if file is not None:
         return f"{SQLITE}{file.absolute()}"
-    parts = urlsplit(url)
-    if not parts.netloc or parts.password or "password" in parts.query.lower():
+    if _kind_of(url) in ("", "memory") or "://" not in url or holds_secret(url):
         return ""
     return url
 

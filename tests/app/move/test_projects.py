@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -14,7 +15,7 @@ from ergon_framework.app.settings import load_settings
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.app.zones import open_zone
 from ergon_framework.cli import invoke
-from ergon_framework.errors import SettingsError, StoreError
+from ergon_framework.errors import SettingsError, StoreError, StoreReadOnlyError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.providers.base import ProviderBase
@@ -38,19 +39,34 @@ class Rates(ProviderBase):
     """A provider that always answers."""
 
     provider_name, capability = "rates", "exchange"
+    calls = 0
 
     def _execute_impl(self, **_given: Any) -> dict[str, float]:
+        self.calls += 1
         return {"rate": 1.08}
 
 
-def asked(store: str) -> int | None:
+def rates_in(store: str) -> Rates:
+    """The provider with a quota that this store keeps."""
+    return Rates(store=store, quota=QuotaPolicy(limit=10, period="day"))
+
+
+def called(rates: Rates) -> int | None:
     """Call the provider once; how many calls are left."""
-    with Rates(store=store, quota=QuotaPolicy(limit=10, period="day")) as rates:
-        context = ProviderExecutionContext()
-        told = rates.execute(
-            tenant_id="acme", campaign_id=None, operation="eur", payload={}, context=context
-        )
-        return None if told.quota is None else told.quota.remaining_count
+    told = rates.execute(
+        tenant_id="acme",
+        campaign_id=None,
+        operation="eur",
+        payload={},
+        context=ProviderExecutionContext(),
+    )
+    return None if told.quota is None else told.quota.remaining_count
+
+
+def asked(store: str) -> int | None:
+    """Call it once in a process that ends then; how many calls are left."""
+    with rates_in(store) as rates:
+        return called(rates)
 
 
 def published(settings: Path, zone: str, n: int) -> int:
@@ -222,6 +238,20 @@ def test_facts_in_a_folder_are_not_forgotten_when_the_line_was_changed_first(
     assert "127.0.0.1" in capsys.readouterr().err  # it was on its way there
 
 
+def test_a_program_that_still_runs_is_told_and_does_nothing(program: Path, tmp_path: Path) -> None:
+    """Its provider is not called, for the quota would be spent in two places."""
+    old, new = f"sqlite:///{tmp_path}/work.db", f"sqlite:///{tmp_path}/new.db"
+    with rates_in(old) as rates, JobClient(old) as client:
+        assert called(rates) == 8
+        assert invoke(["move", str(program), "--to", new]) == 0
+        for use in (lambda: called(rates), lambda: client.enqueue("greet")):
+            with pytest.raises(StoreReadOnlyError, match=r"was moved to .*new\.db") as told:
+                use()
+            assert f"`ergon move {old} {new} --reopen`" in told.value.remedy
+        assert rates.calls == 1
+    assert asked(new) == 7
+
+
 @pytest.mark.slow
 def test_a_command_that_is_killed_between_two_parts_goes_on(
     program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -254,6 +284,7 @@ def test_a_zone_that_was_shut_for_another_place_is_not_left_out(
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     other = tmp_path / "other" / "work.db"
     other.parent.mkdir()
+    told = ""
     for move in (["--dry-run"], [], ["--reopen"]):
         assert invoke(["move", str(program), "--to", f"sqlite:///{other}", *move]) == 1
         told = capsys.readouterr().err
@@ -261,7 +292,12 @@ def test_a_zone_that_was_shut_for_another_place_is_not_left_out(
         assert f"zone plant were moved to {place}" in told
         assert f"ergon move {program} --to {shlex.quote(place)} --reopen" in told
     assert list(other.parent.iterdir()) == []
-    assert invoke(["move", str(program), "--to", postgres_url]) == 0
+    go_on, back = re.findall(r"  ergon (move .*?)(?:;| \()", told)  # as they are pasted
+    assert invoke(shlex.split(back)) == 0
+    assert published(program, "plant", 3) == 3
+    assert invoke(shlex.split(go_on)) == 0
+    with pytest.raises(StoreError, match="moved to"):
+        published(program, "plant", 4)
 
 
 @pytest.mark.slow

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from ergon_framework.app.move.run import Asked, Outcome, reopen, run
 from ergon_framework.app.move.transfer import Tell, TransferProgress
 from ergon_framework.app.store_location import StoreLocation
+from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.factstore.nats import database
+from ergon_framework.boundary.node.local_node import LocalNode
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.cli import invoke
-from ergon_framework.errors import ConfigurationError, StoreError, StoreReadOnlyError
+from ergon_framework.connector.boundary.zone import FactItem, Zone
+from ergon_framework.errors import (
+    ConfigurationError,
+    StoreError,
+    StoreReadOnlyError,
+    ZoneMovedError,
+)
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.failpoints import failpoint
@@ -34,6 +45,8 @@ from tests.app.move.stock import (
     with_facts,
     with_jobs,
 )
+from tests.cli.boundary_node import message
+from tests.servers.server import free_port
 
 pytestmark = pytest.mark.req("SCALE:move")
 
@@ -46,8 +59,9 @@ def test_forgotten_workers_and_producers_are_refused(jobs: str, tmp_path: Path) 
     with closing(open_store(jobs)) as forgotten:
         moved(jobs, target, shuts=True)
         for act in (lambda: add(forgotten, "d"), lambda: claim(forgotten)):
-            with pytest.raises(StoreReadOnlyError, match=r"was moved to .*new\.db"):
+            with pytest.raises(StoreReadOnlyError, match=r"was moved to .*new\.db") as refused:
                 act()
+            assert ("FROM" in refused.value.remedy) == jobs.startswith("redis")
         with pytest.raises(StoreReadOnlyError, match=r"was moved to .*new\.db"):
             forgotten.add([new_job("e", unique_key="u"), new_job("f")])
         with pytest.raises(StoreReadOnlyError, match="moved to"):
@@ -97,6 +111,16 @@ def test_forgotten_producers_of_facts_are_refused(facts: str, tmp_path: Path) ->
         with pytest.raises(StoreReadOnlyError, match=r"was moved to .*facts\.db"):
             forgotten.serve("c", 10, 1000, holder="h", lease=30.0)
         assert len(forgotten.page(OUTBOUND, 0, 10, 1 << 20).facts) == 4
+        settings = ZoneSettings(store=SecretStr(facts))
+        asked = json.loads(message("m-1"))
+        with (
+            LocalZone(ZONE, forgotten, MemoryObjectStore(), settings) as node,
+            pytest.raises(ZoneMovedError) as caught,
+        ):
+            node.append(asked["envelope"], asked["fact"])
+        assert (
+            shlex.join(["move", facts, target, "--zone", ZONE, "--reopen"]) in caught.value.remedy
+        )
     assert copied(moved(facts, target, zone=ZONE)) == {}
     assert fact_sums(target) == fact_sums(facts)
     assert reopen(Asked(StoreLocation(facts), StoreLocation(target), ZONE)) == ["facts"]
@@ -113,6 +137,66 @@ def test_a_node_does_not_start_on_a_zone_that_was_moved(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"was moved to .*new/facts\.db"):
         LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "old")))
     LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))).close()
+
+
+def test_a_program_that_has_a_moved_zone_open_is_told_at_once(tmp_path: Path) -> None:
+    """Nothing is stored there any more; the error names the new place and the way back works."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    address = f"127.0.0.1:{free_port()}"
+    settings = ZoneSettings(data=str(old), listen=address, insecure=True)
+    node = LocalNode(ZONE, settings)
+    node.start()
+    commands: list[str] = []
+    with (
+        Zone(ZONE, settings, timeout=2.0) as here,
+        Zone(ZONE, f"http://{address}", timeout=2.0) as far,
+    ):
+        assert published(here, 1) == 1
+        moved(old, new, shuts=True, is_forced=True)
+        for zone in (here, far):
+            for use in (
+                lambda zone=zone: published(zone, 2),
+                lambda zone=zone: zone.publish_many([fact(2)], to="hq"),
+                lambda zone=zone: list(zone.read("all")),
+            ):
+                with pytest.raises(ZoneMovedError, match=f"was moved to {new}") as caught:
+                    use()
+                assert caught.value.details["moved_to"] == str(new / "facts.db")
+                assert f'write data = "{new}" under [zones.{ZONE}]' in caught.value.remedy
+                commands += re.findall("`ergon (move [^`]*)`", caught.value.remedy)
+            found = zone.find("f1")
+            assert found is not None
+        with Zone(ZONE, new) as there:
+            assert published(there, 1) == 1  # known by its id
+        [command] = set(commands)
+        assert invoke(shlex.split(command)) == 0
+        assert published(far, 2) == 2
+    node.stop()
+
+
+@pytest.mark.slow
+def test_a_zone_whose_folder_the_move_still_has_is_known_to_be_moved(tmp_path: Path) -> None:
+    """It holds the lock until all other parts of the program are moved, which may take long."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    with Zone(ZONE, old) as zone:
+        assert published(zone, 1) == 1
+    moved(old, new, shuts=True)
+    with (
+        closing(DataFolder.lock(old)),
+        Zone(ZONE, old) as zone,
+        pytest.raises(ZoneMovedError, match="was moved to"),
+    ):
+        published(zone, 2)
+
+
+def fact(n: int) -> FactItem:
+    """One of many."""
+    return {"subject": "order:1", "predicate": "counted", "object": {"n": n}, "id": f"f{n}"}
+
+
+def published(zone: Zone, n: int) -> int:
+    """Publish a fact; its offset."""
+    return zone.publish("order:1", "counted", {"n": n}, to="hq", id=f"f{n}").offset
 
 
 def test_without_a_word_the_store_stays_open(jobs: str, tmp_path: Path) -> None:
@@ -227,5 +311,5 @@ def test_a_password_that_ends_a_url_is_not_taken_for_the_rest_of_it(password: st
         assert password not in str(caught.value)
     assert (
         StoreLocation("postgresql://ergon:a%23b@127.0.0.1/work").name
-        == "postgresql://127.0.0.1/work"
+        == "postgresql://ergon@127.0.0.1/work"
     )

@@ -31,17 +31,12 @@ from ergon_framework.app.settings.stores import (
     store_url,
 )
 from ergon_framework.app.store_location import StoreLocation, is_same
-from ergon_framework.app.zones import (
-    folder_name,
-    moved_to,
-    zones_folder,
-    zones_found,
-    zones_of,
-)
+from ergon_framework.app.zones import folder_name, zones_folder, zones_found, zones_of
 from ergon_framework.boundary.data_folder import FILE as FACTS
-from ergon_framework.boundary.store_urls import is_server
+from ergon_framework.boundary.store_urls import is_server, moved_to
 from ergon_framework.core.text import toml_table, toml_text
 from ergon_framework.errors import ConfigurationError, StoreError
+from ergon_framework.ports.transfer import login_hint
 from ergon_framework.storage.urls import SQLITE, file_of, store_option
 
 
@@ -189,10 +184,11 @@ def _shut_for_another(
     so the command that opens it again is that of the zone alone.
     """
     if "://" in gone_to:
-        command = f"ergon move {shlex.quote(project.name)} --to {shlex.quote(gone_to)}"
+        program = shlex.quote(str(Path(project.name).absolute()))
+        command = f"ergon move {program} --to {shlex.quote(gone_to)}"
         remedy = (
-            f"go on with the move that was begun:  {command}  (with user and password, if the URL"
-            f" has them); or open the zones again:  {command} --reopen"
+            f"go on with the move that was begun:  {command}; or open the zones again: "
+            f" {command} --reopen{login_hint(gone_to)}"
         )
     else:
         places = f"{shlex.quote(str(folder))} {shlex.quote(str(Path(gone_to).parent))}"

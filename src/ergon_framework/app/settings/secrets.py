@@ -19,7 +19,7 @@ from ergon_framework import redaction
 from ergon_framework.app.settings.source import KeyPath, SettingsSource
 from ergon_framework.errors import name_of, whole_text_of
 from ergon_framework.redaction import is_secret
-from ergon_framework.storage.urls import placeholder
+from ergon_framework.storage.urls import holds_secret, placeholder
 
 WITHHELD = "ERGON_WITHHELD"
 """Set by workers for their executors; see ``pass_secrets``."""
@@ -121,15 +121,26 @@ def _secrets(value: object, name: str = "") -> Iterator[str]:
             yield from _secrets(item, name)
 
 
+_STORES = frozenset({"sqlite", "postgresql", "postgres", "redis", "rediss", "memory"})
+"""Kinds of stores with no other secret in their URL than a password; NATS also takes a token."""
+_TELLING = frozenset({"ergon"})
+"""Words that cannot be hidden: every command in a hint would tell which word is left out."""
+
+
 def _with_password(secret: str) -> Iterator[str]:
-    """A secret, and the password or token in it if it is a URL: an error may repeat that alone."""
-    if secret:
-        yield secret
+    """A secret, and the password or token in it if it is a URL: an error may repeat that alone.
+
+    The URL of a store without a password is none: hints name the store by it.
+    """
+    is_store = secret.partition("://")[0].partition("+")[0].lower() in _STORES
+    if not secret or (is_store and not holds_secret(secret)):
+        return
+    yield secret
     with suppress(ValueError):
         url = urlsplit(secret)
-        password = url.password or url.username
+        password = url.password or (None if is_store else url.username)
         if password:
-            yield from {password, unquote(password)}
+            yield from {password, unquote(password)} - _TELLING
 
 
 def revealed(value: Any) -> Any:

@@ -27,6 +27,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
     NotPermittedError,
     ObjectConflictError,
+    ZoneMovedError,
 )
 
 HEAD_LIMIT = 64 << 10
@@ -213,6 +214,7 @@ ERROR_OF_REASON: dict[tuple[str, str], type[BoundaryError]] = {
     ("already_exists", "object_conflict"): ObjectConflictError,
     ("failed_precondition", "artifact_missing"): ArtifactError,
     ("failed_precondition", "artifact_mismatch"): ArtifactError,
+    ("unavailable", "moved"): ZoneMovedError,
 }
 ERROR_OF_CODE: dict[str, type[BoundaryError]] = {
     "invalid_argument": FactInvalidError,

@@ -480,6 +480,8 @@ class NodeApplication:
             work = begin()  # only now: one that is cancelled before it starts leaves nothing behind
             if work is not None:
                 await work
+        except BoundaryError:
+            raise  # an answer, also where it speaks of a store
         except StoreError as error:
             raise self.zone.failed(error) from error
 

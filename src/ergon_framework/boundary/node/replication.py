@@ -616,7 +616,7 @@ class Puller:
 
 def _trouble(error: BaseException) -> str:
     """Where the trouble of a pull is: the peer does not answer, this zone's store, or neither."""
-    if isinstance(error, StoreError):
+    if isinstance(error, StoreError) and not isinstance(error, BoundaryError):
         return "store"
     is_away = isinstance(error, NodeUnavailableError | OSError)
     return "away" if is_away and getattr(error, "reason", "") != "sealed" else "refused"

@@ -35,6 +35,7 @@ from ergon_framework.providers.pipeline.lanes import Lane, Permits
 from ergon_framework.providers.pipeline.options import CallPolicy
 from ergon_framework.providers.quota import Reservation
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
+from ergon_framework.storage.freeze import refuse_moved
 
 if TYPE_CHECKING:
     from ergon_framework.providers.pipeline.runtime import ProviderRuntime
@@ -236,7 +237,8 @@ def try_fast_path(
                 reservation = PROVIDER_BUDGET.run_within(
                     left, partial(limiter.reserve, given.units)
                 )
-        except StoreError:
+        except StoreError as error:
+            refuse_moved(error)
             call = runtime.new_call(lane, who, given)
             call.unanswered(began_at)
             return call

@@ -42,6 +42,7 @@ from ergon_framework.providers.pipeline.options import CallPolicy
 from ergon_framework.providers.quota import Reservation
 from ergon_framework.providers.validation import check_units
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
+from ergon_framework.storage.freeze import refuse_moved
 
 _MAX_BUDGET = 2**31 / 1000 - 1  # seconds: the column holds milliseconds
 
@@ -448,7 +449,8 @@ class GuardedCall:
             return self.without_quota()  # reading the circuit took all the time there was
         try:
             taken = limiter.reserve(self.context.units)
-        except StoreError:
+        except StoreError as error:
+            refuse_moved(error)
             return self.without_quota()
         if taken is None:
             return self._guard.reserved(self.clock.now() + limiter.retry_after())

@@ -7,6 +7,7 @@ soon as it is there: a provider can be built while its database is down.
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.transfer import read_move_state
+from ergon_framework.ports.transfer import moved_away, read_move_state
 from ergon_framework.providers.redaction import describe_safely
 from ergon_framework.providers.telemetry import emit
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
@@ -103,11 +104,11 @@ MARKS = "ergon_provider_moves"
 FIND_MARK = f"SELECT mark FROM {MARKS}"  # noqa: S608 - our own name
 
 
-def refuse_moved_tables(found: bytes | None, name: str) -> None:
+def refuse_moved_tables(found: bytes | None, name: str, url: str) -> None:
     """Refuse tables that a move has not filled yet, or whose rows went elsewhere.
 
     A call that is recorded there would be missing where it is looked for; a quota would be spent
-    twice.
+    twice. ``url`` is that of the store, without a password.
     """
     mark = read_move_state(found)
     if mark.is_incomplete:
@@ -116,10 +117,11 @@ def refuse_moved_tables(found: bytes | None, name: str) -> None:
             remedy=f"{mark.resume_remedy}: it goes on where it was cut off",
         )
     if mark.moved_to:
+        gone = moved_away(name, mark.moved_to, shlex.quote(url))
         raise StoreSchemaError(
             f"the provider calls of {name} were moved to {mark.moved_to}",
-            remedy="work with that one; `ergon move FROM TO --reopen` lets this one be used again",
-            details={"moved_to": mark.moved_to},
+            remedy=gone.remedy,
+            details=gone.details,
         )
 
 

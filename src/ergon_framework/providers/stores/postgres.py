@@ -484,9 +484,9 @@ class PostgresProviderDatabase:
                     raise StoreSchemaError(
                         f"{self.name} has provider tables of revision {found}; this program works"
                         f" with {HEAD}",
-                        remedy=upgrade_remedy(found),
+                        remedy=upgrade_remedy(found, self.name),
                     )
-                refuse_moved_tables(_move_state_in(connection), self.name)
+                refuse_moved_tables(_move_state_in(connection), self.name, self.name)
         except exc.SQLAlchemyError as error:
             raise self._translated(error) from error
 

@@ -66,7 +66,8 @@ class _Tables(Schema):
                 f" with {HEAD}",
                 remedy=upgrade_remedy(found, f"{SQLITE}{path}"),
             )
-        refuse_moved_tables(_found(connection, FIND_MARK), str(path))
+        url = f"{SQLITE}{path.absolute()}"
+        refuse_moved_tables(_found(connection, FIND_MARK), str(path), url)
 
 
 _TABLES = _Tables("providers", __name__)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import psycopg
 
 from ergon_framework.errors import (
@@ -130,7 +132,7 @@ def translate(error: BaseException, name: str) -> StoreError:
     if state == POSTGRES_STATE:
         from ergon_framework.ports.transfer import moved_away
 
-        return moved_away(name, text)
+        return moved_away(name, text, shlex.quote(name))
     if state == _FULL:
         return StoreFullError(
             f"there is no room left on the disk of {name}", remedy="free some disk space there"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.storage.freeze import SQLITE_WORD
+from ergon_framework.storage.urls import SQLITE
 
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _UNSYNCED = frozenset({sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC})
@@ -75,7 +77,8 @@ def translate(error: sqlite3.Error, path: Path) -> StoreError | None:
     if is_barred(error):
         from ergon_framework.ports.transfer import moved_away
 
-        return moved_away(str(path), str(error).removeprefix(SQLITE_WORD))
+        source = shlex.quote(f"{SQLITE}{path.absolute()}")
+        return moved_away(str(path), str(error).removeprefix(SQLITE_WORD), source)
     if extended in _UNSYNCED:
         return broken(path, error)
     if is_busy(error):
