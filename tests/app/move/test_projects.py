@@ -175,6 +175,12 @@ def test_a_script_without_settings_is_moved_by_its_file(
     assert f"Now write in a new file ergon.toml, beside {store}" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     assert invoke(["move", "--to", target, "--dry-run"]) == 0
+    below = tmp_path / "src" / "deep"
+    below.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(below)
+    assert invoke(["move", "--to", target, "--dry-run"]) == 0  # as other commands find it
+    monkeypatch.chdir(tmp_path)
     secret = "postgresql://ergon:hush@127.0.0.1:1/work"  # noqa: S105 - nobody listens there
     assert invoke(["move", "--to", secret, "--dry-run"]) == 1
     said = capsys.readouterr()

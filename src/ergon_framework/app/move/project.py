@@ -10,12 +10,14 @@ sources that were shut before are opened again, and the program works on with wh
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ergon_framework.app import discovery
 from ergon_framework.app.move import run as single
 from ergon_framework.app.move.endpoints import Asked, has_work
 from ergon_framework.app.move.transfer import Moved, Tell
@@ -25,6 +27,7 @@ from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.source import read_toml
 from ergon_framework.app.settings.stores import (
     SCRIPT_FILE,
+    base_of,
     call_stores,
     keeps_jobs,
     resolve_url,
@@ -92,15 +95,9 @@ def is_project(given: str) -> bool:
 
 
 def find_project(given: str | None) -> Project:
-    """The program that is meant; without a name, that of the working directory."""
+    """The program that is meant; without a name, the nearest from the working directory upwards."""
     if given is None:
-        settings = load_settings()
-        if settings.file is None and not Path(SCRIPT_FILE).is_file():
-            raise ConfigurationError(
-                f"there is neither {SETTINGS} nor {SCRIPT_FILE} here",
-                remedy="name one of them: ergon move path/to/ergon.toml --to URL",
-            )
-        return Project(settings, Path() if settings.file is None else settings.file.parent)
+        return _found_project()
     path = Path(given)
     if not path.is_file():
         raise ConfigurationError(
@@ -111,6 +108,21 @@ def find_project(given: str | None) -> Project:
         return Project(load_settings(path), path.parent)
     beside = path.parent / SETTINGS
     return Project(load_settings(beside) if beside.is_file() else Settings(), path.parent)
+
+
+def _found_project() -> Project:
+    """The program that any other command without ``--config`` would be about."""
+    if os.environ.get("ERGON_CONFIG"):
+        settings = load_settings()
+        return Project(settings, base_of(settings))
+    found = discovery.find_project()
+    if found is None:
+        raise ConfigurationError(
+            f"there is neither {SETTINGS} nor {SCRIPT_FILE} here or above",
+            remedy="name one of them: ergon move path/to/ergon.toml --to URL",
+        )
+    is_here = found.folder == Path.cwd()
+    return Project(load_settings(None if is_here else found.place), found.folder)
 
 
 # ---- what there is to do ------------------------------------------------------------------------
