@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework import INJECTED, App, Business, MemoryConnector, Transaction, UnitOfWork
+from ergon_framework import (
+    INJECTED,
+    App,
+    Business,
+    MemoryConnector,
+    Snooze,
+    Transaction,
+    UnitOfWork,
+)
 from ergon_framework.errors import ConfigurationError, FetchException, WiringError
 
 pytestmark = pytest.mark.req("ONE:run")
@@ -308,6 +316,28 @@ def test_a_burst_tells_that_a_source_cannot_be_read() -> None:
     with app, pytest.raises(FetchException, match="hiccup"):
         app.run(burst=True)
     assert broker.closed == 1
+
+
+def test_a_burst_does_not_wait_for_a_unit_that_is_to_wait_for_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An hour is left to the source, and told; half a second is waited for."""
+    app, source, seen = App("memory://"), orders(5, 7), []
+
+    @app.consumer(source, concurrency=2)
+    def charge(order: Order) -> None:
+        if order.amount == 7:
+            raise Snooze(3600, "the bank is closed")
+        seen.append(order.amount)
+        if len(seen) == 1:
+            raise Snooze(0.1)
+
+    with app:
+        report = app.run(burst=True).consumers["charge"]
+    assert seen == [5, 5]
+    assert (report.succeeded, report.parked) == (1, 1)
+    assert source.get_transactions_count() == 1
+    assert "charge: 1 left to wait at their source" in caplog.text
 
 
 def test_one_queue_may_be_named_as_text() -> None:

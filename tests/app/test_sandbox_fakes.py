@@ -12,7 +12,7 @@ import pytest
 
 from ergon_framework import App
 from ergon_framework.connector.boundary.zone import Zone
-from ergon_framework.errors import Business, WiringError
+from ergon_framework.errors import Business, Snooze, WiringError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.providers.calls import ProviderCall
 from ergon_framework.providers.errors import ProviderQuotaExceededError
@@ -199,3 +199,27 @@ def test_facts_are_published_into_memory(ergon: Sandbox, plant: Zone, tmp_path: 
     assert not (tmp_path / "plant").exists()
     with Sandbox(ergon.clock) as other:
         assert other.zone("plant").facts() == []
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_unit_that_is_snoozed_waits_for_the_clock_of_the_test(
+    ergon: Sandbox, is_async: bool
+) -> None:
+    """A drain leaves it alone, as it does with a job; later it is no attempt more."""
+    app, tries = App("memory://"), []
+
+    def handle(order: Order) -> None:
+        tries.append(ergon.clock.now())
+        if len(tries) == 1:
+            raise Snooze(3600)
+
+    async def handle_async(order: Order) -> None:
+        handle(order)
+
+    charge = consumer(name="charge", attempts=1)(handle_async if is_async else handle)
+    ergon.use(app)
+    source = ergon.feed(charge, {"amount": 5})
+    assert ergon.drain().held == 1
+    assert (ergon.clock.now(), source.get_transactions_count()) == (0, 1)
+    assert ergon.advance(7200).completed == 1
+    assert tries == [0, 3600]

@@ -97,6 +97,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         exception=step_rules(Step.ON_EXCEPTION),
         timeout=st.sampled_from([None, 4.0]),
         parks=st.booleans(),
+        max_hold=st.sampled_from([None, 0.0, 2.0]),
         now=st.sampled_from([0.0, 1000.0]),
     )
     def begin(
@@ -106,11 +107,12 @@ class LifecycleMachine(RuleBasedStateMachine):
         exception: StepRule,
         timeout: float | None,
         parks: bool,
+        max_hold: float | None,
         now: float,
     ) -> None:
         """A call with its rules, and the first of its transactions."""
         self.steps = dict(zip(Step, (process, success, exception), strict=True))
-        self.rule = LifecycleRule(process, success, exception, timeout, parks)
+        self.rule = LifecycleRule(process, success, exception, timeout, parks, max_hold)
         self.now = now
         self.begin_one()
 
@@ -189,12 +191,13 @@ class LifecycleMachine(RuleBasedStateMachine):
             self.attempt_failed(step, failure, action, roll)
 
     def attempt_was_held(self, step: Step, failure: Failure, action: Action) -> None:
-        """Nothing was attempted: parked where that can be, else the same attempt after a wait."""
-        if self.rule.parks and step is Step.PROCESS:
-            self.cause = failure
-            assert action == End(Ending.PARKED, failure)
-            return
+        """Nothing was attempted: the same attempt after a wait, unless the wait is too long."""
         wait = HELD_DELAY if failure.retry_after is None else max(0.1, failure.retry_after)
+        longest = self.rule.max_hold
+        if step is Step.PROCESS and (self.rule.parks if longest is None else wait > longest):
+            self.cause = failure
+            assert action == End(Ending.PARKED if self.rule.parks else Ending.ABORTED, failure)
+            return
         assert action == Sleep(wait)
         self.calls[step] -= 1
 
@@ -303,7 +306,8 @@ class LifecycleMachine(RuleBasedStateMachine):
             is_timeout = self.cause is not None and self.cause.kind is Kind.TIMEOUT
             is_aborted = end.how is Ending.ABORTED
             is_held = self.cause is not None and self.cause.kind is Kind.HELD
-            assert (end.how is Ending.PARKED) == is_held
+            assert (end.how is Ending.PARKED) == (is_held and self.rule.parks)
+            assert is_aborted or not is_held or self.rule.parks
             assert (end.how is Ending.TIMED_OUT) == (is_timeout and not is_aborted)
             assert bare(end.failure) == self.cause
 

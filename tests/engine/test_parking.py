@@ -217,3 +217,20 @@ def test_a_call_that_is_to_empty_a_volatile_source_waits_in_place(colour: Colour
     outcome = consume(colour, source, rules(size=2), process={"t1": [Refused(5.0), "ok"]})
     assert (outcome.report.succeeded, outcome.report.parked) == (2, 0)
     assert source.get_transactions_count() == 0
+
+
+def test_a_call_that_bounds_its_waits_hands_back_what_would_wait_longer(colour: Colour) -> None:
+    """A short wait is waited for; a longer one is left to the source, and nothing is charged."""
+    process: dict[str, Any] = {"t1": [Refused(3600.0)], "t2": [Refused(5.0), "ok"]}
+    memory = MemoryConnector([Transaction("t1"), Transaction("t2")])
+    outcome = consume(colour, memory, rules(size=2, max_hold=10.0), process=process)
+    assert (outcome.report.succeeded, outcome.report.parked) == (1, 1)
+    assert memory.get_transactions_count() == 1
+    cannot_keep = Settling([transactions(2)])
+    outcome = consume(colour, cannot_keep, rules(size=2, max_hold=10.0), process=process)
+    assert cannot_keep.verbs == [("ack", "t2"), ("release", "t1")]
+    assert (outcome.report.succeeded, outcome.report.aborted, outcome.report.released) == (1, 1, 1)
+    nobody = ScriptedConnector([transactions(2)])
+    outcome = consume(colour, nobody, rules(size=2, max_hold=10.0), process=process)
+    assert outcome.report.stranded == ("t1",)
+    assert outcome.report.elapsed < 10.0

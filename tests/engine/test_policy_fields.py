@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.connector.transaction import Transaction
+from ergon_framework.errors import Snooze
 from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import Supply, by_hand, consumer, final_report, nap, now, producer
@@ -205,6 +206,13 @@ def handed_back(colour: Colour, policy: dict[str, Any]) -> Any:
     return consume(colour, source, policy).report.elapsed
 
 
+def held(colour: Colour, policy: dict[str, Any]) -> Any:
+    """What a source is told of one that is to wait a minute, and how long the call lasts."""
+    source = Settling([transactions(1)])
+    report = consume(colour, source, policy, process={"t1": [Snooze(60.0), None]}).report
+    return [(verb, at) for verb, _id, at in source.told], report.elapsed
+
+
 def waits(colour: Colour, policy: dict[str, Any]) -> Any:
     """When a source that has nothing is asked for the first four times."""
     instants: list[float] = []
@@ -317,6 +325,7 @@ CONSUMER = [
         ([("ack", 0.0), ("ack", 0.1)], 0.1),
     ),
     Case("loop.release_grace", 1.5, handed_back, 1.5),
+    Case("loop.max_hold", 5.0, held, ([("release", 0.0)], 0.0)),
     Case("steps.fetch.extra", {"queue": "q"}, asked, [(1, {"queue": "q"})]),
     Case("steps.fetch.connector_name", "other", chosen, [0, 1]),
 ]

@@ -118,6 +118,7 @@ consumer_policies = st.builds(
         settlement_timeout=positive,
         settlement_attempts=counts,
         release_grace=not_negative,
+        max_hold=st.none() | not_negative,
     ),
     steps=st.builds(
         ConsumerSteps,
@@ -206,6 +207,7 @@ def test_the_defaults_of_a_consumer_change_on_purpose_only() -> None:
         "settlement_timeout": 30.0,
         "settlement_attempts": 5,
         "release_grace": 5.0,
+        "max_hold": None,
     }
     fetch = {"retry": RETRY, "extra": {}, "connector_name": None}
     steps = {**STEPS, "fetch": fetch, "process": {"retry": RETRY}}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ergon_framework.app.lifespan import offered
 from ergon_framework.app.signals import Shutdown, SignalListener, StopSignals
+from ergon_framework.core.loop import StopReason
 from ergon_framework.core.restart import Finished, Restart, RestartRule, after_exit
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, WiringError, describe
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ergon.app")
 
+MAX_BURST_HOLD = 10.0
+"""Seconds that a burst waits for a unit that is held, where its source cannot keep it."""
 MAX_FETCHES = 1_000_000
 """Attempts in a row to read a source that fails; at half a minute each, a year."""
 
@@ -138,6 +141,7 @@ class ConsumerPart:
             self._open_kept(wiring)
             outcome = run_task(wiring, shutdown)
         self.report = outcome.report
+        _tell_of_waiting(self.name, outcome.report)
         if outcome.error is not None and not self._stops:
             raise outcome.error
 
@@ -171,6 +175,14 @@ class ConsumerPart:
                 logger.warning(
                     "the connector of %s could not be closed: %s", self.name, describe(error)
                 )
+
+
+def _tell_of_waiting(name: str, report: Report | None) -> None:
+    """Log how many units a burst has left to their source, which they wait in."""
+    waiting = 0 if report is None else report.parked + report.aborted
+    if report is not None and waiting and report.stop_reason is StopReason.EMPTY:
+        text = "%s: %d left to wait at their source, as their handler or a closed gate asked for"
+        logger.warning(text, name, waiting)
 
 
 class ZonePart:
@@ -247,6 +259,8 @@ def _policy_of(consumer: FunctionConsumer[..., Any], *, burst: bool) -> Consumer
     loop, steps = policy.loop, policy.steps
     if burst or "streaming" not in loop.model_fields_set:
         loop = loop.model_copy(update={"streaming": not burst})
+    if burst and "max_hold" not in loop.model_fields_set:
+        loop = loop.model_copy(update={"max_hold": MAX_BURST_HOLD})
     if not burst and "retry" not in steps.fetch.model_fields_set:
         retry = RetryPolicy(max_attempts=MAX_FETCHES, backoff=0.5, backoff_cap=30.0, jitter=0.2)
         fetch = steps.fetch.model_copy(update={"retry": retry})

@@ -256,9 +256,14 @@ def _run_app(app: App, *, burst: bool, as_json: bool) -> int:
         return 0
     rows = [{"part": "jobs", **msgspec.structs.asdict(report.jobs)}]
     for name, each in report.consumers.items():
-        counts = {"completed": each.succeeded, "failed": each.failed + each.timed_out}
+        counts = {
+            "completed": each.succeeded,
+            "failed": each.failed + each.timed_out,
+            "held": each.parked,
+        }
         rows.append({"part": name, **counts, "stop_reason": each.stop_reason.value})
-    show_list(rows, ["part", "completed", "failed", "retried", "stop_reason"], as_json=False)
+    columns = ["part", "completed", "failed", "retried", "held", "stop_reason"]
+    show_list(rows, columns, as_json=False)
     return 0
 
 

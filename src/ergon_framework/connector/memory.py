@@ -194,6 +194,12 @@ class MemoryConnector:
         """How many wait, parked ones included; what is in flight does not count."""
         return len(self._waiting) + len(self._parked)
 
+    @property
+    def due_at(self) -> float | None:
+        """When the first parked one is due again, by the clock of the call that parked it."""
+        with self._lock:
+            return self._parked[0][0] if self._parked else None
+
     def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:
         """A copy of the oldest one with this id, waiting, in flight or dead. It claims nothing."""
         with self._lock:

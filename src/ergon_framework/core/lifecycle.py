@@ -12,7 +12,8 @@ that passed.
 
 A failure of the kind HELD says that nothing was attempted: a gate was closed. It costs no attempt.
 A transaction whose source can keep it for a while is *parked*: it ends without an outcome and comes
-back later. Any other waits where it is, and the same attempt is made again.
+back later. Any other waits where it is, and the same attempt is made again. A call that is to end
+soon bounds that wait: what is to wait longer leaves the call, parked or handed back at its end.
 
 A transaction that is *discarded* by its hook ends at once, without a handler.
 
@@ -113,6 +114,9 @@ class LifecycleRule:
     timeout: float | None = None
     parks: bool = False
     """Whether the source can keep a transaction until a gate opens."""
+    max_hold: float | None = None
+    """Seconds that a transaction waits for a gate where it is, at most; None: none at all where the
+    source can keep it, and otherwise as long as the gate says."""
 
     def of(self, step: Step) -> StepRule:
         """The rule of one step."""
@@ -279,11 +283,13 @@ def _retry_or_leave(
 
 
 def _hold(rule: LifecycleRule, cursor: Cursor, failure: Failure) -> Action:
-    if rule.parks and cursor.step is Step.PROCESS:  # later steps cannot begin anew elsewhere
-        cursor.end = End(Ending.PARKED, failure)
+    hold, longest = hold_of(failure), rule.max_hold
+    leaves = rule.parks if longest is None else hold > longest
+    if leaves and cursor.step is Step.PROCESS:  # later steps cannot begin anew elsewhere
+        cursor.end = End(Ending.PARKED if rule.parks else Ending.ABORTED, failure)
         return cursor.end
     cursor.is_held = True
-    return Sleep(hold_of(failure))
+    return Sleep(hold)
 
 
 def hold_of(failure: Failure | None) -> float:

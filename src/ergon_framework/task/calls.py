@@ -94,7 +94,8 @@ class Single:
             fetch=self._fetch,
             ended=self._ended,
             settlement=None,
-            lifecycle=replace(plan.lifecycle, parks=False),  # there is nobody to bring it again
+            # There is nobody to bring it again.
+            lifecycle=replace(plan.lifecycle, parks=False, max_hold=None),
         )
 
     def _fetch(self, _at_most: int) -> list[Transaction]:

@@ -165,19 +165,24 @@ class Sandbox:
     def _consume(
         self, consumer: FunctionConsumer[..., Any], source: MemoryConnector
     ) -> WorkerReport:
-        """Let a consumer have what waits for it. Its retries wait within, and move the clock."""
+        """Let a consumer have what waits for it. Its retries wait within, and move the clock; one
+        that its handler snoozes comes again when :meth:`advance` has reached its time.
+        """
         if not source.get_transactions_count():
             return WorkerReport()
-        loop = consumer.policy.loop.model_copy(update={"streaming": False})
+        update = {"streaming": False, "max_hold": 0.0}
+        loop = consumer.policy.loop.model_copy(update=update)
         policy = consumer.policy.model_copy(update={"loop": loop})
         done: Any = consumer.task(source).execute(policy)
         report: Report = self.clock.run(done) if consumer.is_async else done
-        return WorkerReport(completed=report.succeeded, failed=report.failed + report.timed_out)
+        failed = report.failed + report.timed_out
+        return WorkerReport(completed=report.succeeded, failed=failed, held=report.parked)
 
     def _next_at(self) -> float | None:
         """When something is due. What is due already and was left waits for something else."""
         now = self.clock.now()
         times = [each.next_at for each in self._all()]
+        times += [source.due_at for _, source in self._fed.values()]
         return min((at for at in times if at is not None and at > now), default=None)
 
     def _substitute(self, kind: str, name: str) -> Any:

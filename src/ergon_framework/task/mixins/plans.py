@@ -270,14 +270,14 @@ def consumer_plan(
     """A consume call, ready to be driven."""
     loop, steps = policy.loop, policy.steps
     _warn_about_small_batches(task, loop)
-    parks = settlement is not None and _parks(settlement, loop)
+    parks, max_hold = _holds(settlement, loop)
     empty = loop.empty_queue
     return EnginePlan(
         role="consumer",
         task=task,
         fetch=fetch,
         hooks=_copying(hooks) if loop.payload_copies else hooks,
-        lifecycle=_lifecycle(steps.process.retry, steps, loop, parks=parks),
+        lifecycle=_lifecycle(steps.process.retry, steps, loop, parks=parks, max_hold=max_hold),
         loop=LoopRule(
             size=loop.batch.size,
             concurrency=loop.concurrency.value,
@@ -299,13 +299,17 @@ def consumer_plan(
     )
 
 
-def _parks(settlement: Settlement, loop: ConsumerLoopPolicy) -> bool:
-    """Whether a transaction may go back to its source until a gate opens.
+def _holds(settlement: Settlement | None, loop: ConsumerLoopPolicy) -> tuple[bool, float | None]:
+    """Whether a transaction may go back to its source until a gate opens, and after which wait.
 
-    A call that ends with an empty source must not leave behind what ends with the process.
+    A call that ends with an empty source must not leave behind what ends with the process, unless
+    it would wait for longer than it may.
     """
-    can_park = Verb.RELEASE_AFTER in settlement.verbs
-    return can_park and (loop.streaming or not settlement.is_volatile)
+    can_park = settlement is not None and Verb.RELEASE_AFTER in settlement.verbs
+    is_volatile = settlement is not None and settlement.is_volatile
+    if can_park and (loop.streaming or not is_volatile):
+        return True, None
+    return can_park and loop.max_hold is not None, loop.max_hold
 
 
 def producer_plan(task: str, policy: ProducerPolicy, hooks: Hooks, given: Input) -> EnginePlan:
@@ -349,6 +353,7 @@ def _lifecycle(
     loop: ConsumerLoopPolicy | ProducerLoopPolicy,
     *,
     parks: bool = False,
+    max_hold: float | None = None,
 ) -> LifecycleRule:
     success = steps.success.retry
     return LifecycleRule(
@@ -357,6 +362,7 @@ def _lifecycle(
         StepRule(_retry(steps.exception.retry), steps.exception.retry.timeout),
         loop.transaction_timeout,
         parks,
+        max_hold,
     )
 
 

@@ -163,6 +163,7 @@ class ConsumerLoopPolicy(_LoopPolicy):
     settlement_timeout: Positive = 30.0
     settlement_attempts: Count = 5
     release_grace: PositiveOrZero = 5.0
+    max_hold: Annotated[PositiveOrZero | None, OrNone] = None
 
 
 class ProducerLoopPolicy(_LoopPolicy):
