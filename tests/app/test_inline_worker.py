@@ -15,7 +15,14 @@ from ergon_framework.app.inline_worker import InlineWorker, drain
 from ergon_framework.app.jobs import JobSetup
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
-from ergon_framework.errors import HookError, JobError, JobFailedError, StoreError, WiringError
+from ergon_framework.errors import (
+    HookError,
+    JobError,
+    JobFailedError,
+    ResultTimeoutError,
+    StoreError,
+    WiringError,
+)
 from ergon_framework.executor import Held, JobContext, Registry, RetryLater, current_job
 from ergon_framework.jobs import JobClient
 from ergon_framework.jobs.scheduler import ScheduleSettings
@@ -509,3 +516,31 @@ def test_a_sandbox_without_an_app_says_what_to_do(ergon: Sandbox) -> None:
     """Instead of draining nothing."""
     with pytest.raises(WiringError, match=r"ergon\.use\(app\)"):
         ergon.drain()
+
+
+def test_who_waits_in_a_sandbox_for_a_job_that_nobody_runs_is_told_so(ergon: Sandbox) -> None:
+    """At once, whatever the timeout: only a drain runs jobs there. Both clients say what to do."""
+    app = ergon.use(App(name="shop"))
+    shrink = app.job(lambda: 3)
+    job = shrink.options(delay=60).enqueue()
+    for timeout in (None, 3600.0):
+        with pytest.raises(ResultTimeoutError, match=r"is pending.*ergon\.drain\(\).*advance"):
+            job.result(timeout)
+        with pytest.raises(ResultTimeoutError, match="is pending, and in a sandbox nobody runs"):
+            ergon.clock.run(app.async_client.result(job, timeout))
+    ergon.advance(60)
+    assert (job.result(), ergon.clock.run(app.async_client.result(job))) == (3, 3)
+
+
+def test_a_handler_that_waits_for_another_job_in_a_sandbox_fails(ergon: Sandbox) -> None:
+    """It would wait for ever: the drain that could run the other one waits for this handler."""
+    app = ergon.use(App(name="shop"))
+    inner = app.job("inner")(lambda: 3)
+
+    @app.job(attempts=1)
+    def outer() -> int:
+        return int(inner.enqueue().result())
+
+    job = outer.enqueue()
+    assert ergon.drain().failed == 1
+    assert "in a sandbox nobody runs it" in app.client.show(job)["last_error"]["message"]

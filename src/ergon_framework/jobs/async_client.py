@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.errors import ResultTimeoutError, StoreUnavailableError
 from ergon_framework.jobs.client import EnqueuedJob, JobClient, Progress, _JobId, batches
 from ergon_framework.jobs.newjob import HandlerOptions, JobSpec
 from ergon_framework.jobs.results import (
@@ -28,6 +28,7 @@ from ergon_framework.jobs.results import (
     POLL_INTERVAL,
     found,
     not_found,
+    refuse_to_wait,
     result_of,
     timed_out,
     unanswered,
@@ -318,7 +319,7 @@ class AsyncJobClient:
 
         until = None if timeout is None else loop.time() + timeout
         in_time = partial(self._call_in_time, job_id, timeout, until)
-        watcher = await in_time(lambda: self._watching(poll))
+        watcher = await in_time(lambda: self._watching(poll, job_id))
         watcher.add(job_id, told)
         try:
             left = None if until is None else until - loop.time()
@@ -426,6 +427,8 @@ class AsyncJobClient:
             if loop.time() < until:
                 raise
             raise unanswered(job_id, said, error) from error
+        except ResultTimeoutError:
+            raise  # of the call itself
         except TimeoutError as error:
             raise unanswered(job_id, said, None) from error
 
@@ -440,8 +443,9 @@ class AsyncJobClient:
                 )
             return self._client
 
-    def _watching(self, poll: float) -> ResultWatcher:
+    def _watching(self, poll: float, job_id: str) -> ResultWatcher:
         client = self._sync()
+        refuse_to_wait(client.store, job_id)
         with self._lock:
             if self._watcher is None:
                 self._watcher = ResultWatcher(client.store, poll)

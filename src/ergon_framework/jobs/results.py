@@ -141,6 +141,7 @@ def wait_for(
     job = found(store, job_id)
     if job.status.is_final:
         return job
+    refuse_to_wait(store, job_id)
     until = None if timeout is None else now() + timeout
     with closing(shared.join()) as waiter:
         while True:
@@ -153,6 +154,19 @@ def wait_for(
                 raise timed_out(job, timeout)
             if waiter.wait(left):
                 sleep(max(0.0, min(looked_at + MIN_POLL_INTERVAL - now(), left)))
+
+
+def refuse_to_wait(store: JobStore, job_id: str) -> None:
+    """Refuse to wait for a job that nobody runs meanwhile: in a sandbox, only a drain does."""
+    if not getattr(store, "is_drained_by_hand", False):
+        return
+    job = found(store, job_id)
+    if not job.status.is_final:
+        raise ResultTimeoutError(
+            f"the job {job.id} is {job.status}, and in a sandbox nobody runs it while you wait",
+            remedy="call ergon.drain() first; if it is not due yet, ergon.advance(seconds)",
+            details={"job_id": job.id, "status": job.status.value},
+        )
 
 
 def found(store: JobStore, job_id: str) -> Job:
