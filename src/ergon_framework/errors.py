@@ -8,6 +8,7 @@
     │   ├── WiringError                      parts that do not fit together
     │   │   └── HookError (TypeError)        a hook that is missing or of the wrong colour
     │   └── MissingExtraError (ImportError)  an optional dependency is not installed
+    ├── LifespanTimeoutError (TimeoutError)  a lifespan took longer to open or to close than it may
     ├── EnvelopeError (ValueError)           a transaction with an invalid field
     │   └── FrozenError (AttributeError)     … or an attempt to change one
     ├── PayloadError (ValueError)            a payload the connector cannot serialise
@@ -94,6 +95,7 @@ __all__ = [
     "JobFailedError",
     "JobNotFoundError",
     "JobStateError",
+    "LifespanTimeoutError",
     "LoopTimeoutException",
     "MissingExtraError",
     "NodeUnavailableError",
@@ -192,6 +194,12 @@ class HookError(WiringError, TypeError):
     """A hook is missing, cannot be called, or has the wrong colour."""
 
     code = "hook"
+
+
+class LifespanTimeoutError(ErgonError, TimeoutError):
+    """A lifespan did not come to its yield, or to its end, in the time that it has for it."""
+
+    code = "lifespan_timeout"
 
 
 class MissingExtraError(ConfigurationError, ImportError):

@@ -205,6 +205,36 @@ def test_a_process_that_cannot_open_its_lifespan_says_why(tmp_path: Path) -> Non
     assert expected in done.stderr
 
 
+@pytest.mark.parametrize("half", ["startup", "shutdown"])
+def test_a_process_whose_lifespan_hangs_ends_in_time(half: str, tmp_path: Path) -> None:
+    """Plain code cannot be interrupted: the process ends without it, and names it."""
+    before, after = ("event.wait()", "") if half == "startup" else ("", "event.wait()")
+    (tmp_path / "stuck.py").write_text(
+        "import threading\n"
+        "from collections.abc import Iterator\n"
+        "from ergon_framework.executor import Registry\n"
+        "registry, event = Registry(), threading.Event()\n"
+        "@registry.lifespan(startup_timeout=0.05, shutdown_timeout=0.05)\n"
+        "def database() -> Iterator[None]:\n"
+        f"    {before}\n"
+        "    yield\n"
+        f"    {after}\n"
+        "registry.add(len, 'size')\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run(  # noqa: S603 - our own program
+        runtime_command(f"{tmp_path / 'stuck.py'}:registry"),
+        input=request("size", "four"),
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert done.stdout.count(b"\n") == (0 if half == "startup" else 1)
+    which = b"come to its yield" if half == "startup" else b"end"
+    assert b"the lifespan 'database' did not %b within 0.05 s" % which in done.stderr
+
+
 def test_a_process_without_async_code_does_not_load_asyncio() -> None:
     """Lifespans of both colours are known to the registry, and cost nothing until one is there."""
     code = "import sys, ergon_framework.executor.runtime; sys.exit('asyncio' in sys.modules)"

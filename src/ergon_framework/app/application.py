@@ -42,7 +42,7 @@ from ergon_framework.app.job_handlers import JobHandler
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.executor import Registry
 from ergon_framework.ports.job_options import HandlerOptions
-from ergon_framework.ports.lifespan import Dependencies, DependencyScope
+from ergon_framework.ports.lifespan import Dependencies, DependencyScope, LifespanOptions
 from ergon_framework.ports.middleware import MiddlewareStack
 
 if TYPE_CHECKING:
@@ -66,6 +66,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 EXECUTOR = "python"
 """The executor of a script without a name, and of one whose settings define executors."""
+STARTUP_GRACE = 10.0
+"""Seconds that an executor has to start, beside what its lifespans may take: a process that ends by
+itself because one of them hangs costs no job a delivery."""
 MAX_NAME = 100
 
 
@@ -318,13 +321,22 @@ class App:
             return self._middleware.add(kinds[0], only=only)
         return lambda function: self._middleware.add(function, kinds, only)
 
-    def lifespan(self, function: F) -> F:
+    @overload
+    def lifespan(self, function: F, /) -> F: ...
+    @overload
+    def lifespan(
+        self, function: None = None, /, **options: Unpack[LifespanOptions]
+    ) -> Callable[[F], F]: ...
+    def lifespan(self, function: Any = None, /, **options: Any) -> Any:
         """Open something before the first handler runs in a process, and close it after the last.
 
-        The function yields once; what it yields is injected into handlers by type. See
-        :mod:`ergon_framework.ports.lifespan`.
+        The function yields once; what it yields is injected into handlers by type. It has
+        ``startup_timeout`` seconds (60) until its yield and ``shutdown_timeout`` (10) after it;
+        None sets no limit. See :mod:`ergon_framework.ports.lifespan`.
         """
-        return self._dependencies.add(function)
+        if function is None:
+            return partial(self._dependencies.add, **options)
+        return self._dependencies.add(function, **options)
 
     # ---- the store ----
 
@@ -461,16 +473,23 @@ class App:
         return [part(each) for each in self._consumers.values()]
 
     def drain(
-        self, *, queues: str | Sequence[str] | None = None, raises: bool = False
+        self,
+        *,
+        queues: str | Sequence[str] | None = None,
+        max_jobs: int | None = None,
+        raises: bool = False,
     ) -> WorkerReport:
         """Run the due jobs here and now, without processes: for tests and short scripts.
 
-        With ``raises`` the first failure is raised instead of being recorded only.
+        Handlers that take a list get as many of their jobs as they take at once. More than
+        ``max_jobs`` jobs (10 000) are refused: a handler may enqueue itself without end. With
+        ``raises`` the first failure is raised instead of being recorded only.
         """
-        from ergon_framework.app.inline_worker import drain
+        from ergon_framework.app.inline_worker import MAX_JOBS, drain
 
         served = [queues] if isinstance(queues, str) else queues
-        return drain(self, queues=served, raises=raises)
+        most = MAX_JOBS if max_jobs is None else max_jobs
+        return drain(self, queues=served, max_jobs=most, raises=raises)
 
     def worker_setup(self, given: Mapping[str, int]) -> JobSetup:
         """The setup with this script as an executor, unless the settings define one like it."""
@@ -485,7 +504,12 @@ class App:
         command = (sys.executable, "-m", "ergon_framework.executor", "--app", self._reference())
         # It runs this very script, which may open the store to enqueue more.
         # It imports the script from where this process did, whatever folder it is started in.
-        more = {"command": command, "pass_secrets": ["*"], "env": self._import_path()}
+        more = {
+            "command": command,
+            "pass_secrets": ["*"],
+            "env": self._import_path(),
+            "startup_grace": STARTUP_GRACE + self._dependencies.startup_timeout,
+        }
         own = ExecutorSettings.model_validate({**more, **given})
         few = own.model_copy(update={"pool_size": 1})
         added = {name: own if name == own_name else few for name in missing}

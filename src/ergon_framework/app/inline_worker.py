@@ -39,9 +39,15 @@ from ergon_framework.core.executor_protocol import (
 )
 from ergon_framework.core.job import Event, JobStatus, Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
+from ergon_framework.engine.time_limit import (
+    RETURN_GRACE,
+    await_within,
+    call_within,
+    giving_up_by,
+)
 from ergon_framework.errors import JobError, WiringError
 from ergon_framework.executor import outcomes
-from ergon_framework.executor.hooks import HookRunner
+from ergon_framework.executor.hooks import HookRunner, HookStep
 from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Handler, Registry
 from ergon_framework.jobs.claims import Claim, Settler
@@ -57,6 +63,8 @@ from ergon_framework.telemetry.notices import emit
 
 logger = logging.getLogger("ergon.jobs")
 
+CLOSE_TIMEOUT = 5.0
+"""Seconds that what is left on the event loop has to end, when it is cancelled."""
 MAX_JOBS = 10_000
 """Jobs in one drain; more of them are probably a handler that enqueues itself without end."""
 
@@ -137,7 +145,7 @@ class InlineWorker:
         )
         self._prepare: Callable[[], object] = lambda: setup.limit_queues(store)
         self._loop = InlineLoop()
-        self._hooks = HookRunner(registry, lambda awaitable, _: self._loop.wait_for(awaitable))
+        self._hooks = HookRunner(registry, self._loop.wait_for_step, _call_step)
         self._is_begun = False
 
     # ---- use ----
@@ -275,7 +283,8 @@ class InlineWorker:
         """One attempt, from its request to its settlement, as lines of the protocol."""
         timeout = self._settler.timeout_of(claim.job)
         with self._giving_back(claim), self._leases.holding(claim):
-            self._begin()
+            with giving_up_by(lambda error: self._give_up(claim, error)):
+                self._begin()
             request = self._request(claim, timeout)
             handler = self._registry.find(request.function_name)
             began_at = current_clock().now()
@@ -302,6 +311,11 @@ class InlineWorker:
         except BaseException:
             self._release(claim)
             raise
+
+    def _give_up(self, claim: Claim, error: BaseException) -> None:
+        """A lifespan is stuck in a thread that cannot be interrupted: let others have the job."""
+        logger.error("job %s goes back: %s", claim.job.id, error)
+        self._release(claim)
 
     def _release(self, claim: Claim) -> None:
         self._settle([self._settlement(claim, Released(), None, None)])
@@ -448,11 +462,24 @@ class InlineLoop:
             )
         return self._runner.run(_as_coroutine(awaitable), context=scope)
 
+    def wait_for_step(self, awaitable: Awaitable[Any], step: HookStep) -> Any:
+        """Await what a lifespan or a hook gave, for as long as that has."""
+        bounded = await_within(awaitable, step.timeout, step.overdue)
+        return call_within(
+            lambda: self.wait_for(bounded),
+            None if step.timeout is None else step.timeout + RETURN_GRACE,  # code blocks the loop
+            step.overdue,
+        )
+
     def close(self) -> None:
         """End the loop, if there is one."""
         runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.close()
+        if runner is None:
+            return
+        try:
+            call_within(runner.close, CLOSE_TIMEOUT, TimeoutError)
+        except TimeoutError:  # a task that swallows its cancellation
+            logger.warning("the event loop could not be closed in time; something in it hangs")
 
     def _awaited(self, invocation: Invocation, outcome: Outcome) -> Outcome:
         try:
@@ -460,6 +487,10 @@ class InlineLoop:
             return outcomes.succeeded(outcome.job_id, result)
         except Exception as error:
             return outcomes.failed(outcome.job_id, error)
+
+
+def _call_step(step: HookStep) -> Any:
+    return call_within(step.run, step.timeout, step.overdue)
 
 
 async def _cut_off(invocation: Invocation, seconds: float) -> Outcome:

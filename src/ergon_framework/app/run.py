@@ -26,10 +26,11 @@ from ergon_framework.app.processes import (
     run_workers,
 )
 from ergon_framework.app.settings import Settings, load_settings
-from ergon_framework.app.signals import Shutdown
+from ergon_framework.app.signals import Shutdown, end_stuck_process
 from ergon_framework.app.wiring import Overrides, Target, Wiring, execution_of, target_of, wire
 from ergon_framework.core.restart import RestartRule
 from ergon_framework.engine.clocks import AsyncSignal
+from ergon_framework.engine.time_limit import giving_up_by
 from ergon_framework.task.base import BaseTask
 from ergon_framework.task.mixins.utils import run_with_timeout
 from ergon_framework.telemetry import TelemetrySettings, add_listener, configure, remove_listener
@@ -195,7 +196,7 @@ class Run:
 
     def here(self) -> RunOutcome:
         """Run in this process, which takes the signals from now on."""
-        with Shutdown() as shutdown, self._journalled():
+        with Shutdown() as shutdown, self._journalled(), giving_up_by(end_stuck_process):
             return run_here(self.wired(), shutdown, self.publication)
 
     def as_worker(self, supervised: str) -> RunOutcome:
@@ -203,7 +204,7 @@ class Run:
         parent = supervisor_link(supervised)
         with Shutdown() as shutdown:  # a late signal must not cut off what is told
             try:
-                with self._journalled():
+                with self._journalled(), giving_up_by(end_stuck_process):
                     outcome = run_for(parent, self._shared(), shutdown, self.publication)
             except Exception as error:
                 outcome = RunOutcome(

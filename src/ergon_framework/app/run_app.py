@@ -17,11 +17,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ergon_framework.app.lifespan import offered
-from ergon_framework.app.signals import Shutdown, SignalListener, StopSignals
+from ergon_framework.app.signals import Shutdown, SignalListener, StopSignals, end_stuck_process
 from ergon_framework.core.loop import StopReason
 from ergon_framework.core.restart import Finished, Restart, RestartRule, after_exit
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.errors import ConfigurationError, WiringError, describe
+from ergon_framework.engine.time_limit import close_lifespan, giving_up_by, open_lifespan
+from ergon_framework.errors import (
+    ConfigurationError,
+    LifespanTimeoutError,
+    WiringError,
+    describe,
+)
 from ergon_framework.jobs.worker import WorkerReport
 
 if TYPE_CHECKING:
@@ -142,8 +148,9 @@ class ConsumerPart:
             outcome = run_task(wiring, shutdown)
         self.report = outcome.report
         _tell_of_waiting(self.name, outcome.report)
-        if outcome.error is not None and not self._stops:
-            raise outcome.error
+        error = outcome.error
+        if error is not None and (not self._stops or isinstance(error, LifespanTimeoutError)):
+            raise error
 
     def _open_kept(self, wiring: Wiring) -> None:
         """Open the connector that a plain consumer was given, once for all of its runs."""
@@ -291,7 +298,8 @@ def shared_lifespans(dependencies: Dependencies) -> Iterator[DependencyScope | N
     """The lifespans of a process, opened once for all of its consumers.
 
     None where one of them is async: it belongs to the event loop of a consumer, and each consumer
-    opens all of them then.
+    opens all of them then. One that takes too long and cannot be interrupted ends a process
+    whose main thread runs the App.
     """
     from ergon_framework.ports.lifespan import DependencyScope
 
@@ -300,9 +308,11 @@ def shared_lifespans(dependencies: Dependencies) -> Iterator[DependencyScope | N
         return
     scope = DependencyScope(dependencies)
     with ExitStack() as closing:
+        if threading.current_thread() is threading.main_thread():
+            closing.enter_context(giving_up_by(end_stuck_process))
         for each in scope.hooks():
-            each.open()
-            closing.callback(each.close)
+            open_lifespan(each)
+            closing.callback(close_lifespan, each)
         yield scope
 
 
@@ -313,6 +323,7 @@ class _Running:
     part: AppPart
     deaths: list[float] = field(default_factory=list)
     is_over: bool = False
+    is_given_up: bool = False  # its thread is stuck, and left behind
 
 
 class AppRun:
@@ -403,10 +414,22 @@ class AppRun:
 
     def _runs_again(self, running: _Running) -> bool:
         try:
-            running.part.run()
+            with giving_up_by(lambda error: self._give_up(running, error)):
+                running.part.run()
         except BaseException as error:
-            return self._is_restarted(running, error)
+            return not running.is_given_up and self._is_restarted(running, error)
         return False
+
+    def _give_up(self, running: _Running, error: BaseException) -> None:
+        """Go on without a part whose thread is stuck, and end the others: it is not restarted."""
+        with self._changed:
+            if running.is_over:
+                return
+            running.is_given_up = True
+        self._fail(running.part.name, error)
+        with self._changed:
+            running.is_over = True
+            self._changed.notify_all()
 
     def _is_restarted(self, running: _Running, error: BaseException) -> bool:
         """Decide what follows a failure, and wait for as long as that takes."""
@@ -428,8 +451,11 @@ class AppRun:
             return not self._stopped.wait(decision.delay)
         if isinstance(decision, Finished):
             return False
+        self._fail(name, error)
+        return False
+
+    def _fail(self, name: str, error: BaseException) -> None:
         with self._changed:
             self._error = self._error or error
         logger.error("%s failed; the others are stopped: %s", name, describe(error))
         self.stop(max(1, self._stops))
-        return False

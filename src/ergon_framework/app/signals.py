@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -247,3 +248,9 @@ def exit_within(
         leave(code)
 
     clock.spawn("ergon-leave", wait_and_leave)
+
+
+def end_stuck_process(error: BaseException, *, leave: Leave = os._exit) -> None:
+    """End a process whose main thread is stuck in code of the user's that no signal interrupts."""
+    say(str(error), logging.ERROR)
+    leave(ExitCode.FAILED)

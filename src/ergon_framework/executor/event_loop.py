@@ -50,10 +50,24 @@ class LoopThread:
         """Cancel an invocation from another thread."""
         self.loop.call_soon_threadsafe(_cancel, invocation)
 
-    def run(self, awaitable: Awaitable[Any], timeout: float | None = None) -> Any:
-        """Await something on the loop and wait for it, in another thread than the loop's."""
+    def run(
+        self,
+        awaitable: Awaitable[Any],
+        timeout: float | None = None,
+        overdue: Callable[[], TimeoutError] | None = None,
+    ) -> Any:
+        """Await something on the loop and wait for it, in another thread than the loop's.
+
+        After ``timeout`` seconds it is cancelled, and what ``overdue`` gives is raised.
+        """
         future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self.loop)
-        return future.result(timeout)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            if future.done() or overdue is None:
+                raise  # of what was awaited
+            future.cancel()
+            raise overdue() from None
 
     def close(self) -> None:
         """End the loop, its leftover tasks included; one that is stuck is left behind."""

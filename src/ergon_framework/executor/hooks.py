@@ -1,15 +1,16 @@
 """Opens what the handlers of a registry need, and closes it: lifespans, and hooks around them.
 
 Lifespans are opened first, in the order in which they were declared, then the start-up hooks run;
-at the end the same in reverse. Whoever opens says how to wait for what is async.
+at the end the same in reverse. Whoever opens says how to wait for what is async, and how to bound
+what is plain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ergon_framework.errors import HookError, describe
+from ergon_framework.errors import ErgonError, HookError, LifespanTimeoutError, describe
 from ergon_framework.executor.registry import Hook, Registry
 from ergon_framework.executor.stdio import stderr_line
 
@@ -17,18 +18,33 @@ if TYPE_CHECKING:
     from ergon_framework.ports.lifespan import LifespanHooks
 
 SHUTDOWN_TIMEOUT = 10.0
-"""Seconds that async code has to close; a loop that is stuck must not hold the process."""
+"""Seconds that an async shut-down hook has; a loop that is stuck must not hold the process."""
 
-WaitFor = Callable[[Awaitable[Any], float | None], Any]
-"""Awaits something on the event loop of the handlers, for so many seconds at most."""
+
+class HookStep(NamedTuple):
+    """One hook, or one half of a lifespan."""
+
+    name: str
+    run: Hook
+    failed: str
+    timeout: float | None
+    overdue: Callable[[], TimeoutError]
+    """The error when it has had its time."""
+
+
+WaitFor = Callable[[Awaitable[Any], HookStep], Any]
+"""Awaits what a step gave on the event loop of the handlers, for as long as the step has."""
+CallWithin = Callable[[HookStep], Any]
+"""Calls a step, for as long as it has."""
 
 
 class HookRunner:
     """Runs the lifespans and the hooks of a registry, once each."""
 
-    def __init__(self, registry: Registry, wait_for: WaitFor) -> None:
+    def __init__(self, registry: Registry, wait_for: WaitFor, call_within: CallWithin) -> None:
         self._registry = registry
         self._wait_for = wait_for
+        self._call_within = call_within
         self._opened: list[LifespanHooks] = []
 
     def open(self) -> None:
@@ -36,55 +52,68 @@ class HookRunner:
         try:
             scope = self._registry.scope
             for lifespan in () if scope is None else scope.hooks():
-                what = f"the lifespan {lifespan.name!r} failed before its yield"
-                self._run(lifespan.open, what, None)
+                self._run(_opening(lifespan))
                 self._opened.append(lifespan)
             for hook in self._registry.startup_hooks:
-                self._run(hook, f"the start-up hook {_name_of(hook)!r} failed", None)
+                self._run(_hook(hook, "start-up", None))
         except BaseException:
             self._close_lifespans()
             raise
 
-    def close(self) -> HookError | None:
+    def close(self) -> ErgonError | None:
         """Run the shut-down hooks and close the lifespans, each whatever the others did.
 
         All failures are told; the first is returned.
         """
         first = None
         for hook in reversed(self._registry.shutdown_hooks):
-            failure = self._tried(hook, f"the shut-down hook {_name_of(hook)!r} failed")
+            failure = self._tried(_hook(hook, "shut-down", SHUTDOWN_TIMEOUT))
             first = first or failure
         failure = self._close_lifespans()
         return first or failure
 
-    def _close_lifespans(self) -> HookError | None:
+    def _close_lifespans(self) -> ErgonError | None:
         first = None
         while self._opened:
-            lifespan = self._opened.pop()
-            failure = self._tried(
-                lifespan.close, f"the lifespan {lifespan.name!r} failed after its yield"
-            )
+            failure = self._tried(_closing(self._opened.pop()))
             first = first or failure
         return first
 
-    def _tried(self, hook: Hook, what: str) -> HookError | None:
+    def _tried(self, step: HookStep) -> ErgonError | None:
         try:
-            self._run(hook, what, SHUTDOWN_TIMEOUT)
-        except HookError as error:
+            self._run(step)
+        except (HookError, LifespanTimeoutError) as error:
             stderr_line(str(error))
             return error
         return None
 
-    def _run(self, hook: Hook, what: str, timeout: float | None) -> None:
+    def _run(self, step: HookStep) -> None:
         try:
-            result = hook()
+            result = self._call_within(step)
             if hasattr(result, "__await__"):
-                self._wait_for(result, timeout)
-        except KeyboardInterrupt:
+                self._wait_for(result, step)
+        except (KeyboardInterrupt, LifespanTimeoutError):
             raise
         except BaseException as error:  # SystemExit and a cancellation are failures like others
-            raise HookError(f"{what}: {describe(error)}") from error
+            raise HookError(f"{step.failed}: {describe(error)}") from error
 
 
-def _name_of(hook: Hook) -> str:
-    return getattr(hook, "__name__", type(hook).__name__)
+def _opening(hooks: LifespanHooks) -> HookStep:
+    name = f"the lifespan {hooks.name!r}"
+    failed = f"{name} failed before its yield"
+    return HookStep(name, hooks.open, failed, hooks.lifespan.startup_timeout, hooks.not_opened)
+
+
+def _closing(hooks: LifespanHooks) -> HookStep:
+    name = f"the lifespan {hooks.name!r}"
+    failed = f"{name} failed after its yield"
+    return HookStep(name, hooks.close, failed, hooks.lifespan.shutdown_timeout, hooks.not_closed)
+
+
+def _hook(hook: Hook, kind: str, timeout: float | None) -> HookStep:
+    name = f"the {kind} hook {getattr(hook, '__name__', type(hook).__name__)!r}"
+
+    def overdue() -> TimeoutError:
+        return LifespanTimeoutError(f"{name} did not return within {timeout:g} s")
+
+    return HookStep(name, hook, f"{name} failed", timeout, overdue)

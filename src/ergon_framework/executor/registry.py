@@ -15,7 +15,7 @@ from ergon_framework.ports.unit_of_work import RUNNING
 
 if TYPE_CHECKING:
     from ergon_framework.ports.job_options import HandlerOptions, JobCall
-    from ergon_framework.ports.lifespan import Dependencies, DependencyScope
+    from ergon_framework.ports.lifespan import Dependencies, DependencyScope, LifespanOptions
     from ergon_framework.ports.middleware import Around, MiddlewareStack
 
 MAX_BATCH = 1024
@@ -226,13 +226,23 @@ class Registry:
 
         return self._middleware.around(UnitKind.JOB, name, is_async=is_async)
 
-    def lifespan(self, function: _H) -> _H:
+    @overload
+    def lifespan(self, function: _H, /) -> _H: ...
+    @overload
+    def lifespan(
+        self, function: None = None, /, **options: Unpack[LifespanOptions]
+    ) -> Callable[[_H], _H]: ...
+    def lifespan(self, function: Any = None, /, **options: Any) -> Any:
         """Open what handlers need before the first request, and close it after the last.
 
         The function yields once; what it yields, in each process that runs handlers, is given to
-        parameters annotated with its type. A failure before the yield ends the process.
+        parameters annotated with its type. A failure before the yield ends the process, and so
+        does one that has not come to its yield within ``startup_timeout`` seconds (60), or to its
+        end within ``shutdown_timeout`` (10).
         """
-        return self.dependencies.add(function)
+        if function is None:
+            return functools.partial(self.dependencies.add, **options)
+        return self.dependencies.add(function, **options)
 
     @overload
     def middleware(self, function: _F) -> _F: ...

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ergon_framework.core.executor_protocol import Outcome, Refusal, Request, Status
 from ergon_framework.executor import outcomes
-from ergon_framework.executor.hooks import HookRunner
-from ergon_framework.executor.invocation import CUT_OFF, Invocation
+from ergon_framework.executor.hooks import HookRunner, HookStep
+from ergon_framework.executor.invocation import CUT_OFF, NEVER, Invocation
 from ergon_framework.executor.registry import Registry
 from ergon_framework.executor.stdio import (
     OutcomeWriter,
@@ -64,7 +64,11 @@ class Runtime:
             self._gatherer = ThreadGatherer(limit)
         self._reader = RequestReader(pipes.source)
         self._writer = OutcomeWriter(pipes.target, gathers=limit > 1, on_broken=self.stop)
-        self._hooks = HookRunner(registry, self._wait_for)
+        self._hooks = HookRunner(registry, self._wait_for, self._call_within)
+        self._watched: tuple[float, HookStep] | None = (
+            None  # a plain step, and until when it has time
+        )
+        self._is_told = False
         self._loop: LoopThread | None = None
         self._loop_reader: LoopReader | None = None
         self._threads = HandlerThreads(
@@ -112,13 +116,26 @@ class Runtime:
         while not self._is_closed:
             if self._is_stopped:
                 self._end()
+            watched = self._watched
+            if watched is not None and self._is_overdue(*watched):
+                continue
             with self._queue.lock:
                 overdue = self._queue.overdue(time.monotonic())
-                alarm = self._queue.alarm
+                alarm = self._queue.alarm if watched is None else min(self._queue.alarm, watched[0])
             for invocation in overdue:
                 self._cut_off(invocation)
             if not overdue:
                 self._wake_pipe.wait(alarm)
+
+    def _is_overdue(self, until: float, step: HookStep) -> bool:
+        """Whether a step has had its time; then this process ends, for its thread is stuck."""
+        if time.monotonic() >= until:
+            self._fail(step.overdue())
+            return True
+        if self._is_stopped and not self._is_told:  # whoever asks may kill us before that
+            self._is_told = True
+            stderr_line(f"asked to end, and {step.name} is not through yet")
+        return False
 
     def _cut_off(self, invocation: Invocation) -> None:
         """Cancel what can be cancelled; give up on what cannot, and on this process with it."""
@@ -228,8 +245,21 @@ class Runtime:
             self._loop = LoopThread(self._answer, self._queue.limit)
         return self._loop
 
-    def _wait_for(self, awaitable: Awaitable[Any], timeout: float | None) -> Any:
-        return self._event_loop().run(awaitable, timeout)
+    def _wait_for(self, awaitable: Awaitable[Any], step: HookStep) -> Any:
+        return self._event_loop().run(awaitable, step.timeout, step.overdue)
+
+    def _call_within(self, step: HookStep) -> Any:
+        """Run a step in this thread, which nobody can interrupt; the supervisor ends the process.
+
+        Handlers run in the same thread: what a lifespan opens may belong to it.
+        """
+        seconds = NEVER if step.timeout is None else step.timeout
+        self._watched = (time.monotonic() + seconds, step)
+        self._wake_pipe.wake()
+        try:
+            return step.run()
+        finally:
+            self._watched = None
 
     def _close(self) -> None:
         failure = self._hooks.close()

@@ -11,7 +11,8 @@ only enqueues has to know which parameters are injected, and opens nothing. A tu
 for several values, None for none.
 
 A lifespan is opened once per process that runs handlers. An async one is opened, and closed, by one
-task of the event loop that its handlers run on.
+task of the event loop that its handlers run on. Opening and closing have a limit each, which is an
+option of the lifespan: a server that never answers must not keep a process from saying so.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack
 
-from ergon_framework.errors import HookError, WiringError, describe
+from ergon_framework.errors import HookError, LifespanTimeoutError, WiringError, describe
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,6 +34,20 @@ F = TypeVar("F", bound=Callable[[], Any])
 _PLAIN = (object, str, bytes, bool, int, float, complex, list, dict, tuple, set, frozenset)
 """Types that say nothing about which value is meant; a parameter of such a type is an argument."""
 _MISSING = object()
+
+STARTUP_TIMEOUT = 60.0
+"""Seconds that a lifespan has until its yield, where it says nothing else."""
+SHUTDOWN_TIMEOUT = 10.0
+"""Seconds that it has after its yield."""
+MAX_TIMEOUT = 24 * 3600.0
+"""The longest limit, and what a lifespan without one is taken for where a number is needed."""
+
+
+class LifespanOptions(TypedDict, total=False):
+    """How long a lifespan may take, in seconds; None: as long as it likes."""
+
+    startup_timeout: float | None
+    shutdown_timeout: float | None
 
 
 class _Injected:
@@ -56,8 +71,12 @@ call without the parameter. At run time the annotation decides, with or without 
 class Lifespan:
     """One function that yields once, and the types of what it yields."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any], **options: Unpack[LifespanOptions]) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
+        known = {"startup_timeout": STARTUP_TIMEOUT, "shutdown_timeout": SHUTDOWN_TIMEOUT}
+        limits = {**known, **_checked_limits(self.name, options)}
+        self.startup_timeout = limits["startup_timeout"]
+        self.shutdown_timeout = limits["shutdown_timeout"]
         self.is_async = inspect.isasyncgenfunction(function)
         if not self.is_async and not inspect.isgeneratorfunction(function):
             raise HookError(
@@ -102,10 +121,16 @@ class Dependencies:
         """Values in the place of those that lifespans yield: for tests."""
         self._scopes: weakref.WeakSet[DependencyScope] = weakref.WeakSet()
 
-    def add(self, function: F) -> F:
+    def add(self, function: F, **options: Unpack[LifespanOptions]) -> F:
         """Open a lifespan before the first handler, after those that were added before it."""
-        self.lifespans.append(Lifespan(function))
+        self.lifespans.append(Lifespan(function, **options))
         return function
+
+    @property
+    def startup_timeout(self) -> float:
+        """Seconds that all of them may take to open, one after the other."""
+        limits = (each.startup_timeout for each in self.lifespans)
+        return min(MAX_TIMEOUT, sum(MAX_TIMEOUT if each is None else each for each in limits))
 
     def injected(self, annotation: Any) -> type | None:
         """The type of the value that a parameter with this annotation gets; None: an argument.
@@ -187,7 +212,7 @@ class DependencyScope:
         """
         for each in self._dependencies.lifespans:
             if self._dependencies.is_overridden(each):
-                yield LifespanHooks(each.name, lambda: None, lambda: None, is_async=False)
+                yield LifespanHooks(each, lambda: None, lambda: None, is_async=False)
             elif each.is_async:
                 yield _hooks_async(each, self._values)
             else:
@@ -195,13 +220,39 @@ class DependencyScope:
 
 
 class LifespanHooks(NamedTuple):
-    """Opens and closes one lifespan; where it is async, both give a coroutine."""
+    """Opens and closes one lifespan; where it is async, both give a coroutine.
 
-    name: str
+    Neither is bounded by itself: whoever calls them knows how its thread is interrupted.
+    """
+
+    lifespan: Lifespan
     open: Callable[[], Any]
     close: Callable[[], Any]
     """Does nothing if the lifespan is not open."""
     is_async: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.lifespan.name
+
+    def not_opened(self) -> LifespanTimeoutError:
+        """The error of one that has not come to its yield in time."""
+        seconds = self.lifespan.startup_timeout
+        return LifespanTimeoutError(
+            f"the lifespan {self.name!r} did not come to its yield within {seconds:g} s",
+            remedy="see what it waits for; if it needs longer, write"
+            f" @app.lifespan(startup_timeout={10 * (seconds or 0):g})",
+        )
+
+    def not_closed(self) -> LifespanTimeoutError:
+        """The error of one that has not come to its end in time."""
+        seconds = self.lifespan.shutdown_timeout
+        return LifespanTimeoutError(
+            f"the lifespan {self.name!r} did not end within {seconds:g} s after its yield",
+            remedy="see what it waits for; if it needs longer, write"
+            f" @app.lifespan(shutdown_timeout={10 * (seconds or 0):g})",
+        )
 
 
 def _hooks(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:
@@ -217,7 +268,7 @@ def _hooks(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:
             _forget(lifespan, values)
             opened.pop().__exit__(None, None, None)
 
-    return LifespanHooks(lifespan.name, open_it, close_it, is_async=False)
+    return LifespanHooks(lifespan, open_it, close_it, is_async=False)
 
 
 def _hooks_async(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:
@@ -233,7 +284,7 @@ def _hooks_async(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:
             _forget(lifespan, values)
             await opened.pop().close()
 
-    return LifespanHooks(lifespan.name, open_it, close_it, is_async=True)
+    return LifespanHooks(lifespan, open_it, close_it, is_async=True)
 
 
 def _forget(lifespan: Lifespan, values: dict[type, Any]) -> None:
@@ -256,7 +307,11 @@ class _Holder:
         import asyncio
 
         self._task = asyncio.create_task(self._hold())
-        await asyncio.wait((self._opened, self._task), return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait((self._opened, self._task), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # it has had its time
+            self._task.cancel()
+            raise
         if not self._opened.done():
             self._task.result()  # raises what the lifespan raised
         return self._opened.result()
@@ -270,6 +325,22 @@ class _Holder:
         async with self._manager as value:
             self._opened.set_result(value)
             await self._closing.wait()
+
+
+def _checked_limits(name: str, options: Mapping[str, Any]) -> Mapping[str, float | None]:
+    for option, value in options.items():
+        if option not in LifespanOptions.__annotations__:
+            known = " and ".join(sorted(LifespanOptions.__annotations__, reverse=True))
+            raise WiringError(
+                f"the lifespan {name!r} has no option {option!r}", remedy=f"there are {known}"
+            )
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (is_number and 0 < value <= MAX_TIMEOUT):
+            raise WiringError(
+                f"{option} of the lifespan {name!r} is {value!r}",
+                remedy="give it a number of seconds above 0, or None for no limit",
+            )
+    return options
 
 
 def _yielded(name: str, function: Callable[[], Any]) -> tuple[type, ...]:

@@ -129,32 +129,43 @@ class OpenedLifespans:
         self._opened: list[LifespanHooks] = []
 
     def open(self) -> None:
-        """Open the plain ones."""
-        for each in self._missing():
-            if not each.is_async:
-                each.open()
-                self._opened.append(each)
+        """Open the plain ones; after a failure none is open."""
+        from ergon_framework.engine.time_limit import open_lifespan
+
+        try:
+            for each in self._missing():
+                if not each.is_async:
+                    open_lifespan(each)
+                    self._opened.append(each)
+        except BaseException:
+            self.close()
+            raise
 
     async def aopen(self) -> None:
-        """Open all of them."""
-        for each in self._missing():
-            opening = each.open()
-            if each.is_async:
-                await opening
-            self._opened.append(each)
+        """Open all of them; after a failure none is open."""
+        from ergon_framework.engine.time_limit import open_lifespan_async
+
+        try:
+            for each in self._missing():
+                await open_lifespan_async(each)
+                self._opened.append(each)
+        except BaseException:
+            await self.aclose()
+            raise
 
     def close(self) -> None:
         """Close the plain ones, the last one first."""
+        from ergon_framework.engine.time_limit import close_lifespan
+
         while self._opened:
-            self._opened.pop().close()
+            close_lifespan(self._opened.pop())
 
     async def aclose(self) -> None:
         """Close all of them."""
+        from ergon_framework.engine.time_limit import close_lifespan_async
+
         while self._opened:
-            last = self._opened.pop()
-            closing = last.close()
-            if last.is_async:
-                await closing
+            await close_lifespan_async(self._opened.pop())
 
     def _missing(self) -> list[LifespanHooks]:
         known = self._dependencies

@@ -347,11 +347,13 @@ def _opened(scope: DependencyScope) -> Iterator[None]:
     """
     from contextlib import ExitStack
 
+    from ergon_framework.engine.time_limit import close_lifespan, open_lifespan
+
     with ExitStack() as closing:
         for each in scope.hooks():
             if not each.is_async:
-                each.open()
-                closing.callback(each.close)
+                open_lifespan(each)
+                closing.callback(close_lifespan, each)
         yield
 
 
@@ -359,14 +361,12 @@ def _opened(scope: DependencyScope) -> Iterator[None]:
 async def _opened_async(scope: DependencyScope) -> AsyncIterator[None]:
     from contextlib import AsyncExitStack
 
+    from ergon_framework.engine.time_limit import close_lifespan_async, open_lifespan_async
+
     async with AsyncExitStack() as closing:
         for each in scope.hooks():
-            if each.is_async:
-                await each.open()
-                closing.push_async_callback(each.close)
-            else:
-                each.open()
-                closing.callback(each.close)
+            await open_lifespan_async(each)
+            closing.push_async_callback(close_lifespan_async, each)
         yield
 
 

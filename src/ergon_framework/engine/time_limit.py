@@ -1,0 +1,211 @@
+"""Bounds a plain call in the thread that makes it, and an awaitable on its event loop: lifespans.
+
+What a call opens may belong to its thread: a connection of ``sqlite3``, a thread-local of Django.
+So the call is not moved to a thread that could be left behind; it is interrupted where it runs. In
+the main thread a signal does that, and ends waits for a lock, a socket or a sleep. In every other
+thread, Python raises the interruption at the next line of Python code: a wait in the system is not
+ended by it. Whoever started such a thread can give it up; :func:`giving_up_by` says how.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any, TypeVar
+
+from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
+from ergon_framework.ports.lifespan import LifespanHooks
+
+T = TypeVar("T")
+Overdue = Callable[[], TimeoutError]
+GiveUp = Callable[[TimeoutError], object]
+
+RETURN_GRACE = 2.0
+"""Seconds that an interrupted call has to come back, before its thread counts as stuck."""
+INTERRUPT_INTERVAL = 0.5
+"""Seconds between two interruptions: code that tries again after any error swallows the first."""
+_SIGNAL = signal.SIGURG
+"""Ignored unless somebody handles it, and sent by nobody else: Go interrupts by it as well."""
+
+_give_up: ContextVar[GiveUp | None] = ContextVar("ergon_give_up", default=None)
+
+
+class Interruption(BaseException):
+    """Raised inside a call that has had its time. No handler of ``Exception`` swallows it."""
+
+
+@contextmanager
+def giving_up_by(give_up: GiveUp) -> Iterator[None]:
+    """Call ``give_up`` from another thread when a bounded call in this block gets stuck."""
+    token = _give_up.set(give_up)
+    try:
+        yield
+    finally:
+        _give_up.reset(token)
+
+
+def call_within(call: Callable[[], T], seconds: float | None, overdue: Overdue) -> T:
+    """Call in this thread; raises what ``overdue`` gives when it takes longer than that."""
+    if seconds is None:
+        return call()
+    limit = _ThreadLimit(seconds, overdue())
+    try:
+        try:
+            limit.begin()
+            return call()
+        finally:
+            limit.end()
+    except limit.interruption:
+        limit.end()  # an interruption in the line before has skipped it
+        raise limit.error from None
+
+
+async def await_within(awaitable: Awaitable[T], seconds: float | None, overdue: Overdue) -> T:
+    """Await something; raises what ``overdue`` gives when it takes longer than so many seconds.
+
+    It is cancelled then, and left behind if it swallows that. Under a virtual clock nothing is
+    bounded: such a loop would jump to the limit instead of waiting for a socket.
+    """
+    import asyncio
+
+    if seconds is None or current_clock() is not SYSTEM_CLOCK:
+        return await awaitable
+    error = overdue()
+    task = asyncio.ensure_future(_awaited(awaitable))
+    with _stuck_after(seconds + RETURN_GRACE, error):
+        try:
+            await asyncio.wait({task}, timeout=seconds)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait({task}, timeout=RETURN_GRACE / 2)
+        if task.done() and not task.cancelled():
+            task.exception()  # what it raised when it was cancelled says less than the limit
+        raise error
+
+
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+@contextmanager
+def _stuck_after(seconds: float, error: TimeoutError) -> Iterator[None]:
+    """Give this thread up if it stays in the block for so long: code that blocks its loop."""
+    give_up = _give_up.get()
+    if give_up is None:
+        yield
+        return
+    is_over = threading.Event()
+
+    def watch() -> None:
+        if not is_over.wait(seconds):
+            give_up(error)
+
+    SYSTEM_CLOCK.spawn("ergon-time-limit", watch)
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+class _ThreadLimit:
+    """Interrupts the thread that made it when the time is over, until it has come back."""
+
+    def __init__(self, seconds: float, error: TimeoutError) -> None:
+        # A class of its own: an exception that is raised in another thread carries nothing.
+        self.interruption: type[Interruption] = type("Interruption", (Interruption,), {})
+        self._seconds = seconds
+        self.error = error
+        self._give_up = _give_up.get()
+        self._thread = threading.get_ident()
+        self._is_main = threading.current_thread() is threading.main_thread()
+        self._before: Any = None
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._is_due = False
+
+    def begin(self) -> None:
+        """Begin to watch."""
+        if self._is_main:
+            self._before = signal.signal(_SIGNAL, self._interrupt)
+        SYSTEM_CLOCK.spawn("ergon-time-limit", self._watch)
+
+    def end(self) -> None:
+        """Interrupt no more. May be called again."""
+        with self._lock:
+            is_first = not self._over.is_set()
+            self._over.set()
+            if self._is_due and not self._is_main:
+                _raise_in(self._thread, None)
+        if is_first and self._is_main:
+            signal.signal(_SIGNAL, self._before or signal.SIG_DFL)
+
+    def _watch(self) -> None:
+        if self._over.wait(self._seconds):
+            return
+        for _ in range(round(RETURN_GRACE / INTERRUPT_INTERVAL)):
+            with self._lock:
+                if self._over.is_set():
+                    return
+                self._is_due = True
+                if self._is_main:
+                    signal.pthread_kill(self._thread, _SIGNAL)
+                else:
+                    _raise_in(self._thread, self.interruption)
+            if self._over.wait(INTERRUPT_INTERVAL):
+                return
+        if self._give_up is not None:
+            self._give_up(self.error)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """The handler of the signal, in the main thread."""
+        if self._is_due and not self._over.is_set():
+            raise self.interruption
+        if callable(self._before):  # the time of a call around this one is over
+            self._before(number, frame)
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Raise an exception in a thread at its next line of Python code; None takes it back."""
+    try:
+        import ctypes
+    except ImportError:  # a Python without it: then the thread is given up, and not interrupted
+        return
+    raised = ctypes.py_object() if kind is None else ctypes.py_object(kind)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+
+
+# ---- lifespans -----------------------------------------------------------------------------------
+
+
+def open_lifespan(hooks: LifespanHooks) -> None:
+    """Open a plain lifespan within its time."""
+    call_within(hooks.open, hooks.lifespan.startup_timeout, hooks.not_opened)
+
+
+def close_lifespan(hooks: LifespanHooks) -> None:
+    """Close a plain lifespan within its time."""
+    call_within(hooks.close, hooks.lifespan.shutdown_timeout, hooks.not_closed)
+
+
+async def open_lifespan_async(hooks: LifespanHooks) -> None:
+    """Open a lifespan of either colour within its time."""
+    if hooks.is_async:
+        await await_within(hooks.open(), hooks.lifespan.startup_timeout, hooks.not_opened)
+    else:
+        open_lifespan(hooks)
+
+
+async def close_lifespan_async(hooks: LifespanHooks) -> None:
+    """Close a lifespan of either colour within its time."""
+    if hooks.is_async:
+        await await_within(hooks.close(), hooks.lifespan.shutdown_timeout, hooks.not_closed)
+    else:
+        close_lifespan(hooks)
