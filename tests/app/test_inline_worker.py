@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -294,6 +295,90 @@ def test_an_attempt_that_takes_a_while_is_charged_before_it_ends() -> None:
     with InlineWorker(store, registry) as worker:
         worker.drain()
     assert (client.result(job, 0), client.show(job)["attempts"]) == (1, 1)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_batch_handler_gets_many_jobs_in_one_call(app: App, is_async: bool) -> None:
+    """As in a worker: up to ``batch`` of them, one outcome each, and other handlers in between."""
+    calls: list[list[str]] = []
+
+    def body(mails: list[str]) -> list[Any]:
+        calls.append(mails)
+        return [ValueError("no such box") if each == "m1" else each.upper() for each in mails]
+
+    async def body_async(mails: list[str]) -> list[Any]:
+        return body(mails)
+
+    send = app.job("send", batch=3, attempts=1)(body_async if is_async else body)
+    note = app.job("note")(lambda: calls.append(["note"]))
+    jobs = [send.enqueue("m0"), send.enqueue("m1")]
+    note.enqueue()
+    jobs += [send.enqueue(f"m{number}") for number in range(2, 5)]
+    report = app.drain()
+    assert sorted(len(each) for each in calls) == [1, 2, 3]
+    assert calls[0][:2] == ["m0", "m1"]
+    assert (report.completed, report.failed) == (5, 1)
+    assert [job.status() for job in jobs] == ["completed", "failed", *["completed"] * 3]
+    assert jobs[4].result(0) == "M4"
+    assert app.client.show(jobs[1])["last_error"]["code"] == "ValueError"
+
+
+def test_the_jobs_of_a_batch_are_given_back_together(app: App) -> None:
+    """Ctrl-C in the call charges none of them; what was run before keeps its outcome."""
+
+    @app.job(batch=3, attempts=1)
+    def send(mails: list[str]) -> None:
+        if "late" in mails:
+            raise KeyboardInterrupt
+
+    @app.job(attempts=1)
+    def note() -> None: ...
+
+    early = note.enqueue()
+    late = [send.enqueue("late"), send.enqueue("m1"), note.enqueue()]
+    with pytest.raises(KeyboardInterrupt):
+        app.drain()
+    assert early.status() == "completed"
+    shown = [app.client.show(each) for each in late]
+    assert [(each["status"], each["attempts"]) for each in shown] == [("pending", 0)] * 3
+
+
+def test_a_drain_runs_no_more_jobs_than_it_may(app: App) -> None:
+    """Those of a batch count each; the others are as they were."""
+    calls: list[int] = []
+
+    @app.job(batch=10)
+    def send(mails: list[str]) -> None:
+        calls.append(len(mails))
+
+    jobs = [send.enqueue(f"m{number}") for number in range(5)]
+    with pytest.raises(JobError, match="4 jobs were run and more are due"):
+        app.drain(max_jobs=4)
+    assert calls == [4]
+    assert [app.client.show(each)["attempts"] for each in jobs] == [1, 1, 1, 1, 0]
+
+
+def test_a_batch_that_outlasts_its_leases_keeps_its_jobs() -> None:
+    """All of them are renewed, and the next in line as well: another drain finds nothing."""
+    registry, store, calls = Registry(), MemoryJobStore(), []
+    setup = JobSetup("memory://", jobs=JobsSettings(lease=1.0))
+
+    def slow(mails: list[str]) -> None:
+        sleep_until(SYSTEM_CLOCK, SYSTEM_CLOCK.now() + 1.3)
+        with InlineWorker(store, registry, setup=setup) as other:
+            report = other.drain()
+        calls.append((len(mails), report.rescued + report.completed))
+
+    registry.add(slow, "slow", batch=3)
+    registry.add(lambda: None, "note")
+    client = JobClient(store=store)
+    client.enqueue("slow", ["a"])
+    client.enqueue("note")
+    client.enqueue("slow", ["b"])
+    with InlineWorker(store, registry, setup=setup) as worker:
+        report = worker.drain()
+    assert calls == [(2, 0)]
+    assert (report.completed, report.late) == (3, 0)
 
 
 # ---- virtual time ---

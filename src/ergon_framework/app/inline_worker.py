@@ -5,6 +5,8 @@ is that of a real worker: the store's claims with their limits, the lines of the
 what a reply means, retries, dead letters, the rescue of jobs whose holder died, schedules and
 notices.
 
+Handlers that take a list get many jobs in one call, as they do from a worker.
+
 What it cannot do: cut off a plain handler that runs past its time. Such an attempt counts as timed
 out when the handler returns. Time is that of the store and of the current clock, so that under a
 virtual clock nothing waits.
@@ -21,7 +23,15 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -47,6 +57,7 @@ from ergon_framework.engine.time_limit import (
 )
 from ergon_framework.errors import JobError, WiringError
 from ergon_framework.executor import outcomes
+from ergon_framework.executor.batch import Answer, JobBatch
 from ergon_framework.executor.hooks import HookRunner, HookStep
 from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Handler, Registry
@@ -54,7 +65,7 @@ from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.rescue import Rescue
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
-from ergon_framework.jobs.store_thread import CHARGE_DELAY, HeldLeases
+from ergon_framework.jobs.store_thread import CHARGE_DELAY, HeldLeases, executor_of
 from ergon_framework.jobs.tracing import came_back, request_carrier
 from ergon_framework.jobs.worker import NOTICE_OF, WorkerReport, log_failure
 from ergon_framework.ports.jobstore import ClaimResult, FullJobStore, Settlement
@@ -225,13 +236,14 @@ class InlineWorker:
     def _run_due(self, queues: Sequence[str] | None, max_jobs: int, tally: _Tally) -> None:
         settled: list[Settlement] = []
         while (claim := self._next(settled, queues, tally)) is not None:
-            if tally.counts.total() >= max_jobs:
-                self._release(claim)
+            room = max_jobs - tally.counts.total()
+            if room <= 0:
+                self._release([claim])
                 raise JobError(
                     f"{max_jobs} jobs were run and more are due",
                     remedy="look for a handler that enqueues itself, or raise max_jobs",
                 )
-            settled = [self._run(claim)]
+            settled = self._run_claims([claim, *self._batch_mates(claim, queues, room - 1)], tally)
 
     def _next(
         self, settled: list[Settlement], queues: Sequence[str] | None, tally: _Tally
@@ -240,21 +252,39 @@ class InlineWorker:
 
         One at a time: then limits of queues and keys hold as they do for many workers.
         """
-        request = ClaimRequest(
-            worker=self.name,
-            lease=self._settings.claimed_for,
-            slots=dict.fromkeys(self._executors, 1),
-            default=self._settings.default_executor or self._executors[0],
-            routes=self._settings.routes,
-            own=frozenset(self._executors),
-            queues=None if queues is None else tuple(queues),
-        )
         fires_at = self._scheduler.fire_due()
+        request = self._claim_request(dict.fromkeys(self._executors, 1), queues)
         applied, found = self._settle(settled, request)
         tally.add(settled, applied)
         times = [at for at in (fires_at, found.next_at) if at is not None]
         self.next_at = min(times, default=None)
         return Claim(found.jobs[0]) if found.jobs else None
+
+    def _claim_request(
+        self, slots: Mapping[str, int], queues: Sequence[str] | None
+    ) -> ClaimRequest:
+        return ClaimRequest(
+            worker=self.name,
+            lease=self._settings.claimed_for,
+            slots=slots,
+            default=self._settings.default_executor or self._executors[0],
+            routes=self._settings.routes,
+            own=frozenset(self._executors),
+            queues=None if queues is None else tuple(queues),
+        )
+
+    def _batch_mates(self, first: Claim, queues: Sequence[str] | None, room: int) -> list[Claim]:
+        """What is due beside the first job of a batch handler: some of it may share its call."""
+        handler = self._registry.find(first.handler)
+        size = 1 if handler is None or first.job.is_solo else handler.batch
+        wanted = min(size - 1, room)
+        if wanted < 1:
+            return []
+        request = self._claim_request({}, queues)
+        with self._giving_back([first]):
+            slots = {executor_of(request, first.job): wanted}
+            found = self._settle([], self._claim_request(slots, queues))[1]
+        return [Claim(job) for job in found.jobs]
 
     def _settle(
         self, settled: list[Settlement], request: ClaimRequest | None = None
@@ -279,46 +309,85 @@ class InlineWorker:
             )
         return applied, found
 
-    def _run(self, claim: Claim) -> Settlement:
-        """One attempt, from its request to its settlement, as lines of the protocol."""
-        timeout = self._settler.timeout_of(claim.job)
-        with self._giving_back(claim), self._leases.holding(claim):
-            with giving_up_by(lambda error: self._give_up(claim, error)):
+    def _run_claims(self, claims: list[Claim], tally: _Tally) -> list[Settlement]:
+        """Run these jobs, those of one batch handler in one call; the last are left to settle."""
+        waiting = [*claims]
+        settled: list[Settlement] = []
+        with self._giving_back(waiting):
+            self._leases.hold(waiting)
+            with giving_up_by(lambda error: self._give_up([*waiting], error)):
                 self._begin()
-            request = self._request(claim, timeout)
-            handler = self._registry.find(request.function_name)
-            began_at = current_clock().now()
-            invocation = InlineInvocation(request, handler, began_at + timeout)
-            self._leases.begins(claim)
-            outcome = self._loop.run(invocation, timeout)
-            seconds = current_clock().now() - began_at
-            if outcome.error_type == KeyboardInterrupt.__name__:
-                raise KeyboardInterrupt
-        if seconds > timeout:
-            outcome = outcomes.timed_out(claim.job.id, CUT_OFF)
-        outcome, line = outcomes.written(outcome)
-        invocation.end_span(outcome)
-        reply = _reply(line)
-        return self._settlement(
-            claim, self._settler.event_of(reply, claim.job), seconds, reply.result
-        )
+            while waiting:
+                if settled:  # before anything else runs: that may end the process
+                    tally.add(settled, self._settle(settled)[0])
+                group = self._next_group(waiting)
+                settled = self._run_group(group)
+                for claim in group:
+                    waiting.remove(claim)
+        return settled
+
+    def _next_group(self, waiting: Sequence[Claim]) -> list[Claim]:
+        """The first job, and those that one call of its handler can take with it."""
+        first = waiting[0]
+        handler = self._registry.find(first.handler)
+        size = 1 if handler is None or first.job.is_solo else max(1, handler.batch)
+        mates = [
+            each for each in waiting[1:] if each.handler == first.handler and not each.job.is_solo
+        ]
+        return [first, *mates[: size - 1]]
+
+    def _run_group(self, group: Sequence[Claim]) -> list[Settlement]:
+        """One attempt of each, from their requests to their settlements."""
+        began_at = current_clock().now()
+        timeouts = [self._settler.timeout_of(each.job) for each in group]
+        invocations = [
+            self._invocation(claim, timeout, began_at)
+            for claim, timeout in zip(group, timeouts, strict=True)
+        ]
+        self._leases.begins(group)
+        told = self._loop.run(invocations, timeouts)
+        seconds = current_clock().now() - began_at
+        if any(each.error_type == KeyboardInterrupt.__name__ for each in told):
+            raise KeyboardInterrupt
+        self._leases.drop(group)
+        settled = []
+        for claim, invocation, timeout, answer in zip(
+            group, invocations, timeouts, told, strict=True
+        ):
+            outcome = outcomes.timed_out(claim.job.id, CUT_OFF) if seconds > timeout else answer
+            outcome, line = outcomes.written(outcome)
+            invocation.end_span(outcome)
+            reply = _reply(line)
+            event = self._settler.event_of(reply, claim.job)
+            settled.append(self._settlement(claim, event, seconds, reply.result))
+        return settled
+
+    def _invocation(self, claim: Claim, timeout: float, began_at: float) -> InlineInvocation:
+        request = self._request(claim, timeout)
+        handler = self._registry.find(request.function_name)
+        return InlineInvocation(request, handler, began_at + timeout)
 
     @contextmanager
-    def _giving_back(self, claim: Claim) -> Iterator[None]:
-        """Release the job when something ends the drain: a hook that fails, or Ctrl-C."""
+    def _giving_back(self, claims: list[Claim]) -> Iterator[None]:
+        """Release jobs when something ends the drain: a hook that fails, or Ctrl-C.
+
+        Those that are in the list then: whoever settles one takes it out.
+        """
         try:
             yield
         except BaseException:
-            self._release(claim)
+            self._leases.drop(claims)
+            self._release(claims)
             raise
 
-    def _give_up(self, claim: Claim, error: BaseException) -> None:
-        """A lifespan is stuck in a thread that cannot be interrupted: let others have the job."""
-        logger.error("job %s goes back: %s", claim.job.id, error)
-        self._release(claim)
+    def _give_up(self, claims: Sequence[Claim], error: BaseException) -> None:
+        """A lifespan is stuck in a thread that nobody can interrupt: let others have the jobs."""
+        logger.error("%d job(s) go back: %s", len(claims), error)
+        self._leases.drop(claims)
+        self._release(claims)
 
-    def _release(self, claim: Claim) -> None:
-        self._settle([self._settlement(claim, Released(), None, None)])
+    def _release(self, claims: Sequence[Claim]) -> None:
+        self._settle([self._settlement(each, Released(), None, None) for each in claims])
 
     def _settlement(
         self, claim: Claim, event: Event, seconds: float | None, result: bytes | None
@@ -354,7 +423,7 @@ class InlineWorker:
 
 
 class InlineLeases:
-    """The job in hand and its lease, which a thread renews as the store thread of a worker does.
+    """The leases of the jobs in hand, which a thread renews as the store thread of a worker does.
 
     The lock keeps a renewal apart from the settlement of the same job: that one waits until the
     renewal is through, or the store would say of a job that has just ended that it was lost.
@@ -369,26 +438,26 @@ class InlineLeases:
         self._thread: threading.Thread | None = None
         self.holds = self._leases.holds
 
-    @contextmanager
-    def holding(self, claim: Claim) -> Iterator[None]:
-        """Renew this claim until the end of the block; the thread starts with the first one."""
-        job = claim.job
+    def hold(self, claims: Sequence[Claim]) -> None:
+        """Renew these claims until they are dropped; the thread starts with the first of them."""
         with self._lock:
-            self._leases.add([claim], SYSTEM_CLOCK.now())
-        try:
-            if self._thread is None and current_clock() is SYSTEM_CLOCK:
-                self._ended.clear()
-                self._thread = SYSTEM_CLOCK.spawn("ergon-inline-leases", self._renew)
-            yield
-        finally:
-            with self._lock:
-                if self.holds(job.id, job.fence):
-                    del self._leases.claims[job.id]
+            self._leases.add(claims, SYSTEM_CLOCK.now())
+        if self._thread is None and current_clock() is SYSTEM_CLOCK:
+            self._ended.clear()
+            self._thread = SYSTEM_CLOCK.spawn("ergon-inline-leases", self._renew)
 
-    def begins(self, claim: Claim) -> None:
-        """Its handler begins: from now on a renewal charges the attempt."""
-        claim.written_at = SYSTEM_CLOCK.now()
-        claim.is_written = True
+    def drop(self, claims: Iterable[Claim]) -> None:
+        """Renew these no more, before they are settled; those that are not held are left alone."""
+        with self._lock:
+            for each in claims:
+                if self.holds(each.job.id, each.job.fence):
+                    del self._leases.claims[each.job.id]
+
+    def begins(self, claims: Iterable[Claim]) -> None:
+        """Their handler begins: from now on a renewal charges the attempt."""
+        for each in claims:
+            each.written_at = SYSTEM_CLOCK.now()
+            each.is_written = True
 
     def end(self) -> None:
         """End the thread, unless a drain around this one has a job in hand."""
@@ -444,8 +513,30 @@ class InlineLoop:
             remedy="await asyncio.to_thread(app.drain)",
         )
 
-    def run(self, invocation: Invocation, timeout: float) -> Outcome:
-        """Run a handler of either colour to its end; an async one is cancelled at its deadline."""
+    def run(self, invocations: Sequence[Invocation], timeouts: Sequence[float]) -> list[Outcome]:
+        """Run a handler of either colour to its end, once for all of these; an outcome for each.
+
+        An async one is cancelled at the first deadline.
+        """
+        if len(invocations) > 1:
+            return self._run_batch(invocations, timeouts)
+        return [self._run_one(invocations[0], timeouts[0])]
+
+    def _run_batch(
+        self, invocations: Sequence[Invocation], timeouts: Sequence[float]
+    ) -> list[Outcome]:
+        handler = invocations[0].handler
+        assert handler is not None  # noqa: S101 - only handlers that exist take batches
+        batch, told = JobBatch(handler), dict[Invocation, Outcome]()
+        for each in invocations:
+            batch.add(each)
+        if handler.is_async:
+            self.wait_for(_cut_off_batch(batch, timeouts, told.__setitem__))
+        else:
+            batch.run(told.__setitem__)
+        return [told[each] for each in invocations]
+
+    def _run_one(self, invocation: Invocation, timeout: float) -> Outcome:
         if invocation.is_async:
             told: Outcome = self.wait_for(_cut_off(invocation, timeout), invocation.scope)
             return told
@@ -503,6 +594,23 @@ async def _cut_off(invocation: Invocation, seconds: float) -> Outcome:
     timer = asyncio.get_running_loop().call_later(seconds, cancel)
     try:
         return await task
+    finally:
+        timer.cancel()
+
+
+async def _cut_off_batch(batch: JobBatch, timeouts: Sequence[float], answer: Answer) -> None:
+    first = min(timeouts)
+    task = asyncio.ensure_future(batch.run_async(answer))
+
+    def cancel() -> None:
+        batch.is_cancelled = True
+        for invocation, timeout in zip(batch.members, timeouts, strict=True):
+            invocation.is_cancelled = timeout <= first
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(first, cancel)
+    try:
+        await task
     finally:
         timer.cancel()
 
