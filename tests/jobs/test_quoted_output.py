@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,40 @@ def test_what_an_executor_writes_is_shown_without_its_secrets(
         wait_until(lambda: "its last words" in caplog.text, "its end")
     assert "using DB_PASSWORD=*** at db" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+TALKING = """
+printf 'begin-%s-' $$ >&2
+for part in 1 2 3; do printf '%01000d' 0 >&2; sleep 0.02; done
+printf 'end\\r\\n' >&2
+head -c 40000 /dev/zero | tr '\\0' x >&2
+printf '\\nunfinished-%s' $$ >&2
+kill -9 $$
+"""
+
+
+@pytest.mark.slow
+def test_lines_of_two_processes_are_logged_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However they were written; one that is very long in parts, and the last without its end."""
+    (tmp_path / "talking.sh").write_text(TALKING)
+    executor = ExecutorSettings(command=("sh", str(tmp_path / "talking.sh")), pool_size=2)
+
+    def said() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name == "ergon.executors"]
+
+    def beginning(word: str) -> list[str]:
+        return [each for each in said() if each.startswith(word)]
+
+    with (
+        caplog.at_level(logging.INFO),
+        at_work(worker(MemoryJobStore(), executor=executor, settings=quick())),
+    ):
+        wait_until(lambda: len(beginning("unfinished")) >= 2, "the end of both")
+    assert all(re.fullmatch(r"begin-\d+-0{3000}end", each) for each in beginning("begin"))
+    assert len({each.split("-")[1] for each in beginning("begin")}) >= 2
+    assert all(re.fullmatch(r"unfinished-\d+", each) for each in beginning("unfinished"))
+    long = [len(each) for each in beginning("x")]
+    assert long[:3] == [16384, 16384, 7232] or sorted(long[:6]) == [7232] * 2 + [16384] * 4
+    assert not [each for each in said() if each[:1] not in "bux"]

@@ -10,6 +10,7 @@ import json
 import logging
 import signal
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
@@ -39,8 +40,10 @@ MAX_READS, FULL_READ = 16, 1 << 16
 """Reads of one stream in one turn, and the size of a read after which there is probably more."""
 MAX_READY_BYTES = 1 << 20
 """Bytes of the line on the ready descriptor; a longer one counts as it is."""
-MAX_LOGGED_BYTES = 1 << 14
-"""Bytes of one read of a standard error stream that are logged."""
+MAX_LINE_BYTES = 1 << 14
+"""Bytes of one line of a standard error stream; a longer line is logged as several."""
+MAX_LOGGED_BYTES = 1 << 16
+"""Bytes of one read of a standard error stream that are logged: a flood must not fill the log."""
 
 
 class EndReason(StrEnum):
@@ -52,6 +55,43 @@ class EndReason(StrEnum):
     NOT_UP = "not_up"
     RECYCLED = "recycled"
     LEASE_LOST = "lease_lost"
+
+
+class OutputLines:
+    """The lines of a stream that is read in pieces.
+
+    A line is logged when it is whole: in pieces, those of two processes would mix, and a secret or
+    a character that lies across two of them would not be recognized.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._skips_feed = False  # the last line ended with CR; an LF that follows belongs to it
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that are whole by now."""
+        if self._skips_feed and data.startswith(b"\n"):
+            data = data[1:]
+        self._skips_feed = data.endswith(b"\r")
+        lines = (self._rest + data).splitlines(keepends=True)
+        is_whole = data.endswith((b"\n", b"\r"))
+        self._rest = b"" if is_whole or not lines else lines.pop()
+        found = [piece for line in lines for piece in _pieces(line.rstrip(b"\r\n"))]
+        while len(self._rest) > MAX_LINE_BYTES:
+            found.append(self._rest[:MAX_LINE_BYTES])
+            self._rest = self._rest[MAX_LINE_BYTES:]
+        return found
+
+    def end(self) -> list[bytes]:
+        """The line that has no end, if there is one: no more will come."""
+        rest, self._rest = self._rest, b""
+        return [rest] if rest else []
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    if len(line) <= MAX_LINE_BYTES:
+        return [line]
+    return [line[at : at + MAX_LINE_BYTES] for at in range(0, len(line), MAX_LINE_BYTES)]
 
 
 class InFlight:
@@ -125,6 +165,7 @@ class ExecutorProcess:
         self._answered: deque[str] = deque(maxlen=64)
         self._session = OrchestratorSession(settings.response_limit)
         self._ready_text = bytearray()
+        self._output = OutputLines()
         self._loop = loop
         self._listener = listener
         loop.watch(child.stdout, READ, self._read_stdout)
@@ -266,6 +307,7 @@ class ExecutorProcess:
         for frame in self._session.end():
             self._take(frame)
         self._read_stderr(READ)
+        _log_lines(self._output.end())
         taken = self.child.taken()
         held = list(self.in_flight.values())
         self.in_flight.clear()
@@ -422,11 +464,10 @@ class ExecutorProcess:
                 return
             if not data:
                 self._forget(self.child.stderr)
+                _log_lines(self._output.end())
                 return
             if spoken.isEnabledFor(logging.INFO):
-                said = redaction.text(data[:MAX_LOGGED_BYTES].decode(errors="replace"))
-                for line in said.splitlines():
-                    spoken.info("%s", one_line(line.expandtabs(8)))
+                _log_lines(self._output.feed(data))
 
     def _read_ready(self, _events: int) -> None:
         data = self.child.read(self.child.ready)
@@ -458,6 +499,18 @@ class ExecutorProcess:
     def _forget(self, descriptor: int) -> None:
         if descriptor >= 0:
             self._loop.forget(descriptor)
+
+
+def _log_lines(lines: Sequence[bytes]) -> None:
+    """Log what a process has written, line by line; of a flood as much as there is room for."""
+    room = MAX_LOGGED_BYTES
+    for number, line in enumerate(lines):
+        room -= len(line) + 1
+        if room < 0:
+            spoken.info("… %d lines more", len(lines) - number)
+            return
+        said = redaction.text(line.decode(errors="replace"))
+        spoken.info("%s", one_line(said.expandtabs(8)))
 
 
 def _says_ready(text: bytes) -> bool | None:
