@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,9 @@ from ergon_framework import (
     Transaction,
     UnitOfWork,
 )
+from ergon_framework.connector.boundary import Zone
 from ergon_framework.errors import ConfigurationError, FetchException, WiringError
+from tests.servers.server import free_port
 
 pytestmark = pytest.mark.req("ONE:run")
 
@@ -351,3 +354,29 @@ def test_one_queue_may_be_named_as_text() -> None:
         note.enqueue()
         assert app.drain(queues="fast").completed == 0
         assert app.drain(queues="slow").completed == 1
+
+
+def test_a_zone_is_served_until_the_last_unit_has_published(tmp_path: Path) -> None:
+    """A signal lets work in flight finish, and what that publishes has to find its zone there."""
+    address = f"127.0.0.1:{free_port()}"
+    settings = f'[zones.plant]\ndata = "data"\nlisten = "{address}"\ninsecure = true\n'
+    (tmp_path / "ergon.toml").write_text(settings)
+    app = App(tmp_path / "ergon.toml", name="shop")
+    app.zone("plant")  # this App serves it
+    told: list[bool] = []
+
+    @app.consumer(MemoryConnector([Transaction("o1", 5)]), attempts=1)
+    def charge(amount: int) -> None:
+        # By its address, as another process does: in this one a node would be made anew.
+        with Zone("plant", f"http://{address}", timeout=3.0) as plant:
+            for number in range(4):
+                subject, key = f"order:{number}", ("charged", "o1", number)
+                plant.publish(subject, "charged", amount, to="hq", id=key)
+                told.append(True)
+                if number == 0:
+                    signal.raise_signal(signal.SIGTERM)
+                threading.Event().wait(0.05)
+
+    with app:
+        report = app.run()
+    assert (report.consumers["charge"].succeeded, len(told)) == (1, 4)

@@ -25,11 +25,12 @@ from ergon_framework.boundary.data_folder import (
 from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.model import Delivery, Receipt
 from ergon_framework.boundary.node import run_node
-from ergon_framework.boundary.node.local_node import LocalNode
+from ergon_framework.boundary.node.local_node import LocalNode, LocalTransport
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.connector.boundary.zone import FactItem, Zone, fact_id, settings_of
 from ergon_framework.errors import (
     BoundaryError,
+    BoundaryNotFoundError,
     ConfigurationError,
     ConflictingDuplicateError,
     FactInvalidError,
@@ -551,3 +552,27 @@ def test_a_consumer_lets_go_though_the_node_of_its_program_stops(plant: Zone, fo
     with Zone("plant", folder) as later:
         counted(later, 2)
         assert numbers(later, "billing") == [2]
+
+
+class Hasty(LocalNode):
+    """A guest that lets go of its folder before whoever started it can ask where it listens."""
+
+    def start(self) -> None:
+        """Begin, and have left when this returns."""
+        super().start()
+        self.wait()
+
+
+def test_a_guest_that_leaves_at_once_is_followed_by_the_next_node(folder: Path) -> None:
+    """Another node may ask for the folder just then: the caller waits, and is asked nothing."""
+    begun: list[LocalNode] = []
+
+    def guest(name: str, settings: ZoneSettings) -> LocalNode:
+        kind = LocalNode if begun else Hasty
+        begun.append(kind(name, settings, is_guest=True, idle_time=0.0 if not begun else 30.0))
+        return begun[-1]
+
+    transport = LocalTransport("plant", settings_of(folder), guest=guest)
+    with closing(transport), pytest.raises(BoundaryNotFoundError):
+        transport.head_object("drawings", "none")
+    assert len(begun) == 2

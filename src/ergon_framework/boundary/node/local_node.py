@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -322,7 +323,16 @@ class LocalTransport:
     holder of the folder; after any other trouble the caller decides, as with every transport.
     """
 
-    def __init__(self, name: str, settings: ZoneSettings, *, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: ZoneSettings,
+        *,
+        timeout: float = 30.0,
+        guest: Callable[[str, ZoneSettings], LocalNode] | None = None,
+    ) -> None:
+        """``guest`` makes the node that serves the zone here while no other node does."""
+        self._guest = guest or partial(LocalNode, is_guest=True)
         self._name = name
         self._settings = settings
         self._timeout = timeout
@@ -432,7 +442,7 @@ class LocalTransport:
     def _found_or_made(self) -> HttpTransport:
         """A client of the node that has the folder; if none has, of one in this process."""
         if self._folder is None or not is_requested(self._folder):
-            own = LocalNode(self._name, self._settings, is_guest=True)
+            own = self._guest(self._name, self._settings)
             try:
                 own.start()
             except FolderInUseError:
