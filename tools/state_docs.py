@@ -31,6 +31,7 @@ from ergon_framework.core.job import (
     Released,
     RequeueRequested,
     RunRequested,
+    Signalled,
     Succeeded,
     Unread,
     next_transition,
@@ -95,6 +96,7 @@ _REFUSED = Failure(Kind.REJECTED, "handler_not_found")
 _GATE = Failure(Kind.HELD, "held")
 SEEN: tuple[tuple[str, Event, int], ...] = (
     ("the executor answered success", Succeeded(), 0),
+    ("the signal came that it waits for", Signalled(), 0),
     ("its handler discarded it", Discarded(), 0),
     ("an attempt failed, and attempts are left", Failed(_ERROR), 0),
     ("the last attempt failed", Failed(_ERROR), 4),

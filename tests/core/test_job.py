@@ -33,6 +33,7 @@ from ergon_framework.core.job import (
     Released,
     RequeueRequested,
     RunRequested,
+    Signalled,
     Succeeded,
     Unread,
     next_transition,
@@ -48,6 +49,7 @@ FLAKY = Failure(Kind.TRANSIENT, "flaky", "it did not answer")
 
 EVENTS: list[Event] = [
     Succeeded(),
+    Signalled(),
     Discarded("pointless"),
     *(Failed(Failure(kind, "x"), written) for kind in Kind for written in (True, False)),
     *(HeldBack(Failure(Kind.HELD, "gate", retry_after=after)) for after in (None, -1.0, 5.0)),
@@ -75,8 +77,8 @@ def test_the_table_knows_every_event() -> None:
 def test_the_table_by_hand() -> None:
     """A second writing of the table, so that no edit of the first one is an accident."""
     by_hand = {
-        PENDING: {Expired, ExecutorMissing, CancelRequested, RunRequested},
-        RETRYING: {Expired, ExecutorMissing, CancelRequested, RunRequested},
+        PENDING: {Signalled, Expired, ExecutorMissing, CancelRequested, RunRequested},
+        RETRYING: {Signalled, Expired, ExecutorMissing, CancelRequested, RunRequested},
         ACTIVE: {
             Succeeded,
             Discarded,

@@ -81,6 +81,11 @@ class Succeeded:
 
 
 @dataclass(frozen=True, slots=True)
+class Signalled:
+    """The signal came that a step of a flow waits for; nothing was run."""
+
+
+@dataclass(frozen=True, slots=True)
 class Discarded:
     """The executor answered ``success``, and that the job was pointless."""
 
@@ -163,6 +168,7 @@ class RequeueRequested:
 
 Event: TypeAlias = (
     Succeeded
+    | Signalled
     | Discarded
     | Failed
     | HeldBack
@@ -179,6 +185,7 @@ Event: TypeAlias = (
 
 ALLOWED: dict[type[Event], frozenset[JobStatus]] = {
     Succeeded: _RUNNING,
+    Signalled: _WAITING,
     Discarded: _RUNNING,
     Failed: _RUNNING,
     HeldBack: _RUNNING,
@@ -223,7 +230,7 @@ def next_transition(
             f"{type(event).__name__} cannot happen to a job that is {snapshot.status}"
         )
     match event:
-        case Succeeded() | Discarded():
+        case Succeeded() | Discarded() | Signalled():
             return _completed(snapshot, event)
         case Failed(failure, is_written):
             return _judged(snapshot, failure, rule, dice, is_charged=is_written)
@@ -250,7 +257,9 @@ def next_transition(
             assert_never(event)
 
 
-def _completed(snapshot: JobSnapshot, event: Succeeded | Discarded) -> Transition:
+def _completed(snapshot: JobSnapshot, event: Succeeded | Discarded | Signalled) -> Transition:
+    if isinstance(event, Signalled):
+        return Transition(JobStatus.COMPLETED, "signalled", snapshot.attempts, snapshot.excused)
     attempts, excused = snapshot.attempts + 1, snapshot.excused
     if isinstance(event, Discarded):
         return Transition(JobStatus.COMPLETED, DISCARDED, attempts, excused, why=DISCARDED)
