@@ -52,6 +52,7 @@ def test_only_durability_is_left_out() -> None:
         "jobs_survive",
         "fences_survive",
         *spoilt,
+        "flow_survives_a_new_process",
     )
     assert report.subject == "MemoryJobStore"
 

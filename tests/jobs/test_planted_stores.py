@@ -12,6 +12,7 @@ from ergon_framework.testing.suites.jobstore import (
     JobStoreSuiteError,
     exercise_job_store,
 )
+from tests.jobs import planted_store_flows as flows
 from tests.jobs import planted_store_rows as on_disk
 from tests.jobs import planted_store_transitions as moves
 from tests.jobs import planted_stores as planted
@@ -104,6 +105,32 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (moves.RingsForever, "silence_is_silent"),
     (moves.TakesJobsWhenClosed, "closed_store_refuses"),
     (moves.ClosesOnce, "closes_twice"),
+    (flows.OpensOneEarly, "last_of_a_group_starts_what_follows"),
+    (flows.OpensOneEarly, "groups_follow_groups"),
+    (flows.CountsWithoutAFence, "late_report_of_a_step_does_not_count"),
+    (flows.StartsWhatFollowsTwice, "siblings_that_end_at_once_count_once_each"),
+    (flows.ReleasesLater, "released_step_is_claimed_at_once"),
+    (flows.LetsStepsBeHurried, "waiting_step_is_pending"),
+    (flows.DelaysFromTheBeginning, "delay_of_a_step_begins_with_its_release"),
+    (flows.StoresHalfAFlow, "flow_is_stored_whole_or_not_at_all"),
+    (flows.AlwaysContinues, "failure_cancels_what_waits"),
+    (flows.CancelsWhatRuns, "failure_cancels_what_waits"),
+    (flows.HoldsNothing, "held_flow_waits_for_a_decision"),
+    (flows.NeverContinues, "failure_may_be_passed_over"),
+    (flows.TriesAgainInAStoppedFlow, "step_of_a_stopped_flow_is_not_tried_again"),
+    (flows.SkipsOnPaper, "skipping_lets_a_flow_go_on"),
+    (flows.RetriesTheFailedAlone, "retry_brings_back_what_the_flow_cancelled"),
+    (flows.BringsBackSingleSteps, "step_of_a_stopped_flow_does_not_come_back_alone"),
+    (flows.IgnoresCancelledSteps, "cancelling_a_step_is_a_failure"),
+    (flows.StepsNeverExpire, "step_expires_while_it_waits"),
+    (flows.TakesAnySignal, "signal_completes_its_step"),
+    (flows.LosesEarlySignals, "early_signal_is_kept"),
+    (flows.SignalsRunOutFromTheBeginning, "signal_has_a_time_limit"),
+    (flows.WaitsForTheWaitingAlone, "job_waits_for_jobs_that_are_there"),
+    (flows.DoesNotLookAtFailures, "failed_job_is_dealt_with_at_once"),
+    (flows.ReleasesOneSlice, "many_steps_are_released_and_counted"),
+    (flows.CancelsOneSlice, "many_steps_are_cancelled_and_retried"),
+    (flows.PurgesStepsAlone, "steps_are_kept_with_their_flow"),
 ]
 REQUIRED = {check.name for check in JOB_STORE_CHECKS if check.required}
 

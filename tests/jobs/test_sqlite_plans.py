@@ -16,9 +16,9 @@ from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.sql_files import load
 
-FILES = ("jobs.sql", "transitions.sql", "claim.sql", "admin.sql", "schedules.sql")
+FILES = ("jobs.sql", "transitions.sql", "claim.sql", "admin.sql", "schedules.sql", "flows.sql")
 PIECES = {"jobs", "number", "in_all", "in_ids", "in_running", "in_retrying", "in_dead"}
-PIECES |= {"matching", "newest_first"}
+PIECES |= {"matching", "newest_first", "in_flow"}
 
 # What may look at a whole table or index, and why that is fine.
 LONG_LOOKS = {
@@ -38,10 +38,16 @@ LONG_LOOKS = {
     "count_due": "counting is looking at each, here in an index alone",
     "count_later": "the same",
     "count_blocked": "jobs that wait for a limit key, through their index",
+    "count_steps": "steps that wait, through their indexes",
     "count_running": "the same",
     "count_ended": "the same",
     "count_retrying": "the same",
     "any_blocked": "it ends at the first",
+    "predecessors": "it looks through the list that it is given",
+    "results": "the same",
+    "release": "the steps of one join",
+    "first_work": "it ends at the first",
+    "flows": "it ends with a page, in the order of the table",
     "soonest": "it ends at the first few",
 }
 COVERED = {"count_due", "count_later", "count_running", "count_ended", "count_retrying"}

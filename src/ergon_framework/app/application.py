@@ -30,7 +30,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ergon_framework.connector.boundary import Zone
     from ergon_framework.jobs.async_client import AsyncJobClient
     from ergon_framework.jobs.client import JobClient
+    from ergon_framework.jobs.flows import Chain, FlowClients, Group, SignalStep, Step
     from ergon_framework.jobs.scheduler import ScheduleSettings
     from ergon_framework.jobs.worker import WorkerReport
     from ergon_framework.providers.functions import Provider, ShortProviderOptions
@@ -202,6 +203,49 @@ class App:
             return handler
 
         return declare
+
+    def chain(
+        self,
+        *parts: Step[Any] | SignalStep | Chain | Group | JobHandler[Any, Any],
+        name: str = "",
+        on_failure: str | None = None,
+    ) -> Chain:
+        """Steps one after another: each waits for the one before it, and gets its result.
+
+        A part is ``handler.step(…)``, a chain or a group. ``on_failure`` is what becomes of the
+        rest when a step fails: ``cancel``, ``continue`` or ``hold``. Nothing is stored before
+        ``enqueue`` of the chain.
+        """
+        from ergon_framework.jobs.flows import Chain
+
+        return Chain(self._flow_clients(), parts, name, on_failure)
+
+    def group(
+        self,
+        parts: Iterable[Step[Any] | SignalStep | Chain | Group | JobHandler[Any, Any]],
+        *,
+        then: Step[Any] | SignalStep | Chain | Group | JobHandler[Any, Any] | None = None,
+        name: str = "",
+        on_failure: str | None = None,
+    ) -> Group:
+        """Steps side by side; ``then`` follows when all have ended, and gets their results."""
+        from ergon_framework.jobs.flows import Group
+
+        return Group(self._flow_clients(), parts, then, name, on_failure)
+
+    def wait_for_signal(self, name: str, *, timeout: float | None = None) -> SignalStep:
+        """A step that waits until somebody calls ``flow.signal(name, value)``.
+
+        ``timeout``: seconds, from when the step is reached, after which it fails.
+        """
+        from ergon_framework.jobs.flows import signal_step
+
+        return signal_step(name, timeout)
+
+    def _flow_clients(self) -> FlowClients:
+        from ergon_framework.jobs.flows import FlowClients
+
+        return FlowClients(lambda: self.client, lambda: self.async_client)
 
     def on_startup(self, hook: Callable[[], Any]) -> Callable[[], Any]:
         """Run a function in each executor process before its first job."""

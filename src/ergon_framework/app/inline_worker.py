@@ -63,12 +63,13 @@ from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Handler, Registry
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.rescue import Rescue
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.store_thread import CHARGE_DELAY, HeldLeases, executor_of
 from ergon_framework.jobs.tracing import came_back, request_carrier
 from ergon_framework.jobs.worker import NOTICE_OF, WorkerReport, log_failure
-from ergon_framework.ports.jobstore import ClaimResult, FullJobStore, Settlement
+from ergon_framework.ports.jobstore import ClaimResult, FlowStore, FullJobStore, Settlement
 from ergon_framework.ports.unit_of_work import UnitOfWork
 from ergon_framework.telemetry.notices import emit
 
@@ -338,6 +339,13 @@ class InlineWorker:
 
     def _run_group(self, group: Sequence[Claim]) -> list[Settlement]:
         """One attempt of each, from their requests to their settlements."""
+        flows: FlowStore | None = getattr(self._store, "flows", None)
+        hand_over(group, None if flows is None else flows.results)
+        refused = [each for each in group if each.outcome is not None]
+        if refused:  # the results that they use cannot be had
+            self._leases.drop(refused)
+            usable = [each for each in group if each.outcome is None]
+            return [*map(self._refusal, refused), *(self._run_group(usable) if usable else ())]
         began_at = current_clock().now()
         timeouts = [self._settler.timeout_of(each.job) for each in group]
         invocations = [
@@ -361,6 +369,9 @@ class InlineWorker:
             event = self._settler.event_of(reply, claim.job)
             settled.append(self._settlement(claim, event, seconds, reply.result))
         return settled
+
+    def _refusal(self, claim: Claim) -> Settlement:
+        return self._settlement(claim, claim.outcome or Released(), None, None)
 
     def _invocation(self, claim: Claim, timeout: float, began_at: float) -> InlineInvocation:
         request = self._request(claim, timeout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ergon_framework.executor import Registry
     from ergon_framework.jobs.async_client import AsyncEnqueuedJob, AsyncJobClient
     from ergon_framework.jobs.client import EnqueuedJob, JobClient
+    from ergon_framework.jobs.flows import Step
     from ergon_framework.jobs.scheduler import ScheduleSettings
 
 SCHEDULED = frozenset(
@@ -80,7 +81,9 @@ class JobHandler(Generic[P, T]):
     ) -> None:
         # Its retry policy is checked when a job is made: that takes pydantic, which is slow to
         # import, and a program that only declares handlers shall start quickly.
-        check_options({name: value for name, value in options.items() if name != "retry"})
+        # Which jobs it waits for is looked at when it is enqueued.
+        later = ("retry", "after", "on_failure")
+        check_options({name: value for name, value in options.items() if name not in later})
         self.app = app
         self.name = name
         self.function = function
@@ -108,6 +111,21 @@ class JobHandler(Generic[P, T]):
         call = self._call(args, kwargs)
         options = self._own_options()
         return {"handler": self.routed, "args": call.args, "kwargs": call.kwargs, **options}
+
+    def step(self, *args: P.args, **kwargs: P.kwargs) -> Step[T]:
+        """A call of this handler as a step of a chain or group.
+
+        In a chain the result of what comes before it is its first positional argument, which is
+        left out here; ``step(…).without_result()`` gets none. ``other.result`` as an argument is
+        the result of another step, which the step then waits for.
+        """
+        from ergon_framework.jobs.flows import Step
+
+        options = cast("Mapping[str, Any]", self._own_options())
+        return Step(self.routed, args, kwargs, options, check=self._check_step)
+
+    def _check_step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._call(tuple(args), dict(kwargs))
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
         """Have the function called with these arguments by a worker; returns the job's id."""

@@ -22,6 +22,8 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import ResultTimeoutError, StoreUnavailableError
 from ergon_framework.jobs.client import EnqueuedJob, JobClient, Progress, _JobId, batches
+from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow
+from ergon_framework.jobs.flows import Chain, Draft, FlowClients, Group
 from ergon_framework.jobs.newjob import HandlerOptions, JobSpec
 from ergon_framework.jobs.results import (
     MIN_POLL_INTERVAL,
@@ -279,6 +281,48 @@ class AsyncJobClient:
     ) -> NewJob:
         """The job that :meth:`enqueue` would store, checked; see :meth:`JobClient.job`."""
         return await self._call(lambda: self._sync().job(handler, args, kwargs, **options))
+
+    # ---- flows ----
+
+    def chain(self, *parts: Any, name: str = "", on_failure: str | None = None) -> Chain:
+        """Steps one after another; see :meth:`JobClient.chain`. Store it with ``aenqueue``."""
+        return Chain(self._clients(), parts, name, on_failure)
+
+    def group(
+        self,
+        parts: Iterable[Any],
+        *,
+        then: Any = None,
+        name: str = "",
+        on_failure: str | None = None,
+    ) -> Group:
+        """Steps side by side; see :meth:`JobClient.group`. Store it with ``aenqueue``."""
+        return Group(self._clients(), parts, then, name, on_failure)
+
+    async def enqueue_flow(self, draft: Draft, *, connection: Any = None) -> AsyncEnqueuedFlow:
+        """Store a chain or group in one commit; returns the id of the flow."""
+
+        def add(lent: Any) -> EnqueuedFlow:
+            return self._sync().enqueue_flow(draft, connection=lent)
+
+        return AsyncEnqueuedFlow.of(str(await self._add(add, connection)), self)
+
+    def flow(self, flow_id: str) -> AsyncEnqueuedFlow:
+        """The flow of that id; whether it is there is asked with the first question."""
+        return AsyncEnqueuedFlow.of(str(flow_id), self)
+
+    async def of_flow(
+        self, flow_id: str, ask: Callable[[EnqueuedFlow], T], *, waits: bool = False
+    ) -> T:
+        """Ask a flow something, in another thread; one of its own if it may take long."""
+
+        def call() -> T:
+            return ask(EnqueuedFlow.of(str(flow_id), self._sync()))
+
+        return await (self._visit(call) if waits else self._call(call))
+
+    def _clients(self) -> FlowClients:
+        return FlowClients(self._sync, lambda: self)
 
     async def announce(self) -> None:
         """Wake workers after a commit of one's own that brought jobs."""

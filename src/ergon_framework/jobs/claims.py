@@ -58,7 +58,10 @@ def _handler(name: str) -> str:
 class Claim:
     """One claimed job. The dispatcher and the store thread both look at it."""
 
-    __slots__ = ("handler", "is_recorded", "is_written", "job", "lost", "span", "written_at")
+    __slots__ = (
+        *("handler", "is_recorded", "is_written", "job", "lost", "outcome", "span"),
+        "written_at",
+    )
 
     def __init__(self, job: ClaimedJob) -> None:
         self.job = job
@@ -68,6 +71,7 @@ class Claim:
         self.written_at = 0.0
         self.lost = False  # the store says that somebody else holds it now
         self.span: Span | None = None  # of the attempt under way, if the job is traced
+        self.outcome: Event | None = None  # it cannot be sent: this is settled instead
 
     def renewal(self) -> LeaseRenewal:
         """What the store needs to prolong the lease."""
@@ -152,6 +156,7 @@ class Settler:
             False,
             job.handler,
             job.queue,
+            job.flow_id is not None,
         )
 
     def settle_stored(
@@ -174,6 +179,7 @@ class Settler:
             if_expired=if_expired,
             handler=job.handler,
             queue=job.queue,
+            is_step=job.step is not None,
         )
 
     def keep(self, status: JobStatus, result_ttl: float | None) -> float | None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self, TypeVar, Unpack
 
 import msgspec
 
+from ergon_framework.core.flow import OnFailure
 from ergon_framework.core.job import (
     CancelRequested,
     InvalidTransition,
@@ -28,6 +29,17 @@ from ergon_framework.core.job import (
 from ergon_framework.errors import DuplicateJobError, JobError, JobStateError
 from ergon_framework.jobs import tracing
 from ergon_framework.jobs.claims import Settler
+from ergon_framework.jobs.flow_client import EnqueuedFlow, flows_of, found_flow
+from ergon_framework.jobs.flows import (
+    Chain,
+    Draft,
+    FlowClients,
+    FlowPlanner,
+    Group,
+    SignalStep,
+    plan_after,
+    signal_step,
+)
 from ergon_framework.jobs.newjob import (
     HandlerOptions,
     JobSpec,
@@ -44,8 +56,10 @@ from ergon_framework.jobs.results import (
     wait_in_time,
 )
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.validation import choice, refusal
 from ergon_framework.jobs.views import job_view
 from ergon_framework.ports.context import current_attempt
+from ergon_framework.ports.flow import NewFlow
 from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import (
     EnqueueResult,
@@ -56,6 +70,7 @@ from ergon_framework.ports.jobstore import (
     Search,
 )
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
+from ergon_framework.storage.urls import option_for, pasteable
 from ergon_framework.telemetry import outgoing_metadata
 from ergon_framework.telemetry.conventions import (
     MessagingInstruments,
@@ -96,6 +111,7 @@ def request_transition(
 
     def attempt() -> JobStatus:
         job = found(store, job_id)
+        _refuse_bound(store, job, request)
         try:
             settlement = settler.settle_stored(job, request, store.now())
         except InvalidTransition as error:
@@ -125,6 +141,26 @@ def request_transition(
         )
 
     return retry_conflicts(attempt, max_attempts=MAX_CONFLICTS, give_up=give_up)
+
+
+def _refuse_bound(store: FullJobStore, job: Job, request: Request) -> None:
+    """Refuse what a step cannot do by itself: start before its turn, or in a flow that stopped."""
+    step = job.step
+    if step is None or isinstance(request, CancelRequested):
+        return
+    is_waiting = job.status is JobStatus.PENDING and (step.join_id or step.signal)
+    if is_waiting:
+        what = "waits for other steps" if step.join_id else f"waits for the signal {step.signal!r}"
+        why = pasteable("why", job.id, option_for(store))
+        remedy = f"this tells more:  {why}"
+    elif job.status.is_final and found_flow(store, step.flow_id).status.is_stopping:
+        what = "belongs to a flow that was stopped"
+        retry = pasteable("flows retry", step.flow_id, option_for(store))
+        remedy = f"this lets the flow go on:  {retry}"
+    else:
+        return
+    details = {"job_id": job.id, "flow_id": step.flow_id, "status": job.status.value}
+    raise JobStateError(f"the job {job.id} {what}", remedy=remedy, details=details)
 
 
 def _holder(store: FullJobStore, job: Job) -> str | None:
@@ -292,11 +328,20 @@ class JobClient:
         back. It is a connection of sqlite3 or psycopg, of SQLAlchemy or Django with one of them, or
         a session. On PostgreSQL the commit wakes workers; on SQLite they find the job at their next
         look, or at once after :meth:`announce`.
+
+        With ``after`` the job waits until these jobs have completed; ``on_failure`` says what
+        becomes of it when one of them does not: ``cancel``, ``continue`` or ``hold``.
         """
+        after, on_failure = options.pop("after", None), options.pop("on_failure", None)
+        if on_failure is not None and not after:
+            raise refusal("on_failure", "says nothing without after", "name the jobs to wait for")
         with tracing.enqueuing(options) as span:
             joined = tracing.joined(span, options)
             job = self._new(handler, args, kwargs, {**self._context(), **joined})
-            (added,) = self._added([job], connection)
+            if after:
+                added = self._added_after(job, after, on_failure, connection)
+            else:
+                (added,) = self._added([job], connection)
             tracing.enqueued(span, job, added.id, is_new=added.is_new)
         return added
 
@@ -330,6 +375,62 @@ class JobClient:
                 raise
             span.set_attribute("ergon.jobs", len(ids))
         return ids
+
+    # ---- flows ----
+
+    def chain(self, *parts: Any, name: str = "", on_failure: str | None = None) -> Chain:
+        """Steps one after another; each gets the result of the one before it.
+
+        A part is a step as :meth:`enqueue_many` takes jobs, a chain or a group. Nothing is stored
+        before ``enqueue`` of the chain.
+        """
+        return Chain(FlowClients(lambda: self), parts, name, on_failure)
+
+    def group(
+        self,
+        parts: Iterable[Any],
+        *,
+        then: Any = None,
+        name: str = "",
+        on_failure: str | None = None,
+    ) -> Group:
+        """Steps side by side; ``then`` follows when all have ended, and gets their results."""
+        return Group(FlowClients(lambda: self), parts, then, name, on_failure)
+
+    def wait_for_signal(self, name: str, *, timeout: float | None = None) -> SignalStep:
+        """A step that waits for a signal, so many seconds at most from when it is reached."""
+        return signal_step(name, timeout)
+
+    def enqueue_flow(self, draft: Draft, *, connection: Any = None) -> EnqueuedFlow:
+        """Store a chain or group in one commit; returns the id of the flow."""
+        common = self._context()
+
+        def make(
+            handler: str,
+            args: Sequence[Any],
+            kwargs: Mapping[str, Any],
+            options: Mapping[str, Any],
+        ) -> NewJob:
+            limit, now = self.settings.max_payload, self.store.now
+            merged: dict[str, Any] = {**common, **self._handler_options(handler), **options}
+            return new_job(handler, args, kwargs, max_payload=limit, now=now, **merged)
+
+        flow, steps = FlowPlanner(draft).plan(make)
+        self._bounded(steps)
+        self._add_flow(flow, steps, connection)
+        if connection is None and has_listeners("job.enqueued"):
+            for job in steps:
+                emit("job.enqueued", job_id=job.id, handler=job.handler, queue=job.queue)
+        return EnqueuedFlow.of(flow.id, self)
+
+    def flow(self, flow_id: str) -> EnqueuedFlow:
+        """The flow of that id, which can be asked, signalled, cancelled, retried and skipped."""
+        found_flow(self.store, flow_id)
+        return EnqueuedFlow.of(str(flow_id), self)
+
+    def subscription(self) -> SharedSubscription:
+        """The subscription to ends of jobs that all threads of this process share."""
+        return self._shared.setdefault(os.getpid(), SharedSubscription(self.store))
 
     def announce(self) -> None:
         """Wake workers after a commit of one's own that brought jobs.
@@ -373,8 +474,7 @@ class JobClient:
         Raises JobFailedError when it ended otherwise, ResultTimeoutError when it has not ended, or
         when the store has not told by then; one that is away is told at once.
         """
-        shared = self._shared.setdefault(os.getpid(), SharedSubscription(self.store))
-        job = wait_in_time(self.store, shared, str(job_id), timeout, poll)
+        job = wait_in_time(self.store, self.subscription(), str(job_id), timeout, poll)
         return result_of(job, self._url)
 
     # ---- moving ----
@@ -452,6 +552,46 @@ class JobClient:
         limit, now = self.settings.max_payload, self.store.now
         return new_job(handler, args, kwargs, max_payload=limit, now=now, **options)
 
+    def _handler_options(self, handler: str) -> Mapping[str, Any]:
+        """The options of all jobs of a handler, where it is known."""
+        return {} if self._handlers is None else self._handlers.options.get(handler, {})
+
+    def _add_flow(self, flow: NewFlow, steps: Sequence[NewJob], connection: Any) -> None:
+        flows: Any = flows_of(self.store)
+        if connection is None:
+            flows.add(flow, steps)
+        elif hasattr(flows, "add_in"):
+            flows.add_in(connection, flow, steps)
+        else:
+            raise _no_external(self.store)
+
+    def _added_after(
+        self, job: NewJob, after: Any, on_failure: Any, connection: Any
+    ) -> EnqueuedJob:
+        """Store a job that waits for others: it and they are steps of one flow from then on."""
+        if job.unique_key is not None:
+            raise refusal("unique", "cannot be given together with after", "leave one of them out")
+        given = [after] if isinstance(after, str) else after
+        ids = list(dict.fromkeys(str(each) for each in given))
+        policy = OnFailure.CANCEL
+        if on_failure is not None:
+            policy = OnFailure(choice(OnFailure)("on_failure", on_failure))
+
+        def attempt() -> EnqueuedJob:
+            steps = [found(self.store, each).step for each in ids]
+            known = {each.flow_id for each in steps if each is not None}
+            if len(known) > 1:
+                raise JobError(
+                    f"the jobs to wait for belong to {len(known)} flows",
+                    remedy="wait for jobs of one flow, or let a step of each enqueue what follows",
+                    details={"flows": sorted(known)},
+                )
+            flow, step = plan_after(job, ids, next(iter(known), None), policy)
+            self._add_flow(flow, [step], connection)
+            return EnqueuedJob.of(EnqueueResult(job.id, True), self)
+
+        return retry_conflicts(attempt, max_attempts=MAX_CONFLICTS)
+
     def _bounded(self, jobs: list[NewJob]) -> list[NewJob]:
         if len(jobs) > self._max_batch:
             remedy = "let enqueue_many(chunk=1000) commit them in parts"
@@ -494,11 +634,15 @@ def _adder(
 ) -> Callable[[Sequence[NewJob]], list[EnqueueResult]]:
     add_in: Any = getattr(store, "add_in", None)
     if add_in is None:
-        raise JobError(
-            f"{type(store).__name__} cannot store a job in another's transaction",
-            remedy="leave connection out, or use a store on SQLite or PostgreSQL",
-        )
+        raise _no_external(store)
     return lambda jobs: add_in(connection, jobs)
+
+
+def _no_external(store: FullJobStore) -> JobError:
+    return JobError(
+        f"{type(store).__name__} cannot store a job in another's transaction",
+        remedy="leave connection out, or use a store on SQLite or PostgreSQL",
+    )
 
 
 def _failed(search: Search) -> Search:

@@ -100,6 +100,10 @@ def _retry(field: str, value: Any) -> bytes:
     return encode_retry(field, value)
 
 
+def _alone(field: str, _value: Any) -> Any:
+    raise refusal(field, "cannot be given here", "enqueue that job by itself, or as part of a flow")
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "id": text(MAX_ID),
     "queue": name,
@@ -119,6 +123,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "result_ttl": seconds(0.0, TEN_YEARS),
     "correlation_id": text(),
     "trace_context": trace,
+    "after": _alone,
+    "on_failure": _alone,
 }
 
 

@@ -21,11 +21,19 @@ from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim
+from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.rescue import is_stall
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.dice import roll
-from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult, JobStore, Settlement, Topic
+from ergon_framework.ports.jobstore import (
+    ClaimedJob,
+    ClaimResult,
+    FlowStore,
+    JobStore,
+    Settlement,
+    Topic,
+)
 from ergon_framework.storage.failpoints import declare, failpoint
 
 MakeRequest: TypeAlias = Callable[[Mapping[str, int], bool], ClaimRequest]
@@ -507,6 +515,9 @@ class StoreThread:
         claims = [Claim(job) for job in claimed.jobs]
         if claims:
             self.leases.add(claims, now)
+            if any(job.uses is not None for job in claimed.jobs):
+                flows: FlowStore | None = getattr(self.store, "flows", None)
+                hand_over(claims, None if flows is None else flows.results)
             failpoint("worker.claimed")
             self._deliver(claims)
         return bool(claims)

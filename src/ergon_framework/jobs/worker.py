@@ -572,7 +572,11 @@ class Worker:
             pool = self._pools[executor]
             nameless = [claim for claim in found if not claim.handler]
             self._refuse(nameless, "empty_handler", "the job names no handler")
-            pool.take(len(found), [claim for claim in found if claim.handler])
+            for claim in found:
+                if claim.handler and claim.outcome is not None:
+                    self.finish(claim, claim.outcome, None, None)
+            usable = [claim for claim in found if claim.handler and claim.outcome is None]
+            pool.take(len(found), usable)
 
     def _refuse(self, claims: Sequence[Claim], code: str, text: str) -> None:
         for claim in claims:

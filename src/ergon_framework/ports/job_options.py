@@ -45,6 +45,10 @@ class JobOptions(TypedDict, total=False):
     result_ttl: float | None
     correlation_id: str | None
     trace_context: Mapping[str, str] | None
+    after: Iterable[str] | str | None
+    """Ids of jobs that must have completed before it is due."""
+    on_failure: str | None
+    """What becomes of it when one of those fails: ``cancel``, ``continue`` or ``hold``."""
 
 
 ErrorTypes = str | type[BaseException] | Iterable[str | type[BaseException]]
@@ -66,7 +70,7 @@ class HandlerOptions(JobOptions, total=False):
 _POLICY = ("backoff", "give_up_on", "retry_on")
 """Short words for parts of ``retry``."""
 _SHORT = frozenset({"attempts", *_POLICY})
-_OF_ONE_JOB = ("id", "run_at", "expires_at", "trace_context")
+_OF_ONE_JOB = ("id", "run_at", "expires_at", "trace_context", "after", "on_failure")
 
 
 class JobCall(NamedTuple):

@@ -2,7 +2,8 @@
 twice.
 
 Three small ports, which one class may serve: :class:`JobStore` for clients and workers,
-:class:`JobAdmin` for operators, :class:`ScheduleStore` for cron. Every call is atomic and returns
+:class:`JobAdmin` for operators, :class:`ScheduleStore` for cron. A fourth, :class:`FlowStore`, is a
+part of a store that keeps flows, and is named ``flows`` there. Every call is atomic and returns
 only when its effect is as durable as the store's sentence (``durability``) says. Instants are
 seconds since the epoch by **the store's** clock; callers give durations wherever they can. Handles
 (``key``) belong to the store that gave them out.
@@ -18,7 +19,9 @@ import msgspec
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure
+from ergon_framework.core.flow import FlowEvent, FlowStatus
 from ergon_framework.core.job import JobStatus, Transition
+from ergon_framework.ports.flow import Flow, Join, NewFlow, StepPlace
 
 DEFAULT_QUEUE = "default"
 
@@ -55,6 +58,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     result_ttl: float | None = None
     correlation_id: str | None = None
     trace_context: dict[str, str] | None = None
+    uses: Any = None  # JSON: which arguments are results of other steps
+    step: StepPlace | None = None  # None: it belongs to no flow
 
 
 class EnqueueResult(msgspec.Struct, frozen=True):
@@ -92,6 +97,8 @@ class ClaimedJob(msgspec.Struct, frozen=True):
     result_ttl: float | None = None
     correlation_id: str | None = None
     trace_context: dict[str, str] | None = None
+    uses: Any = None
+    flow_id: str | None = None  # a hint: a job may become a step after it was claimed
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
@@ -117,6 +124,7 @@ class Settlement(msgspec.Struct, frozen=True):
     if_expired: bool = False  # a rescue: only while the lease is still expired
     handler: str = ""  # for whoever is told of it; no store needs these two
     queue: str = ""
+    is_step: bool = False  # a hint that spares the store a look
 
 
 class LeaseRenewal(msgspec.Struct, frozen=True):
@@ -169,6 +177,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     correlation_id: str | None
     trace_context: dict[str, str] | None
     history: tuple[bytes, ...]  # JSON objects, the oldest first
+    uses: Any = None
+    step: StepPlace | None = None
 
 
 class Subscription(Protocol):
@@ -249,6 +259,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None  # of the last failure
     before: float | None = None  # last changed before that instant
     ids: tuple[str, ...] = ()
+    flow: str | None = None  # the steps of this flow
     below: Any = None  # older than the job with this key, for the next page
 
 
@@ -399,6 +410,46 @@ class ScheduleStore(Protocol):
 
         A job whose id is there already is skipped. False: another worker was faster.
         """
+
+
+class FlowStore(Protocol):
+    """What clients, operators and workers need to keep flows.
+
+    The end of a step, its count at its joins, the counters of its flow and the release of the steps
+    that waited for it are one commit with its settlement. Where many steps are released, cancelled
+    or brought back, that happens in slices: with the event, with claims, and with ``prune``.
+    """
+
+    def add(self, flow: NewFlow, steps: Sequence[NewJob]) -> list[EnqueueResult]:
+        """Store a flow and its steps in one commit, or steps of a flow that is there.
+
+        Raises JobNotFoundError for a job of ``after`` that is not there, and ConflictError for one
+        that belongs to another flow by now. Notifies ``WORK``.
+        """
+
+    def find(self, flow_id: str) -> Flow | None:
+        """One flow."""
+
+    def search(self, statuses: Sequence[FlowStatus], limit: int) -> list[Flow]:
+        """Flows in one of these states, or in any; the newest first."""
+
+    def joins(self, flow_id: str) -> list[Join]:
+        """The joins of a flow, in the order of adding."""
+
+    def apply(self, flow_id: str, event: FlowEvent) -> Flow:
+        """Cancel, retry or skip; raises JobNotFoundError, and InvalidFlowChange where it cannot be.
+
+        The answer is how the flow stands after the first slice.
+        """
+
+    def signal(self, flow_id: str, name: str, value: bytes) -> bool:
+        """Complete the steps that wait for this signal; keep the value for those not reached yet.
+
+        False: no step of the flow waits for it, or will.
+        """
+
+    def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+        """What jobs returned, by id; those that are not there or returned nothing are left out."""
 
 
 class FullJobStore(JobStore, JobAdmin, ScheduleStore, Protocol):

@@ -25,6 +25,8 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
     result_ttl: float | None = None
     correlation_id: str | None = None
     trace_context: dict[str, str] | None = None
+    uses: Any = None
+    flow_id: str | None = None
 
     @classmethod
     def of(cls, job: NewJob | Job) -> Options:
@@ -37,6 +39,8 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
             job.result_ttl,
             job.correlation_id,
             job.trace_context,
+            job.uses,
+            None if job.step is None else job.step.flow_id,
         )
 
     def fields(self) -> dict[str, Any]:
@@ -49,6 +53,7 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
             "result_ttl": self.result_ttl,
             "correlation_id": self.correlation_id,
             "trace_context": self.trace_context,
+            "uses": self.uses,
         }
 
 
@@ -76,7 +81,10 @@ def options_from(text: str | bytes | None) -> Options:
 
 def asked_of(text: str | bytes | None) -> tuple[Any, ...]:
     """The same as the last fields of a ``ClaimedJob``; none where all have their defaults."""
-    return () if text is None else tuple(_options(text).fields().values())
+    if text is None:
+        return ()
+    options = _options(text)
+    return *options.fields().values(), options.flow_id
 
 
 def failure_from(text: str | bytes | None) -> Failure | None:

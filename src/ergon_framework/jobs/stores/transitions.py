@@ -17,12 +17,15 @@ from ergon_framework.core.job import (
     JobRule,
     JobSnapshot,
     JobStatus,
+    RunRequested,
+    Signalled,
     Transition,
     next_transition,
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.unreadable import RowError, UnreadableRowError, status_of
+from ergon_framework.ports.flow import CANCELLED_BY_FLOW
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, OnDuplicate, Settlement
 from ergon_framework.storage.failpoints import declare
 
@@ -75,7 +78,7 @@ def on_duplicate(job: NewJob, holder: str, *, is_running: bool) -> EnqueueResult
     return None
 
 
-ENDED, RUNNING, DUE, LATER, BLOCKED = range(5)
+ENDED, RUNNING, DUE, LATER, BLOCKED, JOINING, SIGNALLING = range(7)
 """The stages of a job in the tables; their schema says what each means."""
 
 DAY = 86_400.0
@@ -90,6 +93,7 @@ MAX_HISTORY_BYTES = 32 * 1024
 MAX_HISTORY_ENTRIES = 200
 """Characters and entries of history that a job keeps: the latest."""
 
+replace_settlement = msgspec.structs.replace
 _RULE = JobRule()
 _encode = msgspec.json.Encoder().encode
 
@@ -106,6 +110,21 @@ def expire(row: JobPosition, now: float) -> Settlement:
 def cancel_replaced(row: JobPosition, now: float) -> Settlement:
     """Cancel a job for another one with its unique key."""
     return _settlement(row, CancelRequested(), CANCELLED_KEPT, now, why="replaced")
+
+
+def cancel_step(row: JobPosition, now: float) -> Settlement:
+    """Cancel a step because its flow is cancelled."""
+    return _settlement(row, CancelRequested(), CANCELLED_KEPT, now, why=CANCELLED_BY_FLOW)
+
+
+def bring_back(row: JobPosition, now: float) -> Settlement:
+    """Let a step begin anew that failed or was cancelled."""
+    return _settlement(row, RunRequested(), 0.0, now)
+
+
+def complete_signal(row: JobPosition, value: bytes, now: float) -> Settlement:
+    """Complete a step that waits for a signal; it is kept as long as its flow."""
+    return replace_settlement(_settlement(row, Signalled(), 0.0, now), result=value)
 
 
 def is_plain_completion(settlement: Settlement) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.core.flow import FlowChange, StepEnded
 from ergon_framework.core.job import (
     CancelRequested,
     Expired,
@@ -20,12 +21,17 @@ from ergon_framework.core.job import (
     next_transition,
 )
 from ergon_framework.errors import DuplicateJobError
+from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, returned
+from ergon_framework.jobs.stores.memory.flows import FlowBook, MemoryFlowTables
 from ergon_framework.jobs.stores.memory.queues import Heap, MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.jobs.stores.transitions import (
     CANCELLED_KEPT,
     FAILED_KEPT,
+    cancel_replaced,
+    cancel_step,
     entry_of,
+    expire,
     id_taken,
     key_held,
 )
@@ -54,8 +60,10 @@ class Ledger:
         self.leaving = Heap()  # final jobs, by when they are to be purged
         self.is_work = False  # something became claimable since this was last looked at …
         self.is_done = False  # … or something ended
+        self.flow_book = FlowBook()
         self._last_key = 0
         self._last_fence = 0
+        self._moves: FlowSettlement | None = None  # of the flows that this step changes
 
     # ---- adding ---------------------------------------------------------------------------------
 
@@ -95,8 +103,11 @@ class Ledger:
         if holder is not None:
             if job.on_duplicate is OnDuplicate.EXISTING:
                 return EnqueueResult(holder.new.id, False)
-            transition = next_transition(holder.snapshot(), CancelRequested(), _RULE)
-            self._end(holder, replace(transition, why="replaced"), CANCELLED_KEPT, now)
+            if holder.feeds is not None:
+                self.settle(cancel_replaced(holder.position(), now), now)
+            else:
+                transition = next_transition(holder.snapshot(), CancelRequested(), _RULE)
+                self._end(holder, replace(transition, why="replaced"), CANCELLED_KEPT, now)
         self._last_key += 1
         record = Record(
             key=self._last_key,
@@ -106,6 +117,7 @@ class Ledger:
             run_at=now + job.delay if job.run_at is None else job.run_at,
             expires_at=job.expires_at,
         )
+        self._place(record, now)
         self.records[record.key] = self.by_id[job.id] = record
         self.queues.get(job.queue).members += 1
         self._enter(record)
@@ -126,13 +138,46 @@ class Ledger:
             return False
         if record.status.is_final and self._is_key_taken(record):
             return False
+        if record.feeds is not None:
+            return self._settle_step(record, settlement, now)
         self._move(record, settlement.transition, settlement.entry, now)
         if record.status.is_final:
             self._finish(record, settlement.result, settlement.keep, now)
         return True
 
+    def _settle_step(self, record: Record, settlement: Settlement, now: float) -> bool:
+        """Apply a transition of a step; what it brings about is gathered for :meth:`finish`."""
+        moves, flow_id, feeds = self.moves(now), record.flow_id or "", record.feeds or ()
+        transition, was = settlement.transition, record.status
+        change: FlowChange | None = None
+        if transition.status.is_final:
+            change = moves.plan(flow_id, StepEnded(transition.status, not feeds))
+        elif was.is_final:
+            change = moves.plan(flow_id, returned(was, feeds))
+        elif record.is_joining:
+            return False  # nobody can hurry what a step waits for
+        if change is None and (was.is_final or transition.status.is_final):
+            return False
+        if was.is_final and record.join_id is not None and moves.tables.is_open(record.join_id):
+            record.join_id = None
+        self._move(record, transition, settlement.entry, now)
+        if record.status.is_final:
+            self._finish(record, _result_of(settlement), None, now)
+            if change is not None and change.counts:
+                record.feeds = ()
+        elif was.is_final and record.signal is not None and record.join_id is None:
+            self._expect_signal(record, now)
+        if change is not None:
+            moves.accept(flow_id, change, feeds, settlement.keep)
+        elif moves.is_stopping(flow_id):
+            self.settle(cancel_step(record.position(), now), now)
+        return True
+
     def end_outdated(self, record: Record, now: float) -> None:
         """Dead-letter a job that was not started before its expiry."""
+        if record.feeds is not None:
+            self.settle(expire(record.position(), now), now)
+            return
         self._end(record, next_transition(record.snapshot(), Expired(), _RULE), FAILED_KEPT, now)
 
     def _end(self, record: Record, transition: Transition, keep: float, now: float) -> None:
@@ -209,6 +254,81 @@ class Ledger:
         record.lease_expires_at = now + request.lease
         record.why = ""
 
+    # ---- flows ----------------------------------------------------------------------------------
+
+    def moves(self, now: float) -> FlowSettlement:
+        """The flows that this step of a caller changes."""
+        if self._moves is None:
+            self._moves = FlowSettlement(self.flow_tables(now))
+        return self._moves
+
+    def flow_tables(self, now: float) -> MemoryFlowTables:
+        """Where flows are read and written."""
+        return MemoryFlowTables(self, now)
+
+    def finish(self, now: float) -> None:
+        """Do what the settlements of steps bring about."""
+        if self._moves is not None:
+            self._moves.finish()  # which settles steps, and gathers more in the same place
+            self._moves = None
+
+    def go_on_with_flows(self, now: float) -> None:
+        """Do one slice of what is left to be released, cancelled or brought back."""
+        if self.flow_book.work:
+            self.moves(now).do_slice()
+            self.finish(now)
+
+    def purge_flows(self, now: float, limit: int) -> int:
+        """Delete flows that were kept long enough, with their steps; how many steps."""
+        purged = 0
+        for row in self.flow_book.due(now):
+            for key in list(self.flow_book.steps.get(row.id, ()))[: limit - purged]:
+                self.remove(self.records[key])
+                purged += 1
+            if purged >= limit:
+                break
+            self.flow_book.drop(row.id)
+        return purged
+
+    def keep(self, record: Record) -> None:
+        """A job that became a step is kept as long as its flow."""
+        record.purge_at = None
+        self.leaving.discard(record.key)
+
+    def check_new(self, jobs: Sequence[NewJob]) -> None:
+        """Refuse jobs whose ids are taken."""
+        self._refuse_duplicates(jobs)
+
+    def _place(self, record: Record, now: float) -> None:
+        """Put a new step into its flow."""
+        step = record.new.step
+        if step is None:
+            return
+        record.flow_id, record.join_id, record.feeds = step.flow_id, step.join_id, step.feeds
+        record.wait, record.signal = step.wait, step.signal
+        if step.join_id is not None:
+            record.run_at = now if record.new.run_at is None else record.new.run_at
+            record.wait = record.new.delay if step.signal is None else step.wait
+        elif step.signal is not None and step.wait is not None:
+            record.expires_at = now + step.wait
+        self.flow_book.enlist(record)
+
+    def release(self, record: Record, now: float) -> None:
+        """A step waits for its predecessors no more."""
+        self._leave(record)
+        record.join_id, record.changed_at = None, now
+        if record.signal is None:
+            record.run_at = max(record.run_at, now + (record.wait or 0.0))
+        self._enter(record)
+        if record.signal is not None:
+            self._expect_signal(record, now)
+
+    def _expect_signal(self, record: Record, now: float) -> None:
+        record.run_at = now
+        if record.wait is not None:
+            record.expires_at = now + record.wait
+            self.expiring.push(record.key, (record.expires_at,))
+
     # ---- coming and going -----------------------------------------------------------------------
 
     def _enter(self, record: Record) -> None:
@@ -217,8 +337,9 @@ class Ledger:
             self.holders[record.new.unique_key] = record
         if record.expires_at is not None:
             self.expiring.push(record.key, (record.expires_at,))
-        self.queues.wait(record)
-        self.is_work = True
+        if not record.is_joining:
+            self.queues.wait(record)
+            self.is_work = True
 
     def _leave(self, record: Record) -> None:
         """A job is no longer in the state it is in."""
@@ -230,7 +351,8 @@ class Ledger:
             return
         else:
             self.expiring.discard(record.key)
-            self.queues.leave(record)
+            if not record.is_joining:
+                self.queues.leave(record)
         if record.new.unique_key is not None:
             del self.holders[record.new.unique_key]
 
@@ -249,6 +371,7 @@ class Ledger:
         self.records[record.key] = self.by_id[record.new.id] = record
         self.queues.get(record.new.queue).members += 1
         self._last_fence = max(self._last_fence, record.fence)
+        self.flow_book.enlist(record)
         self._arrive(record)
 
     def _arrive(self, record: Record) -> None:
@@ -267,6 +390,13 @@ class Ledger:
     def remove(self, record: Record) -> None:
         """Forget a job."""
         self._leave(record)
+        self.flow_book.forget(record)
         del self.records[record.key], self.by_id[record.new.id]
         self.queues.get(record.new.queue).members -= 1
         self.queues.forget(record.new.queue)
+
+
+def _result_of(settlement: Settlement) -> bytes | None:
+    """What a step leaves to its successors."""
+    is_completed = settlement.transition.status is JobStatus.COMPLETED
+    return settlement.result or (b"null" if is_completed else None)

@@ -96,6 +96,7 @@ def _page(ledger: Ledger, after: int, limit: int) -> list[JobRecord]:
 def _record(copy: JobRecord) -> Record:
     """A job as the store keeps it; its key is given when it is put in."""
     job = copy.job
+    step = job.step
     return Record(
         key=0,
         new=_new(job),
@@ -118,6 +119,11 @@ def _record(copy: JobRecord) -> Record:
         purge_at=job.purge_at,
         result=job.result,
         last_error=job.last_error,
+        flow_id=None if step is None else step.flow_id,
+        join_id=None if step is None else step.join_id,
+        feeds=None if step is None else step.feeds,
+        wait=None if step is None else step.wait,
+        signal=None if step is None else step.signal,
         history=deque(job.history, maxlen=max(MAX_HISTORY, len(job.history))),
     )
 
@@ -141,4 +147,6 @@ def _new(job: Job) -> NewJob:
         result_ttl=job.result_ttl,
         correlation_id=job.correlation_id,
         trace_context=job.trace_context,
+        uses=job.uses,
+        step=job.step,
     )

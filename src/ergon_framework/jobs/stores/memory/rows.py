@@ -8,6 +8,8 @@ import msgspec
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobSnapshot, JobStatus
+from ergon_framework.jobs.stores.transitions import JobPosition
+from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import ClaimedJob, Job, NewJob, Search
 
 MAX_HISTORY = 100
@@ -39,7 +41,30 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
     purge_at: float | None = None
     result: bytes | None = None
     last_error: Failure | None = None
+    flow_id: str | None = None
+    join_id: str | None = None
+    feeds: tuple[str, ...] | None = None  # None: it is no step of a flow
+    wait: float | None = None
+    signal: str | None = None
     history: deque[bytes] = msgspec.field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether it waits for other steps, or for a signal."""
+        is_bound = self.join_id is not None or self.signal is not None
+        return is_bound and self.status is JobStatus.PENDING
+
+    def step(self) -> StepPlace | None:
+        """Its place in its flow."""
+        if self.feeds is None:
+            return None
+        return StepPlace(
+            flow_id=self.flow_id or "",
+            join_id=self.join_id,
+            feeds=self.feeds,
+            wait=self.wait,
+            signal=self.signal,
+        )
 
     def is_outdated(self, now: float) -> bool:
         """Whether it may no longer be started."""
@@ -55,6 +80,11 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             self.status, self.attempts, self.deliveries, self.excused, self.is_charged
         )
 
+    def position(self) -> JobPosition:
+        """What is needed to settle it."""
+        numbers = self.attempts, self.deliveries, self.excused
+        return (self.key, self.new.id, self.status.value, self.fence, *numbers)
+
     def matches(self, search: Search) -> bool:
         """Whether an operator's filters let it through."""
         code = None if self.last_error is None else self.last_error.code
@@ -63,6 +93,7 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             and (not search.ids or self.new.id in search.ids)
             and search.queue in {None, self.new.queue}
             and search.handler in {None, self.new.handler}
+            and search.flow in {None, self.flow_id}
             and search.code in {None, code}
             and (search.before is None or self.changed_at < search.before)
             and (search.below is None or self.key < search.below)
@@ -110,6 +141,8 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             correlation_id=new.correlation_id,
             trace_context=_copied(new.trace_context),
             history=tuple(self.history),
+            uses=new.uses,
+            step=self.step(),
         )
 
     def leased(self, now: float) -> ClaimedJob:
@@ -137,6 +170,8 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             result_ttl=new.result_ttl,
             correlation_id=new.correlation_id,
             trace_context=_copied(new.trace_context),
+            uses=new.uses,
+            flow_id=None if new.step is None else new.step.flow_id,
         )
 
 

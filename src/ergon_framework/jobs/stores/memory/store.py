@@ -17,6 +17,7 @@ from ergon_framework.core.claim import ClaimRequest, checked_changes
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.documents import named_in
+from ergon_framework.jobs.stores.memory.flows import MemoryFlows
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import Record
@@ -62,6 +63,11 @@ class MemoryJobStore:
         self.records = MemoryJobRecords(self.step, self)
         """All that the store holds, to be copied into another store or out of one."""
 
+    @property
+    def flows(self) -> MemoryFlows:
+        """The flows of the store."""
+        return MemoryFlows(self.step, self.now)
+
     def now(self) -> float:
         """The store's clock."""
         return self._clock()
@@ -76,7 +82,10 @@ class MemoryJobStore:
                 )
             ledger = self.ledger
             ledger.is_work = ledger.is_done = False
-            yield ledger
+            try:
+                yield ledger
+            finally:
+                ledger.finish(self.now())
             is_work, is_done = ledger.is_work, ledger.is_done
         if is_work:
             self._notifier.notify(Topic.WORK)
@@ -95,6 +104,9 @@ class MemoryJobStore:
         with self.step() as ledger:
             now = self.now()
             applied = [ledger.settle(each, now) for each in settlements]
+            ledger.finish(now)
+            if request is not None:
+                ledger.go_on_with_flows(now)
             return applied, ClaimResult([]) if request is None else ledger.claim(request, now)
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
@@ -188,7 +200,7 @@ class MemoryJobStore:
             doomed = {
                 record.key: record
                 for record, job in zip(found, jobs, strict=True)
-                if record is not None and _is_as_read(record, job)
+                if record is not None and record.feeds is None and _is_as_read(record, job)
             }
             for record in doomed.values():
                 ledger.remove(record)
@@ -260,6 +272,8 @@ class MemoryJobStore:
             while purged < limit and _first_before(ledger.leaving.first(), now):
                 ledger.remove(ledger.records[ledger.leaving.pop()])
                 purged += 1
+            purged += ledger.purge_flows(now, limit - purged)
+            ledger.go_on_with_flows(now)
             while purged + outdated < limit and _first_before(ledger.expiring.first(), now):
                 ledger.end_outdated(ledger.records[ledger.expiring.pop()], now)
                 outdated += 1
@@ -322,7 +336,7 @@ def _claimable(ledger: Ledger, now: float) -> Iterator[Record]:
     """Due jobs that name an executor, and wait for no limit key."""
     for record in ledger.records.values():
         is_due = record.status in _WAITING and record.run_at <= now and not record.is_limited
-        if record.new.executor and is_due:
+        if record.new.executor and is_due and not record.is_joining:
             yield record
 
 
@@ -335,7 +349,11 @@ def _is_as_read(record: Record, job: Job) -> bool:
 
 
 def _look(settings: Queue, members: list[Record], now: float) -> Queue:
-    due = [each.run_at for each in members if each.status in _WAITING and each.run_at <= now]
+    due = [
+        each.run_at
+        for each in members
+        if each.status in _WAITING and each.run_at <= now and not each.is_joining
+    ]
     counts = Counter(str(each.status) for each in members)
     oldest = min(due, default=None)
     return msgspec.structs.replace(settings, counts=dict(counts), oldest_due_at=oldest)

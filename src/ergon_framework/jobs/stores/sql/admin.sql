@@ -13,6 +13,10 @@ FROM ergon_jobs WHERE seq < :below
 FROM ergon_jobs INDEXED BY ergon_jobs_id
 WHERE id IN (SELECT value FROM json_each(:ids)) AND seq < :below
 
+-- in_flow: look at the steps of one flow
+FROM ergon_jobs INDEXED BY ergon_jobs_flow
+WHERE flow_id IS NOT NULL AND flow_id = :flow AND seq < :below
+
 -- in_running: look at those that run
 FROM ergon_jobs INDEXED BY ergon_jobs_running WHERE stage = 1 AND seq < :below
 
@@ -29,6 +33,7 @@ AND status <> :aside
 AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
 AND (:queue IS NULL OR queue = :queue)
 AND (:handler IS NULL OR handler = :handler)
+AND (:flow IS NULL OR flow_id = :flow)
 AND (:before IS NULL OR changed_at < :before)
 AND (:code IS NULL OR CASE WHEN json_valid(last_error) THEN json_extract(last_error, '$.code') END
     = :code)
@@ -38,7 +43,8 @@ ORDER BY seq DESC LIMIT :limit
 
 -- purge: one job that has ended and was not moved since
 DELETE FROM ergon_jobs
-WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND stage = 0 AND changed_at = ?;
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND stage = 0 AND changed_at = ?
+    AND feeds IS NULL;
 
 -- next_ended: the first queue and status after others with jobs that have ended
 SELECT queue, status FROM ergon_jobs
@@ -65,6 +71,13 @@ SELECT queue, 'waiting', count(*), min(run_at) FROM ergon_jobs WHERE stage = 3 G
 
 -- count_blocked: by queue, with the oldest
 SELECT queue, 'waiting', count(*), min(run_at) FROM ergon_jobs WHERE stage = 4 GROUP BY queue;
+
+-- count_steps: by queue; they wait for other steps, or for signals
+SELECT queue, 'waiting', count(*), NULL FROM ergon_jobs INDEXED BY ergon_jobs_join
+WHERE join_id IS NOT NULL AND stage = 5 GROUP BY queue
+UNION ALL
+SELECT queue, 'waiting', count(*), NULL FROM ergon_jobs INDEXED BY ergon_jobs_signal
+WHERE signal IS NOT NULL AND stage = 6 GROUP BY queue;
 
 -- count_running: by queue
 SELECT queue, 'active', count(*), NULL FROM ergon_jobs WHERE stage = 1 GROUP BY queue;

@@ -16,6 +16,10 @@ INSERT INTO ergon_jobs (
 -- insert_payload: large arguments
 INSERT INTO ergon_job_payloads (seq, args, kwargs) VALUES (?, ?, ?);
 
+-- insert_payload_of: the same for a job of some id
+INSERT INTO ergon_job_payloads (seq, args, kwargs)
+SELECT seq, ?2, ?3 FROM ergon_jobs WHERE id = ?1;
+
 -- payload: large arguments
 SELECT args, kwargs FROM ergon_job_payloads WHERE seq = ?;
 
@@ -65,8 +69,14 @@ SELECT seq FROM ergon_jobs WHERE stage <> 0;
 -- ended: all that have, but were not set aside
 SELECT seq FROM ergon_jobs WHERE stage = 0 AND status <> 'unreadable';
 
--- put_back: a row that was set aside is where it was
-UPDATE ergon_jobs SET stage = ?, status = ?, why = '' WHERE seq = ?;
+-- put_back: a row that was set aside is where it was; a step waits for what it waited for
+UPDATE ergon_jobs SET
+    stage = CASE
+        WHEN ?1 = 2 AND join_id IS NOT NULL THEN 5 WHEN ?1 = 2 AND signal IS NOT NULL THEN 6
+        ELSE ?1
+    END,
+    status = ?2, why = ''
+WHERE seq = ?3;
 
 -- discard: a row that was set aside is gone for good
 DELETE FROM ergon_jobs WHERE seq = ? AND stage = 0 AND status = 'unreadable';

@@ -20,9 +20,10 @@ INSERT INTO ergon_jobs (
     seq, stage, status, fence, deliveries, attempts, excused, is_charged, is_solo, changed_at,
     lease_expires_at, claimed_at, worker, why, purge_at, queue, executor, priority, run_at,
     expires_at, unique_key, limit_key, key_limit, id, handler, created_at, options, args, kwargs,
-    last_error, result, history
+    last_error, result, history, flow_id, join_id, feeds, wait, signal
 ) VALUES (
-    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+    ?, ?, ?, ?, ?
 );
 
 -- buckets: when those of queues with a rate will be full

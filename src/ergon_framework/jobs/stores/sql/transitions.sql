@@ -4,7 +4,8 @@ UPDATE ergon_jobs SET
     run_at = ?, changed_at = ?, lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
     last_error = coalesce(?, last_error),
     history = coalesce(history || char(10), '') || ?
-WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?)
+    AND feeds IS NULL;
 
 -- restart: back to the queue as if nothing had happened, an expiry that passed included
 UPDATE ergon_jobs SET
@@ -12,7 +13,8 @@ UPDATE ergon_jobs SET
     run_at = ?, changed_at = ?, lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
     last_error = ?, deliveries = 0, result = NULL, purge_at = NULL, expires_at = NULL,
     history = coalesce(history || char(10), '') || ?
-WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?)
+    AND feeds IS NULL;
 
 -- complete: the usual end of a running job
 UPDATE ergon_jobs SET
@@ -20,7 +22,7 @@ UPDATE ergon_jobs SET
     why = '', result = ?3, purge_at = ?4, changed_at = ?5,
     lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
     history = CASE WHEN history IS NULL THEN ?6 ELSE history || char(10) || ?6 END
-WHERE seq = ?7 AND id = ?8 AND fence = ?9 AND stage = 1;
+WHERE seq = ?7 AND id = ?8 AND fence = ?9 AND stage = 1 AND feeds IS NULL;
 
 -- end: any end of a job
 UPDATE ergon_jobs SET
@@ -29,7 +31,8 @@ UPDATE ergon_jobs SET
     lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
     last_error = coalesce(?, last_error),
     history = coalesce(history || char(10), '') || ?
-WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?)
+    AND feeds IS NULL;
 
 -- long_history: for shortening it
 SELECT history FROM ergon_jobs WHERE seq = ? AND (

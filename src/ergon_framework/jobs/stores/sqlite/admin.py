@@ -9,6 +9,7 @@ from typing import Any
 from ergon_framework.core.claim import limits_from
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import listed, named_in, text_of
+from ergon_framework.jobs.stores.sqlite.flow_tables import purge_flows
 from ergon_framework.jobs.stores.sqlite.rows import SQL, JobRowPage, lossy, page_of
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
@@ -33,7 +34,10 @@ _PLACES = {
     JobStatus.CANCELLED: "in_dead",
 }
 _SQL = load(SQL, "admin.sql")
-_COUNTS = ("count_due", "count_later", "count_blocked", "count_running", "count_ended")
+_COUNTS = (
+    *("count_due", "count_later", "count_blocked", "count_steps", "count_running"),
+    "count_ended",
+)
 
 
 def search(read: Read, wanted: Search, limit: int | None, log: UnreadableLog) -> Iterator[Job]:
@@ -72,6 +76,8 @@ def _place(wanted: Search) -> str:
     """Where to look, so that few jobs have to be looked at."""
     if wanted.ids:
         return "in_ids"
+    if wanted.flow is not None:
+        return "in_flow"
     if len(wanted.statuses) == 1:
         return _PLACES.get(wanted.statuses[0], "in_all")
     return "in_all"
@@ -86,6 +92,7 @@ def _values(wanted: Search) -> dict[str, Any]:
         "statuses": text_of(statuses) if statuses else None,
         "queue": wanted.queue,
         "handler": wanted.handler,
+        "flow": wanted.flow,
         "before": wanted.before,
         "code": wanted.code,
         "aside": UNREADABLE,
@@ -124,6 +131,8 @@ def _queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
 def prune(tx: Tx, limit: int) -> PruneResult:
     """Purge, end what is outdated, forget dead workers, and wake jobs whose limit key is free."""
     purged = _purge_due(tx, limit)
+    purged += purge_flows(tx, limit - purged)
+    tx.flows.do_slice()
     outdated = _end_outdated(tx, limit - purged)
     tx.cursor.execute(_SQL["forget_workers"], (tx.now - WORKER_FORGOTTEN_AFTER,))
     workers = tx.cursor.rowcount

@@ -19,7 +19,14 @@ from ergon_framework.jobs.stores.records import (
 from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
 from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Tx
-from ergon_framework.jobs.stores.transitions import DUE, ENDED, LATER, RUNNING
+from ergon_framework.jobs.stores.transitions import (
+    DUE,
+    ENDED,
+    JOINING,
+    LATER,
+    RUNNING,
+    SIGNALLING,
+)
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, TransferRecord
@@ -160,7 +167,16 @@ def _row(job: Job, changed_at: float, now: float) -> tuple[Any, ...]:
         None if job.last_error is None else text_of(job.last_error),
         job.result,
         b"\n".join(job.history).decode() or None,
+        *_step(job),
     )
+
+
+def _step(job: Job) -> tuple[Any, ...]:
+    """The columns of a step, from its flow to its signal."""
+    step = job.step
+    if step is None:
+        return (None,) * 5
+    return step.flow_id, step.join_id, text_of(step.feeds), step.wait, step.signal
 
 
 def _stage(job: Job, now: float) -> int:
@@ -168,4 +184,8 @@ def _stage(job: Job, now: float) -> int:
         return ENDED
     if job.status is JobStatus.ACTIVE:
         return RUNNING
+    if job.step is not None and job.step.join_id is not None:
+        return JOINING
+    if job.step is not None and job.step.signal is not None:
+        return SIGNALLING
     return DUE if job.run_at <= now else LATER

@@ -15,6 +15,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
 from ergon_framework.jobs.stores.sqlite import admin, transitions
 from ergon_framework.jobs.stores.sqlite.claim import SqliteClaim, limits_of
+from ergon_framework.jobs.stores.sqlite.flows import SqliteFlows
 from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
 from ergon_framework.jobs.stores.sqlite.rows import SQL, job_or_odd, lossy, odd_row, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
@@ -54,6 +55,7 @@ from ergon_framework.storage.urls import option_for
 _ADMIN = load(SQL, "admin.sql")
 _SCHEDULES = load(SQL, "schedules.sql")
 _SQL = load(SQL, "jobs.sql")
+_ANY_WORK = load(SQL, "flows.sql")["first_work"]
 
 
 class SqliteJobStore:
@@ -83,6 +85,11 @@ class SqliteJobStore:
     def records(self) -> SqliteJobRecords:
         """All that the store holds, to be copied into another store or out of one."""
         return SqliteJobRecords(self.transactions, self)
+
+    @property
+    def flows(self) -> SqliteFlows:
+        """The flows of the store."""
+        return SqliteFlows(self.transactions)
 
     @property
     def path(self) -> Path:
@@ -125,7 +132,10 @@ class SqliteJobStore:
         their next look; :meth:`announce`, called after the commit, wakes them at once.
         """
         with joined(connection, self.path, _SQL["lock"]) as cursor:
-            return transitions.add(Tx(cursor, self.now()), jobs) if jobs else []
+            tx = Tx(cursor, self.now())
+            added = transitions.add(tx, jobs) if jobs else []
+            tx.finish()  # it may have replaced a step
+            return added
 
     def settle_and_claim(
         self, settlements: Sequence[Settlement], request: ClaimRequest | None
@@ -134,6 +144,9 @@ class SqliteJobStore:
 
         def work(tx: Tx) -> tuple[list[bool], ClaimResult]:
             applied = [tx.apply(settlement) for settlement in settlements]
+            tx.finish()  # before the claim: what was released may be claimed at once
+            if request is not None and tx.cursor.execute(_ANY_WORK).fetchone() is not None:
+                tx.flows.do_slice()
             return applied, ClaimResult([]) if request is None else SqliteClaim(
                 tx, request, self._turns, self._claim_bounds
             ).run()
@@ -212,6 +225,7 @@ class SqliteJobStore:
                 raise key_is_held(odd_row(tx.cursor, key, "").id) from error
             if (problem := _problem(tx.cursor, key)) is not None:
                 raise unreadable_job(str(key), problem, option_for(self))
+            tx.release_step(key)
             return True
 
         return self.transactions.write(work, "desk", is_work=True)
@@ -220,6 +234,7 @@ class SqliteJobStore:
         """Delete such a row for good."""
 
         def work(tx: Tx) -> bool:
+            tx.lose_step(key)
             return tx.cursor.execute(_SQL["discard"], (key,)).rowcount == 1
 
         return self.transactions.write(work, "desk")

@@ -92,6 +92,7 @@ class SqliteTransactions:
             with closing(connection.cursor()) as cursor:
                 tx = Tx(cursor, self._clock())
                 result = work(tx)
+                tx.finish()
             failpoint(BEFORE[call])
             return result, tx.is_work, tx.is_done
 

@@ -12,24 +12,32 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
+from ergon_framework.core.flow import StepEnded
 from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.documents import is_special, options_text, text_of
+from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, returned
+from ergon_framework.jobs.stores.sqlite.flow_tables import SqliteFlowTables
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
 from ergon_framework.jobs.stores.transitions import (
     DUE,
+    JOINING,
     LATER,
     MAX_HISTORY_BYTES,
     MAX_HISTORY_ENTRIES,
+    SIGNALLING,
     JobPosition,
     cancel_replaced,
+    cancel_step,
     expire,
     id_taken,
     is_plain_completion,
     latest,
     on_duplicate,
 )
-from ergon_framework.jobs.stores.unreadable import Note, log_set_aside
+from ergon_framework.jobs.stores.unreadable import Note, log_set_aside, note_of, was_status
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Settlement
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_barred
@@ -37,12 +45,14 @@ from ergon_framework.storage.sqlite.errors import is_barred
 _TRANSITIONS = load(SQL, "transitions.sql")
 _JOBS = load(SQL, "jobs.sql")
 _COMPLETE = _TRANSITIONS["complete"]
+_FLOWS = load(SQL, "flows.sql")
+_feeds = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 class Tx:
     """The transitions of one transaction."""
 
-    __slots__ = ("_is_any_blocked", "cursor", "is_done", "is_work", "now")
+    __slots__ = ("_flows", "_is_any_blocked", "cursor", "is_done", "is_work", "now")
 
     def __init__(self, cursor: sqlite3.Cursor, now: float) -> None:
         self.cursor = cursor
@@ -51,24 +61,130 @@ class Tx:
         self.is_work = False  # something may have become claimable
         self.is_done = False  # something has ended
         self._is_any_blocked: bool | None = None  # whether any job waits for a key; None: not read
+        self._flows: FlowSettlement | None = None  # of the steps that were settled
+
+    @property
+    def flows(self) -> FlowSettlement:
+        """The flows that this transaction changes."""
+        if self._flows is None:
+            self._flows = FlowSettlement(SqliteFlowTables(self))
+        return self._flows
+
+    def finish(self) -> None:
+        """Do what the settlements of steps bring about: counts, releases and sweeps."""
+        if self._flows is not None:
+            self._flows.finish()
 
     def apply(self, settlement: Settlement) -> bool:
         """Apply a transition if the job still is where it was decided; otherwise change nothing.
 
         The fence in the condition of each statement tells a late report from a current one.
         """
-        if is_plain_completion(settlement):
-            is_final, was_applied = True, self._complete(settlement)
-        elif settlement.transition.status.is_final:
-            is_final, was_applied = True, self._end(settlement)
-        else:
-            is_final, was_applied = False, self._wait(settlement)
+        is_final = settlement.transition.status.is_final
+        was_applied = not settlement.is_step and self._apply_plain(settlement)
+        if not was_applied:  # a job may have become a step since it was claimed
+            was_applied = self._apply_step(settlement)
         if was_applied:
             self.is_done |= is_final
             self.is_work |= not is_final
             if self._is_any_blocked is not False:
                 self._release(settlement.key)
         return was_applied
+
+    def _apply_plain(self, settlement: Settlement) -> bool:
+        """Apply a transition of a job that belongs to no flow."""
+        if is_plain_completion(settlement):
+            return self._complete(settlement)
+        if settlement.transition.status.is_final:
+            return self._end(settlement)
+        return self._wait(settlement)
+
+    def _apply_step(self, settlement: Settlement) -> bool:
+        """Apply a transition of a step; what it brings about is gathered for :meth:`finish`."""
+        found = self.cursor.execute(_FLOWS["step"], (settlement.key,)).fetchone()
+        if found is None:
+            return False
+        flow_id, feeds, join_id, signal, stage = found
+        if settlement.transition.status.is_final:
+            return self._end_step(settlement, flow_id, feeds)
+        if settlement.expected.is_final:
+            return self._restart_step(settlement, flow_id, feeds, join_id, signal)
+        if stage in (JOINING, SIGNALLING):
+            return False  # nobody can hurry what a step waits for
+        if not self._move(settlement, _FLOWS["wait_step"], _waiting_stage(settlement)):
+            return False
+        if self.flows.is_stopping(flow_id):
+            position = self.cursor.execute(_FLOWS["position"], (settlement.key,)).fetchone()
+            self.apply(cancel_step(position, self.now))
+        return True
+
+    def _end_step(self, settlement: Settlement, flow_id: str, feeds: str) -> bool:
+        transition = settlement.transition
+        change = self.flows.plan(flow_id, StepEnded(transition.status, feeds == "[]"))
+        if change is None:
+            return False
+        values = (
+            transition.status.value,
+            transition.attempts,
+            transition.excused,
+            transition.is_solo,
+            transition.why,
+            settlement.result or (b"null" if transition.status is JobStatus.COMPLETED else None),
+            self.now,
+        )
+        failure, entry, *place = _witness(settlement, transition, self.now)
+        left = "[]" if change.counts else feeds
+        self.cursor.execute(_FLOWS["end_step"], (*values, failure, entry, left, *place))
+        if self.cursor.rowcount != 1:
+            return False
+        self.flows.accept(flow_id, change, _feeds(feeds), settlement.keep)
+        return True
+
+    def _restart_step(
+        self,
+        settlement: Settlement,
+        flow_id: str,
+        feeds: str,
+        join_id: str | None,
+        signal: str | None,
+    ) -> bool:
+        change = self.flows.plan(flow_id, returned(settlement.expected, _feeds(feeds)))
+        if change is None:
+            return False
+        stage = _waiting_stage(settlement)
+        waits = join_id and self.cursor.execute(_FLOWS["is_closed"], (join_id,)).fetchone()
+        if waits or signal is not None:
+            stage = JOINING if waits else SIGNALLING
+        if not self._move(settlement, _FLOWS["restart_step"], stage):
+            return False
+        if not waits:
+            self.cursor.execute(_FLOWS["released"], (self.now, settlement.key))
+        self.flows.accept(flow_id, change)
+        return True
+
+    def insert_steps(self, steps: Sequence[NewJob]) -> None:
+        """Insert new steps of a flow."""
+        _write_rows(self, _FLOWS["insert_step"], [_step_row(job, self.now) for job in steps], steps)
+        large = [(job.id, job.args, job.kwargs) for job in steps if _is_large(job)]
+        self.cursor.executemany(_JOBS["insert_payload_of"], large)
+
+    def release_step(self, seq: int) -> None:
+        """Release a step whose row was set aside while its join opened."""
+        found = self.cursor.execute(_FLOWS["step"], (seq,)).fetchone()
+        if found is None or found[2] is None:
+            return
+        if self.cursor.execute(_FLOWS["is_closed"], (found[2],)).fetchone() is None:
+            self.flows.release(found[2])
+
+    def lose_step(self, seq: int) -> None:
+        """A step whose row was set aside is discarded: its flow takes it for cancelled."""
+        found = self.cursor.execute(_FLOWS["step"], (seq,)).fetchone()
+        aside = self.cursor.execute(_JOBS["is_aside"], (seq,)).fetchone()
+        if found is None or aside is None or was_status(note_of(aside[0])).is_final:
+            return
+        change = self.flows.plan(found[0], StepEnded(JobStatus.CANCELLED, found[1] == "[]"))
+        if change is not None:
+            self.flows.accept(found[0], change, _feeds(found[1]))
 
     def set_aside(self, seq: int, problem: str) -> None:
         """Set a row aside that cannot be read; nothing else of it is changed."""
@@ -147,12 +263,17 @@ class Tx:
         return self.cursor.rowcount == 1
 
     def _wait(self, settlement: Settlement) -> bool:
+        statement = _TRANSITIONS["restart" if settlement.transition.is_reset else "wait"]
+        return self._move(settlement, statement, _waiting_stage(settlement))
+
+    def _move(self, settlement: Settlement, statement: str, stage: int) -> bool:
+        """Let a job wait from now on."""
         transition, now = settlement.transition, self.now
         try:
             self.cursor.execute(
-                _TRANSITIONS["restart" if transition.is_reset else "wait"],
+                statement,
                 (
-                    DUE if transition.delay <= 0.0 else LATER,
+                    stage,
                     transition.status.value,
                     transition.attempts,
                     transition.excused,
@@ -204,6 +325,10 @@ class Tx:
             lane = found
             self.cursor.execute(_TRANSITIONS["wake"], (key, *lane, running))
             self.is_work |= self.cursor.rowcount > 0
+
+
+def _waiting_stage(settlement: Settlement) -> int:
+    return DUE if settlement.transition.delay <= 0.0 else LATER
 
 
 def _witness(settlement: Settlement, transition: Transition, now: float) -> tuple[Any, ...]:
@@ -287,10 +412,16 @@ def _insert(tx: Tx, job: NewJob) -> None:
 
 def _insert_many(tx: Tx, jobs: Sequence[NewJob]) -> None:
     """Insert jobs without large arguments."""
-    now, connection = tx.now, tx.cursor.connection
-    statement, rows = _PLAIN, [_row(job, now) for job in jobs]
+    statement, rows = _PLAIN, [_row(job, tx.now) for job in jobs]
     if any(map(is_special, jobs)):
         statement, rows = _FULL, [row + _rest(job) for row, job in zip(rows, jobs, strict=True)]
+    _write_rows(tx, statement, rows, jobs)
+
+
+def _write_rows(
+    tx: Tx, statement: str, rows: list[tuple[Any, ...]], jobs: Sequence[NewJob]
+) -> None:
+    connection = tx.cursor.connection
     before = connection.total_changes
     try:
         tx.cursor.executemany(statement, rows)
@@ -322,6 +453,22 @@ def _row(job: NewJob, now: float) -> tuple[Any, ...]:
         None if is_large else bytearray(job.args),
         None if is_large else bytearray(job.kwargs),
     )
+
+
+def _step_row(job: NewJob, now: float) -> tuple[Any, ...]:
+    """A new step of a flow."""
+    step = job.step
+    assert step is not None  # noqa: S101 - whoever adds a flow gives each job its place
+    stage, fence, created_at, run_at, *rest = _row(job, now)
+    expires_at, *special = _rest(job)
+    wait = step.wait
+    if step.join_id is not None:
+        stage, run_at = JOINING, now if job.run_at is None else job.run_at
+        wait = job.delay or None if step.signal is None else wait
+    elif step.signal is not None:
+        stage, expires_at = SIGNALLING, None if wait is None else now + wait
+    place = (step.flow_id, step.join_id, text_of(step.feeds), wait, step.signal)
+    return stage, fence, created_at, run_at, *rest, expires_at, *special, *place
 
 
 def _rest(job: NewJob) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from ergon_framework.testing.suites.jobstore import (
     admin,
     claim,
     enqueue,
+    flows,
     leases,
     limits,
     records,
@@ -37,6 +38,7 @@ JOB_STORE_CHECKS: tuple[Check[JobStoreSubject], ...] = (
     *subscriptions.CHECKS,
     *unreadable.CHECKS,
     *records.CHECKS,
+    *flows.CHECKS,
 )
 
 

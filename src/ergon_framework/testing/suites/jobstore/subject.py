@@ -80,6 +80,7 @@ class JobStoreSubject(StoreSubject[FullJobStore]):
             "reopen": self._reopen is not None,
             "moving": find_records(self.store) is not None,
             "spoil": self._spoil is not None,
+            "flows": hasattr(self.store, "flows"),
         }
         return frozenset(name for name, is_there in found.items() if is_there)
 

@@ -1,0 +1,282 @@
+"""A flow that was enqueued: asking about it, deciding about it, and waiting for its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from ergon_framework.core.failure import Failure
+from ergon_framework.core.flow import (
+    CancelFlow,
+    FlowEvent,
+    FlowStatus,
+    InvalidFlowChange,
+    RetryFlow,
+    SkipFailed,
+)
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import (
+    JobError,
+    JobFailedError,
+    JobStateError,
+    ResultTimeoutError,
+)
+from ergon_framework.jobs.flow_results import used_ids, value_of
+from ergon_framework.jobs.results import MIN_POLL_INTERVAL, POLL_INTERVAL, SharedSubscription
+from ergon_framework.jobs.stores.flow_settlement import no_flow
+from ergon_framework.jobs.views import error_view
+from ergon_framework.ports.flow import Flow
+from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
+from ergon_framework.storage.urls import option_for, pasteable
+
+T = TypeVar("T")
+
+_REFUSED: dict[type[FlowEvent], tuple[str, str]] = {
+    CancelFlow: ("cannot be cancelled", "only a flow that has not ended can"),
+    RetryFlow: ("has nothing to retry", "only a flow with steps that failed or were cancelled has"),
+    SkipFailed: ("has nothing to skip", "only a flow that is held or has failed has"),
+}
+
+
+def flows_of(store: FullJobStore) -> FlowStore:
+    """The flows of a store; a JobError where it keeps none."""
+    flows: FlowStore | None = getattr(store, "flows", None)
+    if flows is None:
+        raise JobError(
+            f"{type(store).__name__} keeps no flows",
+            remedy="use a store that does, such as sqlite:///work.db",
+        )
+    return flows
+
+
+class StoreClient(Protocol):
+    """The client that a flow is asked about with."""
+
+    store: FullJobStore
+
+    def subscription(self) -> SharedSubscription:
+        """The subscription to ends of jobs."""
+
+
+class AsyncStoreClient(Protocol):
+    """The same for event loops."""
+
+    async def of_flow(
+        self, flow_id: str, ask: Callable[[EnqueuedFlow], T], *, waits: bool = False
+    ) -> T:
+        """Ask a flow something, in another thread; one of its own if it may take long."""
+
+
+class EnqueuedFlow(str):
+    """The id of a flow, which remembers the client it came from and can be asked about the flow."""
+
+    __slots__ = ("_client",)
+
+    _client: StoreClient
+
+    @classmethod
+    def of(cls, flow_id: str, client: StoreClient) -> EnqueuedFlow:
+        """The flow of that id."""
+        made = cls(flow_id)
+        made._client = client
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (str(self),))
+
+    @property
+    def id(self) -> str:
+        """The plain id."""
+        return str(self)
+
+    def status(self) -> FlowStatus:
+        """Where the flow stands; a word that can be compared with text."""
+        return found_flow(self._client.store, self).status
+
+    def show(self) -> Flow:
+        """The whole record of the flow, with the counts of its steps."""
+        return found_flow(self._client.store, self)
+
+    def steps(self) -> list[Job]:
+        """The jobs of the flow, in the order of adding."""
+        return list(steps_of(self._client.store, self))
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the last step returned, or the members of the last group; waits for the end.
+
+        Raises JobFailedError when the flow failed or was cancelled, and ResultTimeoutError when it
+        has not ended by then.
+        """
+        flow = wait_for_flow(self._client.store, self._client.subscription(), self, timeout)
+        return flow_result(self._client.store, flow)
+
+    def cancel(self) -> FlowStatus:
+        """Cancel the steps that wait; those that run end by themselves."""
+        return decide(self._client.store, self, CancelFlow()).status
+
+    def retry(self) -> FlowStatus:
+        """Try the steps again that failed or were cancelled."""
+        return decide(self._client.store, self, RetryFlow()).status
+
+    def skip(self) -> FlowStatus:
+        """Go on without the steps that failed."""
+        return decide(self._client.store, self, SkipFailed()).status
+
+    def signal(self, name: str, value: Any = None) -> None:
+        """Complete the step that waits for this signal; the value is its result.
+
+        A signal that comes before the step is reached is kept for it.
+        """
+        send_signal(self._client.store, self, name, value)
+
+
+class AsyncEnqueuedFlow(str):
+    """The id of a flow, for event loops: its methods are coroutines."""
+
+    __slots__ = ("_client",)
+
+    _client: AsyncStoreClient
+
+    @classmethod
+    def of(cls, flow_id: str, client: AsyncStoreClient) -> AsyncEnqueuedFlow:
+        """The flow of that id."""
+        made = cls(flow_id)
+        made._client = client
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (str(self),))
+
+    async def status(self) -> FlowStatus:
+        """Where the flow stands."""
+        return await self._client.of_flow(self, EnqueuedFlow.status)
+
+    async def steps(self) -> list[Job]:
+        """The jobs of the flow, in the order of adding."""
+        return await self._client.of_flow(self, EnqueuedFlow.steps)
+
+    async def result(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - as the other
+        """What the last step returned; see :meth:`EnqueuedFlow.result`."""
+        return await self._client.of_flow(self, lambda flow: flow.result(timeout), waits=True)
+
+    async def cancel(self) -> FlowStatus:
+        """Cancel the steps that wait."""
+        return await self._client.of_flow(self, EnqueuedFlow.cancel)
+
+    async def retry(self) -> FlowStatus:
+        """Try the steps again that failed or were cancelled."""
+        return await self._client.of_flow(self, EnqueuedFlow.retry)
+
+    async def skip(self) -> FlowStatus:
+        """Go on without the steps that failed."""
+        return await self._client.of_flow(self, EnqueuedFlow.skip)
+
+    async def signal(self, name: str, value: Any = None) -> None:
+        """Complete the step that waits for this signal."""
+        await self._client.of_flow(self, lambda flow: flow.signal(name, value))
+
+
+def found_flow(store: FullJobStore, flow_id: str) -> Flow:
+    """The flow of that id; raises JobNotFoundError."""
+    flow = flows_of(store).find(str(flow_id))
+    if flow is None:
+        raise no_flow(str(flow_id))
+    return flow
+
+
+def steps_of(store: FullJobStore, flow_id: str, limit: int | None = None) -> Iterator[Job]:
+    """The steps of a flow, in the order of adding."""
+    found_flow(store, flow_id)
+    yield from reversed(list(store.search(Search(flow=str(flow_id)), limit)))
+
+
+def decide(store: FullJobStore, flow_id: str, event: FlowEvent) -> Flow:
+    """Cancel, retry or skip; raises JobStateError where the flow is not in a state for it."""
+    try:
+        return flows_of(store).apply(str(flow_id), event)
+    except InvalidFlowChange as error:
+        flow = found_flow(store, flow_id)
+        what, remedy = _REFUSED[type(event)]
+        raise JobStateError(
+            f"the flow {flow.id} is {flow.status} and {what}",
+            remedy=remedy,
+            details={"flow_id": flow.id, "status": flow.status.value},
+        ) from error
+
+
+def send_signal(store: FullJobStore, flow_id: str, name: str, value: Any) -> None:
+    """Complete the steps that wait for a signal, or keep it for them."""
+    try:
+        text = msgspec.json.encode(value)
+    except (TypeError, ValueError) as error:
+        raise JobError(
+            f"the value of the signal {name!r} cannot be written as JSON: {error}",
+            remedy="send text, numbers, lists, dicts with text keys, or what is made of these",
+        ) from error
+    if not flows_of(store).signal(str(flow_id), name, text):
+        waits = f"this shows what it waits for:  {pasteable('why', flow_id, option_for(store))}"
+        raise JobStateError(
+            f"no step of the flow {flow_id} waits for the signal {name!r}",
+            remedy=waits,
+            details={"flow_id": str(flow_id), "signal": name},
+        )
+
+
+def wait_for_flow(
+    store: FullJobStore,
+    shared: SharedSubscription,
+    flow_id: str,
+    timeout: float | None,
+    now: Callable[[], float] = time.monotonic,
+) -> Flow:
+    """The flow in its final state."""
+    flow = found_flow(store, flow_id)
+    if flow.status.is_final:
+        return flow
+    until = None if timeout is None else now() + timeout
+    with closing(shared.join()) as waiter:
+        while True:
+            flow = found_flow(store, flow_id)  # after subscribing, so that no end is missed
+            if flow.status.is_final:
+                return flow
+            left = POLL_INTERVAL if until is None else min(POLL_INTERVAL, until - now())
+            if left <= 0:
+                raise _timed_out(store, flow, timeout)
+            if waiter.wait(left):
+                waiter.wait(min(MIN_POLL_INTERVAL, left))
+
+
+def _timed_out(store: FullJobStore, flow: Flow, timeout: float | None) -> ResultTimeoutError:
+    why = pasteable("why", flow.id, option_for(store))
+    return ResultTimeoutError(
+        f"the flow {flow.id} is still {flow.status} after {timeout:g} seconds",
+        remedy=f"this shows what it waits for:  {why}",
+        details={"flow_id": flow.id, "status": flow.status.value},
+    )
+
+
+def flow_result(store: FullJobStore, flow: Flow) -> Any:
+    """What a completed flow returned; raises JobFailedError for one that ended otherwise."""
+    if flow.status is FlowStatus.COMPLETED:
+        source = msgspec.json.decode(flow.plan).get("result")
+        if source is None:
+            return None
+        results = flows_of(store).results(list(used_ids(source, flow.id)))
+        return msgspec.json.decode(value_of(source, flow.id, results))
+    failed = next(iter(store.search(Search(flow=flow.id, statuses=(JobStatus.FAILED,)), 1)), None)
+    details: dict[str, Any] = {"flow_id": flow.id, "status": flow.status.value}
+    how = f"was {flow.status}" if flow.status is FlowStatus.CANCELLED else "failed"
+    if failed is not None:
+        failure: Failure | None = failed.last_error
+        details |= {"job_id": failed.id}
+        if failure is not None:
+            how += f" in {failed.handler}: {failure.message or failure.code}"
+            details |= error_view(failure)
+    why = pasteable("why", flow.id, option_for(store))
+    raise JobFailedError(
+        f"the flow {flow.id} {how}", remedy=f"this tells more:  {why}", details=details
+    )

@@ -1,0 +1,87 @@
+"""Results of steps as arguments of others, read when a worker has claimed what uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import Event, Failed, Released
+from ergon_framework.errors import StoreError
+from ergon_framework.jobs.claims import Claim
+from ergon_framework.ports.flow import from_runs, step_id
+from ergon_framework.ports.jobstore import ClaimedJob
+
+Results = Mapping[str, bytes | None]
+ReadResults = Callable[[Sequence[str]], Results]
+
+MAX_RESULTS = 64 * 1024 * 1024
+"""Bytes of results that are sent to one step."""
+_encode = msgspec.json.Encoder().encode
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_NULL = b"null"
+
+
+def used_ids(source: Any, flow_id: str) -> Iterator[str]:
+    """The jobs whose results a source is made of: a number, an id, or a list of such."""
+    if isinstance(source, list):
+        for each in from_runs(source):
+            yield from used_ids(each, flow_id)
+    elif isinstance(source, int):
+        yield step_id(flow_id, source)
+    else:
+        yield str(source)
+
+
+def value_of(source: Any, flow_id: str, results: Results) -> bytes:
+    """The JSON of a source; a step that left no result is null."""
+    if isinstance(source, list):
+        parts = [value_of(each, flow_id, results) for each in from_runs(source)]
+        return b"[" + b",".join(parts) + b"]"
+    (job_id,) = used_ids(source, flow_id)
+    return results.get(job_id) or _NULL
+
+
+def with_results(job: ClaimedJob, results: Results) -> ClaimedJob:
+    """The job with the results in the places that it left for them."""
+    args, kwargs = _items(job.args), _fields(job.kwargs)
+    for place, source in job.uses:
+        value = msgspec.Raw(value_of(source, job.flow_id or "", results))
+        if isinstance(place, int):
+            args[place] = value
+        else:
+            kwargs[place] = value
+    return msgspec.structs.replace(job, args=_encode(args), kwargs=_encode(kwargs))
+
+
+def hand_over(claims: Sequence[Claim], read: ReadResults | None) -> None:
+    """Put results into the arguments of claimed steps; one that cannot be had ends the claim.
+
+    A store that is away gives the jobs back without a charge.
+    """
+    for claim in claims:
+        job = claim.job
+        if job.uses is None:
+            continue
+        ids = [each for _, source in job.uses for each in used_ids(source, job.flow_id or "")]
+        try:
+            results = {} if read is None else read(ids)
+        except StoreError:
+            claim.outcome = Released()
+            continue
+        size = sum(len(each or b"") for each in results.values())
+        if size > MAX_RESULTS:
+            claim.outcome = _too_large(size)
+        else:
+            claim.job = with_results(job, results)
+
+
+def _too_large(size: int) -> Event:
+    text = (
+        f"the results of the steps before it take {size:,} bytes, and {MAX_RESULTS:,} can be sent;"
+        " let them return where their data is"
+    )
+    return Failed(Failure(Kind.REJECTED, "results_too_large", text), is_written=False)

@@ -1,0 +1,413 @@
+"""Flows as programs write them: chains and groups of steps, stored in one commit.
+
+::
+
+    flow = client.chain(
+        ("fetch", [url]), client.group([("thumb", [80]), ("thumb", [160])]), "publish"
+    )
+    print(flow.enqueue().result(timeout=60))
+
+A step is a job. In a chain its first positional argument is what the step before it returned; after
+a group that is the list of what the members returned, in their order. Results travel by reference:
+the successor stores which of its arguments come from which steps, and a worker reads them when it
+sends the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from ergon_framework.core.flow import OnFailure
+from ergon_framework.errors import JobError
+from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow
+from ergon_framework.jobs.newjob import JobSpec, new_id, spread
+from ergon_framework.jobs.validation import choice, name, seconds
+from ergon_framework.ports.flow import Join, NewFlow, StepPlace, as_runs, join_id, step_id
+from ergon_framework.ports.jobstore import NewJob
+
+T = TypeVar("T")
+
+MAX_SHOWN = 100
+"""Parts of one group that the plan of a flow names; the others are counted."""
+SIGNAL_PREFIX = "signal:"
+_encode = msgspec.json.Encoder().encode
+_NOT_OF_STEPS = ("id", "unique", "on_duplicate", "after", "on_failure")
+_on_failure = choice(OnFailure)
+_timeout = seconds(0.0, 10 * 366 * 86_400.0, is_above=True)
+CheckCall: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], object]
+
+
+@dataclass(eq=False, slots=True)
+class Step(Generic[T]):
+    """One job of a flow: what it calls, and whether it gets the result of what comes before it."""
+
+    handler: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    pass_result: bool = True
+    check: CheckCall | None = None  # refuses arguments that its handler could not take
+
+    @property
+    def result(self) -> Any:
+        """What the step returns, as an argument of another step, which then waits for it."""
+        return ResultOf(self)
+
+    def without_result(self) -> Step[T]:
+        """The same step, which gets no result of what comes before it."""
+        options = self.handler, self.args, self.kwargs, self.options
+        return Step(*options, pass_result=False, check=self.check)
+
+
+@dataclass(eq=False, slots=True)
+class SignalStep:
+    """A step that runs nothing: a signal completes it, and the value is its result."""
+
+    signal: str
+    timeout: float | None = None
+
+    @property
+    def result(self) -> Any:
+        """The value of the signal, as an argument of another step."""
+        return ResultOf(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultOf:
+    """Stands in the arguments of a step for what another one returns."""
+
+    step: Step[Any] | SignalStep
+
+
+class FlowClient(Protocol):
+    """What stores flows."""
+
+    def enqueue_flow(self, draft: Draft, *, connection: Any = None) -> EnqueuedFlow:
+        """Store a chain or group in one commit."""
+
+
+class AsyncFlowClient(Protocol):
+    """The same for event loops."""
+
+    async def enqueue_flow(self, draft: Draft, *, connection: Any = None) -> AsyncEnqueuedFlow:
+        """Store a chain or group in one commit."""
+
+
+class FlowClients:
+    """Where a chain or group is enqueued: the clients of one store, opened at the first use."""
+
+    def __init__(
+        self,
+        client: Callable[[], FlowClient],
+        async_client: Callable[[], AsyncFlowClient] | None = None,
+    ) -> None:
+        self.client = client
+        self.async_client = async_client
+
+
+class Draft:
+    """What chains and groups have in common: they can be enqueued."""
+
+    def __init__(self, clients: FlowClients, flow_name: str, on_failure: str | None) -> None:
+        self.clients = clients
+        self.name = flow_name and name("name", flow_name)
+        self.on_failure = None if on_failure is None else _on_failure("on_failure", on_failure)
+
+    def enqueue(self, *, connection: Any = None) -> EnqueuedFlow:
+        """Store the flow and all its steps in one commit; returns its id, which answers questions.
+
+        With ``connection`` it is stored in the caller's own transaction: see
+        :meth:`JobClient.enqueue`.
+        """
+        return self.clients.client().enqueue_flow(self, connection=connection)
+
+    async def aenqueue(self, *, connection: Any = None) -> AsyncEnqueuedFlow:
+        """Store it from an event loop; see :meth:`enqueue`."""
+        if self.clients.async_client is None:
+            raise JobError(
+                "this flow was made with a client that has no event loop",
+                remedy="make it with an App, or with an AsyncJobClient",
+            )
+        return await self.clients.async_client().enqueue_flow(self, connection=connection)
+
+
+class Chain(Draft):
+    """Steps one after another: each waits for the one before it, and gets its result."""
+
+    def __init__(
+        self,
+        clients: FlowClients,
+        parts: Iterable[Any],
+        flow_name: str = "",
+        on_failure: str | None = None,
+    ) -> None:
+        super().__init__(clients, flow_name, on_failure)
+        self.parts = [part_of(each) for each in parts]
+        if not self.parts:
+            raise JobError("a chain has no steps", remedy="give it at least one")
+
+
+class Group(Draft):
+    """Steps that run side by side, and what follows when all of them have ended."""
+
+    def __init__(
+        self,
+        clients: FlowClients,
+        parts: Iterable[Any],
+        then: Any = None,
+        flow_name: str = "",
+        on_failure: str | None = None,
+    ) -> None:
+        super().__init__(clients, flow_name, on_failure)
+        self.parts = [part_of(each) for each in parts]
+        self.then = None if then is None else part_of(then)
+
+
+Part: TypeAlias = Step[Any] | SignalStep | Chain | Group
+
+
+def part_of(given: Any) -> Part:
+    """A step, chain or group; a handler's name, a tuple or a dict is a step."""
+    if isinstance(given, Step | SignalStep | Chain | Group):
+        return given
+    as_step: Any = getattr(given, "step", None)
+    if callable(as_step) and not isinstance(given, Mapping):  # a handler of an App, without a call
+        made = as_step()
+        if isinstance(made, Step):
+            return made
+    spec: JobSpec = given
+    handler, args, kwargs, options = spread(spec, {})
+    return Step(handler, args, kwargs or {}, options)
+
+
+def signal_step(signal: str, timeout: float | None = None) -> SignalStep:
+    """A step that waits for a signal, so many seconds at most from when it is reached."""
+    limit = None if timeout is None else _timeout("timeout", timeout)
+    return SignalStep(name("signal", signal), limit)
+
+
+# ---- planning -----------------------------------------------------------------------------------
+
+_NOTHING: Final = object()
+MakeJob: TypeAlias = Callable[[str, Sequence[Any], Mapping[str, Any], Mapping[str, Any]], NewJob]
+
+
+class _Wait:
+    """The steps that something waits for; the join is made when somebody does."""
+
+    __slots__ = ("join", "members")
+
+    def __init__(self, members: Sequence[int] = ()) -> None:
+        self.members = members
+        self.join: str | None = None
+
+
+@dataclass(slots=True)
+class _Planned:
+    part: Step[Any] | SignalStep
+    join: str | None
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    uses: list[tuple[int | str, Any]]
+
+
+class FlowPlanner:
+    """Turns a draft into jobs and joins, and numbers its steps in the order of writing."""
+
+    def __init__(self, draft: Draft, flow_id: str | None = None) -> None:
+        self.id = flow_id or new_id()
+        self._draft = draft
+        self._steps: list[_Planned] = []
+        self._feeds: list[list[str]] = []
+        self._joins: list[Join] = []
+        self._numbers: dict[int, int] = {}
+
+    def plan(self, make: MakeJob) -> tuple[NewFlow, list[NewJob]]:
+        """The flow, and its steps as jobs, each of which ``make`` makes."""
+        draft = self._draft
+        if not isinstance(draft, Chain | Group):
+            raise JobError("only a chain or a group can be enqueued as a flow")
+        _, result, shape = self._place(draft, _Wait(), _NOTHING)
+        self._end()
+        policy = draft.on_failure or OnFailure.CANCEL
+        plan = _encode({"tree": shape, "result": None if result is _NOTHING else result})
+        flow = NewFlow(
+            id=self.id,
+            name=draft.name,
+            on_failure=policy,
+            joins=tuple(self._joins),
+            plan=plan,
+        )
+        return flow, [self._job(n, make) for n in range(1, len(self._steps) + 1)]
+
+    def _place(self, part: Part, wait: _Wait, result: Any) -> tuple[_Wait, Any, Any]:
+        """Number a part; answers what its successors wait for, its result, and how it is shown."""
+        if isinstance(part, Step | SignalStep):
+            return self._place_step(part, wait, result)
+        if part is not self._draft and (part.on_failure is not None or part.name):
+            raise JobError(
+                "a chain or group inside another has a name or an on_failure of its own",
+                remedy="give both to the outermost one: they are those of the whole flow",
+            )
+        if isinstance(part, Chain):
+            shapes = []
+            for each in part.parts:
+                wait, result, shape = self._place(each, wait, result)
+                shapes.append(shape)
+            return wait, result, {"chain": shapes}
+        return self._place_group(part, wait, result)
+
+    def _place_group(self, group: Group, wait: _Wait, result: Any) -> tuple[_Wait, Any, Any]:
+        placed = [self._place(each, wait, result) for each in group.parts]
+        members = [n for each, _, _ in placed for n in each.members]
+        after = _Wait(members) if placed else wait
+        results = as_runs(each for _, each, _ in placed)
+        shape: dict[str, Any] = {"group": _shown([each for _, _, each in placed])}
+        if group.then is None:
+            return after, results, shape
+        after, result, then = self._place(group.then, after, results)
+        return after, result, shape | {"then": then}
+
+    def _place_step(
+        self, part: Step[Any] | SignalStep, wait: _Wait, result: Any
+    ) -> tuple[_Wait, Any, Any]:
+        if id(part) in self._numbers:
+            raise JobError(
+                "one step stands in a flow twice", remedy="make a step for each place it has"
+            )
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        uses: list[tuple[int | str, Any]] = []
+        if isinstance(part, Step):
+            args, kwargs = list(part.args), dict(part.kwargs)
+            if part.pass_result and result is not _NOTHING:
+                args.insert(0, None)
+                uses.append((0, result))
+        used = self._used(args, kwargs, uses)
+        if used:
+            members = list(dict.fromkeys([*wait.members, *used]))
+            wait = wait if len(members) == len(wait.members) else _Wait(members)
+        self._steps.append(_Planned(part, self._join(wait), args, kwargs, uses))
+        self._feeds.append([])
+        number = self._numbers[id(part)] = len(self._steps)
+        title = part.handler if isinstance(part, Step) else f"{SIGNAL_PREFIX}{part.signal}"
+        return _Wait([number]), number, {"step": number, "handler": title}
+
+    def _used(
+        self, args: list[Any], kwargs: dict[str, Any], uses: list[tuple[int | str, Any]]
+    ) -> list[int]:
+        """The steps whose results are arguments; each is replaced by a place that stays empty."""
+        found: list[int] = []
+        places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        for place, value in places:
+            if not isinstance(value, ResultOf):
+                continue
+            number = self._numbers.get(id(value.step))
+            if number is None:
+                raise JobError(
+                    "a step uses the result of one that does not come before it in the flow",
+                    remedy="put that step into the same flow, before the one that uses its result",
+                )
+            found.append(number)
+            uses.append((place, number))
+            if isinstance(place, int):
+                args[place] = None
+            else:
+                kwargs[place] = None
+        return found
+
+    def _join(self, wait: _Wait) -> str | None:
+        if wait.join is None and wait.members:
+            wait.join = self._new_join(str(len(self._joins) + 1), wait.members)
+        return wait.join
+
+    def _new_join(self, title: str, members: Sequence[int]) -> str:
+        made = join_id(self.id, title)
+        for number in members:
+            self._feeds[number - 1].append(made)
+        text = _encode(as_runs(members))
+        self._joins.append(Join(id=made, flow_id=self.id, remaining=len(members), members=text))
+        return made
+
+    def _end(self) -> None:
+        """Let steps that nobody waits for count at the end, so that each counts somewhere."""
+        last = [n for n, feeds in enumerate(self._feeds, 1) if not feeds]
+        if last:
+            self._new_join("end", last)
+
+    def _job(self, number: int, make: MakeJob) -> NewJob:
+        planned = self._steps[number - 1]
+        part = planned.part
+        wait = signal = None
+        if isinstance(part, SignalStep):
+            job = make(f"{SIGNAL_PREFIX}{part.signal}", (), {}, {})
+            wait, signal = part.timeout, part.signal
+        else:
+            if not planned.uses and part.check is not None:
+                part.check(planned.args, planned.kwargs)
+            job = make(part.handler, planned.args, planned.kwargs, _step_options(part))
+        place = StepPlace(
+            flow_id=self.id,
+            join_id=planned.join,
+            feeds=tuple(self._feeds[number - 1]),
+            wait=wait,
+            signal=signal,
+        )
+        made = step_id(self.id, number)
+        return msgspec.structs.replace(job, id=made, uses=planned.uses or None, step=place)
+
+
+def _step_options(step: Step[Any]) -> Mapping[str, Any]:
+    for field_name in _NOT_OF_STEPS:
+        if step.options.get(field_name) is not None:
+            raise JobError(
+                f"{field_name} cannot be given for a step of a flow",
+                remedy="a step gets its id and its place from its flow; leave it out",
+                details={"field": field_name},
+            )
+    return step.options
+
+
+def _shown(shapes: list[Any]) -> list[Any]:
+    """Steps of one handler side by side as one entry, and not more entries than people read."""
+    found: list[Any] = []
+    for shape in shapes:
+        last = found[-1] if found else {}
+        count = last.get("count", 1)
+        is_next = "step" in shape and shape["step"] == last.get("step", 0) + count
+        if is_next and shape["handler"] == last.get("handler"):
+            last["count"] = count + 1
+        else:
+            found.append(shape)
+    if len(found) > MAX_SHOWN:
+        return [*found[:MAX_SHOWN], {"more": len(found) - MAX_SHOWN}]
+    return found
+
+
+def plan_after(
+    job: NewJob, after: Sequence[str], flow_id: str | None, on_failure: OnFailure
+) -> tuple[NewFlow, NewJob]:
+    """A job that waits for jobs which are there; ``flow_id``: that of the flow they belong to."""
+    made = flow_id or new_id()
+    first = join_id(made, new_id())
+    end = join_id(made, new_id() if flow_id else "end")
+    members = _encode(list(after))
+    joins = (
+        Join(id=first, flow_id=made, remaining=len(after), members=members),
+        Join(id=end, flow_id=made, remaining=1, members=_encode([job.id])),
+    )
+    tree = {"after": list(after), "then": {"id": job.id, "handler": job.handler}}
+    flow = NewFlow(
+        id=made,
+        on_failure=on_failure,
+        is_new=flow_id is None,
+        joins=joins,
+        plan=_encode({"tree": tree, "result": job.id}),
+        after=tuple(after),
+    )
+    place = StepPlace(flow_id=made, join_id=first, feeds=(end,))
+    return flow, msgspec.structs.replace(job, step=place)

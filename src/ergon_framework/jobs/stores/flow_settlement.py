@@ -1,0 +1,442 @@
+"""What the settlement of a step brings about: counts, releases, sweeps. The same in every store.
+
+``core/flow.py`` decides; :class:`FlowSettlement` asks it, gathers what one transaction has to
+change, and has the store's own tables (:class:`FlowTables`) change it. A store settles the step
+itself: it asks :meth:`FlowSettlement.plan` what the end of the step means, writes the row behind
+its fence, and tells :meth:`FlowSettlement.accept` only when the row was written.
+
+Locks. A transaction that settles steps locks their flows first, in the order of their ids. Whoever
+releases or sweeps steps of a flow holds its lock, too: two transactions never wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ergon_framework.core.flow import (
+    FlowChange,
+    FlowEvent,
+    FlowState,
+    InvalidFlowChange,
+    StepEnded,
+    StepReturned,
+    StepsAdded,
+    StepSkipped,
+    Sweep,
+    SweepEnded,
+    advance,
+)
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import DuplicateJobError, JobNotFoundError, JobStateError
+from ergon_framework.jobs.stores.transitions import (
+    JobPosition,
+    bring_back,
+    cancel_step,
+    complete_signal,
+)
+from ergon_framework.ports.flow import CANCELLED_BY_FLOW, Flow, Join, NewFlow, flow_of
+from ergon_framework.ports.jobstore import NewJob, Settlement
+from ergon_framework.storage.conflicts import ConflictError
+
+SLICE = 500
+"""Steps that one transaction releases, cancels or brings back at once."""
+RELEASE = "release"
+
+
+@dataclass(slots=True)
+class FlowRow:
+    """A flow within a transaction."""
+
+    id: str
+    state: FlowState
+    keep: float | None = 0.0
+    purge_at: float | None = None
+    name: str = ""
+    created_at: float = 0.0
+    changed_at: float = 0.0
+    plan: bytes = b"{}"
+
+    def flow(self) -> Flow:
+        """As callers of the store see it."""
+        return Flow(
+            id=self.id,
+            name=self.name,
+            state=self.state,
+            created_at=self.created_at,
+            changed_at=self.changed_at,
+            purge_at=self.purge_at,
+            keep=self.keep,
+            plan=self.plan,
+        )
+
+
+class EarlySignal(NamedTuple):
+    """A step that has just been released, and whose signal had come before."""
+
+    position: JobPosition
+    value: bytes
+
+
+class Released(NamedTuple):
+    """What one slice of a release did."""
+
+    number: int
+    signalled: Sequence[EarlySignal]
+
+
+class EndedStep(NamedTuple):
+    """A step that failed or was cancelled."""
+
+    position: JobPosition
+    why: str
+    feeds: tuple[str, ...]
+
+
+class Predecessor(NamedTuple):
+    """A job that others are to wait for: its number, its state, and its flow if it has one."""
+
+    key: int
+    id: str
+    status: JobStatus
+    flow_id: str | None
+    feeds: tuple[str, ...]
+
+
+class FlowWork(NamedTuple):
+    """Something that is done in slices, to the steps at a join or of a flow, and how far it is."""
+
+    target: str
+    kind: str
+    after: int
+
+
+class FlowTables(Protocol):
+    """What one transaction of a store reads and writes of flows."""
+
+    @property
+    def at(self) -> float:
+        """The instant of the transaction."""
+
+    def get_flow(self, flow_id: str) -> FlowRow | None:
+        """A flow; nobody else changes it until the transaction ends."""
+
+    def put_flow(self, row: FlowRow, *, is_new: bool = False) -> None:
+        """Write a flow."""
+
+    def put_joins(self, joins: Sequence[Join]) -> None:
+        """Add joins."""
+
+    def count_at(self, counts: Counter[str]) -> list[str]:
+        """Take so many predecessors off joins; answers those that have none left."""
+
+    def is_open(self, join_id: str) -> bool:
+        """Whether a join has no predecessors left."""
+
+    def open_joins(self, flow_id: str) -> list[str]:
+        """The joins of a flow that have no predecessors left."""
+
+    def release(self, join_id: str, limit: int) -> Released:
+        """Let steps go that wait at a join: they are due, or wait for their signal."""
+
+    def waiting(self, flow_id: str, after: int, limit: int) -> list[JobPosition]:
+        """Steps that have not ended and do not run, in the order of adding."""
+
+    def ended(self, flow_id: str, after: int, limit: int) -> list[EndedStep]:
+        """Steps that failed or were cancelled, in the order of adding."""
+
+    def set_feeds(self, key: int, feeds: Sequence[str]) -> None:
+        """Say where the end of a step counts from now on."""
+
+    def predecessors(self, ids: Sequence[str]) -> list[Predecessor]:
+        """The jobs of these ids, as far as there are any; nobody else changes them."""
+
+    def adopt(self, key: int, flow_id: str, feeds: Sequence[str]) -> None:
+        """Make a job a step of a flow; it is kept as long as the flow from now on."""
+
+    def waiting_signals(self, flow_id: str, name: str) -> list[tuple[JobPosition, bool]]:
+        """The steps of a flow that this signal completes, and whether each has been reached."""
+
+    def keep_signal(self, key: int, value: bytes) -> None:
+        """Keep the value of a signal for a step that has not been reached."""
+
+    def settle(self, settlement: Settlement) -> bool:
+        """Apply a transition of a step, as one that a worker reports."""
+
+    def insert(self, steps: Sequence[NewJob]) -> None:
+        """Add new steps."""
+
+    def first_work(self) -> FlowWork | None:
+        """Something that is left to be done in slices."""
+
+    def put_work(self, work: FlowWork) -> None:
+        """Note how far something has come, in the place of anything else for its target."""
+
+    def drop_work(self, target: str) -> None:
+        """Nothing is left to be done there."""
+
+    def changed(self) -> None:
+        """Something may have become claimable, or is left to be done."""
+
+
+@dataclass(slots=True)
+class FlowSettlement:
+    """The flows that one transaction changes."""
+
+    tables: FlowTables
+    _rows: dict[str, FlowRow] = field(default_factory=dict)
+    _dirty: set[str] = field(default_factory=set)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _sweeps: dict[str, Sweep] = field(default_factory=dict)
+
+    # ---- for the settlement of a step ----
+
+    def row(self, flow_id: str) -> FlowRow:
+        """A flow that a step names."""
+        row = self._rows.get(flow_id) or self.tables.get_flow(flow_id)
+        if row is None:
+            raise no_flow(flow_id)
+        self._rows[flow_id] = row
+        return row
+
+    def lock(self, flow_ids: Iterable[str]) -> None:
+        """Lock flows in the order of their ids: so no two transactions wait for each other."""
+        for flow_id in sorted(set(flow_ids) - self._rows.keys()):
+            self.row(flow_id)
+
+    def plan(self, flow_id: str, event: FlowEvent) -> FlowChange | None:
+        """What an event makes of a flow; None where it cannot happen."""
+        try:
+            return advance(self.row(flow_id).state, event)
+        except InvalidFlowChange:
+            return None
+
+    def accept(
+        self,
+        flow_id: str,
+        change: FlowChange,
+        feeds: Sequence[str] = (),
+        keep: float | None = 0.0,
+    ) -> None:
+        """The step was written: what was planned is so. ``keep``: how long its result is wanted."""
+        row = self.row(flow_id)
+        row.state = change.state
+        row.keep = None if row.keep is None or keep is None else max(row.keep, keep)
+        self._dirty.add(flow_id)
+        if change.counts:
+            self._counts.update(feeds)
+        if change.sweep is not None:
+            self._sweeps[flow_id] = change.sweep
+
+    def is_stopping(self, flow_id: str) -> bool:
+        """Whether no step of the flow may start any more."""
+        return self.row(flow_id).state.status.is_stopping
+
+    # ---- at the end of a transaction ----
+
+    def finish(self) -> None:
+        """Do what the settlements bring about, and write the flows."""
+        while self._counts or self._sweeps:
+            counts, self._counts = self._counts, Counter()
+            if counts:
+                self._open(counts)
+            elif self._sweeps:
+                self._sweep(FlowWork(*self._sweeps.popitem(), 0))
+        for flow_id in sorted(self._dirty):
+            self._write(self._rows[flow_id])
+        self._dirty.clear()
+
+    def do_slice(self) -> None:
+        """Go on with something that is left; with what follows from it."""
+        work = self.tables.first_work()
+        if work is None:
+            return
+        flow_id = flow_of(work.target) if work.kind == RELEASE else work.target
+        if self.tables.get_flow(flow_id) is None:
+            self.tables.drop_work(work.target)
+        elif work.kind == RELEASE:
+            self.release(work.target)
+        else:
+            self._sweep(work)
+        self.finish()
+
+    def _write(self, row: FlowRow) -> None:
+        now = self.tables.at
+        row.changed_at = now
+        row.purge_at = None
+        if row.state.status.is_final and row.keep is not None:
+            row.purge_at = now + row.keep
+        self.tables.put_flow(row)
+
+    def _open(self, counts: Counter[str]) -> None:
+        for join in self.tables.count_at(counts):
+            # Where a flow stops, its steps stay where they are: the sweep cancels them there.
+            if not self.is_stopping(flow_of(join)):
+                self.release(join)
+
+    def release(self, join: str) -> None:
+        """Let the steps go that wait at an open join, the first slice of them."""
+        if self.is_stopping(flow_of(join)):
+            self.tables.drop_work(join)
+            return
+        released = self.tables.release(join, SLICE)
+        if released.number:
+            self.tables.changed()
+        for position, value in released.signalled:
+            self.tables.settle(complete_signal(position, value, self.tables.at))
+        if released.number == SLICE:
+            self.tables.put_work(FlowWork(join, RELEASE, 0))
+        else:
+            self.tables.drop_work(join)
+
+    # ---- sweeps ----
+
+    def _sweep(self, work: FlowWork) -> None:
+        flow_id, kind, after = work
+        sweep = Sweep(kind)
+        if sweep is Sweep.CANCEL:
+            last, is_over = self._cancel(flow_id, after)
+        else:
+            if not after:
+                for join in self.tables.open_joins(flow_id):
+                    self.release(join)
+            last, is_over = self._bring_back(flow_id, after, skips=sweep is Sweep.SKIP)
+        if flow_id in self._sweeps:
+            return  # another one has begun in its place
+        if not is_over:
+            self.tables.put_work(FlowWork(flow_id, sweep.value, last))
+            self.tables.changed()
+            return
+        self.tables.drop_work(flow_id)
+        change = None if sweep is Sweep.CANCEL else self.plan(flow_id, SweepEnded())
+        if change is not None:
+            self.accept(flow_id, change)
+
+    def _cancel(self, flow_id: str, after: int) -> tuple[int, bool]:
+        found = self.tables.waiting(flow_id, after, SLICE)
+        for position in found:
+            self.tables.settle(cancel_step(position, self.tables.at))
+        return (found[-1][0] if found else after), len(found) < SLICE
+
+    def _bring_back(self, flow_id: str, after: int, *, skips: bool) -> tuple[int, bool]:
+        found = self.tables.ended(flow_id, after, SLICE)
+        for step in found:
+            if not skips or step.why == CANCELLED_BY_FLOW:
+                self.tables.settle(bring_back(step.position, self.tables.at))
+            elif step.feeds and (change := self.plan(flow_id, StepSkipped())) is not None:
+                self.tables.set_feeds(step.position[0], ())
+                self.accept(flow_id, change, step.feeds)
+        return (found[-1].position[0] if found else after), len(found) < SLICE
+
+    # ---- adding ----
+
+    def add(self, new: NewFlow, steps: Sequence[NewJob]) -> None:
+        """Add a flow with its steps, or steps to a flow that is there."""
+        found = self._found(new)
+        if new.is_new:
+            now = self.tables.at
+            state = FlowState(new.on_failure)
+            row = FlowRow(new.id, state, 0.0, None, new.name, now, now, new.plan)
+            self._rows[new.id] = row
+            self.tables.put_flow(row, is_new=True)
+        strangers = sum(each.flow_id is None for each in found)
+        change = self.plan(new.id, StepsAdded(len(steps) + strangers))
+        if change is None:
+            raise flow_is_over(self.row(new.id).flow())
+        self.accept(new.id, change)
+        self.tables.put_joins(new.joins)
+        self.tables.insert(steps)
+        for each in found:
+            self._follow(each, new.id, new.joins[0].id)
+
+    def _found(self, new: NewFlow) -> list[Predecessor]:
+        if not new.after:
+            return []
+        found = {each.id: each for each in self.tables.predecessors(new.after)}
+        for job_id in new.after:
+            if job_id not in found:
+                raise no_predecessor(job_id)
+            if found[job_id].flow_id not in (None, new.id):
+                raise ConflictError  # it became a step of another flow since the client looked
+        return list(found.values())
+
+    def _follow(self, job: Predecessor, flow_id: str, join: str) -> None:
+        """Let the end of a job count at a join; one that has ended is dealt with at once."""
+        if job.flow_id is not None:
+            has_counted = job.status.is_final and not job.feeds
+            if has_counted:
+                self._counts[join] += 1
+            else:
+                self.tables.set_feeds(job.key, (*job.feeds, join))
+            return
+        feeds: tuple[str, ...] = (join,)
+        if job.status.is_final:
+            ended = self.plan(flow_id, StepEnded(job.status))
+            if ended is not None:
+                self.accept(flow_id, ended, feeds)
+                feeds = () if ended.counts else feeds
+        self.tables.adopt(job.key, flow_id, feeds)
+
+    # ---- operators ----
+
+    def apply(self, flow_id: str, event: FlowEvent) -> Flow:
+        """Cancel, retry or skip."""
+        change = advance(self.row(flow_id).state, event)
+        self.accept(flow_id, change)
+        self.finish()
+        return self.row(flow_id).flow()
+
+    def signal(self, flow_id: str, name: str, value: bytes) -> bool:
+        """Complete the steps that wait for a signal, or keep the value for them."""
+        self.row(flow_id)
+        found = self.tables.waiting_signals(flow_id, name)
+        for position, is_reached in found:
+            if is_reached:
+                self.tables.settle(complete_signal(position, value, self.tables.at))
+            else:
+                self.tables.keep_signal(position[0], value)
+        self.finish()
+        return bool(found)
+
+
+def returned(status: JobStatus, feeds: Sequence[str]) -> StepReturned:
+    """The event of a step that begins anew."""
+    return StepReturned(status, not feeds)
+
+
+def no_flow(flow_id: str) -> JobNotFoundError:
+    """There is no such flow."""
+    return JobNotFoundError(
+        f"there is no flow {flow_id!r}",
+        remedy="this lists those that there are:  ergon flows",
+        details={"flow_id": flow_id},
+    )
+
+
+def flow_taken(flow_id: str) -> DuplicateJobError:
+    """There is a flow with this id."""
+    return DuplicateJobError(
+        f"there is a flow with the id {flow_id!r}",
+        remedy="enqueue the chain or group again: it gets another id",
+        details={"flow_id": flow_id},
+    )
+
+
+def no_predecessor(job_id: str) -> JobNotFoundError:
+    """A job that another is to wait for is not there."""
+    return JobNotFoundError(
+        f"there is no job {job_id!r} to wait for",
+        remedy="enqueue it first; ended jobs are kept for a while only",
+        details={"job_id": job_id},
+    )
+
+
+def flow_is_over(flow: Flow) -> JobStateError:
+    """A flow that stops, or has stopped, takes no more steps."""
+    return JobStateError(
+        f"the flow {flow.id} is {flow.status} and takes no more steps",
+        remedy=f"this lets it go on:  ergon flows retry {flow.id}",
+        details={"flow_id": flow.id, "status": flow.status.value},
+    )

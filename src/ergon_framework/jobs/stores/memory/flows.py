@@ -1,0 +1,287 @@
+"""Flows in a memory store: what ``FlowSettlement`` asks for, and the calls of their port."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Protocol
+
+import msgspec
+
+from ergon_framework.core.flow import FlowEvent, FlowStatus
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.flow_settlement import (
+    EarlySignal,
+    EndedStep,
+    FlowRow,
+    FlowSettlement,
+    FlowWork,
+    Predecessor,
+    Released,
+)
+from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.jobs.stores.transitions import JobPosition
+from ergon_framework.ports.flow import Flow, Join, NewFlow
+from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Settlement
+
+_BAD_ENDS = (JobStatus.FAILED, JobStatus.CANCELLED)
+
+
+@dataclass(slots=True)
+class FlowBook:
+    """All flows with their joins, and where their steps are."""
+
+    flows: dict[str, FlowRow] = field(default_factory=dict)  # in the order of adding
+    joins: dict[str, Join] = field(default_factory=dict)
+    steps: dict[str, dict[int, Record]] = field(default_factory=dict)  # by flow and key
+    work: dict[str, FlowWork] = field(default_factory=dict)  # by target
+
+    def enlist(self, record: Record) -> None:
+        """A step belongs to its flow."""
+        if record.flow_id is not None:
+            self.steps.setdefault(record.flow_id, {})[record.key] = record
+
+    def forget(self, record: Record) -> None:
+        """A step is removed."""
+        if record.flow_id is not None:
+            self.steps.get(record.flow_id, {}).pop(record.key, None)
+
+    def due(self, now: float) -> list[FlowRow]:
+        """Flows that were kept long enough."""
+        rows = self.flows.values()
+        return [row for row in rows if row.purge_at is not None and row.purge_at <= now]
+
+    def drop(self, flow_id: str) -> None:
+        """Forget a flow and its joins."""
+        del self.flows[flow_id]
+        self.steps.pop(flow_id, None)
+        for join in [each.id for each in self.joins.values() if each.flow_id == flow_id]:
+            del self.joins[join]
+
+
+class FlowLedger(Protocol):
+    """What flows need of the ledger."""
+
+    records: dict[int, Record]
+    by_id: dict[str, Record]
+    flow_book: FlowBook
+    is_work: bool
+
+    def add(self, jobs: Sequence[NewJob], now: float) -> list[EnqueueResult]:
+        """Add all of them or none."""
+
+    def settle(self, settlement: Settlement, now: float) -> bool:
+        """Apply a transition."""
+
+    def release(self, record: Record, now: float) -> None:
+        """A step waits for its predecessors no more."""
+
+    def moves(self, now: float) -> FlowSettlement:
+        """The flows that this step of a caller changes."""
+
+    def keep(self, record: Record) -> None:
+        """A job that became a step is kept as long as its flow."""
+
+    def check_new(self, jobs: Sequence[NewJob]) -> None:
+        """Refuse jobs whose ids are taken."""
+
+
+class MemoryFlowTables:
+    """Flows within one step of a caller."""
+
+    def __init__(self, ledger: FlowLedger, now: float) -> None:
+        self._ledger = ledger
+        self._book = ledger.flow_book
+        self._now = now
+
+    @property
+    def at(self) -> float:
+        """The instant of the step."""
+        return self._now
+
+    def get_flow(self, flow_id: str) -> FlowRow | None:
+        """A flow."""
+        row = self._book.flows.get(flow_id)
+        return None if row is None else replace(row)
+
+    def put_flow(self, row: FlowRow, *, is_new: bool = False) -> None:
+        """Write a flow."""
+        self._book.flows[row.id] = replace(row)
+
+    def put_joins(self, joins: Sequence[Join]) -> None:
+        """Add joins."""
+        self._book.joins.update({join.id: join for join in joins})
+
+    def count_at(self, counts: Counter[str]) -> list[str]:
+        """Take so many predecessors off joins; answers those that have none left."""
+        for join_id, number in counts.items():
+            join = self._book.joins[join_id]
+            left = msgspec.structs.replace(join, remaining=join.remaining - number)
+            self._book.joins[join_id] = left
+        return [join_id for join_id in sorted(counts) if self.is_open(join_id)]
+
+    def is_open(self, join_id: str) -> bool:
+        """Whether a join has no predecessors left."""
+        return self._book.joins[join_id].remaining == 0
+
+    def open_joins(self, flow_id: str) -> list[str]:
+        """The joins of a flow that have no predecessors left."""
+        joins = self._book.joins.values()
+        return [each.id for each in joins if each.flow_id == flow_id and self.is_open(each.id)]
+
+    def release(self, join_id: str, limit: int) -> Released:
+        """Let steps go that wait at a join."""
+        steps = self._steps(self._book.joins[join_id].flow_id)
+        waiting = (step for step in steps if step.join_id == join_id and step.is_joining)
+        found = list(islice(waiting, limit))
+        for record in found:
+            self._ledger.release(record, self._now)
+        early = [
+            EarlySignal(record.position(), record.result)
+            for record in found
+            if record.signal is not None and record.result is not None
+        ]
+        return Released(len(found), early)
+
+    def waiting(self, flow_id: str, after: int, limit: int) -> list[JobPosition]:
+        """Steps that have not ended and do not run."""
+        found = (
+            step.position()
+            for step in self._steps(flow_id, after)
+            if not step.status.is_final and step.status is not JobStatus.ACTIVE
+        )
+        return list(islice(found, limit))
+
+    def ended(self, flow_id: str, after: int, limit: int) -> list[EndedStep]:
+        """Steps that failed or were cancelled."""
+        found = (
+            EndedStep(step.position(), step.why, step.feeds or ())
+            for step in self._steps(flow_id, after)
+            if step.status in _BAD_ENDS
+        )
+        return list(islice(found, limit))
+
+    def set_feeds(self, key: int, feeds: Sequence[str]) -> None:
+        """Say where the end of a step counts from now on."""
+        self._ledger.records[key].feeds = tuple(feeds)
+
+    def predecessors(self, ids: Sequence[str]) -> list[Predecessor]:
+        """The jobs of these ids."""
+        found = [self._ledger.by_id[each] for each in ids if each in self._ledger.by_id]
+        return [
+            Predecessor(each.key, each.new.id, each.status, each.flow_id, each.feeds or ())
+            for each in found
+        ]
+
+    def adopt(self, key: int, flow_id: str, feeds: Sequence[str]) -> None:
+        """Make a job a step of a flow."""
+        record = self._ledger.records[key]
+        record.flow_id, record.feeds = flow_id, tuple(feeds)
+        self._ledger.keep(record)
+        self._book.enlist(record)
+
+    def waiting_signals(self, flow_id: str, name: str) -> list[tuple[JobPosition, bool]]:
+        """The steps of a flow that this signal completes, and whether each has been reached."""
+        return [
+            (step.position(), step.join_id is None)
+            for step in self._steps(flow_id)
+            if step.signal == name and step.is_joining
+        ]
+
+    def keep_signal(self, key: int, value: bytes) -> None:
+        """Keep the value of a signal for a step that has not been reached."""
+        self._ledger.records[key].result = value
+
+    def settle(self, settlement: Settlement) -> bool:
+        """Apply a transition of a step."""
+        return self._ledger.settle(settlement, self._now)
+
+    def insert(self, steps: Sequence[NewJob]) -> None:
+        """Add new steps."""
+        self._ledger.add(steps, self._now)
+
+    def first_work(self) -> FlowWork | None:
+        """Something that is left to be done in slices."""
+        return next(iter(self._book.work.values()), None)
+
+    def put_work(self, work: FlowWork) -> None:
+        """Note how far something has come; at the end of the line."""
+        self._book.work.pop(work.target, None)
+        self._book.work[work.target] = work
+
+    def drop_work(self, target: str) -> None:
+        """Nothing is left to be done there."""
+        self._book.work.pop(target, None)
+
+    def changed(self) -> None:
+        """Something may have become claimable, or is left to be done."""
+        self._ledger.is_work = True
+
+    def _steps(self, flow_id: str, after: int = 0) -> Iterator[Record]:
+        found = list(self._book.steps.get(flow_id, {}).values())
+        return (step for step in sorted(found, key=_key) if step.key > after)
+
+
+def _key(record: Record) -> int:
+    return record.key
+
+
+class MemoryFlows:
+    """The flows of one store."""
+
+    def __init__(
+        self, step: Callable[[], AbstractContextManager[FlowLedger]], now: Callable[[], float]
+    ) -> None:
+        self._step = step
+        self._now = now
+
+    def add(self, flow: NewFlow, steps: Sequence[NewJob]) -> list[EnqueueResult]:
+        """Store a flow and its steps in one step, or steps of a flow that is there."""
+        with self._step() as ledger:
+            ledger.check_new(steps)
+            ledger.moves(self._now()).add(flow, steps)
+            return [EnqueueResult(step.id, True) for step in steps]
+
+    def find(self, flow_id: str) -> Flow | None:
+        """One flow."""
+        with self._step() as ledger:
+            row = ledger.flow_book.flows.get(flow_id)
+            return None if row is None else row.flow()
+
+    def search(self, statuses: Sequence[FlowStatus], limit: int) -> list[Flow]:
+        """Flows in one of these states, or in any; the newest first."""
+        with self._step() as ledger:
+            rows = reversed(ledger.flow_book.flows.values())
+            wanted = (row.flow() for row in rows if not statuses or row.state.status in statuses)
+            return list(islice(wanted, limit))
+
+    def joins(self, flow_id: str) -> list[Join]:
+        """The joins of a flow, in the order of adding."""
+        with self._step() as ledger:
+            joins = ledger.flow_book.joins.values()
+            return [each for each in joins if each.flow_id == flow_id]
+
+    def apply(self, flow_id: str, event: FlowEvent) -> Flow:
+        """Cancel, retry or skip."""
+        with self._step() as ledger:
+            return ledger.moves(self._now()).apply(flow_id, event)
+
+    def signal(self, flow_id: str, name: str, value: bytes) -> bool:
+        """Complete the steps that wait for a signal, or keep its value for them."""
+        with self._step() as ledger:
+            return ledger.moves(self._now()).signal(flow_id, name, value)
+
+    def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+        """What jobs returned, by id."""
+        with self._step() as ledger:
+            found = ((each, ledger.by_id.get(each)) for each in ids)
+            return {
+                job_id: record.result
+                for job_id, record in found
+                if record is not None
+                and record.status is JobStatus.COMPLETED
+                and record.result is not None
+            }

@@ -1,0 +1,158 @@
+-- step: what a settlement needs to know of a job that is a step
+SELECT flow_id, feeds, join_id, signal, stage FROM ergon_jobs
+WHERE seq = ? AND feeds IS NOT NULL;
+
+-- wait_step: a step goes back to its queue
+UPDATE ergon_jobs SET
+    stage = ?, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
+    run_at = ?, changed_at = ?, lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    last_error = coalesce(?, last_error),
+    history = coalesce(history || char(10), '') || ?
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
+
+-- restart_step: the same as if nothing had happened
+UPDATE ergon_jobs SET
+    stage = ?, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
+    run_at = ?, changed_at = ?, lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    last_error = ?, deliveries = 0, result = NULL, purge_at = NULL, expires_at = NULL,
+    history = coalesce(history || char(10), '') || ?
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
+
+-- end_step: any end of a step; it is kept as long as its flow
+UPDATE ergon_jobs SET
+    stage = 0, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
+    result = ?, purge_at = NULL, changed_at = ?,
+    lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    last_error = coalesce(?, last_error),
+    history = coalesce(history || char(10), '') || ?, feeds = ?
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
+
+-- released: a step that came back waits at no join any more; a signal is waited for anew
+UPDATE ergon_jobs SET join_id = NULL, expires_at = CASE WHEN signal IS NOT NULL THEN ?1 + wait END
+WHERE seq = ?2;
+
+-- position: what is needed to settle a step
+SELECT seq, id, status, fence, attempts, deliveries, excused FROM ergon_jobs WHERE seq = ?;
+
+-- insert_step: a new step
+INSERT INTO ergon_jobs (
+    stage, status, fence, changed_at, created_at, run_at, queue, executor, priority, id, handler,
+    args, kwargs, expires_at, unique_key, limit_key, key_limit, options,
+    flow_id, join_id, feeds, wait, signal
+) VALUES (
+    ?1, 'pending', ?2, ?3, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
+    ?19, ?20, ?21
+);
+
+-- flow: one flow
+SELECT
+    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
+    name, created_at, changed_at, plan
+FROM ergon_flows WHERE id = ?;
+
+-- flows: the newest
+SELECT
+    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
+    name, created_at, changed_at, plan
+FROM ergon_flows WHERE seq < ? ORDER BY seq DESC LIMIT ?;
+
+-- flows_in: the newest of one status
+SELECT
+    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
+    name, created_at, changed_at, plan
+FROM ergon_flows WHERE status = ? AND seq < ? ORDER BY seq DESC LIMIT ?;
+
+-- insert_flow: a new one
+INSERT INTO ergon_flows (
+    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
+    name, created_at, changed_at, plan
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- update_flow: where it stands
+UPDATE ergon_flows SET
+    status = ?, unfinished = ?, completed = ?, failed = ?, cancelled = ?, uncounted = ?, keep = ?,
+    purge_at = ?, changed_at = ?
+WHERE id = ?;
+
+-- insert_join: a new one
+INSERT INTO ergon_flow_joins (id, flow_id, remaining, members) VALUES (?, ?, ?, ?);
+
+-- joins: of a flow
+SELECT id, flow_id, remaining, members FROM ergon_flow_joins WHERE flow_id = ? ORDER BY seq;
+
+-- count_at: predecessors have counted
+UPDATE ergon_flow_joins SET remaining = remaining - ? WHERE id = ? RETURNING remaining;
+
+-- open_joins: nobody is left to wait for
+SELECT id FROM ergon_flow_joins WHERE flow_id = ? AND remaining = 0 ORDER BY seq;
+
+-- is_closed: whether somebody is left to wait for at a join
+SELECT 1 FROM ergon_flow_joins WHERE id = ? AND remaining > 0;
+
+-- release: the first steps that wait at a join
+UPDATE ergon_jobs SET
+    stage = CASE
+        WHEN signal IS NOT NULL THEN 6 WHEN max(run_at, ?1 + coalesce(wait, 0)) <= ?1 THEN 2 ELSE 3
+    END,
+    run_at = CASE WHEN signal IS NULL THEN max(run_at, ?1 + coalesce(wait, 0)) ELSE ?1 END,
+    expires_at = CASE WHEN signal IS NOT NULL THEN ?1 + wait ELSE expires_at END,
+    join_id = NULL, changed_at = ?1
+WHERE seq IN (
+    SELECT seq FROM ergon_jobs
+    WHERE join_id IS NOT NULL AND join_id = ?2 AND stage = 5 ORDER BY seq LIMIT ?3
+)
+RETURNING seq, id, status, fence, attempts, deliveries, excused, signal, result;
+
+-- waiting: steps that have not ended and do not run
+SELECT seq, id, status, fence, attempts, deliveries, excused FROM ergon_jobs
+WHERE flow_id IS NOT NULL AND flow_id = ? AND seq > ? AND stage > 1 ORDER BY seq LIMIT ?;
+
+-- ended_badly: steps that failed or were cancelled
+SELECT seq, id, status, fence, attempts, deliveries, excused, why, feeds FROM ergon_jobs
+WHERE flow_id IS NOT NULL AND flow_id = ? AND seq > ? AND stage = 0
+    AND status IN ('failed', 'cancelled')
+ORDER BY seq LIMIT ?;
+
+-- set_feeds: where its end counts
+UPDATE ergon_jobs SET feeds = ? WHERE seq = ?;
+
+-- predecessors: the jobs of these ids, which come as a JSON list
+SELECT seq, id, status, flow_id, feeds FROM ergon_jobs
+WHERE id IN (SELECT value FROM json_each(?)) AND status <> 'unreadable' ORDER BY seq;
+
+-- adopt: a job is a step from now on
+UPDATE ergon_jobs SET flow_id = ?, feeds = ?, purge_at = NULL WHERE seq = ?;
+
+-- signals: the steps that a signal completes
+SELECT seq, id, status, fence, attempts, deliveries, excused, stage = 6 FROM ergon_jobs
+WHERE signal IS NOT NULL AND flow_id = ? AND signal = ? AND stage IN (5, 6) ORDER BY seq;
+
+-- keep_signal: for a step that has not been reached
+UPDATE ergon_jobs SET result = ? WHERE seq = ?;
+
+-- results: of jobs whose ids come as a JSON list
+SELECT id, result FROM ergon_jobs
+WHERE id IN (SELECT value FROM json_each(?)) AND status = 'completed' AND result IS NOT NULL;
+
+-- first_work: something that is left to be done
+SELECT target, kind, after FROM ergon_flow_work ORDER BY seq LIMIT 1;
+
+-- put_work: how far it has come; at the end of the line
+INSERT OR REPLACE INTO ergon_flow_work (target, kind, after) VALUES (?, ?, ?);
+
+-- drop_work: nothing is left there
+DELETE FROM ergon_flow_work WHERE target = ?;
+
+-- flows_kept_long_enough: whose steps may go
+SELECT id FROM ergon_flows WHERE purge_at IS NOT NULL AND purge_at <= ? ORDER BY purge_at LIMIT ?;
+
+-- purge_steps: some steps of a flow
+DELETE FROM ergon_jobs WHERE seq IN (
+    SELECT seq FROM ergon_jobs WHERE flow_id IS NOT NULL AND flow_id = ? ORDER BY seq LIMIT ?
+);
+
+-- purge_joins: those of a flow
+DELETE FROM ergon_flow_joins WHERE flow_id = ?;
+
+-- purge_flow: a flow without steps
+DELETE FROM ergon_flows WHERE id = ?;

@@ -1,0 +1,194 @@
+"""Flows in an SQLite file: the rows that ``FlowSettlement`` asks for within a transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from ergon_framework.core.flow import FlowState, FlowStatus, OnFailure
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.documents import text_of
+from ergon_framework.jobs.stores.flow_settlement import (
+    EarlySignal,
+    EndedStep,
+    FlowRow,
+    FlowWork,
+    Predecessor,
+    Released,
+    flow_taken,
+)
+from ergon_framework.jobs.stores.sqlite.rows import SQL
+from ergon_framework.jobs.stores.transitions import JobPosition
+from ergon_framework.ports.flow import Join
+from ergon_framework.ports.jobstore import NewJob, Settlement
+from ergon_framework.storage.sql_files import load
+from ergon_framework.storage.sqlite.errors import is_barred
+
+_SQL = load(SQL, "flows.sql")
+_feeds = msgspec.json.Decoder(tuple[str, ...]).decode
+_POSITION = 7
+"""Columns of a ``JobPosition``."""
+
+
+class StepTransaction(Protocol):
+    """The transaction that these rows are changed in."""
+
+    cursor: sqlite3.Cursor
+    now: float
+    is_work: bool
+
+    def apply(self, settlement: Settlement) -> bool:
+        """Apply a transition."""
+
+    def insert_steps(self, steps: Sequence[NewJob]) -> None:
+        """Insert new steps of a flow."""
+
+
+class SqliteFlowTables:
+    """The rows of flows within one transaction."""
+
+    def __init__(self, tx: StepTransaction) -> None:
+        self._tx = tx
+        self._cursor = tx.cursor
+
+    @property
+    def at(self) -> float:
+        """The instant of the transaction."""
+        return self._tx.now
+
+    def get_flow(self, flow_id: str) -> FlowRow | None:
+        """A flow; there is one writer at a time."""
+        row = self._cursor.execute(_SQL["flow"], (flow_id,)).fetchone()
+        return None if row is None else flow_row(row)
+
+    def put_flow(self, row: FlowRow, *, is_new: bool = False) -> None:
+        """Write a flow."""
+        state = row.state
+        counts = (state.unfinished, state.completed, state.failed, state.cancelled, state.uncounted)
+        if is_new:
+            head = (row.id, state.on_failure.value, state.status.value, *counts, row.keep)
+            rest = (row.purge_at, row.name, row.created_at, row.changed_at, row.plan)
+            try:
+                self._cursor.execute(_SQL["insert_flow"], (*head, *rest))
+            except sqlite3.IntegrityError as error:
+                if is_barred(error):
+                    raise
+                raise flow_taken(row.id) from None
+        else:
+            values = (state.status.value, *counts, row.keep, row.purge_at, row.changed_at, row.id)
+            self._cursor.execute(_SQL["update_flow"], values)
+
+    def put_joins(self, joins: Sequence[Join]) -> None:
+        """Add joins."""
+        rows = [(each.id, each.flow_id, each.remaining, each.members) for each in joins]
+        self._cursor.executemany(_SQL["insert_join"], rows)
+
+    def count_at(self, counts: Counter[str]) -> list[str]:
+        """Take so many predecessors off joins; answers those that have none left."""
+        opened: list[str] = []
+        for join_id, number in sorted(counts.items()):
+            found = self._cursor.execute(_SQL["count_at"], (number, join_id)).fetchall()
+            opened += [join_id for (remaining,) in found if remaining == 0]
+        return opened
+
+    def is_open(self, join_id: str) -> bool:
+        """Whether a join has no predecessors left."""
+        return self._cursor.execute(_SQL["is_closed"], (join_id,)).fetchone() is None
+
+    def open_joins(self, flow_id: str) -> list[str]:
+        """The joins of a flow that have no predecessors left."""
+        return [join for (join,) in self._cursor.execute(_SQL["open_joins"], (flow_id,)).fetchall()]
+
+    def release(self, join_id: str, limit: int) -> Released:
+        """Let steps go that wait at a join."""
+        rows = self._cursor.execute(_SQL["release"], (self.at, join_id, limit)).fetchall()
+        early = [
+            EarlySignal(tuple(row[:_POSITION]), row[-1])
+            for row in sorted(rows)
+            if row[-2] is not None and row[-1] is not None
+        ]
+        return Released(len(rows), early)
+
+    def waiting(self, flow_id: str, after: int, limit: int) -> list[JobPosition]:
+        """Steps that have not ended and do not run."""
+        return self._cursor.execute(_SQL["waiting"], (flow_id, after, limit)).fetchall()
+
+    def ended(self, flow_id: str, after: int, limit: int) -> list[EndedStep]:
+        """Steps that failed or were cancelled."""
+        rows = self._cursor.execute(_SQL["ended_badly"], (flow_id, after, limit)).fetchall()
+        return [EndedStep(row[:_POSITION], row[-2], _feeds(row[-1])) for row in rows]
+
+    def set_feeds(self, key: int, feeds: Sequence[str]) -> None:
+        """Say where the end of a step counts from now on."""
+        self._cursor.execute(_SQL["set_feeds"], (text_of(feeds), key))
+
+    def predecessors(self, ids: Sequence[str]) -> list[Predecessor]:
+        """The jobs of these ids."""
+        rows = self._cursor.execute(_SQL["predecessors"], (text_of(ids),)).fetchall()
+        return [
+            Predecessor(seq, job_id, JobStatus(status), flow_id, _feeds(feeds or "[]"))
+            for seq, job_id, status, flow_id, feeds in rows
+        ]
+
+    def adopt(self, key: int, flow_id: str, feeds: Sequence[str]) -> None:
+        """Make a job a step of a flow."""
+        self._cursor.execute(_SQL["adopt"], (flow_id, text_of(feeds), key))
+
+    def waiting_signals(self, flow_id: str, name: str) -> list[tuple[JobPosition, bool]]:
+        """The steps of a flow that this signal completes, and whether each has been reached."""
+        rows = self._cursor.execute(_SQL["signals"], (flow_id, name)).fetchall()
+        return [(row[:_POSITION], bool(row[-1])) for row in rows]
+
+    def keep_signal(self, key: int, value: bytes) -> None:
+        """Keep the value of a signal for a step that has not been reached."""
+        self._cursor.execute(_SQL["keep_signal"], (value, key))
+
+    def settle(self, settlement: Settlement) -> bool:
+        """Apply a transition of a step."""
+        return self._tx.apply(settlement)
+
+    def insert(self, steps: Sequence[NewJob]) -> None:
+        """Add new steps."""
+        self._tx.insert_steps(steps)
+
+    def first_work(self) -> FlowWork | None:
+        """Something that is left to be done in slices."""
+        row = self._cursor.execute(_SQL["first_work"]).fetchone()
+        return None if row is None else FlowWork(*row)
+
+    def put_work(self, work: FlowWork) -> None:
+        """Note how far something has come."""
+        self._cursor.execute(_SQL["put_work"], work)
+
+    def drop_work(self, target: str) -> None:
+        """Nothing is left to be done there."""
+        self._cursor.execute(_SQL["drop_work"], (target,))
+
+    def changed(self) -> None:
+        """Something may have become claimable, or is left to be done."""
+        self._tx.is_work = True
+
+
+def flow_row(row: tuple[Any, ...]) -> FlowRow:
+    """A row of the statement ``flow``."""
+    flow_id, on_failure, status, *counts = row[:8]
+    state = FlowState(OnFailure(on_failure), FlowStatus(status), *counts)
+    keep, purge_at, name, created_at, changed_at, plan = row[8:]
+    return FlowRow(flow_id, state, keep, purge_at, name, created_at, changed_at, plan)
+
+
+def purge_flows(tx: StepTransaction, limit: int) -> int:
+    """Delete flows that were kept long enough, with their steps; at most so many steps."""
+    cursor, purged = tx.cursor, 0
+    due = cursor.execute(_SQL["flows_kept_long_enough"], (tx.now, limit)).fetchall()
+    for (flow_id,) in due:
+        purged += cursor.execute(_SQL["purge_steps"], (flow_id, limit - purged)).rowcount
+        if purged >= limit:
+            break
+        cursor.execute(_SQL["purge_joins"], (flow_id,))
+        cursor.execute(_SQL["purge_flow"], (flow_id,))
+    return purged

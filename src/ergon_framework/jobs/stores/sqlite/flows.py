@@ -1,0 +1,96 @@
+"""The flows of an SQLite job store: the calls of their port, each one transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ergon_framework.core.flow import FlowEvent, FlowStatus
+from ergon_framework.jobs.stores.documents import text_of
+from ergon_framework.jobs.stores.sqlite.flow_tables import flow_row
+from ergon_framework.jobs.stores.sqlite.rows import SQL
+from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
+from ergon_framework.jobs.stores.sqlite.transitions import Tx
+from ergon_framework.ports.flow import Flow, Join, NewFlow
+from ergon_framework.ports.jobstore import EnqueueResult, NewJob
+from ergon_framework.storage.sql_files import load
+from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
+
+_SQL = load(SQL, "flows.sql")
+_END = 2**63 - 1
+IDS_PER_QUERY = 10_000
+
+
+class SqliteFlows:
+    """The flows of one store."""
+
+    def __init__(self, transactions: SqliteTransactions) -> None:
+        self._transactions = transactions
+
+    def add(self, flow: NewFlow, steps: Sequence[NewJob]) -> list[EnqueueResult]:
+        """Store a flow and its steps in one commit, or steps of a flow that is there."""
+        self._transactions.write(lambda tx: tx.flows.add(flow, steps), "add", is_work=True)
+        return [EnqueueResult(step.id, True) for step in steps]
+
+    def add_in(
+        self, connection: Joinable, flow: NewFlow, steps: Sequence[NewJob]
+    ) -> list[EnqueueResult]:
+        """The same in the caller's own transaction on the same file, which the caller commits."""
+        lock = load(SQL, "jobs.sql")["lock"]
+        with joined(connection, self._transactions.path, lock) as cursor:
+            tx = Tx(cursor, self._transactions.now())
+            tx.flows.add(flow, steps)
+            tx.finish()
+        return [EnqueueResult(step.id, True) for step in steps]
+
+    def find(self, flow_id: str) -> Flow | None:
+        """One flow."""
+        row = self._transactions.first(_SQL["flow"], (flow_id,))
+        return None if row is None else flow_row(row).flow()
+
+    def search(self, statuses: Sequence[FlowStatus], limit: int) -> list[Flow]:
+        """Flows in one of these states, or in any; the newest first."""
+
+        def work(cursor: sqlite3.Cursor) -> list[tuple[Any, ...]]:
+            if not statuses:
+                return cursor.execute(_SQL["flows"], (_END, limit)).fetchall()
+            statement = _SQL["flows_in"]
+            return [
+                row
+                for status in statuses
+                for row in cursor.execute(statement, (status.value, _END, limit)).fetchall()
+            ]
+
+        found = [flow_row(row).flow() for row in self._transactions.read(work)]
+        return sorted(found, key=lambda flow: flow.created_at, reverse=True)[:limit]
+
+    def joins(self, flow_id: str) -> list[Join]:
+        """The joins of a flow, in the order of adding."""
+        rows = self._transactions.read(
+            lambda cursor: cursor.execute(_SQL["joins"], (flow_id,)).fetchall()
+        )
+        return [
+            Join(id=join, flow_id=flow, remaining=remaining, members=members)
+            for join, flow, remaining, members in rows
+        ]
+
+    def apply(self, flow_id: str, event: FlowEvent) -> Flow:
+        """Cancel, retry or skip."""
+        return self._transactions.write(lambda tx: tx.flows.apply(flow_id, event), "desk")
+
+    def signal(self, flow_id: str, name: str, value: bytes) -> bool:
+        """Complete the steps that wait for a signal, or keep its value for them."""
+        return self._transactions.write(lambda tx: tx.flows.signal(flow_id, name, value), "desk")
+
+    def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+        """What jobs returned, by id."""
+
+        def work(cursor: sqlite3.Cursor) -> dict[str, bytes | None]:
+            found: dict[str, bytes | None] = {}
+            for first in range(0, len(ids), IDS_PER_QUERY):
+                some = text_of(ids[first : first + IDS_PER_QUERY])
+                found |= dict(cursor.execute(_SQL["results"], (some,)).fetchall())
+            return found
+
+        return self._transactions.read(work)

@@ -1,0 +1,494 @@
+"""Checks of flows: steps wait for others, each end counts once, and failures go by the policy."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.flow import CancelFlow, FlowStatus, RetryFlow, SkipFailed
+from ergon_framework.core.job import CancelRequested, JobStatus, RequeueRequested, RunRequested
+from ergon_framework.errors import DuplicateJobError, JobNotFoundError
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_client import EnqueuedFlow, flows_of
+from ergon_framework.jobs.flows import FlowPlanner
+from ergon_framework.jobs.newjob import new_job
+from ergon_framework.ports.flow import Flow, step_id
+from ergon_framework.ports.jobstore import FlowStore, Search, Settlement
+from ergon_framework.testing.suites.framework import Check, expect, fail, register
+from ergon_framework.testing.suites.jobstore.subject import (
+    DAY,
+    FAILS_FOR_GOOD,
+    FAILS_ONCE,
+    SUCCEEDED,
+    WAIT,
+    JobStoreSubject,
+    ids_of,
+    same,
+)
+
+CHECKS: list[Check[JobStoreSubject]] = []
+check = register(CHECKS)
+
+MANY = 1_203
+"""Steps that take more than two slices."""
+_CANCELLED, _COMPLETED, _PENDING = JobStatus.CANCELLED, JobStatus.COMPLETED, JobStatus.PENDING
+
+
+def _client(s: JobStoreSubject) -> JobClient:
+    return JobClient(store=s.store)
+
+
+def _flows(s: JobStoreSubject) -> FlowStore:
+    return flows_of(s.store)
+
+
+def _flow(s: JobStoreSubject, flow_id: str) -> Flow:
+    flow = _flows(s).find(flow_id)
+    return fail(f"the flow {flow_id!r} is gone") if flow is None else flow
+
+
+def _chain(s: JobStoreSubject, *parts: Any, **options: Any) -> EnqueuedFlow:
+    return _client(s).chain(*parts, **options).enqueue()
+
+
+def _group(s: JobStoreSubject, number: int, then: Any = "last", **options: Any) -> EnqueuedFlow:
+    return _client(s).group(["work"] * number, then=then, **options).enqueue()
+
+
+def _ids(flow: str, *numbers: int) -> list[str]:
+    return [step_id(flow, each) for each in numbers]
+
+
+def _statuses(s: JobStoreSubject, flow: str) -> list[str]:
+    found = {each.id: each.status.value for each in s.store.search(Search(flow=flow))}
+    return [found[step_id(flow, n)] for n in range(1, len(found) + 1)]
+
+
+def _settle_all(s: JobStoreSubject, seen: Any = SUCCEEDED) -> int:
+    """Run everything that can be claimed, in few exchanges; how many it were."""
+    done = 0
+    told: list[Settlement] = []
+    while True:
+        applied, found = s.settle_and_claim(told, 200)
+        expect(all(applied), "a report of a step was not applied")
+        if not found.jobs:
+            return done
+        done += len(found.jobs)
+        told = [s.told(job, seen, result=b"1", keep=DAY) for job in found.jobs]
+
+
+# ---- waiting and counting -----------------------------------------------------------------------
+
+
+@check("flows")
+def chain_goes_step_by_step(s: JobStoreSubject) -> None:
+    """A step is due when the one before it has completed, in the very exchange that says so."""
+    flow = _chain(s, "a", "b", "c")
+    for number in (1, 2, 3):
+        (job,) = s.claim(5)
+        same(job.id, step_id(flow, number), "the step whose turn it is")
+        same(s.ids(5), [], "steps beside it")
+        s.must(job, SUCCEEDED, result=b"1")
+    state = _flow(s, flow).state
+    same((state.status, state.completed, state.unfinished), ("completed", 3, 0), "the flow")
+
+
+@check("flows")
+def released_step_is_claimed_at_once(s: JobStoreSubject) -> None:
+    """The exchange that settles a step brings the next one."""
+    flow = _chain(s, "a", "b")
+    job = s.take(step_id(flow, 1))
+    _, found = s.settle_and_claim([s.told(job, SUCCEEDED)], 5)
+    same(ids_of(found.jobs), _ids(flow, 2), "what came with the settlement")
+
+
+@check("flows")
+def waiting_step_is_pending(s: JobStoreSubject) -> None:
+    """It says that it waits, is counted in its queue, and nobody can hurry it."""
+    flow = _chain(s, "a", "b")
+    job = s.get(step_id(flow, 2))
+    same(job.status, _PENDING, "the status of a step that waits")
+    expect(job.step is not None and job.step.join_id is not None, "it waits at no join")
+    same([dict(each.counts) for each in s.store.queues()], [{"pending": 2}], "counts")
+    expect(not s.settle(job, RunRequested()), "a step that waits was hurried")
+    same(s.ids(5), _ids(flow, 1), "what can be claimed")
+
+
+@check("flows")
+def last_of_a_group_starts_what_follows(s: JobStoreSubject) -> None:
+    """Not before, whether they end one by one or together."""
+    flow = _group(s, 4)
+    jobs = s.claim(10)
+    same(ids_of(jobs), _ids(flow, 1, 2, 3, 4), "the group")
+    s.must(jobs[0], SUCCEEDED)
+    same(s.ids(5), [], "what follows came after the first of the group")
+    s.store.settle_and_claim([s.told(each, SUCCEEDED) for each in jobs[1:3]], None)
+    same(s.ids(5), [], "what follows came before the last of the group")
+    s.must(jobs[3], SUCCEEDED)
+    same(s.ids(5), _ids(flow, 5), "what follows")
+
+
+@check("flows")
+def siblings_that_end_at_once_count_once_each(s: JobStoreSubject) -> None:
+    """Of several threads that settle the last steps of a group, one starts what follows."""
+    flow = _group(s, 24)
+    told = [s.told(each, SUCCEEDED) for each in s.claim(24)]
+    calls = [partial(s.store.settle_and_claim, [one], None) for one in told]
+    answers = s.together(calls)
+    same([applied for applied, _ in answers], [[True]] * 24, "all applied")
+    same(s.ids(5), _ids(flow, 25), "what follows")
+    same(s.ids(5), [], "what follows a second time")
+    same(_flow(s, flow).state.unfinished, 1, "steps left")
+
+
+@check("flows")
+def late_report_of_a_step_does_not_count(s: JobStoreSubject) -> None:
+    """A report that comes twice, or after a rescue, opens no join."""
+    flow = _group(s, 2)
+    first, _ = s.claim(2)
+    told = s.told(first, SUCCEEDED)
+    same(s.store.settle_and_claim([told], None)[0], [True], "the first report")
+    same(s.store.settle_and_claim([told, told], None)[0], [False, False], "the same again")
+    same(s.ids(5), [], "what follows came too early")
+    same(_flow(s, flow).state.completed, 1, "steps that have completed")
+
+
+@check("flows")
+def groups_follow_groups(s: JobStoreSubject) -> None:
+    """Every step of the second waits for all of the first, and a nested chain for its own part."""
+    client = _client(s)
+    first = client.group([client.chain("a", "b"), "c"])
+    flow = client.chain(first, client.group(["d", "e"])).enqueue()
+    same(s.ids(9), _ids(flow, 1, 3), "the beginning")
+    for number in (1, 3):
+        s.must(s.get(step_id(flow, number)), SUCCEEDED)
+    same(s.ids(9), _ids(flow, 2), "the rest of the nested chain")
+    s.must(s.get(step_id(flow, 2)), SUCCEEDED)
+    same(s.ids(9), _ids(flow, 4, 5), "the second group")
+
+
+@check("flows")
+def empty_group_holds_nobody_up(s: JobStoreSubject) -> None:
+    """What follows a group without members starts."""
+    flow = _group(s, 0)
+    same(s.ids(5), _ids(flow, 1), "what follows")
+
+
+@check("flows")
+def delay_of_a_step_begins_with_its_release(s: JobStoreSubject) -> None:
+    """However long its predecessors took."""
+    flow = _chain(s, "a", {"handler": "b", "delay": 60.0})
+    s.clock.forward(500.0)
+    job = s.take(step_id(flow, 1))
+    _, found = s.settle_and_claim([s.told(job, SUCCEEDED)], 5)
+    same(found.jobs, [], "a step that was to wait a minute")
+    s.clock.forward(59.0)
+    same(s.ids(5), [], "the same after 59 seconds")
+    s.clock.forward(1.0)
+    same(s.ids(5), _ids(flow, 2), "the same after a minute")
+
+
+@check("flows", "reopen")
+def flow_survives_a_new_process(s: JobStoreSubject) -> None:
+    """What waits, waits on; what was counted stays counted."""
+    flow = _group(s, 2)
+    s.must(s.claim(1)[0], SUCCEEDED)
+    s.reopen()
+    same(_flow(s, flow).state.completed, 1, "steps that have completed")
+    s.must(s.claim(1)[0], SUCCEEDED)
+    same(s.ids(5), _ids(flow, 3), "what follows")
+
+
+@check("flows")
+def flow_is_stored_whole_or_not_at_all(s: JobStoreSubject) -> None:
+    """A flow one of whose ids is taken leaves nothing behind."""
+    client = _client(s)
+    made, steps = FlowPlanner(client.chain("a", "b")).plan(lambda handler, *_: new_job(handler))
+    s.put(steps[1].id)
+    try:
+        _flows(s).add(made, steps)
+    except DuplicateJobError:
+        pass
+    else:
+        fail("a second job of one id was added")
+    same(_flows(s).find(made.id), None, "the flow")
+    same(s.store.find(steps[0].id), None, "its first step")
+
+
+# ---- failures -----------------------------------------------------------------------------------
+
+
+@check("flows")
+def failure_cancels_what_waits(s: JobStoreSubject) -> None:
+    """Steps that run end by themselves; with the last of them the flow has failed."""
+    client = _client(s)
+    flow = client.chain(client.group(["a", "b", "c"]), "d").enqueue()
+    running, failing = s.claim(2)
+    s.must(failing, FAILS_FOR_GOOD)
+    same(_statuses(s, flow), ["active", "failed", "cancelled", "cancelled"], "steps")
+    same(_flow(s, flow).status, FlowStatus.FAILING, "the flow while a step runs")
+    s.must(running, SUCCEEDED)
+    same(_flow(s, flow).status, FlowStatus.FAILED, "the flow at its end")
+    same(s.ids(5), [], "what can be claimed")
+
+
+@check("flows")
+def step_of_a_stopped_flow_is_not_tried_again(s: JobStoreSubject) -> None:
+    """An attempt that fails while its flow stops is the last one."""
+    flow = _group(s, 2)
+    first, second = s.claim(2)
+    s.must(first, FAILS_FOR_GOOD)
+    s.settle(second, FAILS_ONCE)
+    same(_statuses(s, flow), ["failed", "cancelled", "cancelled"], "steps")
+    same(_flow(s, flow).status, FlowStatus.FAILED, "the flow")
+
+
+@check("flows")
+def failure_may_be_passed_over(s: JobStoreSubject) -> None:
+    """With ``continue`` what follows starts all the same, and the flow completes."""
+    flow = _group(s, 2, on_failure="continue")
+    first, second = s.claim(2)
+    s.must(first, FAILS_FOR_GOOD)
+    s.must(second, SUCCEEDED)
+    s.ended(step_id(flow, 3))
+    state = _flow(s, flow).state
+    same((state.status, state.failed, state.completed), ("completed", 1, 2), "the flow")
+
+
+@check("flows")
+def held_flow_waits_for_a_decision(s: JobStoreSubject) -> None:
+    """With ``hold`` other steps go on, what follows waits, and a retried step counts once."""
+    flow = _group(s, 2, on_failure="hold")
+    first, second = s.claim(2)
+    failed = s.must(first, FAILS_FOR_GOOD)
+    s.must(second, SUCCEEDED)
+    same((_flow(s, flow).status, s.ids(5)), (FlowStatus.HELD, []), "the flow, what follows")
+    s.must(failed, RequeueRequested())
+    same(_flow(s, flow).status, FlowStatus.RUNNING, "the flow after a retry of the step")
+    s.ended(step_id(flow, 1))
+    s.ended(step_id(flow, 3))
+    same(_flow(s, flow).status, FlowStatus.COMPLETED, "the flow at its end")
+
+
+@check("flows")
+def skipping_lets_a_flow_go_on(s: JobStoreSubject) -> None:
+    """What follows starts without the step that failed, also in a flow that was stopped."""
+    for policy in ("hold", "cancel"):
+        flow = _chain(s, "a", "b", on_failure=policy)
+        s.ended(step_id(flow, 1), FAILS_FOR_GOOD)
+        _flows(s).apply(flow, SkipFailed())
+        s.ended(step_id(flow, 2))
+        state = _flow(s, flow).state
+        same((state.status, state.failed), ("completed", 1), f"the flow ({policy})")
+
+
+@check("flows")
+def retry_brings_back_what_the_flow_cancelled(s: JobStoreSubject) -> None:
+    """The failed step is due; those behind it wait as before; completed ones are not run again."""
+    client = _client(s)
+    flow = client.chain(client.group(["a", "b"]), "c", "d").enqueue()
+    first, second = s.claim(2)
+    s.must(first, SUCCEEDED)
+    s.must(second, FAILS_FOR_GOOD)
+    same(_flow(s, flow).status, FlowStatus.FAILED, "the flow")
+    _flows(s).apply(flow, RetryFlow())
+    same(_statuses(s, flow), ["completed", "pending", "pending", "pending"], "steps")
+    for number in (2, 3, 4):
+        s.ended(step_id(flow, number))
+    state = _flow(s, flow).state
+    same((state.status, state.completed, state.uncounted), ("completed", 4, 0), "the flow")
+
+
+@check("flows")
+def cancelled_flow_ends_with_what_runs(s: JobStoreSubject) -> None:
+    """Its steps that wait are cancelled, and a retry brings them back."""
+    flow = _chain(s, "a", "b", "c")
+    job = s.take(step_id(flow, 1))
+    _flows(s).apply(flow, CancelFlow())
+    same(_statuses(s, flow), ["active", "cancelled", "cancelled"], "steps")
+    s.must(job, SUCCEEDED)
+    same(_flow(s, flow).status, FlowStatus.CANCELLED, "the flow at its end")
+    same(s.ids(5), [], "what can be claimed")
+    _flows(s).apply(flow, RetryFlow())
+    s.ended(step_id(flow, 2))
+    s.ended(step_id(flow, 3))
+    same(_flow(s, flow).status, FlowStatus.COMPLETED, "the flow after a retry")
+
+
+@check("flows")
+def step_of_a_stopped_flow_does_not_come_back_alone(s: JobStoreSubject) -> None:
+    """Its successors are cancelled: it would run for nothing."""
+    flow = _chain(s, "a", "b")
+    failed = s.ended(step_id(flow, 1), FAILS_FOR_GOOD)
+    expect(not s.settle(failed, RequeueRequested()), "a step of a failed flow came back")
+    same(s.status(failed.id), JobStatus.FAILED, "its status")
+
+
+@check("flows")
+def cancelling_a_step_is_a_failure(s: JobStoreSubject) -> None:
+    """One that waits may be cancelled by itself, and the policy decides."""
+    flow = _chain(s, "a", "b", "c")
+    s.must(s.get(step_id(flow, 2)), CancelRequested())
+    same(_statuses(s, flow), ["cancelled", "cancelled", "cancelled"], "steps")
+    same(_flow(s, flow).status, FlowStatus.FAILED, "the flow")
+
+
+@check("flows")
+def step_expires_while_it_waits(s: JobStoreSubject) -> None:
+    """The expiry of a step holds also while it waits for others."""
+    flow = _chain(s, "a", {"handler": "b", "expires_in": 100.0})
+    s.take(step_id(flow, 1))
+    s.clock.forward(101.0)
+    s.store.prune(100)
+    same(s.status(step_id(flow, 2)), JobStatus.FAILED, "the step")
+    same(_flow(s, flow).status, FlowStatus.FAILING, "the flow")
+
+
+# ---- signals ------------------------------------------------------------------------------------
+
+
+@check("flows")
+def signal_completes_its_step(s: JobStoreSubject) -> None:
+    """It is never claimed; the value is its result, and what follows starts."""
+    client = _client(s)
+    flow = client.chain(client.wait_for_signal("ok"), "b").enqueue()
+    same(s.ids(5), [], "what can be claimed before")
+    expect(not _flows(s).signal(flow, "other", b"1"), "a signal that nobody waits for was taken")
+    expect(_flows(s).signal(flow, "ok", b'"yes"'), "the signal was not taken")
+    job = s.get(step_id(flow, 1))
+    same((job.status, job.result), (_COMPLETED, b'"yes"'), "the step")
+    same(s.ids(5), _ids(flow, 2), "what follows")
+    expect(not _flows(s).signal(flow, "ok", b"2"), "the signal was taken twice")
+
+
+@check("flows")
+def early_signal_is_kept(s: JobStoreSubject) -> None:
+    """It completes its step as soon as that is reached."""
+    client = _client(s)
+    flow = client.chain("a", client.wait_for_signal("ok"), "b").enqueue()
+    expect(_flows(s).signal(flow, "ok", b"7"), "an early signal was not taken")
+    same(s.status(step_id(flow, 2)), _PENDING, "its step")
+    s.ended(step_id(flow, 1))
+    same(s.get(step_id(flow, 2)).result, b"7", "its result")
+    same(s.ids(5), _ids(flow, 3), "what follows")
+
+
+@check("flows")
+def signal_has_a_time_limit(s: JobStoreSubject) -> None:
+    """It runs from when the step is reached, and then the step fails."""
+    client = _client(s)
+    flow = client.chain("a", client.wait_for_signal("ok", timeout=60.0)).enqueue()
+    s.clock.forward(100.0)
+    s.ended(step_id(flow, 1))
+    s.clock.forward(59.0)
+    s.store.prune(100)
+    same(s.status(step_id(flow, 2)), _PENDING, "the step after 59 seconds")
+    s.clock.forward(2.0)
+    s.store.prune(100)
+    same(s.status(step_id(flow, 2)), JobStatus.FAILED, "the step after its time")
+    same(_flow(s, flow).status, FlowStatus.FAILED, "the flow")
+
+
+# ---- jobs that are there ------------------------------------------------------------------------
+
+
+@check("flows")
+def job_waits_for_jobs_that_are_there(s: JobStoreSubject) -> None:
+    """For one that runs, one that waits and one that has completed; each keeps its result."""
+    s.put("done", "runs", "waits")
+    s.ended("done", result=b"1", keep=DAY)
+    running = s.take("runs")
+    added = _client(s).enqueue("b", after=["done", "runs", "waits"])
+    s.ended("waits", keep=DAY)
+    same((s.status(added), s.ids(5)), (_PENDING, []), "the job while another runs")
+    s.must(running, SUCCEEDED, keep=DAY)
+    same(s.ids(5), [added], "what follows")
+    same(dict(_flows(s).results(["done", "gone"])), {"done": b"1"}, "results")
+
+
+@check("flows")
+def failed_job_is_dealt_with_at_once(s: JobStoreSubject) -> None:
+    """What waits for it is cancelled, starts or is held, by the policy."""
+    wanted = {"cancel": _CANCELLED, "continue": _PENDING, "hold": _PENDING}
+    for policy, status in wanted.items():
+        s.put(f"bad-{policy}")
+        s.ended(f"bad-{policy}", FAILS_FOR_GOOD)
+        added = _client(s).enqueue("b", after=[f"bad-{policy}"], on_failure=policy)
+        same(s.status(added), status, f"what waits for a failed job ({policy})")
+        same(s.ids(5), [added] if policy == "continue" else [], f"what starts ({policy})")
+
+
+@check("flows")
+def unknown_job_cannot_be_waited_for(s: JobStoreSubject) -> None:
+    """Nothing is added."""
+    s.put("a")
+    try:
+        _client(s).enqueue("b", after=["a", "nobody"])
+    except JobNotFoundError:
+        pass
+    else:
+        fail("a job waits for one that is not there")
+    same(s.store.count(Search()), 1, "jobs")
+
+
+# ---- many, and keeping --------------------------------------------------------------------------
+
+
+@check("flows")
+def many_steps_are_released_and_counted(s: JobStoreSubject) -> None:
+    """However many wait at one join: none is forgotten, and what follows comes once."""
+    client = _client(s)
+    flow = client.chain("a", client.group(["b"] * MANY, then="c")).enqueue()
+    same(_settle_all(s), MANY + 2, "steps that were run")
+    state = _flow(s, flow).state
+    same((state.status, state.completed), ("completed", MANY + 2), "the flow")
+
+
+@check("flows")
+def many_steps_are_cancelled_and_retried(s: JobStoreSubject) -> None:
+    """In slices, which claims and retention go on with."""
+    client = _client(s)
+    flow = client.chain("a", client.group(["b"] * MANY)).enqueue()
+    _flows(s).apply(flow, CancelFlow())
+    for _ in range(5):
+        s.store.prune(100)
+    state = _flow(s, flow).state
+    same((state.status, state.cancelled), ("cancelled", MANY + 1), "the flow")
+    _flows(s).apply(flow, RetryFlow())
+    same(_settle_all(s), MANY + 1, "steps that were run after a retry")
+    same(_flow(s, flow).status, FlowStatus.COMPLETED, "the flow after a retry")
+
+
+@check("flows")
+def steps_are_kept_with_their_flow(s: JobStoreSubject) -> None:
+    """Until it has ended, and as long as the step that asks for most; they cannot go alone."""
+    flow = _chain(s, "a", "b", "c")
+    first = s.ended(step_id(flow, 1), keep=10.0)
+    s.clock.forward(1_000.0)
+    s.store.prune(100)
+    same(s.store.purge([first]), 0, "steps that were purged alone")
+    s.ended(step_id(flow, 2), keep=500.0)
+    s.ended(step_id(flow, 3), keep=10.0)
+    s.clock.forward(499.0)
+    s.store.prune(100)
+    same(s.store.count(Search(flow=flow)), 3, "steps before the flow may go")
+    s.clock.forward(2.0)
+    s.store.prune(2)
+    s.store.prune(100)
+    same((_flows(s).find(flow), s.store.count(Search())), (None, 0), "what is left")
+
+
+@check("flows")
+def flows_are_found(s: JobStoreSubject) -> None:
+    """By id and by state, the newest first; their joins know whom they wait for."""
+    first, second = _chain(s, "a", name="one"), _chain(s, "b", "c")
+    s.ended(step_id(first, 1))
+    same([each.id for each in _flows(s).search((), 10)], [second, first], "all flows")
+    done = _flows(s).search((FlowStatus.COMPLETED,), 10)
+    same([(each.id, each.name) for each in done], [(str(first), "one")], "completed ones")
+    same(_flows(s).find("nobody"), None, "a flow that is not there")
+    (join, _) = _flows(s).joins(second)
+    same((join.remaining, msgspec.json.decode(join.members)), (1, [1]), "the first join")
+    same(s.clock() + WAIT > _flow(s, second).created_at, True, "created_at")

@@ -1,0 +1,342 @@
+"""Job stores that keep flows wrongly in one way each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ergon_framework.core.flow import (
+    FlowChange,
+    FlowEvent,
+    OnFailure,
+    RetryFlow,
+    StepEnded,
+    StepReturned,
+    advance,
+)
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, FlowWork, Predecessor
+from ergon_framework.jobs.stores.memory.flows import MemoryFlowTables
+from ergon_framework.jobs.stores.memory.ledger import Ledger
+from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.ports.flow import Flow
+from ergon_framework.ports.jobstore import NewJob, Settlement
+from tests.jobs.planted_stores import Honest, change
+
+
+class Flows(Honest):
+    """A store whose ledger keeps flows in the tables and by the moves of a class."""
+
+    Tables: type[MemoryFlowTables] = MemoryFlowTables
+    Moves: type[FlowSettlement] = FlowSettlement
+
+    class Books(Ledger):
+        Tables: type[MemoryFlowTables] = MemoryFlowTables
+        Moves: type[FlowSettlement] = FlowSettlement
+
+        def flow_tables(self, now: float) -> MemoryFlowTables:
+            return self.Tables(self, now)
+
+        def moves(self, now: float) -> FlowSettlement:
+            if self._moves is None:
+                self._moves = self.Moves(self.flow_tables(now))
+            return self._moves
+
+    def __init_subclass__(cls) -> None:
+        parts = {"Tables": cls.Tables, "Moves": cls.Moves}
+        setattr(cls, "Books", type("Books", (cls.Books,), parts))  # noqa: B010 - a class is meant
+
+
+# ---- waiting and counting -----------------------------------------------------------------------
+
+
+class OpensOneEarly(Flows):
+    """Takes a join for open while one predecessor is left."""
+
+    class Tables(MemoryFlowTables):
+        def is_open(self, join_id: str) -> bool:
+            return self._book.joins[join_id].remaining <= 1
+
+
+class CountsWithoutAFence(Flows):
+    """Counts a report of a step before it looks whether the report is a late one."""
+
+    class Books(Flows.Books):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            applied = super().settle(settlement, now)
+            record = self.records[settlement.key]
+            if not applied and record.new.step is not None:
+                done = settlement.transition.status is JobStatus.COMPLETED
+                joins = Counter(record.new.step.feeds if done else ())
+                for join in self.flow_tables(now).count_at(joins):
+                    self.moves(now).release(join)
+            return applied
+
+
+class StartsWhatFollowsTwice(Flows):
+    """Adds a step that was released to its queue, and its twin as well."""
+
+    class Books(Flows.Books):
+        def release(self, record: Record, now: float) -> None:
+            super().release(record, now)
+            twin = change(record.new, id=f"{record.new.id}+", step=None)
+            self.add([twin], now)
+
+
+class ReleasesLater(Flows):
+    """Releases steps with the next retention run."""
+
+    class Books(Flows.Books):
+        def go_on_with_flows(self, now: float) -> None:
+            """Leave it to others."""
+
+    class Moves(FlowSettlement):
+        def finish(self) -> None:
+            counts, self._counts = self._counts, Counter()
+            for join in counts:
+                self.tables.count_at(Counter({join: counts[join]}))
+                self.tables.put_work(FlowWork(join, "release", 0))
+            super().finish()
+
+
+class LetsStepsBeHurried(Flows):
+    """Lets an operator start a step before its turn."""
+
+    class Books(Flows.Books):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            record = self.records.get(settlement.key)
+            if (
+                record is not None
+                and record.is_joining
+                and settlement.transition.event == "hurried"
+            ):
+                self.release(record, now)
+            return super().settle(settlement, now)
+
+
+class DelaysFromTheBeginning(Flows):
+    """Counts the delay of a step from when its flow was stored."""
+
+    class Books(Flows.Books):
+        def release(self, record: Record, now: float) -> None:
+            record.wait = max(0.0, (record.wait or 0.0) - (now - record.created_at))
+            super().release(record, now)
+
+
+class StoresHalfAFlow(Flows):
+    """Finds out that an id is taken when the flow is stored already."""
+
+    class Books(Flows.Books):
+        def check_new(self, jobs: Sequence[NewJob]) -> None:
+            """Let anything through."""
+
+
+# ---- failures -----------------------------------------------------------------------------------
+
+
+class AlwaysContinues(Flows):
+    """Lets the end of a step count however it ended."""
+
+    class Moves(FlowSettlement):
+        def plan(self, flow_id: str, event: FlowEvent) -> FlowChange | None:
+            row = self.row(flow_id)
+            row.state = replace(row.state, on_failure=OnFailure.CONTINUE)
+            return super().plan(flow_id, event)
+
+
+class HoldsNothing(Flows):
+    """Takes ``hold`` for ``cancel``."""
+
+    class Moves(FlowSettlement):
+        def plan(self, flow_id: str, event: FlowEvent) -> FlowChange | None:
+            row = self.row(flow_id)
+            if row.state.on_failure is OnFailure.HOLD:
+                row.state = replace(row.state, on_failure=OnFailure.CANCEL)
+            return super().plan(flow_id, event)
+
+
+class NeverContinues(Flows):
+    """Takes ``continue`` for ``cancel``."""
+
+    class Moves(FlowSettlement):
+        def plan(self, flow_id: str, event: FlowEvent) -> FlowChange | None:
+            row = self.row(flow_id)
+            if row.state.on_failure is OnFailure.CONTINUE:
+                row.state = replace(row.state, on_failure=OnFailure.CANCEL)
+            return super().plan(flow_id, event)
+
+
+class TriesAgainInAStoppedFlow(Flows):
+    """Lets a step wait for its next attempt in a flow that was stopped."""
+
+    class Moves(FlowSettlement):
+        def is_stopping(self, flow_id: str) -> bool:
+            return False
+
+
+class CancelsWhatRuns(Flows):
+    """Ends a flow as soon as a step has failed, whatever still runs."""
+
+    class Moves(FlowSettlement):
+        def accept(
+            self,
+            flow_id: str,
+            change: FlowChange,
+            feeds: Sequence[str] = (),
+            keep: float | None = 0.0,
+        ) -> None:
+            if change.sweep is not None:
+                change = replace(change, state=replace(change.state, unfinished=0))
+            super().accept(flow_id, change, feeds, keep)
+
+
+class SkipsOnPaper(Flows):
+    """Says that a step was skipped, and does not count it at its joins."""
+
+    class Tables(MemoryFlowTables):
+        def set_feeds(self, key: int, feeds: Sequence[str]) -> None:
+            record = self._ledger.records[key]
+            for join in record.feeds or ():
+                self.count_at(Counter({join: -1}))
+            super().set_feeds(key, feeds)
+
+
+class RetriesTheFailedAlone(Flows):
+    """Leaves the steps cancelled that the flow cancelled."""
+
+    class Moves(FlowSettlement):
+        def apply(self, flow_id: str, event: FlowEvent) -> Flow:
+            if not isinstance(event, RetryFlow):
+                return super().apply(flow_id, event)
+            change = advance(self.row(flow_id).state, event)
+            self.accept(flow_id, replace(change, sweep=None))
+            for step in self.tables.ended(flow_id, 0, 10):
+                if step.position[2] == JobStatus.FAILED:
+                    self._bring_back_one(step.position[0])
+            self.finish()
+            return self.row(flow_id).flow()
+
+        def _bring_back_one(self, key: int) -> None:
+            from ergon_framework.jobs.stores.transitions import bring_back
+
+            ended = self.tables.ended(self._only(key), key - 1, 1)
+            self.tables.settle(bring_back(ended[0].position, self.tables.at))
+
+        def _only(self, key: int) -> str:
+            return next(iter(self._rows))
+
+
+class BringsBackSingleSteps(Flows):
+    """Lets a step of a stopped flow come back by itself."""
+
+    class Moves(FlowSettlement):
+        def plan(self, flow_id: str, event: FlowEvent) -> FlowChange | None:
+            if isinstance(event, StepReturned):
+                return FlowChange(self.row(flow_id).state)
+            return super().plan(flow_id, event)
+
+
+class IgnoresCancelledSteps(Flows):
+    """Takes a cancelled step for a completed one."""
+
+    class Moves(FlowSettlement):
+        def plan(self, flow_id: str, event: FlowEvent) -> FlowChange | None:
+            if isinstance(event, StepEnded) and event.status is JobStatus.CANCELLED:
+                event = StepEnded(JobStatus.COMPLETED)
+            return super().plan(flow_id, event)
+
+
+class StepsNeverExpire(Flows):
+    """Looks at the expiry of a step only when it is due."""
+
+    class Books(Flows.Books):
+        def end_outdated(self, record: Record, now: float) -> None:
+            if not record.is_joining or record.signal is not None:
+                super().end_outdated(record, now)
+
+
+# ---- signals ------------------------------------------------------------------------------------
+
+
+class LosesEarlySignals(Flows):
+    """Takes a signal for a step that has not been reached, and forgets it."""
+
+    class Tables(MemoryFlowTables):
+        def keep_signal(self, key: int, value: bytes) -> None:
+            """Forget it."""
+
+
+class SignalsRunOutFromTheBeginning(Flows):
+    """Counts the time limit of a signal from when its flow was stored."""
+
+    class Books(Flows.Books):
+        def release(self, record: Record, now: float) -> None:
+            if record.signal is not None and record.wait is not None:
+                record.wait = max(0.0, record.wait - (now - record.created_at))
+            super().release(record, now)
+
+
+class TakesAnySignal(Flows):
+    """Completes a step by a signal of another name."""
+
+    class Moves(FlowSettlement):
+        def signal(self, flow_id: str, name: str, value: bytes) -> bool:
+            return super().signal(flow_id, "ok", value)
+
+
+# ---- jobs that are there, many, and keeping -----------------------------------------------------
+
+
+class WaitsForTheWaitingAlone(Flows):
+    """Does not wait for a job that runs already."""
+
+    class Tables(MemoryFlowTables):
+        def predecessors(self, ids: Sequence[str]) -> list[Predecessor]:
+            return [
+                each._replace(status=JobStatus.COMPLETED)
+                if each.status is JobStatus.ACTIVE
+                else each
+                for each in super().predecessors(ids)
+            ]
+
+
+class DoesNotLookAtFailures(Flows):
+    """Waits for a job that failed long ago as if it could still complete."""
+
+    class Tables(MemoryFlowTables):
+        def predecessors(self, ids: Sequence[str]) -> list[Predecessor]:
+            return [each._replace(status=JobStatus.PENDING) for each in super().predecessors(ids)]
+
+
+class ReleasesOneSlice(Flows):
+    """Forgets the steps that the first slice of a release left."""
+
+    class Tables(MemoryFlowTables):
+        def put_work(self, work: FlowWork) -> None:
+            if work.kind != "release":
+                super().put_work(work)
+
+
+class CancelsOneSlice(Flows):
+    """Forgets the steps that the first slice of a sweep left."""
+
+    class Tables(MemoryFlowTables):
+        def put_work(self, work: FlowWork) -> None:
+            if work.kind == "release":
+                super().put_work(work)
+
+
+class PurgesStepsAlone(Flows):
+    """Keeps the steps of a flow no longer than a flow that has ended would keep them."""
+
+    class Moves(FlowSettlement):
+        def accept(
+            self,
+            flow_id: str,
+            change: FlowChange,
+            feeds: Sequence[str] = (),
+            keep: float | None = 0.0,
+        ) -> None:
+            self.row(flow_id).keep = 0.0
+            super().accept(flow_id, change, feeds, keep)
