@@ -10,7 +10,7 @@ from races import Effort, FailedError
 
 from ergon_framework.errors import MissingExtraError
 from ergon_framework.ports.providerstore import ProviderStore
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers import open_store
 
 
 @contextmanager

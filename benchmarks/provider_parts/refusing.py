@@ -10,12 +10,12 @@ from races import Effort, Entry, Record, race
 from ergon_framework.core.circuit_breaker import Breaker
 from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore, QuotaGrant, RecordBatch
+from ergon_framework.providers import open_store
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderConnectionError, ProviderRateLimitError
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
-from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from provider_parts import peers
 from provider_parts.calls import Call, Noop, calling, sure, turns

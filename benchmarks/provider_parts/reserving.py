@@ -10,8 +10,8 @@ from dataclasses import replace
 from races import Effort, Entry, FailedError, Record, race
 
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
+from ergon_framework.providers import open_store
 from ergon_framework.providers.quota import QuotaLimiter
-from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from provider_parts import peers
 from provider_parts.calls import PLENTY, TENANT, Call, turns

@@ -12,8 +12,8 @@ from pathlib import Path
 from races import Effort, Entry, FailedError, Record, Turn, race
 
 from ergon_framework.ports.providerstore import AttemptRow, ProviderStore, RecordBatch
+from ergon_framework.providers import open_store
 from ergon_framework.providers.service import ProviderHealthService
-from ergon_framework.providers.stores import open_store
 from provider_parts.calls import TENANT
 from provider_parts.figures import Goal, compared, record
 from provider_parts.rows import TABLE, attempts, parts

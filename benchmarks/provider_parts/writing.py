@@ -13,8 +13,8 @@ from pathlib import Path
 from races import Effort, Entry, FailedError, Record, Turn, race
 
 from ergon_framework.ports.providerstore import ProviderStore
+from ergon_framework.providers import open_store
 from ergon_framework.providers.recorder import Recorder
-from ergon_framework.providers.stores import open_store
 from provider_parts.figures import Goal, entry, records
 from provider_parts.postgres import opened, postgres
 from provider_parts.rows import TABLE, attempts, bare, insertion, parts

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ergon_framework.boundary.backup import open_read_only
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import Job, Search
 
 from .books import Books

@@ -11,7 +11,7 @@ from ergon_framework import App
 from ergon_framework.errors import ConfigurationError, JobError, WiringError
 from ergon_framework.executor import InvalidArgumentsError
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings, job_of
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 
 pytestmark = pytest.mark.req("JOBS:cron")
 

@@ -11,7 +11,7 @@ from ergon_framework.app.diagnostics.doctor import examine
 from ergon_framework.app.diagnostics.findings import Finding, Status
 from ergon_framework.app.diagnostics.servers import engines_of, examine_engines
 from ergon_framework.app.settings import load_settings
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from tests.servers.redis import DURABLE, RedisServer
 from tests.servers.server import started
 

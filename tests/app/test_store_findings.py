@@ -14,7 +14,7 @@ from ergon_framework.app.diagnostics.doctor import examine
 from ergon_framework.app.diagnostics.findings import Finding, Status
 from ergon_framework.cli import invoke
 from ergon_framework.errors import SettingsError
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.providers.migrations import VERSION_TABLE
 from ergon_framework.providers.migrations.commands import upgrade
 from ergon_framework.providers.migrations.database import database_of

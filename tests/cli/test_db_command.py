@@ -16,11 +16,11 @@ import pytest
 from ergon_framework.cli import invoke
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.stores.opening import open_store as open_job_store
+from ergon_framework.jobs.store_urls import open_store as open_job_store
 from ergon_framework.jobs.stores.sqlite.transactions import SCHEMA
 from ergon_framework.providers.migrations import HEAD, VERSION_TABLE
 from ergon_framework.providers.models import metadata
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from tests.app.workplace import Workplace
 
 pytestmark = pytest.mark.req("PROVIDERS:storage", "PROVIDERS:cli")

@@ -17,7 +17,7 @@ import pytest
 from ergon_framework.cli import invoke
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.providerstore import DeadLetter, LetterStatus, ProviderStore, RecordBatch
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from tests.app.workplace import Workplace
 from tests.jobs.manual_worker import BROKEN, Hand
 

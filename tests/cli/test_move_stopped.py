@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import StoreError
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from tests.app.move.stock import WAIT, add, job_sums, moved, with_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:move")]

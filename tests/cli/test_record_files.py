@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.cli import invoke
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
 from tests.app.move.stock import ergon, job_sums, with_jobs
 

@@ -30,7 +30,7 @@ from ergon_framework.core.limits import Window
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.journal import JournalEntry
 from ergon_framework.ports.providerstore import AttemptRow, DeadLetter, LaneKey, RecordBatch
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.task.exceptions import ExceptionType, TransactionException
 from ergon_framework.task.ready import ConsumerTask

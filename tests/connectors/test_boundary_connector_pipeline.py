@@ -13,7 +13,7 @@ import pytest
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import Search
 from tests.connectors import pipe_child
 from tests.connectors.zone_node import cursor, fill, http_node

@@ -14,7 +14,7 @@ import pytest
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.connector.boundary import BoundaryConnector
 from ergon_framework.connector.jobs import JobsConnector
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import FullJobStore, Topic
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.clock import VirtualClock

@@ -33,8 +33,8 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import DEFAULT_QUEUE, FullJobStore, Search, Topic
 from ergon_framework.ports.notice import Notice

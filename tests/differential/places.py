@@ -23,7 +23,7 @@ class Place:
 
 def open_jobs(place: Place, clock: Clock | None = None) -> FullJobStore:
     """The job store there."""
-    from ergon_framework.jobs.stores.opening import open_store
+    from ergon_framework.jobs.store_urls import open_store
 
     return open_store(place.url, clock=clock)
 

@@ -14,8 +14,8 @@ from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.child_process import executor_environment
 from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.providers.base import ProviderBase
 from tests.jobs.real_worker import PROGRAMS, get, job, quick, unruly, worker
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import FullJobStore, Schedule, Search, Settlement, Topic
 from ergon_framework.storage.failpoints import NAMES
 from ergon_framework.testing.suites.drivers import HandClock

@@ -15,8 +15,8 @@ from ergon_framework.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
 from ergon_framework.storage.sqlite.database import same_file

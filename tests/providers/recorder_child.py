@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import ProviderStore, RecordBatch
 from ergon_framework.providers.recorder import Recorder, close_recorders, recorder_of
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from tests.providers.recorder_fakes import WAIT, letter, row, rows
 
 ROWS = 6

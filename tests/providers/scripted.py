@@ -24,7 +24,7 @@ from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.testing import VirtualClock
 

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.recorder import close_recorders
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from tests.providers.scripted import ONCE, Scripted, call
 
 

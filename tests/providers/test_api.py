@@ -26,7 +26,7 @@ from ergon_framework.providers.schemas import (
     ProviderHealthError,
     ProviderHealthSummary,
 )
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.asgi_client import HERE, PATH, ask
 from tests.providers.recorder_fakes import row

@@ -29,7 +29,7 @@ from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.tasks import TaskOptions
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (

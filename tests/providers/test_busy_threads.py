@@ -17,7 +17,7 @@ from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.runner import ProviderTaskRunner
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.tasks import TaskCall, TaskEnd, TaskGate, TaskOptions
 from ergon_framework.providers.threads import BoundedThreads
 from tests.providers.scripted import (

@@ -23,7 +23,7 @@ from ergon_framework.providers.errors import (
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (

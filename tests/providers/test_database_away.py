@@ -12,7 +12,7 @@ import pytest
 from ergon_framework.errors import StoreSchemaError, StoreUnavailableError
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.quota import QuotaPolicy
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.database import LazyOpen
 from tests.providers.scripted import WAIT_TIMEOUT, Scripted, call, rows, used
 from tests.servers.postgres import PostgresServer

@@ -17,7 +17,7 @@ from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from tests.providers.locks import holding, recorded_locks
 from tests.providers.scripted import WAIT_TIMEOUT, Scripted, call, used
 

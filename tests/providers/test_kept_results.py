@@ -14,7 +14,7 @@ from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavaila
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.runner import ProviderTaskRunner
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
 from ergon_framework.providers.tasks import TaskEnd, TaskEnding, TaskOptions

@@ -29,7 +29,7 @@ from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.migrations import HEAD, REVISIONS, VERSION_TABLE, commands
 from ergon_framework.providers.migrations.database import Database, database_of
 from ergon_framework.providers.models import ProviderExecutionMetric, metadata
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.synthetic import SyntheticProvider
 from tests.providers.schemas import build_host, rows_in, things_in
 

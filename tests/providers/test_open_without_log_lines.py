@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 
 
 @pytest.mark.req("PROVIDERS:storage")

@@ -17,7 +17,7 @@ from ergon_framework.providers.circuit import PROBE_LEASE, Circuit, ProbeRenewer
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.pipeline.lanes import Lane
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from tests.providers.scripted import ONCE, Scripted, call
 
 pytestmark = pytest.mark.req("PEF:C-11", "PEF:A-3", "PEF:trap-lost-probe")

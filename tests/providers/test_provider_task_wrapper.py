@@ -36,7 +36,7 @@ from ergon_framework.providers.errors import (
 )
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.quota import QuotaPolicy
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
 from ergon_framework.testing import VirtualClock

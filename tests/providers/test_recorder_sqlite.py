@@ -15,7 +15,7 @@ from ergon_framework.ports.providerstore import LetterStatus, ProviderStore, Rec
 from ergon_framework.providers.recorder import Recorder, recorder_of
 from ergon_framework.providers.service import ProviderHealthService
 from ergon_framework.providers.spill import find_replayable
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.recorder_fakes import WAIT, letter, row
 

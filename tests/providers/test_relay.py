@@ -20,7 +20,7 @@ from ergon_framework.providers.delivery.dead_letters import (
     RelayCounts,
     RelayThread,
 )
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.testing import VirtualClock

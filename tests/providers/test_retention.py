@@ -15,7 +15,7 @@ from ergon_framework.providers.recorder import (
     Retention,
     recorder_of,
 )
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
 from tests.providers.recorder_fakes import row

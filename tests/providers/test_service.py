@@ -30,7 +30,7 @@ from ergon_framework.providers.service import (
     canonical_tenant,
     summary_json,
 )
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.recorder_fakes import letter, row, rows
 

@@ -16,7 +16,7 @@ from celery.exceptions import Reject, Retry
 from ergon_framework.errors import StoreSchemaError, StoreUnavailableError
 from ergon_framework.providers.celery_task import CeleryProviderTask
 from ergon_framework.providers.errors import ProviderDependencyError
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.synthetic import SyntheticProvider
 from tests.providers.test_provider_task_wrapper import Sent, messages
 

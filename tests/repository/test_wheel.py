@@ -308,7 +308,7 @@ def test_a_setting_names_the_extra_it_lacks(
         ("celery", "import ergon_framework.providers.celery_task"),
         (
             "postgres",
-            "from ergon_framework.providers.stores import open_store; open_store('postgresql:///x')",
+            "from ergon_framework.providers.store_urls import open_store; open_store('postgresql:///x')",
         ),
     ],
 )

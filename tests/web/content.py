@@ -12,11 +12,11 @@ from typing import Any
 from ergon_framework.app.settings import Settings, load_settings
 from ergon_framework.boundary.data_folder import FILE
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
-from ergon_framework.jobs.stores.opening import open_store as open_job_store
+from ergon_framework.jobs.store_urls import open_store as open_job_store
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.ports.jobstore import NewJob, Schedule, WorkerRecord
 from ergon_framework.ports.providerstore import RecordBatch
-from ergon_framework.providers.stores import open_store as open_provider_store
+from ergon_framework.providers.store_urls import open_store as open_provider_store
 from tests.providers.recorder_fakes import letter, row
 
 TENANT = "3f2b8c1e-0d4a-4f6b-9c58-a1b2c3d4e5f6"

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from ergon_framework.app.settings import load_settings
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import NewJob, Search
 from ergon_framework.web.application import create_app
 from tests.providers.asgi_client import ask

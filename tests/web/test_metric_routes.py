@@ -15,12 +15,12 @@ from sqlalchemy import Engine, event
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.limits import Window
-from ergon_framework.jobs.stores.opening import open_store as open_job_store
+from ergon_framework.jobs.store_urls import open_store as open_job_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.migrations.database import database_of
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.inspector import SqlProviderInspector
 from ergon_framework.telemetry.prometheus_text import Family
 from ergon_framework.web.application import create_app

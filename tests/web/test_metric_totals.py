@@ -14,8 +14,8 @@ import pytest
 from fastapi import FastAPI
 
 from ergon_framework.core.rollup import DurationHistogram
+from ergon_framework.jobs.store_urls import open_store as open_job_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.jobs.totals import BOUNDS, MAX_QUEUES, OTHERS, WorkerTotals, numbers_of
 from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.web.application import create_app

@@ -143,7 +143,7 @@ class LetterFilter:
 @contextmanager
 def opened_letters(url: str) -> Iterator[ProviderStore]:
     """The store with the letters; it must be there already."""
-    from ergon_framework.providers.stores import open_store
+    from ergon_framework.providers.store_urls import open_store
 
     if not url:
         raise SettingsError(

@@ -14,7 +14,7 @@ from ergon_framework.app.signals import SignalListener, StopSignals
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.store_thread import OUTAGE_BACKOFF
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.worker import WorkerReport
 from ergon_framework.ports.dice import roll
 from ergon_framework.ports.jobstore import FullJobStore

@@ -114,7 +114,7 @@ def _from_store(
     ask: Callable[[FullJobStore], Iterable[tuple[str, str]]],
 ) -> Offered:
     # Imported before the clock runs: on a busy machine that takes longer than to read.
-    from ergon_framework.jobs.stores.opening import open_store
+    from ergon_framework.jobs.store_urls import open_store
 
     def read() -> list[tuple[str, str]]:
         url = _store_url(context)

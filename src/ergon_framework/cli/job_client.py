@@ -62,7 +62,7 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
 
 
 def _opened(url: str, *, reads: bool) -> FullJobStore:
-    from ergon_framework.jobs.stores.opening import open_store
+    from ergon_framework.jobs.store_urls import open_store
 
     with waiting("opening the store"):
         return open_store(url, read_only=reads)

@@ -29,7 +29,7 @@ class OpenProviderStore:
 def opened(config: Path | None, url: str | None) -> Iterator[OpenProviderStore]:
     """The store that the options or the settings name; neither a file nor tables are made."""
     from ergon_framework.providers.migrations.database import database_of
-    from ergon_framework.providers.stores import open_store
+    from ergon_framework.providers.store_urls import open_store
     from ergon_framework.providers.stores.inspector import SqlProviderInspector
 
     named = named_store(config, url)

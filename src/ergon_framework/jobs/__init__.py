@@ -14,7 +14,8 @@ Where to look first:
 - ``pool``, ``executor_process``, ``child_process``, ``watchdog``: the processes that run handlers
 - ``scheduler``, ``cron``: schedules
 - ``views``, ``why``: jobs and queues as people see them
-- ``stores``: memory, SQLite, PostgreSQL and Redis, all held to one suite
+- ``store_urls``: which store a URL names; ``stores``: memory, SQLite, PostgreSQL and Redis, all held
+  to one suite
 """
 
 from __future__ import annotations

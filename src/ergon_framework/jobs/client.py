@@ -624,7 +624,7 @@ class JobClient:
 
 
 def _open(url: str) -> FullJobStore:
-    from ergon_framework.jobs.stores.opening import open_store
+    from ergon_framework.jobs.store_urls import open_store
 
     return open_store(url)
 

@@ -10,9 +10,9 @@ payloads of arguments, ``http_transport`` guards clients of httpx. ``errors``
 and ``decisions`` say what can go wrong and what follows, ``mapping`` turns exceptions into those
 errors. ``retry``, ``circuit_breaker`` and ``quota`` are the gates, and ``circuit`` is what the
 processes of a store share of a circuit. ``recorder``, ``write_behind`` and ``spill`` bring attempts
-to a store; ``stores`` has the stores, ``migrations`` and ``models`` their tables. ``tasks``,
-``runner``, ``delivery`` and ``celery_task`` run calls as tasks of a queue. ``service``, ``api`` and
-``health_routes`` serve the health of providers.
+to a store; ``store_urls`` opens one of ``stores``, ``migrations`` and ``models`` have their tables.
+``tasks``, ``runner``, ``delivery`` and ``celery_task`` run calls as tasks of a queue. ``service``,
+``api`` and ``health_routes`` serve the health of providers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
         ProviderHealthSummary,
     )
     from ergon_framework.providers.service import ProviderHealthService, summary_json
-    from ergon_framework.providers.stores import open_store
+    from ergon_framework.providers.store_urls import open_store
     from ergon_framework.providers.stores.memory import MemoryProviderStore
     from ergon_framework.providers.synthetic import SyntheticHTTPError, SyntheticProvider
     from ergon_framework.providers.tasks import (
@@ -158,7 +158,7 @@ _HOMES = {
     "ProviderHealthSummary": "providers.schemas",
     "ProviderHealthService": "providers.service",
     "summary_json": "providers.service",
-    "open_store": "providers.stores",
+    "open_store": "providers.store_urls",
     "MemoryProviderStore": "providers.stores.memory",
     "SyntheticHTTPError": "providers.synthetic",
     "SyntheticProvider": "providers.synthetic",

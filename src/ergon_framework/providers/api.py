@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ergon_framework.errors import MissingExtraError, StoreError
 from ergon_framework.providers.authorization import Authorize, as_authorizer
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.telemetry import logger
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from ergon_framework.providers.delivery.dead_letters import (
 from ergon_framework.providers.recorder import close_recorders
 from ergon_framework.providers.redaction import describe_safely
 from ergon_framework.providers.runner import ProviderTaskRunner
-from ergon_framework.providers.stores.registry import preload
+from ergon_framework.providers.store_urls import preload
 from ergon_framework.providers.tasks import CallProgress
 from ergon_framework.providers.telemetry import emit
 

@@ -11,7 +11,7 @@ from ergon_framework.core.limits import QuotaUsage
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.ports.providerstore import LaneHealth, ProviderStore
 from ergon_framework.providers.recorder import known_recorder
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.telemetry import logger
 
 FLUSH_TIMEOUT = 1.0

@@ -32,8 +32,8 @@ from ergon_framework.errors import (
     StoreSchemaError,
 )
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.store_urls import open_store as open_job_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.ports.jobstore import FullJobStore
 from ergon_framework.ports.providerstore import (
     LaneHealth,
@@ -41,7 +41,7 @@ from ergon_framework.ports.providerstore import (
     ProviderInspector,
     ProviderStore,
 )
-from ergon_framework.providers.stores import open_store as open_provider_store
+from ergon_framework.providers.store_urls import open_store as open_provider_store
 from ergon_framework.storage.urls import file_of
 
 if TYPE_CHECKING:

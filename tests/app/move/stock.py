@@ -15,7 +15,7 @@ from ergon_framework.app.move.transfer import digest_of
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.core.claim import ClaimRequest
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.factstore import OUTBOUND, FactStore
 from ergon_framework.ports.jobstore import FullJobStore
 from ergon_framework.ports.transfer import FACT_KINDS, JOB_KINDS, records_of

@@ -13,9 +13,9 @@ from ergon_framework.app.move.transfer import Transfer, TransferProgress
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.core.job import CancelRequested, JobStatus, RunRequested
 from ergon_framework.errors import ConfigurationError, StoreError
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
-from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.ports.transfer import JOB_KINDS, is_incomplete

@@ -14,7 +14,7 @@ import pytest
 
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.errors import StoreError, StoreReadOnlyError
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.transfer import is_incomplete
 from ergon_framework.testing.suites.factstore import records as fact_checks

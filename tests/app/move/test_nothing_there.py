@@ -14,7 +14,7 @@ from ergon_framework.app.schema import zones_there
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.factstore.nats.setup import zones_in_space
 from ergon_framework.errors import ConfigurationError, ErgonError
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from tests.app.move.stock import ZONE, copied, moved, with_facts, with_jobs
 from tests.servers.redis import RedisServer
 

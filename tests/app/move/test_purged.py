@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import StoreError
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.transfer import JobRecord, records_of
 from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject

@@ -23,7 +23,7 @@ from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreError
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.transfer import JobRecord, move_state_of, records_of
 from ergon_framework.testing.suites.factstore import records as fact_checks

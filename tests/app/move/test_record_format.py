@@ -19,7 +19,7 @@ from ergon_framework.app.move.transfer import RunningDigest, all_records, digest
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.factstore import (
     ConsumerInfo,
     Gap,

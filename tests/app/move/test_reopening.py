@@ -14,7 +14,7 @@ from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.errors import ErgonError, StoreError, StoreReadOnlyError, StoreUnavailableError
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.ports.transfer import records_of
 from tests.app.move.stock import ZONE, add, append, claim, ergon, moved, with_facts, with_jobs

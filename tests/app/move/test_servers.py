@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.boundary.store_urls import open_fact_store
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.testing.suites.factstore import records as fact_checks
 from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject

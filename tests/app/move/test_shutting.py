@@ -29,7 +29,7 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     ZoneMovedError,
 )
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.testing.suites.jobstore.subject import new as new_job

@@ -10,7 +10,7 @@ import pytest
 
 from ergon_framework.app.store_location import StoreLocation, is_same
 from ergon_framework.errors import ConfigurationError, StoreError
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from tests.app.move.stock import copied, ergon, job_sums, moved, with_jobs
 from tests.app.move.test_providers import with_calls
 from tests.servers.postgres import PostgresServer, name_of

@@ -19,8 +19,8 @@ from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import DataLossError, StoreError
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.transfer import JOB_KINDS, is_incomplete
 from ergon_framework.testing.suites.factstore.subject import new as new_fact

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import Settlement
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask

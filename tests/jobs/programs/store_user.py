@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import FullJobStore, LeaseRenewal, NewJob, WorkerRecord
 from ergon_framework.ports.transfer import JobRecord, RecordStore, records_of
 from ergon_framework.testing.suites.drivers import HandClock

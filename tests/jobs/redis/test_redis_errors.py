@@ -19,7 +19,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.jobs.stores.opening import open_store as open_url
+from ergon_framework.jobs.store_urls import open_store as open_url
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import NewJob, Search, Topic, WorkerRecord
 from ergon_framework.storage.redis.address import address_of

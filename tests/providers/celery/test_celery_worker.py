@@ -15,7 +15,7 @@ from ergon_framework.providers.errors import (
     ProviderBadRequestError,
     ProviderTimeoutError,
 )
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from tests.providers.celery.conftest import WAIT_TIMEOUT, Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.req("PROVIDERS:celery")]

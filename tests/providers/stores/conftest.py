@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.ports.providerstore import ProviderStore
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from tests.providers.stores.store_factory import HandClock, waiting_for_rows
 from tests.servers.postgres import PostgresServer, name_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import RecordBatch
-from ergon_framework.providers.stores.registry import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.storage.sqlite.database import Database
 from tests.providers.stores.store_factory import LANE, START, attempt, letter
 

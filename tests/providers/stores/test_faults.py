@@ -20,7 +20,7 @@ from ergon_framework.errors import (
 from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.migrations import VERSION_TABLE
 from ergon_framework.providers.migrations.database import database_of
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.database import TaskMissingError
 from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 from ergon_framework.providers.stores.sql_store import SqlProviderStore

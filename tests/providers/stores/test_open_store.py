@@ -11,9 +11,8 @@ import pytest
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError, StoreUnavailableError
 from ergon_framework.ports.providerstore import ProviderStore, RecordBatch
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import check_url, open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.stores.registry import check_url
 from tests.providers.stores.store_factory import LANE, HandClock, attempt
 
 pytestmark = pytest.mark.req("PROVIDERS:storage")
@@ -110,7 +109,7 @@ def test_an_unreachable_server_is_told_without_its_password() -> None:
 def test_opening_imports_only_what_it_needs() -> None:
     """A program without a database does not pay for SQLAlchemy, nor for a driver."""
     code = (
-        "import sys; from ergon_framework.providers.stores import open_store;"
+        "import sys; from ergon_framework.providers.store_urls import open_store;"
         "open_store('memory://');"
         "print([name for name in ('sqlalchemy', 'alembic', 'psycopg') if name in sys.modules])"
     )

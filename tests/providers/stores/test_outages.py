@@ -14,7 +14,7 @@ from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore, RecordBatch
 from ergon_framework.providers.recorder import Recorder, recorder_of
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.stores.sql_attempts import add_minutes
 from ergon_framework.providers.stores.sql_lanes import breaker_of

@@ -14,7 +14,7 @@ import pytest
 from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.core.limits import QuotaUsage, Window
 from ergon_framework.ports.providerstore import ClaimState, LetterStatus, ProviderStore, RecordBatch
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.database import AFTER, BEFORE
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.campaign.parameter_sample import campaign, sampled
@@ -40,7 +40,8 @@ import sys, threading
 from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.migrations.database import database_of
-from ergon_framework.providers.stores import open_store, postgres
+from ergon_framework.providers.store_urls import open_store
+from ergon_framework.providers.stores import postgres
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 
 # On a busy machine whoever has the row may be held up: nobody gives up because of that.
@@ -77,7 +78,7 @@ import sys
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import RecordBatch, LetterStatus
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
 
 store = open_store(sys.argv[1], clock=HandClock())
@@ -113,7 +114,7 @@ FORKER = """
 import os, sys
 from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import RecordBatch, LaneKey
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from tests.providers.stores.store_factory import LANE, START, attempt
 
 store = open_store(sys.argv[1])

@@ -8,7 +8,7 @@ import pytest
 
 from ergon_framework.core.limits import QuotaUsage, Window
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.store_factory import LANE, START, HandClock, race
 

@@ -11,7 +11,7 @@ from ergon_framework.core.limits import QuotaUsage, Window
 from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore, RecordBatch
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.database import PACKAGE
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.storage.sql_files import load

@@ -15,7 +15,7 @@ import pytest
 from ergon_framework.errors import WiringError
 from ergon_framework.ports.providerstore import LaneKey, LaneState, ProviderStore
 from ergon_framework.providers.models import metadata
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.database import SqlCursor
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.stores.sql_store import SqlProviderStore

@@ -17,12 +17,12 @@ from ergon_framework.app.diagnostics.findings import Status
 from ergon_framework.app.diagnostics.servers import examine_engines
 from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import ConfigurationError, StoreError
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import Topic
 from ergon_framework.providers.migrations.database import database_of
+from ergon_framework.providers.store_urls import open_store as open_provider_store
 from ergon_framework.providers.stores import postgres as provider_tables
-from ergon_framework.providers.stores.registry import open_store as open_provider_store
 from ergon_framework.storage.deadlines import SocketWatchdog
 from ergon_framework.storage.postgres.pool import PooledConnection, Pooling, pooling_of
 from tests.servers.pooler import Pooler

@@ -109,7 +109,7 @@ def _try(maker: Factory, connector: ConnectorSettings) -> None:
 
 
 def _check_store(url: str) -> None:
-    from ergon_framework.jobs.stores.opening import check_url
+    from ergon_framework.jobs.store_urls import check_url
 
     try:
         check_url(url)
@@ -209,7 +209,7 @@ def _check_parts(checking: SettingsCheck) -> None:
 
 def _check_providers(checking: SettingsCheck) -> None:
     from ergon_framework.app.providers import provider_factory, providers_of
-    from ergon_framework.providers.stores.registry import check_url
+    from ergon_framework.providers.store_urls import check_url
 
     section = checking.settings.extensions["providers"]
     for name, entry in providers_of(checking.settings).items():

@@ -37,7 +37,7 @@ from ergon_framework.errors import ErgonError, StoreUnavailableError, WiringErro
 from ergon_framework.jobs.child_process import executor_environment
 from ergon_framework.jobs.pool import checked
 from ergon_framework.jobs.settings import ExecutorSettings
-from ergon_framework.jobs.stores.opening import check_url
+from ergon_framework.jobs.store_urls import check_url
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
 from ergon_framework.storage.urls import file_of, given_options, store_operand
 from ergon_framework.task.mixins.utils import run_with_timeout
@@ -259,7 +259,7 @@ def examine_jobs(
 
 
 def _opened(url: str) -> Finding:
-    from ergon_framework.jobs.stores.opening import open_store
+    from ergon_framework.jobs.store_urls import open_store
 
     try:
         with closing(open_store(url)) as store:
@@ -281,7 +281,7 @@ def _shared(settings: Settings, timeout: float) -> Iterator[Finding]:
 
     Of a URL that is wrong, or a server that is away, the row of the store tells.
     """
-    from ergon_framework.jobs.stores.opening import check_url
+    from ergon_framework.jobs.store_urls import check_url
 
     url = store_url(settings)
     with suppress(ErgonError, TimeoutError):
@@ -292,7 +292,7 @@ def _shared(settings: Settings, timeout: float) -> Iterator[Finding]:
 
 
 def _looked_into(url: str) -> Finding | None:
-    from ergon_framework.jobs.stores.opening import open_store
+    from ergon_framework.jobs.store_urls import open_store
 
     try:
         if not _are_there(url):

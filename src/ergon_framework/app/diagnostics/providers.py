@@ -46,7 +46,7 @@ def _shared(url: str, timeout: float) -> Iterator[Finding]:
 
     Of a URL that is wrong, or a server that is away, the row of the store tells.
     """
-    from ergon_framework.providers.stores.registry import check_url
+    from ergon_framework.providers.store_urls import check_url
 
     with suppress(ErgonError, TimeoutError):
         check_url(url)
@@ -70,7 +70,7 @@ def _looked_into(url: str) -> Finding | None:
 
 def _opened(label: str, url: str) -> Finding:
     from ergon_framework.ports.providerstore import HasDurability
-    from ergon_framework.providers.stores import open_store
+    from ergon_framework.providers.store_urls import open_store
 
     # One of our own: closing it must not close that of a program that looks at itself.
     with closing(open_store(url, clock=time.time)) as store:

@@ -64,7 +64,7 @@ def explain_call(asked: Question) -> Iterator[Explanation]:
 
 def lanes_holding(asked: Question, units: Collection[str]) -> Iterator[str]:
     """The gates that keep the calls of these units from being made."""
-    from ergon_framework.providers.stores import open_store
+    from ergon_framework.providers.store_urls import open_store
 
     for url in _stores(asked):
         rows = _inspector(url).attempts_named(sorted(units), MAX_ROWS)
@@ -75,7 +75,7 @@ def lanes_holding(asked: Question, units: Collection[str]) -> Iterator[str]:
 
 
 def _in_store(url: str, asked: Question) -> Iterator[Explanation]:
-    from ergon_framework.providers.stores import open_store
+    from ergon_framework.providers.store_urls import open_store
 
     unit = asked.unit
     looking = _inspector(url)

@@ -17,7 +17,7 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import duration, failure_text, one_sentence
 from ergon_framework.errors import ErgonError, JobNotFoundError, TransactionException
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.views import executor_of
 from ergon_framework.jobs.why import Starters, explain_job
 from ergon_framework.ports.jobstore import Job

@@ -33,8 +33,8 @@ from ergon_framework.boundary.store_urls import (
     open_object_store,
 )
 from ergon_framework.errors import ConfigurationError, StoreError, StoreSchemaError
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import FactStore
 from ergon_framework.ports.jobstore import FullJobStore, Search
 from ergon_framework.ports.transfer import (

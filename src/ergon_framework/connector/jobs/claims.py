@@ -27,7 +27,7 @@ from ergon_framework.jobs.claims import Claim, Settler, told_of
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.worker import NOTICE_OF, version
 from ergon_framework.ports.jobstore import (
     FullJobStore,

@@ -67,7 +67,7 @@ def open_beside(connection: Any, **_details: Any) -> None:
 def check_settings(_app_configs: Sequence[Any] | None = None, **_options: Any) -> list[Any]:
     """For ``manage.py check``: whether the settings name a store of jobs."""
     from ergon_framework.integrations.django.project import project_app
-    from ergon_framework.jobs.stores.opening import check_url
+    from ergon_framework.jobs.store_urls import check_url
 
     try:
         check_url(project_app().setup.url)

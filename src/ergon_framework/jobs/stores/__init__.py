@@ -3,7 +3,6 @@
 Every store is one class with the calls of its ports. It *has* an object that runs transactions, and
 ``records`` for moves between stores; its folder has the same chapters whatever the engine is.
 
-- ``opening``: from a URL to a store
 - ``transitions``: what stores decide alike; ``core/claim``: which due jobs a claim takes
 - ``documents``, ``records``, ``unreadable``: stored JSON, copies, and rows that cannot be read
 """

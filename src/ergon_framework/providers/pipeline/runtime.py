@@ -37,7 +37,7 @@ from ergon_framework.providers.pipeline.options import CallPolicy, ProviderOptio
 from ergon_framework.providers.quota import QuotaLimiter
 from ergon_framework.providers.recorder import CLOSE_TIMEOUT, recorder_of
 from ergon_framework.providers.retry import RetryBudgetTracker
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.telemetry import emit
 from ergon_framework.providers.threads import (
