@@ -44,20 +44,6 @@ def test_there_are_at_least_thirty_checks_and_each_says_what_it_wants() -> None:
     assert all(each.sentence.endswith(".") for each in CONNECTOR_CHECKS)
 
 
-def test_the_names_of_the_testing_kit_are_there() -> None:
-    """Every name it lists can be imported, and no other."""
-    for name in testing.__all__:
-        assert getattr(testing, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = testing.nothing
-
-
-def test_the_names_of_the_testing_kit_are_shown_before_they_are_used() -> None:
-    """dir() lists what is loaded lazily, for completion and for people who look around."""
-    assert set(testing.__all__) <= set(dir(testing))
-    assert "__name__" in dir(testing)
-
-
 @pytest.mark.parametrize(
     ("task", "hook", "meant"),
     [

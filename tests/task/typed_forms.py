@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, assert_type
 
-from ergon_framework import App, ConsumerTask, MemoryConnector, Transaction, consumer
+from ergon_framework import App, ConsumerTask, MemoryConnector, Transaction, consumer, task
 
 
 @dataclass
@@ -111,3 +111,4 @@ count(Order(1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 app.consumer(queue, atempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 consumer(queue, atempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 refund(Transaction[str]("t1", "x"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+task.RetryPolicies()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -8,8 +8,9 @@ promised: that an acknowledged fact has reached another zone, or that anybody ac
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ergon_framework.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.client.artifacts import Artifact
@@ -25,25 +26,25 @@ if TYPE_CHECKING:
     from ergon_framework.boundary.zone import LocalZone
 
 _HOMES = {
-    "Artifact": "client.artifacts",
-    "AsyncConsumer": "client.consumer",
-    "AsyncProducer": "client.producer",
-    "Batch": "model",
-    "Consumer": "client.consumer",
-    "Delivery": "model",
-    "Envelope": "model",
-    "Fact": "model",
-    "Inbox": "client.inbox",
-    "LocalZone": "zone",
-    "Node": "node",
-    "Outbox": "client.outbox",
-    "Producer": "client.producer",
-    "Receipt": "model",
-    "ZoneSettings": "settings",
-    "message_id": "facts.ids",
-    "open_fact_store": "store_urls",
-    "open_object_store": "store_urls",
-    "stable_uuid": "facts.ids",
+    "Artifact": "boundary.client.artifacts",
+    "AsyncConsumer": "boundary.client.consumer",
+    "AsyncProducer": "boundary.client.producer",
+    "Batch": "boundary.model",
+    "Consumer": "boundary.client.consumer",
+    "Delivery": "boundary.model",
+    "Envelope": "boundary.model",
+    "Fact": "boundary.model",
+    "Inbox": "boundary.client.inbox",
+    "LocalZone": "boundary.zone",
+    "Node": "boundary.node",
+    "Outbox": "boundary.client.outbox",
+    "Producer": "boundary.client.producer",
+    "Receipt": "boundary.model",
+    "ZoneSettings": "boundary.settings",
+    "message_id": "boundary.facts.ids",
+    "open_fact_store": "boundary.store_urls",
+    "open_object_store": "boundary.store_urls",
+    "stable_uuid": "boundary.facts.ids",
 }
 
 __all__ = [
@@ -68,13 +69,5 @@ __all__ = [
     "stable_uuid",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -1,7 +1,37 @@
-"""One module per system that transactions come from or go to. Importing this loads none of them."""
+"""One module per system that transactions come from or go to.
+
+A connector is imported at its first use: a program without zones loads nothing of the boundary.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ergon_framework.lazy_exports import lazy_exports
 from ergon_framework.ports.transaction import Transaction
 
-__all__ = ["Transaction"]
+if TYPE_CHECKING:
+    from ergon_framework.connector.boundary import BoundaryConnector, Zone
+    from ergon_framework.connector.jobs import JobsConnector
+    from ergon_framework.connector.jsonl import JsonlConnector
+    from ergon_framework.connector.memory import MemoryConnector
+
+_HOMES = {
+    "BoundaryConnector": "connector.boundary",
+    "JobsConnector": "connector.jobs",
+    "JsonlConnector": "connector.jsonl",
+    "MemoryConnector": "connector.memory",
+    "Zone": "connector.boundary",
+}
+
+__all__ = [
+    "BoundaryConnector",
+    "JobsConnector",
+    "JsonlConnector",
+    "MemoryConnector",
+    "Transaction",
+    "Zone",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -14,38 +14,51 @@ Where to look first:
 - ``pool``, ``executor_process``, ``child_process``, ``watchdog``: the processes that run handlers
 - ``scheduler``, ``cron``: schedules
 - ``views``, ``why``: jobs and queues as people see them
-- ``store_urls``: which store a URL names; ``stores``: memory, SQLite, PostgreSQL and Redis, all held
-  to one suite
+- ``store_urls``: which store a URL names
+- ``stores``: memory, SQLite, PostgreSQL and Redis, all held to one suite
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ergon_framework.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from ergon_framework.core.job import JobStatus
     from ergon_framework.jobs.async_client import AsyncJobClient
     from ergon_framework.jobs.client import JobClient
+    from ergon_framework.jobs.cron import read_cron
     from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
+    from ergon_framework.jobs.store_urls import open_store
     from ergon_framework.jobs.worker import Worker
+    from ergon_framework.ports.jobstore import Job, Search
 
 _HOMES = {
-    "AsyncJobClient": "async_client",
-    "ExecutorSettings": "settings",
-    "JobClient": "client",
-    "JobsSettings": "settings",
-    "Worker": "worker",
+    "AsyncJobClient": "jobs.async_client",
+    "ExecutorSettings": "jobs.settings",
+    "Job": "ports.jobstore",
+    "JobClient": "jobs.client",
+    "JobStatus": "core.job",
+    "JobsSettings": "jobs.settings",
+    "Search": "ports.jobstore",
+    "Worker": "jobs.worker",
+    "open_store": "jobs.store_urls",
+    "read_cron": "jobs.cron",
 }
 
-__all__ = ["AsyncJobClient", "ExecutorSettings", "JobClient", "JobsSettings", "Worker"]
+__all__ = [
+    "AsyncJobClient",
+    "ExecutorSettings",
+    "Job",
+    "JobClient",
+    "JobStatus",
+    "JobsSettings",
+    "Search",
+    "Worker",
+    "open_store",
+    "read_cron",
+]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

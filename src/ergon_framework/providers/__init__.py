@@ -17,8 +17,9 @@ to a store; ``store_urls`` opens one of ``stores``, ``migrations`` and ``models`
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ergon_framework.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ergon_framework.core.circuit_breaker import CircuitState
@@ -253,15 +254,5 @@ __all__ = [
     "unmapped_types",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"ergon_framework.{home}"), name)
-    globals()[name] = value  # the next look-up does not come by here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ergon_framework.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ergon_framework.testing.clock import VirtualClock
@@ -34,6 +35,32 @@ if TYPE_CHECKING:
         exercise_provider_store,
     )
 
+_HOMES = {
+    "CONNECTOR_CHECKS": "testing.suites",
+    "EXECUTOR_CHECKS": "testing.suites",
+    "JOB_STORE_CHECKS": "testing.suites",
+    "PROVIDER_STORE_CHECKS": "testing.suites",
+    "AsyncScriptedConsumer": "testing.scripted",
+    "AsyncScriptedProducer": "testing.scripted",
+    "ConnectorSuiteError": "testing.suites",
+    "ExecutorSuiteError": "testing.suites",
+    "Happened": "testing.scripted",
+    "JobStoreSuiteError": "testing.suites",
+    "ProviderStoreSuiteError": "testing.suites",
+    "Sandbox": "testing.sandbox",
+    "ScriptedConnector": "testing.scripted",
+    "ScriptedConsumer": "testing.scripted",
+    "ScriptedProducer": "testing.scripted",
+    "SuiteReport": "testing.suites",
+    "Takes": "testing.scripted",
+    "VirtualClock": "testing.clock",
+    "exercise_connector": "testing.suites",
+    "exercise_executor": "testing.suites",
+    "exercise_job_store": "testing.suites",
+    "exercise_provider_store": "testing.suites",
+    "transactions": "testing.scripted",
+}
+
 __all__ = [
     "CONNECTOR_CHECKS",
     "EXECUTOR_CHECKS",
@@ -60,17 +87,5 @@ __all__ = [
     "transactions",
 ]
 
-_SUITES = [name for name in __all__ if name.endswith(("_CHECKS", "SuiteError", "SuiteReport"))]
-_SUITES += [name for name in __all__ if name.startswith("exercise_")]
-_HOME = dict.fromkeys(__all__, "scripted") | dict.fromkeys(_SUITES, "suites")
-_HOME |= {"Sandbox": "sandbox", "VirtualClock": "clock"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -13,18 +13,14 @@ Start with ``node`` (``Node``, ``run_node``), then ``app``, which turns a reques
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ergon_framework.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.node.node import Node, certificates_of, run_node
 
 __all__ = ["Node", "certificates_of", "run_node"]
 
-
-def __getattr__(name: str) -> Any:
-    # Late: a policy file or a status is read without a server.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ergon_framework.boundary.node import node
-
-    return getattr(node, name)
+if not TYPE_CHECKING:  # late: a policy file or a status is read without a server
+    __getattr__, __dir__ = lazy_exports(__name__, dict.fromkeys(__all__, "boundary.node.node"))

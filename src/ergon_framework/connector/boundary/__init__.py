@@ -10,8 +10,9 @@ Producing, a transaction's id is the fact's id, so dispatching again changes not
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ergon_framework.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ergon_framework.connector.boundary.connector import BoundaryConnector
@@ -19,22 +20,13 @@ if TYPE_CHECKING:
     from ergon_framework.connector.boundary.zone import Zone
 
 _HOMES = {
-    "BoundaryConnector": "connector",
-    "BoundaryConnectorError": "link",
-    "FactPassedError": "link",
-    "Zone": "zone",
+    "BoundaryConnector": "connector.boundary.connector",
+    "BoundaryConnectorError": "connector.boundary.link",
+    "FactPassedError": "connector.boundary.link",
+    "Zone": "connector.boundary.zone",
 }
 
 __all__ = ["BoundaryConnector", "BoundaryConnectorError", "FactPassedError", "Zone"]
 
-
-def __getattr__(name: str) -> Any:
-    # Late: a script that only declares a zone needs no client of a node.
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+if not TYPE_CHECKING:  # late: a script that only declares a zone needs no client of a node
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

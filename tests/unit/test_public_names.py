@@ -1,0 +1,67 @@
+"""Names that users import: at the top of a package, loaded at their first use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+PACKAGES = [
+    "ergon_framework",
+    "ergon_framework.boundary",
+    "ergon_framework.boundary.node",
+    "ergon_framework.connector",
+    "ergon_framework.connector.boundary",
+    "ergon_framework.jobs",
+    "ergon_framework.providers",
+    "ergon_framework.task",
+    "ergon_framework.testing",
+]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_listed_name_is_there(package: str) -> None:
+    """Under its own name, shown by dir() before its first use, and the same at each look-up."""
+    room = import_module(package)
+    assert set(room.__all__) <= set(dir(room))
+    assert "__name__" in dir(room)
+    for name in room.__all__:
+        found = getattr(room, name)
+        assert getattr(room, name) is found
+        if isinstance(found, type):
+            assert found.__name__ == name
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_name_that_does_not_exist_is_refused_as_any_module_does(package: str) -> None:
+    """So that hasattr and a misspelt import behave; the interpreter can say what was meant."""
+    room = import_module(package)
+    with pytest.raises(AttributeError, match=f"'{package}' has no attribute 'Nothing'") as caught:
+        _ = room.Nothing
+    assert (caught.value.name, caught.value.obj) == ("Nothing", room)
+    with pytest.raises(ImportError, match="Nothing"):
+        exec(f"from {package} import Nothing")  # noqa: S102 - the statement that users write
+
+
+def test_packages_load_nothing_by_themselves() -> None:
+    """A script that imports a package and uses one of its names pays for that one."""
+    program = f"""
+import sys
+for package in {PACKAGES!r}:
+    __import__(package)
+packages = {{*{PACKAGES!r}}}
+loaded = {{each for each in sys.modules if each.startswith("ergon_framework.")}} - packages
+print(*sorted(each for each in loaded if not each.startswith("ergon_framework.ports")))
+"""
+    done = subprocess.run(  # noqa: S603 - the program is above
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    # What a Transaction, which every connector has, is made of.
+    assert set(done.stdout.split()) <= {
+        "ergon_framework.core",
+        "ergon_framework.errors",
+        "ergon_framework.lazy_exports",
+        "ergon_framework.redaction",
+    }
