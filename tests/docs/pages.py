@@ -3,12 +3,14 @@
 The blocks of a page are one program: each continues the one before it. A mark on the line before a
 block changes that. ``<!-- not run: reason -->`` leaves it out. ``<!-- prints -->`` says that it is
 what was printed since the last such mark. ``<!-- file: name -->`` writes it to a file, whatever its
-language, and ``<!-- run -->`` runs its lines, which call ``ergon`` or ``python``.
-A program may be written with ``.venv/bin/`` before it.
+language, and ``<!-- append: name -->`` at the end of one. ``<!-- run -->`` runs its lines, which
+call ``ergon`` or ``python``. A program may be written with ``.venv/bin/`` before it.
 ``<!-- start -->`` starts each line, waits for the first line it prints, and ends it after the page.
 ``<!-- ports: 9441 -->`` names ports for which free ones are taken, ``<!-- copy: path -->`` a file
-of the repository that lies beside the page. Functions named ``test_…`` are called after the last
-block.
+of the repository that lies beside the page, or a folder whose files do.
+``<!-- server: postgresql -->`` says that the addresses of ``db.example.org`` on the page stand for
+one database, whose URL is the second argument of the program. Functions named ``test_…`` are
+called after the last block.
 
 Run as a program, it runs one page: pages may configure what is global in a process.
 """
@@ -39,11 +41,14 @@ GENERATED = {"docs/reference/conformance.md"}
 _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>```+|~~~+)\s*(?P<language>\S*)\s*$")
 _NOT_RUN = re.compile(r"^\s*<!-- not run:(?P<reason>.*)-->\s*$")
 _FILE = re.compile(r"^\s*<!-- file: (?P<name>[\w.-]+(?:/[\w.-]+)*) -->\s*$")
+_APPEND = re.compile(r"^\s*<!-- append: (?P<name>[\w.-]+(?:/[\w.-]+)*) -->\s*$")
 _PRINTS = re.compile(r"^\s*<!-- prints -->\s*$")
 _RUN = re.compile(r"^\s*<!-- run -->\s*$")
 _START = re.compile(r"^\s*<!-- start -->\s*$")
 _PORTS = re.compile(r"^<!-- ports:(?P<ports>[\d ]+)-->$", re.MULTILINE)
 _COPY = re.compile(r"^<!-- copy: (?P<path>[\w.-]+(?:/[\w.-]+)*) -->$", re.MULTILINE)
+_SERVER = re.compile(r"^<!-- server: postgresql -->$", re.MULTILINE)
+_ADDRESS = re.compile(r"postgresql(?P<driver>\+\w+)?://\w+@db\.example\.org/\w+")
 _PROGRAMS = {"ergon": [sys.executable, "-m", "ergon_framework.cli"], "python": [sys.executable]}
 
 
@@ -63,6 +68,7 @@ class Block:
     is_commands: bool = False  # lines that call ergon or python
     is_started: bool = False  # the same, and they go on beside the page
     file: str | None = None
+    is_appended: bool = False  # to that file
 
 
 def all_pages() -> list[str]:
@@ -98,7 +104,7 @@ def _block(lines: list[str], start: int, end: int, opening: re.Match[str]) -> Bl
     left_out = _NOT_RUN.match(mark)
     if left_out is not None and not left_out["reason"].strip():
         raise PageError(f"line {start}: a block that is not run needs a reason")
-    file = _FILE.match(mark)
+    file = _FILE.match(mark) or _APPEND.match(mark)
     indent = len(opening["indent"])
     text = "\n".join(line[indent:] for line in lines[start + 1 : end])
     return Block(
@@ -110,6 +116,7 @@ def _block(lines: list[str], start: int, end: int, opening: re.Match[str]) -> Bl
         is_commands=_RUN.match(mark) is not None,
         is_started=_START.match(mark) is not None,
         file=None if file is None else file["name"],
+        is_appended=_APPEND.match(mark) is not None,
     )
 
 
@@ -124,12 +131,33 @@ def has_code(source: str) -> bool:
     )
 
 
-def run_page(source: str, name: str) -> int:
+def needs_server(source: str) -> bool:
+    """Whether addresses on a page stand for a database of PostgreSQL."""
+    return _SERVER.search(source) is not None
+
+
+def run_page(source: str, name: str, database: str = "") -> int:
     """Run a page; the number of blocks that were run."""
     for found in _COPY.finditer(source):
-        shutil.copy(ROOT / found["path"], ".")
+        _copy(ROOT / found["path"])
+    if needs_server(source):
+        source = _ADDRESS.sub(lambda match: _with_driver(database, match["driver"]), source)
     with contextlib.ExitStack() as stack:
         return _run_blocks(list(blocks(_with_free_ports(source))), name, stack)
+
+
+def _copy(source: Path) -> None:
+    if source.is_file():
+        shutil.copy(source, ".")
+    else:
+        shutil.copytree(
+            source, ".", ignore=shutil.ignore_patterns("__pycache__", "*.db"), dirs_exist_ok=True
+        )
+
+
+def _with_driver(url: str, driver: str | None) -> str:
+    """The URL as SQLAlchemy wants it, which names the driver as well."""
+    return url.replace(":", f"{driver}:", 1) if driver else url
 
 
 def _run_blocks(page: list[Block], name: str, stack: contextlib.ExitStack) -> int:
@@ -143,8 +171,7 @@ def _run_blocks(page: list[Block], name: str, stack: contextlib.ExitStack) -> in
     printed = io.StringIO()
     for block in page:
         if block.file is not None:
-            Path(block.file).parent.mkdir(parents=True, exist_ok=True)
-            Path(block.file).write_text(block.text + "\n", encoding="utf-8")
+            _write(Path(block.file), block)
         elif block.is_commands:
             count += 1
             printed.write("".join(map(_output_of, _lines(block))))
@@ -161,6 +188,12 @@ def _run_blocks(page: list[Block], name: str, stack: contextlib.ExitStack) -> in
             printed = io.StringIO()
     _call_tests(namespace)
     return count
+
+
+def _write(file: Path, block: Block) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a" if block.is_appended else "w", encoding="utf-8") as opened:
+        opened.write(block.text + "\n")
 
 
 def _with_free_ports(source: str) -> str:
@@ -242,4 +275,5 @@ def _call_tests(namespace: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     page = Path(sys.argv[1])
-    sys.stdout.write(f"{run_page(page.read_text(encoding='utf-8'), str(page))}\n")
+    count = run_page(page.read_text(encoding="utf-8"), str(page), *sys.argv[2:])
+    sys.stdout.write(f"{count}\n")

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, PageError, all_pages, blocks, has_code, run_page
+from tests.docs.pages import ROOT, PageError, all_pages, blocks, has_code, needs_server, run_page
 from tests.docs.programs import run_python
 
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+_WITH_SERVER = [
+    name for name in all_pages() if needs_server((ROOT / name).read_text(encoding="utf-8"))
+]
 _MUST_HAVE_CODE = {
     "README.md",
     "docs/quickstart.md",
@@ -35,6 +38,7 @@ _MUST_HAVE_CODE = {
     "docs/howto/test-providers.md",
     "docs/howto/test-your-task.md",
     "docs/howto/time-out.md",
+    "docs/howto/use-with-django.md",
     "docs/howto/wrap-an-http-api.md",
     "docs/howto/write-handlers.md",
     "docs/reference/engines.md",
@@ -43,16 +47,30 @@ _MUST_HAVE_CODE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", all_pages())
+@pytest.mark.parametrize("name", [name for name in all_pages() if name not in _WITH_SERVER])
 def test_every_python_block_of_the_documentation_runs(name: str, tmp_path: Path) -> None:
     """Whoever copies a page's code gets a program that works and prints what the page says."""
     if not has_code((ROOT / name).read_text(encoding="utf-8")):
         assert name not in _MUST_HAVE_CODE
         return
+    assert _run(name, tmp_path) > 0 or name not in _MUST_HAVE_CODE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _WITH_SERVER)
+def test_pages_that_need_a_server_run_with_one(
+    name: str, tmp_path: Path, postgres_url: str
+) -> None:
+    """The addresses on the page stand for a real database."""
+    assert _run(name, tmp_path, postgres_url) > 0
+
+
+def _run(name: str, folder: Path, *words: str) -> int:
+    """Run a page in a process and a folder of its own; the number of blocks that were run."""
     runner = ROOT / "tests" / "docs" / "pages.py"
-    done = run_python(str(runner), str(ROOT / name), cwd=tmp_path)
+    done = run_python(str(runner), str(ROOT / name), *words, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) > 0 or name not in _MUST_HAVE_CODE
+    return int(done.stdout.split()[-1])
 
 
 @pytest.mark.parametrize("name", all_pages())
@@ -145,15 +163,28 @@ def test_a_page_can_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     assert run_page("<!-- file: a/b.py -->\n```python\n1 / 0\n```\n", "page") == 0
     assert Path("a/b.py").read_text(encoding="utf-8") == "1 / 0\n"
+    assert run_page("<!-- append: a/b.py -->\n```python\n2 / 0\n```\n", "page") == 0
+    assert Path("a/b.py").read_text(encoding="utf-8") == "1 / 0\n2 / 0\n"
 
 
 def test_a_page_can_have_a_file_of_the_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lies beside the page, under its own name."""
+    """It lies beside the page, under its own name; of a folder, all files do."""
     monkeypatch.chdir(tmp_path)
     assert run_page("<!-- copy: tools/mkdocs.yml -->\n", "page") == 0
     assert Path("mkdocs.yml").exists()
+    assert run_page("<!-- copy: examples/django_shop -->\n", "page") == 0
+    assert Path("shop/models.py").exists()
+
+
+def test_the_addresses_on_a_page_stand_for_its_server() -> None:
+    """Also where a driver is named; without the mark they stay as they are."""
+    shown = "postgresql+x://me@db.example.org/work"
+    page = f"```python\nprint('{shown}')\n```\n<!-- prints -->\n```text\n%s\n```\n"
+    assert run_page(page % shown, "page") == 1
+    marked = "<!-- server: postgresql -->\n" + page % "postgresql+x:///test"
+    assert run_page(marked, "page", "postgresql:///test") == 1
 
 
 @pytest.mark.slow

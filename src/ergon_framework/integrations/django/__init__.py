@@ -8,7 +8,7 @@
     from ergon_framework.integrations.django import app, in_transaction, on_commit
 
 
-    @app.handler(max_attempts=5)
+    @app.job(attempts=5)
     def ship(order_id: int) -> None: ...
 
 
