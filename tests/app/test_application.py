@@ -56,7 +56,7 @@ def app() -> Iterator[App]:
 def resizer(app: App) -> JobHandler[[str, int], str]:
     """A handler with two arguments."""
 
-    @app.handler
+    @app.job
     def resize(path: str, width: int = 100) -> str:
         """Make it smaller."""
         return f"{path}@{width}"
@@ -67,7 +67,7 @@ def resizer(app: App) -> JobHandler[[str, int], str]:
 def test_a_handler_is_still_the_function(app: App) -> None:
     """It can be called, and looks like what it wraps."""
 
-    @app.handler
+    @app.job
     def resize(path: str, *, width: int = 100) -> str:
         """Make it smaller."""
         return f"{path}@{width}"
@@ -83,7 +83,7 @@ def test_a_handler_is_still_the_function(app: App) -> None:
 def test_enqueue_takes_the_functions_own_arguments(app: App) -> None:
     """For the type checker, too: it must see what is wrong in the lines marked here."""
 
-    @app.handler
+    @app.job
     def resize(path: str, *, width: int = 100) -> str:
         return path
 
@@ -107,7 +107,7 @@ def test_enqueue_takes_the_functions_own_arguments(app: App) -> None:
 def test_names_and_options_of_a_handler(app: App) -> None:
     """Options are those of all its jobs, unless one call has others."""
 
-    @app.handler("img.resize", queue="images", max_attempts=3, timeout=10)
+    @app.job("img.resize", queue="images", max_attempts=3, timeout=10)
     def resize(path: str) -> None: ...
 
     shape = app.client.show(resize.enqueue("a"))
@@ -121,19 +121,19 @@ def test_names_and_options_of_a_handler(app: App) -> None:
 def test_wrong_options_are_told_where_the_handler_is_defined(app: App) -> None:
     """Not at the first job."""
     with pytest.raises(JobError, match="max_attempts is 0"):
-        app.handler("x", max_attempts=0)(lambda: None)
+        app.job("x", max_attempts=0)(lambda: None)
     with pytest.raises(JobError, match="did you mean 'queue'"):
-        app.handler("y", queu="q")(lambda: None)  # type: ignore[call-overload]
-    app.handler("z")(lambda: None)
+        app.job("y", queu="q")(lambda: None)  # type: ignore[call-overload]
+    app.job("z")(lambda: None)
     with pytest.raises(WiringError, match="two handlers"):
-        app.handler("z")(lambda: None)
+        app.job("z")(lambda: None)
 
 
 def test_arguments_may_be_of_any_type_that_json_can_be_turned_into(app: App) -> None:
     """Dates, dataclasses and models travel as JSON and are checked to come back."""
     seen = datetime(2030, 1, 2, tzinfo=UTC)
 
-    @app.handler
+    @app.job
     def record(at: datetime, box: Box, order: Order, tags: set[str]) -> None: ...
 
     job = record.enqueue(seen, Box(3), Order(number=7), {"new"})
@@ -147,7 +147,7 @@ def test_arguments_may_be_of_any_type_that_json_can_be_turned_into(app: App) -> 
 def test_arguments_without_a_form_in_json_are_refused(app: App) -> None:
     """With the type's name and never its content."""
 
-    @app.handler
+    @app.job
     def take(what: Any) -> None: ...
 
     for wrong, told in ((object(), "object has no form in JSON"), (float("nan"), "nan")):
@@ -198,7 +198,7 @@ def test_a_job_of_a_job_belongs_to_it(app: App, monkeypatch: pytest.MonkeyPatch)
 def test_async_functions_and_hooks(app: App) -> None:
     """Handlers may be coroutines; hooks are those of the registry."""
 
-    @app.handler
+    @app.job
     async def fetch(url: str) -> int:
         return len(url)
 
@@ -340,17 +340,17 @@ from ergon_framework.app.application import App
 
 app = App()
 
-@app.handler
+@app.job
 def resize(path: str, *, width: int = 100) -> str:
     print("handlers may print")
     return f"{path}@{width}"
 
-@app.handler(max_attempts=1)
+@app.job(max_attempts=1)
 async def fail() -> None:
     resize.enqueue("from inside")
     raise ValueError("no such picture")
 
-@app.handler
+@app.job
 def stay() -> None:
     import threading
     with open(Path(__file__).with_name("started"), "w") as started:
@@ -424,7 +424,7 @@ from ergon_framework import App
 
 app = App()
 
-@app.handler
+@app.job
 def send(to: str) -> str:
     return f"{__file__} to {to}"
 
@@ -494,7 +494,7 @@ def test_a_script_without_a_guard_does_not_multiply(
         "import os\n"
         "from ergon_framework import App\n"
         "app = App()\n"
-        "@app.handler\n"
+        "@app.job\n"
         "def hi():\n"
         "    return 1\n"
         "if __name__ == '__main__':\n"
@@ -542,7 +542,7 @@ from ergon_framework import App
 
 app = App()
 
-@app.handler(max_attempts=1)
+@app.job(max_attempts=1)
 def shrink(path):
     raise ValueError("no such picture")
 

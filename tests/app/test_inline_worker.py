@@ -53,12 +53,12 @@ def test_due_jobs_run_in_this_thread(app: App) -> None:
     """Those included that a handler enqueues; the results are in the store."""
     threads = []
 
-    @app.handler
+    @app.job
     def double(number: int) -> int:
         threads.append(threading.current_thread())
         return 2 * number
 
-    @app.handler
+    @app.job
     def begin(number: int) -> str:
         return double.enqueue(number)
 
@@ -85,7 +85,7 @@ def test_async_handlers_and_hooks_share_one_event_loop(app: App) -> None:
     async def closed() -> None:
         seen.append(asyncio.get_running_loop())
 
-    @app.handler
+    @app.job
     async def ask(context: JobContext) -> str:
         seen.append(asyncio.get_running_loop())
         job = current_job()
@@ -93,7 +93,7 @@ def test_async_handlers_and_hooks_share_one_event_loop(app: App) -> None:
         assert job.job_id == context.job_id
         return "done"
 
-    @app.handler
+    @app.job
     def plain() -> object:
         return ask(JobContext(job_id=getattr(current_job(), "job_id", "")))
 
@@ -107,7 +107,7 @@ def test_async_handlers_and_hooks_share_one_event_loop(app: App) -> None:
 def test_failures_are_recorded_as_a_worker_records_them(app: App) -> None:
     """With history and traceback; a final one raises if that is asked for."""
 
-    @app.handler(max_attempts=1)
+    @app.job(max_attempts=1)
     def broken() -> None:
         raise ValueError("no such picture")
 
@@ -124,7 +124,7 @@ def test_failures_are_recorded_as_a_worker_records_them(app: App) -> None:
 def test_wrong_arguments_and_unknown_handlers_fail_for_good(app: App) -> None:
     """As they do in an executor."""
 
-    @app.handler
+    @app.job
     def double(number: int) -> int:
         return 2 * number
 
@@ -140,7 +140,7 @@ def test_wrong_arguments_and_unknown_handlers_fail_for_good(app: App) -> None:
 def test_a_handler_that_enqueues_itself_ends_the_drain(app: App) -> None:
     """And what was claimed last goes back uncharged."""
 
-    @app.handler
+    @app.job
     def again() -> None:
         again.enqueue()
 
@@ -154,7 +154,7 @@ def test_a_handler_that_enqueues_itself_ends_the_drain(app: App) -> None:
 def test_ctrl_c_gives_the_job_back(app: App) -> None:
     """The test run ends, and the job was never attempted."""
 
-    @app.handler
+    @app.job
     def interrupted() -> None:
         raise KeyboardInterrupt
 
@@ -167,7 +167,7 @@ def test_ctrl_c_gives_the_job_back(app: App) -> None:
 def test_a_drain_does_not_block_an_event_loop(app: App) -> None:
     """It says what to call instead, and that works."""
 
-    @app.handler
+    @app.job
     async def answer() -> int:
         return 42
 
@@ -389,7 +389,7 @@ def test_retries_run_at_their_instants(ergon: Sandbox) -> None:
     app = ergon.use(App(name="shop"))
     at: list[float] = []
 
-    @app.handler(max_attempts=4, retry=EVEN)
+    @app.job(max_attempts=4, retry=EVEN)
     def flaky() -> str:
         at.append(ergon.clock.now())
         if len(at) < 4:
@@ -409,7 +409,7 @@ def test_held_and_late_jobs_come_again(ergon: Sandbox) -> None:
     app = ergon.use(App(name="shop"))
     at: list[float] = []
 
-    @app.handler
+    @app.job
     def polite() -> None:
         at.append(ergon.clock.now())
         if len(at) == 1:
@@ -427,7 +427,7 @@ def test_a_job_of_a_drain_that_was_killed_runs_in_the_next(ergon: Sandbox) -> No
     """Once its lease has expired, and not before: until then its holder may be alive."""
     app = ergon.use(App(name="shop"))
 
-    @app.handler
+    @app.job
     def pay() -> str:
         return "paid"
 
@@ -449,7 +449,7 @@ def test_a_rescued_job_whose_deliveries_are_spent_is_dead_lettered(ergon: Sandbo
     app = ergon.use(App(name="shop"))
     calls: list[float] = []
 
-    @app.handler
+    @app.job
     def poison() -> None:
         calls.append(ergon.clock.now())
 
@@ -520,11 +520,11 @@ def test_time_limits_hold_in_virtual_time(ergon: Sandbox) -> None:
     app = ergon.use(App(name="shop"))
     cancelled: list[float] = []
 
-    @app.handler(timeout=30, max_attempts=1)
+    @app.job(timeout=30, max_attempts=1)
     def slow() -> None:
         ergon.clock.sleep(31)
 
-    @app.handler(timeout=30, max_attempts=1)
+    @app.job(timeout=30, max_attempts=1)
     async def hung() -> None:
         try:
             await asyncio.get_running_loop().create_future()
@@ -544,7 +544,7 @@ def test_provider_calls_of_a_handler_follow_the_same_clock() -> None:
         policy = RetryPolicy(max_attempts=3, base_delay_seconds=2, jitter_ratio=0)
         rates = SyntheticProvider("timeout timeout ok", retry_policy=policy)
 
-        @app.handler(max_attempts=1, timeout=60)
+        @app.job(max_attempts=1, timeout=60)
         def price() -> bool:
             result = rates.execute(
                 tenant_id="acme",
@@ -566,11 +566,11 @@ def test_two_apps_work_for_each_other_in_one_sandbox(ergon: Sandbox, tmp_path: P
     url = f"sqlite:///{tmp_path}/work.db"
     shop, stock = ergon.use(App(url, name="shop")), ergon.use(App(url, name="stock"))
 
-    @stock.handler
+    @stock.job
     def take() -> str:
         return note.enqueue()
 
-    @shop.handler
+    @shop.job
     def note() -> None: ...
 
     job = take.enqueue()
@@ -584,7 +584,7 @@ def test_a_sandbox_leaves_no_trace(tmp_path: Path) -> None:
     """Afterwards the App has its own store again, with what was there before."""
     with App(f"sqlite:///{tmp_path}/work.db", name="shop") as app:
 
-        @app.handler
+        @app.job
         def note() -> None: ...
 
         kept = note.enqueue()

@@ -17,7 +17,7 @@ from ergon_framework import App
 
 app = App()
 
-@app.handler
+@app.job
 def shrink(path: str) -> str:
     return path
 """

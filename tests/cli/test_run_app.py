@@ -25,7 +25,7 @@ VERSION = 1
 app = App()
 
 
-@app.handler
+@app.job
 def greet(name: str) -> str:
     return f"hello {name} from {VERSION}"
 

@@ -69,7 +69,7 @@ def test_probes_and_metrics_are_mounted(shop: httpx.Client) -> None:
 def jobs(tmp_path: Path) -> App:
     """An App with one handler."""
     app = App(f"sqlite:///{tmp_path}/work.db", name="shop")
-    app.handler("note")(lambda text: text)
+    app.job("note")(lambda text: text)
     return app
 
 

@@ -148,8 +148,6 @@ class App:
             return self._add(name, None, {})
         return lambda function: self._add(function, name, options)
 
-    handler = job
-
     def schedule(
         self,
         cron: str | None = None,
