@@ -10,8 +10,8 @@ import pytest
 
 from ergon_framework.errors import HookError, WiringError
 from ergon_framework.ports.middleware import (
+    HandlerKind,
     MiddlewareStack,
-    UnitKind,
     await_through,
     call_through,
 )
@@ -22,7 +22,7 @@ UNIT = UnitOfWork("job", "1", "resize")
 
 def around(stack: MiddlewareStack, *, is_async: bool = False) -> tuple[Any, ...]:
     """What surrounds a job's handler."""
-    return stack.around(UnitKind.JOB, "resize", is_async=is_async)
+    return stack.around(HandlerKind.JOB, "resize", is_async=is_async)
 
 
 def test_the_first_one_is_the_outermost() -> None:
@@ -105,7 +105,7 @@ def test_it_surrounds_the_kinds_that_it_was_added_for() -> None:
 
     stack.add(checked, kinds=("consumer",))
     assert around(stack) == ()
-    assert len(stack.around(UnitKind.CONSUMER, "orders", is_async=False)) == 1
+    assert len(stack.around(HandlerKind.CONSUMER, "orders", is_async=False)) == 1
     with pytest.raises(WiringError, match=r"cannot surround 'jobs'.*consumer, job, provider"):
         stack.add(checked, kinds=("jobs",))
 

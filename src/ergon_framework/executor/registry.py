@@ -222,9 +222,9 @@ class Registry:
         """The middleware around a handler, the innermost first."""
         if self._middleware is None:
             return ()
-        from ergon_framework.ports.middleware import UnitKind
+        from ergon_framework.ports.middleware import HandlerKind
 
-        return self._middleware.around(UnitKind.JOB, name, is_async=is_async)
+        return self._middleware.around(HandlerKind.JOB, name, is_async=is_async)
 
     @overload
     def lifespan(self, function: _H, /) -> _H: ...

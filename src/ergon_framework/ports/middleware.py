@@ -42,7 +42,7 @@ Around = Callable[[UnitOfWork, Callable[[], Any]], Any]
 """Middleware of either colour, once it has the form of a function that calls the next one."""
 
 
-class UnitKind(StrEnum):
+class HandlerKind(StrEnum):
     """The kinds of handlers that middleware may surround, by the word in ``UnitOfWork.kind``."""
 
     CONSUMER = "transaction"
@@ -50,7 +50,11 @@ class UnitKind(StrEnum):
     PROVIDER = "provider"
 
 
-_NAMES = {"consumer": UnitKind.CONSUMER, "job": UnitKind.JOB, "provider": UnitKind.PROVIDER}
+_NAMES = {
+    "consumer": HandlerKind.CONSUMER,
+    "job": HandlerKind.JOB,
+    "provider": HandlerKind.PROVIDER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +62,14 @@ class Middleware:
     """One function, with the handlers that it surrounds."""
 
     name: str
-    kinds: frozenset[UnitKind]
+    kinds: frozenset[HandlerKind]
     sync: Around | None
     """Its form for plain handlers; None where it cannot surround them."""
     asynchronous: Around | None
     only: str | None = None
     """``sync`` or ``async`` where it was restricted to handlers of that colour."""
 
-    def around(self, kind: UnitKind, handler: str, *, is_async: bool) -> Around | None:
+    def around(self, kind: HandlerKind, handler: str, *, is_async: bool) -> Around | None:
         """Its form for a handler; None where it was not meant for it."""
         if kind not in self.kinds or self.only not in (None, "async" if is_async else "sync"):
             return None
@@ -92,7 +96,7 @@ class MiddlewareStack:
         self._all.append(_read(function, tuple(kinds), only))
         return function
 
-    def around(self, kind: UnitKind, handler: str, *, is_async: bool) -> tuple[Around, ...]:
+    def around(self, kind: HandlerKind, handler: str, *, is_async: bool) -> tuple[Around, ...]:
         """What surrounds a handler, the innermost first; refused where the colours do not fit."""
         found = (each.around(kind, handler, is_async=is_async) for each in reversed(self._all))
         return tuple(each for each in found if each is not None)
@@ -133,7 +137,7 @@ def _read(function: Callable[..., Any], kinds: tuple[str, ...], only: str | None
         raise WiringError(
             f"the middleware {name!r} is restricted to {only!r}", remedy="write sync or async"
         )
-    chosen = frozenset(_NAMES[each] for each in kinds) or frozenset(UnitKind)
+    chosen = frozenset(_NAMES[each] for each in kinds) or frozenset(HandlerKind)
     if inspect.isgeneratorfunction(function):
         _check_parameters(name, function, 1)
         manager = contextmanager(function)

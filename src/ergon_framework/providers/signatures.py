@@ -15,7 +15,7 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.errors import HookError, describe, name_of
-from ergon_framework.ports.middleware import UnitKind, await_through, call_through
+from ergon_framework.ports.middleware import HandlerKind, await_through, call_through
 from ergon_framework.ports.unit_of_work import UnitOfWork
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Surroundings:
             self._layers = (
                 ()
                 if stack is None
-                else stack.around(UnitKind.PROVIDER, self.name, is_async=self.is_async)
+                else stack.around(HandlerKind.PROVIDER, self.name, is_async=self.is_async)
             )
         return self._layers
 
@@ -158,7 +158,7 @@ class Surroundings:
         """The attempt as middleware sees it."""
         trace = {} if context.traceparent is None else {"traceparent": context.traceparent}
         return UnitOfWork(
-            UnitKind.PROVIDER.value,
+            HandlerKind.PROVIDER.value,
             context.correlation_id or "",
             self.name,
             context.attempt,

@@ -32,8 +32,8 @@ from ergon_framework.errors import HookError, WiringError, describe
 from ergon_framework.ports.context import Attempt, current_attempt, current_unit
 from ergon_framework.ports.lifespan import Dependencies, DependencyScope
 from ergon_framework.ports.middleware import (
+    HandlerKind,
     MiddlewareStack,
-    UnitKind,
     await_through,
     call_through,
 )
@@ -129,7 +129,7 @@ class FunctionConsumer(Generic[P, T]):
         own = DependencyScope(self._dependencies) if scope is None else scope
         call = _FunctionCall(self, own, self._dependencies)
         made = _processes_async(call) if self.is_async else _processes(call)
-        layers = self._middleware.around(UnitKind.CONSUMER, self.name, is_async=self.is_async)
+        layers = self._middleware.around(HandlerKind.CONSUMER, self.name, is_async=self.is_async)
         if layers:
             made = _surrounded_async(layers, made) if self.is_async else _surrounded(layers, made)
         body: dict[str, Any] = {
