@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import VERBS, Ending, Verb, settle_again, settlement_rule
+from ergon_framework.core.lifecycle import VERBS, Ending, Verb, judge_settlement, settlement_rule
 from ergon_framework.core.retry import GiveUp, GiveUpReason, RetryAfter
 
 
@@ -32,7 +32,7 @@ def test_an_aborted_transaction_is_not_refused() -> None:
 
 def _after(kind: Kind, attempt: int = 0, now: float = 0.0, *, is_lost: bool = False) -> object:
     failure = Failure(kind, "x")
-    return settle_again(settlement_rule(), attempt, 0.0, failure, now, is_channel_lost=is_lost)
+    return judge_settlement(settlement_rule(), attempt, 0.0, failure, now, is_channel_lost=is_lost)
 
 
 @pytest.mark.parametrize("kind", Kind)

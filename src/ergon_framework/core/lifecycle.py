@@ -363,7 +363,7 @@ def settlement_rule(attempts: int = SETTLEMENT_ATTEMPTS, timeout: float = 30.0) 
     return RetryRule(attempts, SETTLEMENT_BACKOFF, SETTLEMENT_RETRIES, budget=timeout)
 
 
-def settle_again(
+def judge_settlement(
     rule: RetryRule,
     attempt: int,
     began_at: float,

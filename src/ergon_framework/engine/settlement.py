@@ -1,6 +1,6 @@
 """Settlements: telling the source how a run ended, and what becomes of one that fails.
 
-Whether a failed settlement is tried again is decided by ``settle_again`` in ``core/lifecycle.py``:
+Whether a failed settlement is tried again is decided by ``judge_settlement`` in ``core/lifecycle.py``:
 within a bound, and never after the source has lost its channel. A stop bounds it further, by its
 grace. One that is given up changes nothing about the outcome of its transaction: it is counted and
 told, and the source will deliver the transaction again.
@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import Verb, settle_again
+from ergon_framework.core.lifecycle import Verb, judge_settlement
 from ergon_framework.core.retry import RetryAfter, Verdict
 from ergon_framework.engine.classify import is_fatal, settlement_failure
 from ergon_framework.engine.instrumentation import Instrumentation
@@ -149,7 +149,7 @@ class Settlements:
             raise AssertionError("a settlement without a source to tell")
         is_lost = self.channel_losses != channel
         rule = self._settlement.retry
-        return settle_again(rule, number, since, failure, now, is_channel_lost=is_lost)
+        return judge_settlement(rule, number, since, failure, now, is_channel_lost=is_lost)
 
     def _may_wait_until(self, until: float) -> bool:
         return not self._call.is_aborted and until <= self._call.grace_at
