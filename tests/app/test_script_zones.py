@@ -14,12 +14,11 @@ from ergon_framework import App
 from ergon_framework.app.diagnostics.findings import Status
 from ergon_framework.app.diagnostics.zones import examine_zones
 from ergon_framework.app.node import node_address
-from ergon_framework.app.settings import load_settings
+from ergon_framework.app.settings import Settings, load_settings
 from ergon_framework.app.zones import (
     check_zone_name,
     folder_name,
     known_zone,
-    open_zone,
     script_zone,
     zones_folder,
     zones_found,
@@ -29,6 +28,14 @@ from ergon_framework.cli import invoke
 from ergon_framework.connector.boundary import Zone
 from ergon_framework.errors import ConfigurationError, ConflictingDuplicateError, SettingsError
 from tests.servers.server import free_port
+
+
+def open_zone(
+    found: Settings, name: str, *, home: Path | None = None, url: str | None = None
+) -> Zone:
+    """The zone of a script in some folder, as an App opens it."""
+    setup = script_zone(found, name, home=home, url=url)
+    return Zone(setup.name, setup.settings)
 
 
 def released(zone: Zone, order: str = "WO-1", pieces: int = 40) -> int:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, unquote
 
 from pydantic import AfterValidator, SecretStr
@@ -31,9 +31,6 @@ from ergon_framework.errors import ConfigurationError, SettingsError
 from ergon_framework.ports.settings_model import FrozenDict, SettingsModel
 from ergon_framework.ports.transfer import login_hint
 from ergon_framework.storage.urls import SQLITE, file_of, store_operand
-
-if TYPE_CHECKING:
-    from ergon_framework.connector.boundary.zone import Zone
 
 
 def for_one(defaults: ZoneSettings, name: str) -> ZoneSettings:
@@ -197,16 +194,6 @@ def script_zone(
     for peer in settings.peers:
         check_peer(name, settings, peer)
     return ZoneSetup(name, settings)
-
-
-def open_zone(
-    found: Settings, name: str, *, home: Path | None = None, url: str | None = None
-) -> Zone:
-    """The short form of a script's zone; nothing is opened before its first use."""
-    from ergon_framework.connector.boundary.zone import Zone
-
-    setup = script_zone(found, name, home=home, url=url)
-    return Zone(setup.name, setup.settings)
 
 
 def _unsaid(found: Settings, name: str, home: Path | None, url: str | None) -> ZoneSettings:

@@ -1,6 +1,6 @@
 """Settlements: telling the source how a run ended, and what becomes of one that fails.
 
-Whether a failed settlement is tried again is decided by ``judge_settlement`` in ``core/lifecycle.py``:
+``judge_settlement`` in ``core/lifecycle.py`` decides whether a failed settlement is tried again:
 within a bound, and never after the source has lost its channel. A stop bounds it further, by its
 grace. One that is given up changes nothing about the outcome of its transaction: it is counted and
 told, and the source will deliver the transaction again.

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.settings import load_settings
+from ergon_framework import App
 from ergon_framework.app.store_location import StoreLocation
-from ergon_framework.app.zones import open_zone
 from ergon_framework.cli import invoke
 from ergon_framework.errors import SettingsError, StoreError, StoreReadOnlyError
 from ergon_framework.jobs.client import JobClient
@@ -71,8 +70,9 @@ def asked(store: str) -> int | None:
 
 def published(settings: Path, zone: str, n: int) -> int:
     """Publish a fact as a script with these settings does; its offset."""
-    with open_zone(load_settings(settings), zone) as found:
-        return found.publish("order:1", "counted", {"n": n}, to="hq", id=("counted", n)).offset
+    with App(config=settings) as app:
+        receipt = app.zone(zone).publish("order:1", "counted", {"n": n}, to="hq", id=("counted", n))
+    return receipt.offset
 
 
 @pytest.fixture
