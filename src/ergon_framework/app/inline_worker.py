@@ -34,7 +34,6 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from ergon_framework.app.jobs import JobSetup
@@ -213,12 +212,7 @@ class InlineWorker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     # ---- inside ----

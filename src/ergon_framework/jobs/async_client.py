@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
 from ergon_framework.core.job import JobStatus
@@ -425,12 +424,7 @@ class AsyncJobClient:
         await self._call(self._sync)  # a store that cannot be opened is told here
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     # ---- inside, in threads ----

@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from ergon_framework.core.guard import RetryBudget
@@ -277,12 +276,7 @@ class ProviderBase(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _ready(self) -> ProviderRuntime:

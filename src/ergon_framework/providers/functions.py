@@ -24,7 +24,6 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -450,12 +449,7 @@ class Provider:
         self._opened.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         try:
             self.close()
         finally:
@@ -466,12 +460,7 @@ class Provider:
         await self._opened.aopen()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         from ergon_framework.providers.threads import offload
 
         try:

@@ -23,7 +23,6 @@ import os
 import stat
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 logger = logging.getLogger("ergon.storage")
@@ -226,12 +225,7 @@ class Folder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 

@@ -13,7 +13,6 @@ import selectors
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import Token
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ergon_framework.engine.clocks import restore_clock, use_clock
@@ -197,12 +196,7 @@ class VirtualClock:
         self._token = use_clock(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._token is not None:
             restore_clock(self._token)
             self._token = None

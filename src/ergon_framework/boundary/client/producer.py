@@ -7,7 +7,6 @@ repeated at will, in this process or the next: the same id and content answer th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from ergon_framework.boundary import telemetry
@@ -125,12 +124,7 @@ class Producer(ProducerBase):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _run(self, script: Flow[T]) -> T:
@@ -216,12 +210,7 @@ class AsyncProducer(ProducerBase):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def _run(self, script: Flow[T]) -> T:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from itertools import chain
-from types import TracebackType
 from typing import Self, TypeAlias
 
 from ergon_framework.boundary.http.codec import (
@@ -247,12 +246,7 @@ class HttpTransport:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     # ---- connections ----
@@ -418,10 +412,5 @@ class HttpObjectStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()

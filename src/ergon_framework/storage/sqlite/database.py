@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
@@ -237,12 +236,7 @@ class Database:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _open(self, file: OpenFile) -> None:
