@@ -267,8 +267,30 @@ class TakesOnlyTimeout(Protocol[T_co]):
         """Make one attempt."""
 
 
-class CallDecorator(Protocol):
-    """``@provider.call(...)``, which waits for its function."""
+Declare = Callable[[Any, str | None, CallChanges], Any]
+"""Makes an object of this module of a function, its operation and the options of its calls."""
+
+
+class _Decorator:
+    """What both decorators do: declare a function, or keep options for the one that follows."""
+
+    def __init__(
+        self, declare: Declare, operation: str | None = None, changes: CallChanges | None = None
+    ) -> None:
+        self._declare = declare
+        self._operation = operation
+        self._changes = changes or CallChanges()
+
+    def _apply(self, function: Any, operation: str | None, options: dict[str, Any]) -> Any:
+        name = operation or self._operation
+        changes = cast("CallChanges", {**self._changes, **options})
+        if function is None:
+            return type(self)(self._declare, name, changes)
+        return self._declare(function, name, changes)
+
+
+class CallDecorator(_Decorator):
+    """``@provider.call``, and ``@provider.call(...)``, which waits for its function."""
 
     # mypy: a coroutine function is also a function that returns something; the first match wins.
     @overload
@@ -283,10 +305,19 @@ class CallDecorator(Protocol):
     ) -> AsyncProviderCall[P, T]: ...
     @overload
     def __call__(self, function: Callable[P, T], /) -> ProviderCall[P, T]: ...
+    @overload
+    def __call__(
+        self, /, *, operation: str | None = None, **options: Unpack[CallChanges]
+    ) -> CallDecorator: ...
+    def __call__(
+        self, function: Any = None, /, *, operation: str | None = None, **options: Any
+    ) -> Any:
+        """The call of a function, or a decorator with these options."""
+        return self._apply(function, operation, options)
 
 
-class StreamDecorator(Protocol):
-    """``@provider.stream(...)``, which waits for its function."""
+class StreamDecorator(_Decorator):
+    """``@provider.stream``, and ``@provider.stream(...)``, which waits for its function."""
 
     @overload
     def __call__(
@@ -298,3 +329,12 @@ class StreamDecorator(Protocol):
     def __call__(self, function: Callable[P, AsyncIterator[T]], /) -> AsyncProviderStream[P, T]: ...
     @overload
     def __call__(self, function: Callable[P, Iterator[T]], /) -> ProviderStream[P, T]: ...
+    @overload
+    def __call__(
+        self, /, *, operation: str | None = None, **options: Unpack[CallChanges]
+    ) -> StreamDecorator: ...
+    def __call__(
+        self, function: Any = None, /, *, operation: str | None = None, **options: Any
+    ) -> Any:
+        """The stream of a function, or a decorator with these options."""
+        return self._apply(function, operation, options)

@@ -22,20 +22,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    ParamSpec,
-    Self,
-    TypedDict,
-    TypeVar,
-    Unpack,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 from ergon_framework.core.limits import read_quota
 from ergon_framework.errors import ConfigurationError, HookError
@@ -49,7 +38,6 @@ from ergon_framework.providers.calls import (
     ProviderCall,
     ProviderStream,
     StreamDecorator,
-    TakesOnlyTimeout,
 )
 from ergon_framework.providers.signatures import CallSignature, FunctionAttempt, Surroundings
 
@@ -72,9 +60,6 @@ if TYPE_CHECKING:
     from ergon_framework.providers.retry import RetryPolicy
 
     Store = str | ProviderStore | Callable[[], str | ProviderStore | None] | None
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 BUDGET = 60.0
 """Seconds that a whole call may take, as ``ProviderBase`` has it."""
@@ -232,58 +217,23 @@ class Provider:
 
     # -- declaring ---------------------------------------------------------------------------------
 
-    @overload
-    def call(  # type: ignore[overload-overlap]
-        self, function: TakesOnlyTimeout[Coroutine[Any, Any, T]], /
-    ) -> AsyncProviderCall[..., T]: ...
-    @overload
-    def call(self, function: TakesOnlyTimeout[T], /) -> ProviderCall[..., T]: ...
-    @overload
-    def call(  # type: ignore[overload-overlap]
-        self, function: Callable[P, Coroutine[Any, Any, T]], /
-    ) -> AsyncProviderCall[P, T]: ...
-    @overload
-    def call(self, function: Callable[P, T], /) -> ProviderCall[P, T]: ...
-    @overload
-    def call(
-        self, /, *, operation: str | None = None, **options: Unpack[CallChanges]
-    ) -> CallDecorator: ...
-    def call(self, function: Any = None, /, *, operation: str | None = None, **options: Any) -> Any:
-        """Make a function a guarded call; ``operation`` is its name unless given.
+    @property
+    def call(self) -> CallDecorator:
+        """Makes a function a guarded call: ``@rates.call``, or ``@rates.call(attempts=2)``.
 
-        The options are those of :meth:`FunctionCall.options`, for all calls of this function.
+        ``operation`` is its name unless given. The other options are those of
+        :meth:`FunctionCall.options`, for all calls of this function.
         """
-        changes = cast("CallChanges", options)
-        if function is None:
-            return lambda given: self._call(given, operation, changes)
-        return self._call(function, operation, changes)
+        return CallDecorator(self._call)
 
-    @overload
-    def stream(
-        self, function: TakesOnlyTimeout[AsyncIterator[T]], /
-    ) -> AsyncProviderStream[..., T]: ...
-    @overload
-    def stream(self, function: TakesOnlyTimeout[Iterator[T]], /) -> ProviderStream[..., T]: ...
-    @overload
-    def stream(self, function: Callable[P, AsyncIterator[T]], /) -> AsyncProviderStream[P, T]: ...
-    @overload
-    def stream(self, function: Callable[P, Iterator[T]], /) -> ProviderStream[P, T]: ...
-    @overload
-    def stream(
-        self, /, *, operation: str | None = None, **options: Unpack[CallChanges]
-    ) -> StreamDecorator: ...
-    def stream(
-        self, function: Any = None, /, *, operation: str | None = None, **options: Any
-    ) -> Any:
-        """Make a generator function a guarded stream.
+    @property
+    def stream(self) -> StreamDecorator:
+        """Makes a generator function a guarded stream, with the same options.
 
         It is tried again until its first item has come. A failure after that ends the stream; the
         timeout and the budget are for the whole of it.
         """
-        changes = cast("CallChanges", options)
-        if function is None:
-            return lambda given: self._stream(given, operation, changes)
-        return self._stream(function, operation, changes)
+        return StreamDecorator(self._stream)
 
     def _stream(self, function: Any, operation: str | None, changes: CallChanges) -> Any:
         attempt = self._declared(function, operation, is_stream=True)
