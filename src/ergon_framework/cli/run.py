@@ -188,9 +188,8 @@ def run(
     A task runs until it is done, everything else until SIGTERM or SIGINT. The first signal lets
     work in flight finish, the second ends it at once.
     """
-    from ergon_framework.app.app_reference import find_app, script_in
+    from ergon_framework.app.app_reference import find_app
     from ergon_framework.app.liveness_outputs import LivenessOutputs
-    from ergon_framework.app.observability import set_up_logging, show_executors
     from ergon_framework.app.parts import PartKind, part_named
     from ergon_framework.app.reload import end_with
     from ergon_framework.app.run import Run
@@ -204,12 +203,8 @@ def run(
         return _reloading(session, target, config)
     if lifeline is not None:
         end_with(lifeline)
+    _prepare_process(session, target or "", config, log_level, log_format)
     rule = RestartRule(restarts, restart_window)
-    if session.is_process and config is not None:
-        os.environ["ERGON_CONFIG"] = str(config.absolute())  # for whoever asks for a provider
-    if log_format == "text" and (":" in (target or "") or script_in(target or "")):
-        show_executors()  # what the handlers of an App print is for people, whatever the level
-    set_up_logging(log_level, log_format)
     if everything:
         check_options(context, "--all")
         return run_everything(session, config, rule, as_json=as_json)
@@ -223,10 +218,7 @@ def run(
     if part.kind is not PartKind.TASK:
         check_options(context, f"the {part.kind.value} {part.name!r}")
         common = {"config": config, "log_level": log_level, "log_format": log_format}
-        if supervised is not None:
-            return _end(session, run_part_under(supervised, part, common))
-        run_part(part, {**common, "as_json": as_json})
-        return 0
+        return _run_part(session, part, common, supervised, as_json)
     asked = Run(
         part.name,
         config,
@@ -237,12 +229,21 @@ def run(
     )
     if supervised is not None:
         return _end(session, asked.as_worker(supervised))
-    if check:
-        with keep_stdout(as_json):
-            plan = asked.plan()
-        _show_plan(plan, as_json)
-        return 0
-    return _run_task(session, asked, as_json)
+    return _check_task(asked, as_json) if check else _run_task(session, asked, as_json)
+
+
+def _prepare_process(
+    session: Session, target: str, config: Path | None, log_level: str, log_format: str
+) -> None:
+    """Logs as they were asked for, and the settings for whoever looks for them."""
+    from ergon_framework.app.app_reference import script_in
+    from ergon_framework.app.observability import set_up_logging, show_executors
+
+    if session.is_process and config is not None:
+        os.environ["ERGON_CONFIG"] = str(config.absolute())  # for whoever asks for a provider
+    if log_format == "text" and (":" in target or script_in(target)):
+        show_executors()  # what the handlers of an App print is for people, whatever the level
+    set_up_logging(log_level, log_format)
 
 
 def _run_app(app: App, *, burst: bool, as_json: bool) -> int:
@@ -285,6 +286,22 @@ def _reloading(session: Session, target: str | None, config: Path | None) -> int
         return [*module, first, "--lifeline", str(lifeline), *rest]
 
     return Reloader(command, roots).run()
+
+
+def _run_part(
+    session: Session, part: Part, common: Mapping[str, Any], supervised: str | None, as_json: bool
+) -> int:
+    if supervised is not None:
+        return _end(session, run_part_under(supervised, part, common))
+    run_part(part, {**common, "as_json": as_json})
+    return 0
+
+
+def _check_task(asked: Run, as_json: bool) -> int:
+    with keep_stdout(as_json):
+        plan = asked.plan()
+    _show_plan(plan, as_json)
+    return 0
 
 
 def _run_task(session: Session, asked: Run, as_json: bool) -> int:
