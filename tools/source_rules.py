@@ -4,6 +4,7 @@
 - Only ``core`` names ``judge``: whether to try again is decided there.
 - Only ``core`` lets a delay grow: a pause that is multiplied round by round is a retry policy.
 - Only the clocks sleep, so that every wait follows the clock that a test moves.
+- Only ``storage`` syncs files: a plain fsync stops at the cache of the drive on macOS.
 - Tests use no private attribute and replace no constant of a module: they outlive a refactoring.
   ``tools/test_debt.json`` counts the places that still do, by file. A file may have fewer than it
   says there, never more; ``python tools/source_rules.py --write`` brings it up to date.
@@ -31,8 +32,10 @@ CORE_MAY_IMPORT = frozenset(
     }
 )
 CLOCKS = ("engine/clocks.py", "testing/")
+SYNCS = ("storage/fsync.py", "storage/secure_files.py")
 _JUDGE = "judge"
 _SLEEPERS = {"time", "asyncio"}
+_PLAIN_SYNCS = {"fsync", "fdatasync"}
 _DELAY = re.compile(r"(^|_)(backoff|delay|pause|sleep|wait)(s|_|$)")
 
 
@@ -154,6 +157,26 @@ def sleeps(tree: ast.AST) -> Iterator[Violation]:
         yield Violation(node.lineno, advice)
 
 
+def plain_syncs(tree: ast.AST) -> Iterator[Violation]:
+    """Mentions of ``os.fsync`` and ``os.fdatasync``."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module="os", names=names) if any(
+                alias.name in _PLAIN_SYNCS for alias in names
+            ):
+                pass
+            case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in _PLAIN_SYNCS:
+                pass
+            case ast.Call(args=[ast.Name(id="os"), ast.Constant(value=name), *_]) if (
+                name in _PLAIN_SYNCS
+            ):
+                pass  # getattr(os, "fdatasync")
+            case _:
+                continue
+        advice = "a plain fsync may stop at the cache of the drive: use storage.fsync.sync_file"
+        yield Violation(node.lineno, advice)
+
+
 def private_attributes(tree: ast.AST) -> Iterator[Violation]:
     """Attributes with an underscore of objects that the test did not make up itself."""
     own = set(_defined(tree)) | _PUBLIC
@@ -204,9 +227,12 @@ def rules_for(path: str) -> tuple[Rule, ...]:
     """The rules that bind one file of the package, named relative to it."""
     if path.startswith("core/"):
         return (core_imports,)
-    if path.startswith(CLOCKS):
-        return (judge_mentions, growing_delays)
-    return (judge_mentions, growing_delays, sleeps)
+    rules: tuple[Rule, ...] = (judge_mentions, growing_delays)
+    if not path.startswith(CLOCKS):
+        rules += (sleeps,)
+    if path not in SYNCS:
+        rules += (plain_syncs,)
+    return rules
 
 
 def violations(package: Path) -> list[str]:
@@ -264,7 +290,7 @@ def main(arguments: Sequence[str] = (), package: Path = PACKAGE, tests: Path = T
     for each in found:
         print(each)
     if not found:
-        print("source rules: core imports, judge, growing delays and sleeps are where they belong")
+        print("source rules: core imports, judge, delays, sleeps and syncs are where they belong")
     left = [f"{rule} {sum(map(len, by_file.values()))}" for rule, by_file in taken.items()]
     print("tests:", ", ".join(left))
     return 1 if found else 0

@@ -255,7 +255,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(_fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr("ergon_framework.cli.boundary_objects.sync_file", full)
     whole: Any = Pretender(BLOB)
     with pytest.raises(ConfigurationError, match="No space left"):
         boundary_objects.Download(whole, "b", "k", tmp_path / "copy").run(lambda _done: None)

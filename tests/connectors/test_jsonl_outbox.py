@@ -290,7 +290,7 @@ def test_after_a_failed_fsync_nothing_is_promised(
     with JsonlConnector(tmp_path) as connector:
         first, second = connector.fetch_transactions(2)
         with monkeypatch.context() as patched:
-            patched.setattr(append_file, "sync_data", fail)
+            patched.setattr(append_file, "sync_file", fail)
             with pytest.raises(JsonlConnectorError, match=r"cannot write .*Input/output error"):
                 connector.ack(first)
         for each in (first, second):
@@ -350,7 +350,7 @@ def test_threads_that_settle_together_share_an_fsync(
         assert go_on.wait(10)
 
     file = append_file.AppendFile(Folder.open(tmp_path), "log", "log")
-    monkeypatch.setattr(append_file, "sync_data", slow)
+    monkeypatch.setattr(append_file, "sync_file", slow)
     tickets = [file.write([b"1\n"])]
     first = threading.Thread(target=file.sync, args=tickets)
     first.start()
@@ -378,7 +378,7 @@ def test_everything_is_on_disk_before_dispatch_and_ack_return(
 
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc to name a descriptor")
-    monkeypatch.setattr(append_file, "sync_data", note)
+    monkeypatch.setattr(append_file, "sync_file", note)
     for fsync in (True, False):
         with JsonlConnector(tmp_path, tmp_path, fsync=fsync) as connector:
             send(connector, "a", "b")

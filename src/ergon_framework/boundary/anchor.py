@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage.fsync import sync_file
 from ergon_framework.storage.secure_files import give_to, open_file
 
 logger = logging.getLogger("ergon_framework.boundary")
@@ -94,7 +95,7 @@ class Anchor:
         """From now on it is that store's."""
         with self._lock:
             self._write(epoch, dict(heads))
-            os.fsync(self._file)
+            sync_file(self._file)
 
     def reached(self, log: str, offset: int) -> None:
         """A log has grown; called before that is acknowledged to anybody."""
@@ -113,7 +114,7 @@ class Anchor:
             file, self._file = self._file, -1
             if file >= 0:
                 with contextlib.suppress(OSError):
-                    os.fsync(file)
+                    sync_file(file)
                 os.close(file)
 
     def _write(self, epoch: str, heads: dict[str, int]) -> None:
@@ -138,7 +139,7 @@ class Anchor:
             self._is_written.wait()
             self._is_written.clear()
             try:
-                os.fsync(self._file)
+                sync_file(self._file)
             except OSError as error:
                 self._failed(error)
             self._is_closed.wait(SYNC_INTERVAL)

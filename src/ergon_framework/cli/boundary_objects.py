@@ -19,6 +19,7 @@ from ergon_framework.cli.boundary_node import Node, asks_node
 from ergon_framework.cli.output import StdoutBytes, progress, show_one, standard_input
 from ergon_framework.cli.session import JsonFlag
 from ergon_framework.errors import ConfigurationError, DataLossError
+from ergon_framework.storage.fsync import sync_file, sync_folder
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Download:
                     raise _spoilt(self.about.bucket, self.about.key)
                 is_fresh = True
             self._part.replace(self._target)
-            _sync_folder(self._target.absolute().parent)
+            sync_folder(self._target.absolute().parent)
         except DataLossError:
             self._part.unlink(missing_ok=True)  # nothing of a spoilt object is worth keeping
             raise
@@ -85,7 +86,7 @@ class Download:
             if done < self.about.size:
                 self._receive(file, hashed, done, report)
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
         return _spelled(hashed) == self.about.digest
 
     def _opened(self) -> int:
@@ -138,14 +139,6 @@ def _unusable(path: Path, error: OSError) -> ConfigurationError:
         f"{path} cannot be written: {error.strerror or error}",
         remedy="name a file in a folder that can be written and has room",
     )
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 Bucket = Annotated[str, typer.Argument(metavar="BUCKET", help="For example batch-files.")]

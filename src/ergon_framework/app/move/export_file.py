@@ -44,6 +44,7 @@ from ergon_framework.ports.transfer import ObjectNameRecord, RecordStore, record
 from ergon_framework.storage import secure_files
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.fsync import sync_file
 from ergon_framework.storage.sqlite.connections import connect, open_reader
 
 declare("export.page.written", "export.file.synced", "export.file.named")
@@ -347,7 +348,7 @@ class FileOutput:
         assert self._file is not None  # noqa: S101 - begin came before
         with self._told():
             self._file.flush()
-            os.fsync(self._file.fileno())
+            sync_file(self._file.fileno())
             failpoint("export.file.synced")
             self._refuse_present()
             self._folder.replace(self._draft, self.path.name)

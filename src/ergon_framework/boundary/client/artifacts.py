@@ -32,6 +32,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.ports.factstore import Reference
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.fsync import sync_file
 
 CHUNK = 1 << 20
 MAX_IN_MEMORY = 8 << 20
@@ -329,7 +330,7 @@ def _beside(target: Path) -> IO[bytes]:
 
 def _settle(file: IO[bytes], target: Path) -> None:
     file.flush()
-    os.fsync(file.fileno())
+    sync_file(file.fileno())
     file.close()
     failpoint("boundary.saving.before")
     Path(file.name).replace(target)

@@ -17,9 +17,9 @@ from typing import NoReturn
 
 from ergon_framework.connector.jsonl.codec import NEWLINE, JsonlConnectorError, is_complete
 from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.storage.fsync import sync_file
 from ergon_framework.storage.secure_files import Folder
 
-sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 _BLOCK = 1 << 16
 MAX_REPLACED = 10
 """How often in a row a file may be taken away while it is being written."""
@@ -135,7 +135,7 @@ class AppendFile:
             self._refuse_when_broken()
             covered = self._written  # before the sync: what is written during it is not covered
             try:
-                sync_data(self._file.fileno())
+                sync_file(self._file.fileno())
             except OSError as error:
                 self._give_up(error)
             self._synced = covered
@@ -154,7 +154,7 @@ class AppendFile:
                     failpoint(f"{self._label}.rewriting")
                     write_all(file, content)
                     if self._fsync:
-                        sync_data(file.fileno())
+                        sync_file(file.fileno())
                 failpoint(f"{self._label}.rewritten")
                 self._folder.replace(fresh, self.path.name)
                 failpoint(f"{self._label}.renamed")
@@ -185,7 +185,7 @@ class AppendFile:
             if self._file.closed:
                 return
             if self._fsync and self._broken is None:
-                sync_data(self._file.fileno())
+                sync_file(self._file.fileno())
             self._synced = self._written
             self._file.close()
 

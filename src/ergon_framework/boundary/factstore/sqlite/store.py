@@ -33,6 +33,7 @@ from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteDatabas
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.transfer import FactIdRecord, FactRecord
 from ergon_framework.storage.freeze import sqlite_bars
+from ergon_framework.storage.fsync import sync_file
 from ergon_framework.storage.secure_files import make_folder, open_file
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_write_failure
@@ -272,6 +273,6 @@ def _copy(connection: sqlite3.Connection, target: Path) -> None:
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
