@@ -490,6 +490,8 @@ class EngineCall:
 
         Whoever calls it is about to begin one of those that are ready.
         """
+        # Without the lock: every transaction comes by here. A worker that begins to rest just now
+        # looks at what is ready itself before it does.
         if not self.idle and len(self.workers) >= self.plan.loop.concurrency:
             return
         with self.lock:
@@ -634,7 +636,7 @@ class EngineCall:
     def _returned(self, doing: InProgress, run: Run, step: Step, result: Any) -> Event | None:
         """A hook returned. None when the supervisor took the run away meanwhile."""
         try:
-            doing.ticket.pop()
+            doing.ticket.pop()  # ``claim``, written out: this is the hot path
         except IndexError:
             if not self._owns(doing):
                 return None
@@ -708,6 +710,7 @@ class EngineCall:
         """Account for a run that its worker will not end. False when that was done before."""
         transaction = run.transaction
         key = transaction.transaction_id
+        # Another delivery of the same id may be the one that runs by now: it is not to be ended.
         if self.live.get(key) is not transaction or self.live.pop(key, None) is None:
             return False
         if end.how is Ending.ABORTED:
@@ -764,7 +767,7 @@ class EngineCall:
             # The frames of its traceback hold on to the run, and the run to its payload: such a
             # circle would live until the collector comes by.
             run.exception = run.handler_exception = None
-        if self.live.pop(key, None) is None:
+        if self.live.pop(key, None) is None:  # the supervisor has counted it, see end_early
             worker.run = None
             return False
         if end is SUCCEEDED:

@@ -84,7 +84,7 @@ class ThreadEngine(EngineCall):
                         part()
                     except BaseException as error:
                         self.interrupt(error)
-                self.account()
+                self.account()  # once more, if Ctrl-C cut it short above
                 report = self.report()  # under the lock: a worker that leaves moves its counts
             return self.conclude(report)
         finally:
@@ -148,7 +148,7 @@ class ThreadEngine(EngineCall):
                 try:
                     if attempt.phase != BACKOFF:
                         self.give_up_on(worker, attempt)
-                    else:
+                    else:  # in a backoff no user code runs: its thread leaves when it wakes
                         self.dismiss(worker)
                 finally:
                     self.cut_off(attempt)
@@ -248,7 +248,7 @@ class ThreadEngine(EngineCall):
             step = self.on_success
             if step.hook is not None:
                 run.deadline_at = None  # process's own must not be held against this step
-                run.ticket.append(None)
+                run.ticket.append(None)  # the first was taken by the call that returned
                 current = (self.call, run, step.phase, 0, run.ticket)
                 event = self._call(worker, run, step, run, current, transaction, run.result)
             if event is RETURNED:

@@ -290,12 +290,13 @@ class Puller:
         self._consumer = f"{PEER}{zone.name}"
         self._is_alone = is_alone(zone.store)
         self._holder = holder or holder_of(zone.store)
+        # One fetch may wait that long; twice, so that a slow one does not cost the lease.
         self._lease = 2 * (self._settings.wait + self._settings.timeout)
         self._artifacts = Artifacts(zone, peer, transport, in_thread)
         self._loop = asyncio.get_running_loop()
         self._signal = AsyncSignal()
         self._is_stopping = False
-        self._is_behind = True
+        self._is_behind = True  # the first fetch does not wait: there may be much to catch up with
         self._lag_high = 0.0
         self._show(lag=0)
 
@@ -449,8 +450,8 @@ class Puller:
     def _standing(self) -> Link:
         """The link, sealed also when the whole zone is."""
         store = self.zone.store
-        link = store.link(self.peer)
-        return store.link("") if store.link("").is_sealed else link
+        whole = store.link("")  # the seal of the zone is kept as that of a link without a name
+        return whole if whole.is_sealed else store.link(self.peer)
 
     async def _receive(self, link: Link, batch: Batch) -> Link:
         zone, came_at = self.zone, self._loop.time()
@@ -550,6 +551,7 @@ class Puller:
         """Another node of this zone pulls: look again, until it leaves or its lease ends."""
         holder = str(error.details.get("holder"))
         self._is_behind = True
+        # The link is in order, so the gate hears of a pull: only this node does not do it.
         self._now_is(self.gate.pulled(self._rule, 0, self._loop.time()), f"{holder} pulls")
         self._show(lag=0, lag_seconds=0.0, held_by=holder)
         wait = (

@@ -214,6 +214,7 @@ def try_fast_path(
     again. ``may_wait`` says whether the store may be asked for quota: not on an event loop.
     """
     seconds, policy, limiter = given.timeout_budget_seconds, runtime.policy, lane.quota
+    # Bounds that the caller sets for this one call are rare: the guard alone knows their rules.
     if given.deadline is not None or (seconds is not None and seconds <= 0):
         return None
     if given.max_attempts is not None:

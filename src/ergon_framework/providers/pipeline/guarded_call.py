@@ -391,7 +391,7 @@ class GuardedCall:
 
     def too_late(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:
         """End a call of the fast path whose time was over before its attempt."""
-        self._begun = self._reserved_for = 0
+        self._begun = self._reserved_for = 0  # nothing was sent: finish() returns what was reserved
         self._guard.admitted(None, self.clock.now())
         return self.finish()
 
@@ -573,11 +573,14 @@ class GuardedCall:
         return self._log.given_up()
 
     def _first_unspent(self) -> int:
+        """The index of the first reservation that goes back; those before it paid for a request."""
         if self._guard.stop is Stopped.SUCCEEDED:
             return self._reserved_for
         if self._policy.guard.quota_unit is Scope.ATTEMPT:
             is_cut_short = self._begun > self._guard.attempts
             return self._paid_from if is_cut_short else self._reserved_for
+        # One unit pays for all attempts. It goes back when no attempt has ended, or when the last
+        # one ended in a way that costs nothing.
         error = self._error
         if error is None or self._is_refundable(error, self._policy.table[error.reason_code]):
             return 0

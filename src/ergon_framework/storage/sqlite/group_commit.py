@@ -70,6 +70,7 @@ class PendingWrite:
         self.is_served = False
         self.result: Any = None
         self.error: BaseException | None = None
+        # A lock that is held is the cheapest event there is: releasing it wakes one thread.
         self.wake = wake = Lock()
         wake.acquire()
 
@@ -282,6 +283,8 @@ class GroupCommitWriter:
                     return self._commit_one(work, timeout, is_synced=is_synced)
                 self._commit_group(queue.group)
         finally:
+            # Written out in each caller: an interrupt on the way into a helper would come before
+            # its ``try``, and nobody would leave.
             try:
                 # Asked and not remembered: an interrupt may come between leading and a flag that
                 # says so, and a leader that never leaves would block the file for ever.
@@ -291,7 +294,7 @@ class GroupCommitWriter:
                 if queue.leader == me:
                     queue.leave()
                 raise
-        result: T = pending.outcome()
+        result: T = pending.outcome()  # who led alone has returned above
         return result
 
     def write_within(
@@ -400,6 +403,7 @@ class GroupCommitWriter:
             connection = self._begin(group, within)
             self._serve(connection, group)
         except Exception as error:
+            # Not ``group``: a leader that ran out of time has put its followers back by now.
             for pending in self.queue.group:
                 pending.error = pending.error or _copy_of(error)
                 pending.is_served = True
@@ -480,7 +484,10 @@ def _mark_served(group: list[PendingWrite], *, unless: bool = False) -> None:
 
 
 def _copy_of(error: Exception) -> Exception:
-    """The same error for one more caller: each raises an instance of its own."""
+    """The same error for one more caller.
+
+    Each raises an instance of its own: threads that raise one instance mix up its traceback.
+    """
     if isinstance(error, StoreError):
         raised = type(error)(error.message, remedy=error.remedy, details=error.details)
         raised.__cause__ = error.__cause__
