@@ -82,13 +82,11 @@ def _fact_parts(url: str) -> tuple[str, str]:
     kind, rest = taken_apart(url, _KNOWN, FORMS, "facts")
     if kind == "sqlite":
         path_in(rest)
-    elif kind == "memory":
-        _check_nameless(rest)
     elif kind == "postgresql":
         from ergon_framework.storage.postgres.address import address_of
 
         address_of(url)
-    else:
+    elif kind == "nats":
         from ergon_framework.storage.nats.address import address_of as nats_address_of
 
         nats_address_of(url)
@@ -137,19 +135,10 @@ def _object_parts(place: str) -> tuple[str, str]:
             raise ConfigurationError("that names no folder of objects", remedy=OBJECT_FORMS)
         return "", place
     kind, rest = taken_apart(place, (*BUCKETS, "memory"), OBJECT_FORMS, "objects")
-    if kind == "memory":
-        _check_nameless(rest)
-    else:
+    if kind in BUCKETS:
         bucket_of(place)
         check_extra()
     return kind, rest
-
-
-def _check_nameless(rest: str) -> None:
-    if rest:
-        raise ConfigurationError(
-            "a memory store has no name and no options", remedy="write memory://"
-        )
 
 
 # ---- both ---------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
 from ergon_framework.storage.substitutes import find_substitute
 from ergon_framework.storage.urls import path_in, store_operand, taken_apart
@@ -68,10 +67,6 @@ def check_url(url: str) -> tuple[str, str]:
     Nothing is opened; a driver that is missing is told.
     """
     kind, rest = taken_apart(url, _KNOWN, _FORMS, "jobs")
-    if kind == "memory" and rest:
-        raise ConfigurationError(
-            "a memory store has no name and no options", remedy="write memory://"
-        )
     if kind == "sqlite":
         path_in(rest)
     elif kind == "postgresql":

@@ -11,7 +11,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage.substitutes import find_substitute
 from ergon_framework.storage.urls import path_in, taken_apart
 
@@ -87,7 +86,9 @@ def _open(
     kind: str, rest: str, clock: Callable[[], float] | None
 ) -> MemoryProviderStore | SqlProviderStore:
     if kind == "memory":
-        return _open_memory(rest, clock or time.time)
+        from ergon_framework.providers.stores.memory import MemoryProviderStore
+
+        return MemoryProviderStore(clock or time.time)
     # Imported late: a program without a database needs no SQLAlchemy.
     from ergon_framework.providers.stores.sql_store import SqlProviderStore
 
@@ -101,16 +102,6 @@ def _open(
     from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
     return SqlProviderStore(PostgresProviderDatabase(database, clock))
-
-
-def _open_memory(rest: str, clock: Callable[[], float]) -> MemoryProviderStore:
-    from ergon_framework.providers.stores.memory import MemoryProviderStore
-
-    if rest:
-        raise ConfigurationError(
-            "a memory store has no name and no options", remedy="write memory://"
-        )
-    return MemoryProviderStore(clock)
 
 
 def _after_fork() -> None:

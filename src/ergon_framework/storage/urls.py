@@ -79,6 +79,10 @@ def taken_apart(url: str, known: Sequence[str], forms: str, kept: str = "this") 
         raise ConfigurationError(
             f"a store on {kind} takes no other driver than ours", remedy=f"leave out +{driver}"
         )
+    if kind == "memory" and rest:
+        raise ConfigurationError(
+            "a memory store has no name and no options", remedy="write memory://"
+        )
     return kind, rest
 
 

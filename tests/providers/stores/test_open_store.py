@@ -76,11 +76,12 @@ def test_a_store_with_its_own_clock_is_not_shared() -> None:
 )
 @pytest.mark.req("PROVIDERS:badinput")
 def test_a_wrong_url_is_refused(url: str, match: str) -> None:
-    """It is said what is wrong and what to write, and no password is shown."""
-    with pytest.raises(ConfigurationError, match=match) as caught:
-        open_store(url)
-    assert caught.value.remedy
-    assert "hush" not in str(caught.value)
+    """By whoever checks the settings and by whoever opens it; no password is shown."""
+    for refuse in (check_url, open_store):
+        with pytest.raises(ConfigurationError, match=match) as caught:
+            refuse(url)
+        assert caught.value.remedy
+        assert "hush" not in str(caught.value)
 
 
 def test_several_hosts_need_no_ports() -> None:
