@@ -14,7 +14,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import cached_property
@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.errors import ConnectorError
+from ergon_framework.errors import ConfigurationError, ConnectorError
 from ergon_framework.ports.transaction import Transaction
 
 T = TypeVar("T")
@@ -249,6 +249,14 @@ class ThreadedTwins:
     @cached_property
     def _threads(self) -> OwnThreads:
         return OwnThreads()
+
+
+def refuse_extra(connector: object, extra: Mapping[str, Any], remedy: str) -> None:
+    """Refuse a setting of one call that the connector does not know."""
+    if extra:
+        raise ConfigurationError(
+            f"{type(connector).__name__} does not know the setting {min(extra)!r}", remedy=remedy
+        )
 
 
 def difference(given: Any, found: Any, path: str) -> tuple[str, str] | None:

@@ -509,6 +509,9 @@ def _check_name(field: str, value: Any) -> None:
     )
 
 
+# The same checks as in ``validation``, which imports what only a call needs.
+
+
 def _check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{name} must be an integer of 1 or more, not {value!r}")

@@ -17,7 +17,7 @@ from ergon_framework.boundary.client.flow import RETRY_RULE, Flow
 from ergon_framework.boundary.client.options import ProducerBase, ProducerOptions
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.model import Loss
-from ergon_framework.connector.base import settling
+from ergon_framework.connector.base import refuse_extra, settling
 from ergon_framework.connector.boundary.link import BoundaryConnectorError, Node, NodeLink
 from ergon_framework.connector.boundary.publisher import FactPublisher
 from ergon_framework.connector.boundary.reader import Driver, FactReader
@@ -129,15 +129,7 @@ def check_counts(**given: Any) -> None:
             raise ConfigurationError(f"{name} is {value!r}", remedy="give a whole number above 0")
 
 
-def refuse_extra(extra: Mapping[str, Any]) -> None:
-    """Refuse an unknown setting of one call."""
-    if extra:
-        raise ConfigurationError(
-            f"BoundaryConnector does not know the setting {min(extra)!r}",
-            remedy="a fetch takes wait, and a dispatch takes none",
-        )
-
-
+_SETTINGS = "a fetch takes wait, and a dispatch takes none"
 _SPAN = ("boundary.publish", "ergon.message_id")
 
 
@@ -265,7 +257,7 @@ class BoundaryConnector:
 
         When this returns, the node has all of them on disk, or with an outbox this machine has.
         """
-        refuse_extra(extra)
+        refuse_extra(self, extra, _SETTINGS)
         self._link.check()
         given = list(transactions)
         with dispatching(*_SPAN, given):
@@ -284,7 +276,7 @@ class BoundaryConnector:
                 self.dispatch_transactions, list(transactions), **extra
             )
             return
-        refuse_extra(extra)
+        refuse_extra(self, extra, _SETTINGS)
         self._link.check()
         given = list(transactions)
         with dispatching(*_SPAN, given):
@@ -409,7 +401,7 @@ class BoundaryConnector:
         self, batch_size: int, wait: float | None, extra: Mapping[str, Any]
     ) -> tuple[Driver, float]:
         """Who fetches, and how many seconds it may wait."""
-        refuse_extra(extra)
+        refuse_extra(self, extra, _SETTINGS)
         check_counts(batch_size=batch_size)
         seconds = self._wait if wait is None else wait
         check_seconds(wait=seconds)

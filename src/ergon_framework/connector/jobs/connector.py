@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import ValidationError
 
-from ergon_framework.connector.base import ThreadedTwins, settling
+from ergon_framework.connector.base import ThreadedTwins, refuse_extra, settling
 from ergon_framework.connector.jobs.claims import QueueConsumer
 from ergon_framework.connector.jobs.codec import (
     JobDelivery,
@@ -130,15 +130,7 @@ def _options(options: object) -> dict[str, Any]:
     return dict(options)
 
 
-def refuse_extra(extra: Mapping[str, Any]) -> None:
-    """Refuse an unknown setting of one call."""
-    if extra:
-        raise ConfigurationError(
-            f"JobsConnector does not know the setting {min(extra)!r}",
-            remedy="a fetch takes wait, and a dispatch takes none",
-        )
-
-
+_SETTINGS = "a fetch takes wait, and a dispatch takes none"
 DEFAULT_EXECUTOR = "connector"
 """As whom a connector claims that was given no name of an executor."""
 _WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
@@ -213,7 +205,7 @@ class JobsConnector(ThreadedTwins):
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
         """Enqueue one job for each, all in one commit. Those that are there already are left."""
-        refuse_extra(extra)
+        refuse_extra(self, extra, _SETTINGS)
         client, given = self._consumer.client(), list(transactions)
         routed = (self._handler, self._executor)
         with dispatching("job.enqueue", "rrq.job_id", given):
@@ -311,7 +303,7 @@ class JobsConnector(ThreadedTwins):
         extra: Mapping[str, Any],
         gave_up: threading.Event,
     ) -> list[Transaction]:
-        refuse_extra(extra)
+        refuse_extra(self, extra, _SETTINGS)
         check_batch(batch_size)
         seconds = self._wait if wait is None else seconds_of("wait", wait)
         claims = self._consumer.claim(batch_size, seconds, gave_up)

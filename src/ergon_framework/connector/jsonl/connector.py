@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
-from ergon_framework.connector.base import Delivered, ThreadedTwins, settling
+from ergon_framework.connector.base import Delivered, ThreadedTwins, refuse_extra, settling
 from ergon_framework.connector.jsonl import codec
 from ergon_framework.connector.jsonl.append_file import RotatingWriter
 from ergon_framework.connector.jsonl.codec import JsonlConnectorError, MalformedLineError
@@ -121,7 +121,7 @@ class JsonlConnector(ThreadedTwins):
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
         """Append them all, or none of them when one cannot be written as JSON without loss."""
-        _refuse_extra(extra)
+        refuse_extra(self, extra, "it takes no settings per call")
         outbox = self._writing()
         outbox.append([codec.encode(each, self._max_line_bytes) for each in transactions])
 
@@ -199,7 +199,7 @@ class JsonlConnector(ThreadedTwins):
     def _fetch(
         self, batch_size: int, extra: dict[str, Any], handover: _Handover
     ) -> list[Transaction]:
-        _refuse_extra(extra)
+        refuse_extra(self, extra, "it takes no settings per call")
         if batch_size < 1:
             raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
         inbox = self._reading()
@@ -264,14 +264,6 @@ class JsonlConnector(ThreadedTwins):
                 "this JsonlConnector is closed",
                 remedy="open a new one; close it after the last use",
             )
-
-
-def _refuse_extra(extra: dict[str, Any]) -> None:
-    if extra:
-        raise ConfigurationError(
-            f"JsonlConnector does not know the setting {min(extra)!r}",
-            remedy="it takes no settings per call",
-        )
 
 
 def _check_bounds(**bounds: int) -> None:
