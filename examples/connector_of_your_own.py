@@ -11,10 +11,9 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from ergon_framework.connector.transaction import Transaction
+from ergon_framework import ConsumerTask, Transaction
 from ergon_framework.errors import PayloadError
-from ergon_framework.task.ready import ConsumerTask
-from ergon_framework.testing.suites import exercise_connector
+from ergon_framework.testing import exercise_connector
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS work (

@@ -5,16 +5,15 @@ Run it with ``python examples/quickstart.py``; ``test_quickstart.py`` shows how 
 
 from __future__ import annotations
 
-from ergon_framework.connector.memory import MemoryConnector
-from ergon_framework.connector.transaction import Transaction
-from ergon_framework.task.exceptions import ExceptionType, TransactionException
-from ergon_framework.task.mixins.policies import (
+from ergon_framework import (
     ConsumerPolicy,
-    ConsumerSteps,
-    ProcessPolicy,
-    RetryPolicy,
+    ConsumerTask,
+    ExceptionType,
+    MemoryConnector,
+    Transaction,
+    TransactionException,
 )
-from ergon_framework.task.ready import ConsumerTask
+from ergon_framework.task import ConsumerSteps, ProcessPolicy, RetryPolicy
 
 POLICY = ConsumerPolicy(
     steps=ConsumerSteps(

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ergon_framework.connector.memory import MemoryConnector
-from ergon_framework.connector.transaction import Transaction
+from ergon_framework import MemoryConnector, Transaction
 from ergon_framework.testing import VirtualClock
 from examples.quickstart import POLICY, Orders
 

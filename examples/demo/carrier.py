@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ergon_framework.engine.clocks import current_clock, sleep_until
-from ergon_framework.providers.base import ProviderBase
-from ergon_framework.providers.errors import ProviderBadRequestError
-from ergon_framework.providers.execution import ProviderExecutionContext
+from ergon_framework.providers import (
+    ProviderBadRequestError,
+    ProviderBase,
+    ProviderExecutionContext,
+)
 
 TENANT = "demo"
 SECONDS = 0.25

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ergon_framework.core.job import JobStatus
-from ergon_framework.ports.jobstore import Job
+from ergon_framework.jobs import Job, JobStatus
 
 from .gauges import events
 from .shipments import NO_CITY, Shipment

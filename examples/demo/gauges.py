@@ -8,9 +8,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.store_urls import open_store as open_job_store
-from ergon_framework.ports.jobstore import Job, Search
+from ergon_framework.jobs import Job, JobStatus, Search
+from ergon_framework.jobs import open_store as open_job_store
 from ergon_framework.providers import open_store as open_provider_store
 
 from .carrier import TENANT

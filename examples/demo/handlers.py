@@ -9,7 +9,7 @@ from typing import Any
 from ergon_framework.app.providers import provider
 from ergon_framework.boundary import Consumer
 from ergon_framework.executor import JobContext, Registry
-from ergon_framework.providers.execution import ProviderExecutionContext
+from ergon_framework.providers import ProviderExecutionContext
 
 from .books import Books
 from .carrier import TENANT

@@ -19,9 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ergon_framework.boundary.backup import open_read_only
-from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.store_urls import open_store
-from ergon_framework.ports.jobstore import Job, Search
+from ergon_framework.jobs import Job, JobStatus, Search, open_store
 
 from .books import Books
 from .floor import FILE

@@ -6,7 +6,7 @@ import os
 import signal
 from contextlib import suppress
 
-from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs import JobStatus
 
 from .gauges import events
 from .story import Story

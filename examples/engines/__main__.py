@@ -22,25 +22,30 @@ from outcomes import problems, show, summary
 from stages import Stage
 from troubles import ATTEMPTS, give_up, orders, work, work_async
 
-from ergon_framework.connector.memory import MemoryConnector
-from ergon_framework.connector.transaction import Transaction
-from ergon_framework.task.base import BaseAsyncTask, BaseTask
-from ergon_framework.task.exceptions import TransactionException
-from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
-from ergon_framework.task.mixins.policies import (
+from ergon_framework import (
+    ConsumerPolicy,
+    MemoryConnector,
+    ProducerPolicy,
+    Transaction,
+    TransactionException,
+)
+from ergon_framework.task import (
+    AsyncConsumerMixin,
+    AsyncProducerMixin,
+    BaseAsyncTask,
+    BaseTask,
     BatchPolicy,
     ConcurrencyPolicy,
     ConsumerLoopPolicy,
-    ConsumerPolicy,
+    ConsumerMixin,
     ConsumerSteps,
     ProcessPolicy,
     ProducePolicy,
     ProducerLoopPolicy,
-    ProducerPolicy,
+    ProducerMixin,
     ProducerSteps,
     RetryPolicy,
 )
-from ergon_framework.task.mixins.producer import AsyncProducerMixin, ProducerMixin
 from ergon_framework.telemetry import add_listener, remove_listener
 
 # 1. Tasks hold domain logic only: no loop, no retry, no timeout, no thread.

@@ -11,7 +11,7 @@ from stages import Stage
 from tally import Tally
 from troubles import ATTEMPTS, Trouble
 
-from ergon_framework.engine.report import Report
+from ergon_framework import Report
 
 Value = Callable[[Stage, Report, Tally], object]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ergon_framework.connector.memory import MemoryConnector
-from ergon_framework.engine.report import Report
-from ergon_framework.task.base import BaseTask
+from ergon_framework import MemoryConnector, Report
+from ergon_framework.task import BaseTask
 
 
 @dataclass

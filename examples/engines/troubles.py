@@ -12,8 +12,7 @@ import threading
 import time
 from enum import StrEnum
 
-from ergon_framework.connector.transaction import Transaction
-from ergon_framework.task.exceptions import ExceptionType, TransactionException
+from ergon_framework import ExceptionType, Transaction, TransactionException
 
 
 class Trouble(StrEnum):

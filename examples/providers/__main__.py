@@ -29,11 +29,13 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(f"this example calls an HTTP API, and {missing.name} is not there: pip install httpx")
 
-from ergon_framework.providers.circuit_breaker import CircuitBreaker
-from ergon_framework.providers.execution import ProviderExecutionContext
-from ergon_framework.providers.quota import QuotaPolicy
-from ergon_framework.providers.recorder import recorder_of
-from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.providers import (
+    CircuitBreaker,
+    ProviderExecutionContext,
+    QuotaPolicy,
+    RetryPolicy,
+    recorder_of,
+)
 
 LIMIT = 20
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from ergon_framework.providers.execution import ProviderExecutionResult
+from ergon_framework.providers import ProviderExecutionResult
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from typing import Any
 
 import httpx
 
-from ergon_framework.providers.base import ProviderBase
-from ergon_framework.providers.execution import ProviderExecutionContext
+from ergon_framework.providers import ProviderBase, ProviderExecutionContext
 
 
 class Weather(ProviderBase):
