@@ -31,8 +31,8 @@ from ergon_framework.core.lifecycle import (
 )
 from ergon_framework.core.loop import Finish, StopReason
 from ergon_framework.engine.call import (
+    Continuation,
     EngineCall,
-    Job,
 )
 from ergon_framework.engine.classify import is_a, is_fatal, never_awaited, unawaited_settlement
 from ergon_framework.engine.clocks import AsyncSignal, pause
@@ -40,7 +40,14 @@ from ergon_framework.engine.decider import arguments, set_current, verb_argument
 from ergon_framework.engine.intake import RELEASE_INTERVAL, FetchResult, ReleaseQueue
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import BACKOFF, FETCH, InProgress, Run, SettlementAttempt, Worker
+from ergon_framework.engine.run import (
+    BACKOFF,
+    FETCH,
+    EngineWorker,
+    InProgress,
+    Run,
+    SettlementAttempt,
+)
 from ergon_framework.engine.trampoline import (
     DONE,
     FAILED,
@@ -100,7 +107,7 @@ class Suspended:
     __slots__ = ("doing", "ours", "rest", "run", "step", "worker")
 
     def __init__(
-        self, worker: Worker, doing: InProgress, run: Run, step: Step, rest: Awaitable[Any]
+        self, worker: EngineWorker, doing: InProgress, run: Run, step: Step, rest: Awaitable[Any]
     ) -> None:
         self.worker = worker
         self.ours = worker.cancels
@@ -193,18 +200,18 @@ class AsyncioEngine(EngineCall):
             elif attempt.claim():
                 self._replace_worker(worker, attempt)
 
-    def _cancel(self, worker: Worker, attempt: InProgress, now: float) -> None:
+    def _cancel(self, worker: EngineWorker, attempt: InProgress, now: float) -> None:
         """Ask an overdue call to end; it has a short grace to do so."""
         attempt.expired = True
         attempt.deadline_at = now + self.plan.bounds.cancel_grace
         self.watchdog.next_check = min(self.watchdog.next_check, attempt.deadline_at)
         self._cancel_task(worker)
 
-    def _cancel_task(self, worker: Worker) -> None:
+    def _cancel_task(self, worker: EngineWorker) -> None:
         worker.cancels += 1
         worker.handle.cancel()
 
-    def _part_with(self, worker: Worker) -> None:
+    def _part_with(self, worker: EngineWorker) -> None:
         if worker.attempt is not None and worker.attempt.ticket:
             self._cancel_task(worker)
         super()._part_with(worker)
@@ -236,13 +243,13 @@ class AsyncioEngine(EngineCall):
 
     # -- workers ----------------------------------------------------------------------------
 
-    def _spawn(self, worker: Worker, job: Job | None) -> None:
+    def _spawn(self, worker: EngineWorker, first: Continuation | None) -> None:
         worker.stepper = Stepper()
         name = f"ergon-{self.plan.task}-{len(self.workers)}"
-        worker.handle = self._begin_task(self._body(worker, job), name)
+        worker.handle = self._begin_task(self._body(worker, first), name)
         worker.handle.add_done_callback(lambda _task: self._gone(worker))
 
-    def _gone(self, worker: Worker) -> None:
+    def _gone(self, worker: EngineWorker) -> None:
         """Account for a worker whose task was cancelled before its first step.
 
         Nothing of its body has run then, so ``_left`` was never called.
@@ -252,20 +259,20 @@ class AsyncioEngine(EngineCall):
 
     # -- a worker ----------------------------------------------------------------------------
 
-    async def _body(self, worker: Worker, job: Job | None) -> None:
+    async def _body(self, worker: EngineWorker, first: Continuation | None) -> None:
         fatal: BaseException | None = None
         try:
             if worker.handle is None:  # an eager task factory runs us inside of ``_spawn``
                 await pause()
             self.is_waking = False
-            goes_on = True if job is None else job(worker)
+            goes_on = True if first is None else first(worker)
             if goes_on is True or (goes_on and await goes_on):
                 await self._work(worker)
         except BaseException as error:
             fatal = error
         self._left(worker, fatal)
 
-    async def _work(self, worker: Worker) -> None:
+    async def _work(self, worker: EngineWorker) -> None:
         ready, watchdog = self.ready, self.watchdog
         turns = FAIR_TURNS
         while True:
@@ -287,7 +294,7 @@ class AsyncioEngine(EngineCall):
                 await self._end_turn()
                 turns = FAIR_TURNS
 
-    async def _idle(self, worker: Worker) -> bool:
+    async def _idle(self, worker: EngineWorker) -> bool:
         """Nothing can be begun now: do what the loop plans. False when nothing is left to do."""
         worker.attempt = None
         while True:
@@ -319,7 +326,7 @@ class AsyncioEngine(EngineCall):
 
     # -- one lifecycle -----------------------------------------------------------------------
 
-    async def _run_one(self, worker: Worker, transaction: Transaction) -> bool:
+    async def _run_one(self, worker: EngineWorker, transaction: Transaction) -> bool:
         """Drive one transaction to its end. False when the supervisor took the run away.
 
         As long as every hook returns, the machine has nothing to decide: this is its happy path,
@@ -350,7 +357,7 @@ class AsyncioEngine(EngineCall):
                 return await self._finish(worker, run, SUCCEEDED)
         return event is not None and await self._drive(worker, run, event)
 
-    async def _run_one_observed(self, worker: Worker, transaction: Transaction) -> bool:
+    async def _run_one_observed(self, worker: EngineWorker, transaction: Transaction) -> bool:
         """The same with an object per attempt, which a sink hangs its notes on."""
         run = self._begin(worker, transaction)
         self.instrumentation.began(run)
@@ -369,7 +376,7 @@ class AsyncioEngine(EngineCall):
                 return await self._finish(worker, run, SUCCEEDED)
         return event is not None and await self._drive(worker, run, event)
 
-    async def _drive(self, worker: Worker, run: Run, event: Event) -> bool:
+    async def _drive(self, worker: EngineWorker, run: Run, event: Event) -> bool:
         """Do what the machine says until the end; starts at any event."""
         next_event: Event | None = event
         while next_event is not None:
@@ -384,12 +391,12 @@ class AsyncioEngine(EngineCall):
                 return await self._finish(worker, run, action)
         return False
 
-    async def _attempt(self, worker: Worker, run: Run, step: StepPlan) -> Event | None:
+    async def _attempt(self, worker: EngineWorker, run: Run, step: StepPlan) -> Event | None:
         """One call of a hook, off the happy path."""
         event = self._try(worker, run, step)
         return await self._resume(event) if isinstance(event, Suspended) else event
 
-    def _try(self, worker: Worker, run: Run, step: StepPlan) -> Event | Suspended | None:
+    def _try(self, worker: EngineWorker, run: Run, step: StepPlan) -> Event | Suspended | None:
         """The same as far as it goes without waiting."""
         if step.hook is None:
             return RETURNED
@@ -398,7 +405,13 @@ class AsyncioEngine(EngineCall):
         return self._call(worker, run, step, attempt, attempt, *given)
 
     def _call(
-        self, worker: Worker, run: Run, step: StepPlan, doing: InProgress, current: Any, *given: Any
+        self,
+        worker: EngineWorker,
+        run: Run,
+        step: StepPlan,
+        doing: InProgress,
+        current: Any,
+        *given: Any,
     ) -> Event | Suspended | None:
         """Call a hook and go as far as it goes without waiting.
 
@@ -471,7 +484,7 @@ class AsyncioEngine(EngineCall):
             return STOPPED
         return super()._failed(attempt, step, error)
 
-    async def _sleep(self, worker: Worker, run: Run, seconds: float) -> Event | None:
+    async def _sleep(self, worker: EngineWorker, run: Run, seconds: float) -> Event | None:
         """Wait before the next attempt; a wait that outlives the grace of a stop ends at once."""
         nap = Attempt(self.call, run, BACKOFF, run.attempt)
         worker.attempt = nap
@@ -489,13 +502,13 @@ class AsyncioEngine(EngineCall):
             return STOPPED
         return WOKE if until == wake_at and until != lifecycle_at else Expired(Scope.LIFECYCLE)
 
-    async def _finish(self, worker: Worker, run: Run, end: End) -> bool:
+    async def _finish(self, worker: EngineWorker, run: Run, end: End) -> bool:
         verb = None if self.settlement is None else self.decider.verb_for(end)
         if verb is not None and not await self._settle(worker, run, verb):
             return False
         return self._close(worker, run)
 
-    async def _settle(self, worker: Worker, run: Run, verb: Verb) -> bool:
+    async def _settle(self, worker: EngineWorker, run: Run, verb: Verb) -> bool:
         """Tell the source. False when it did not answer in time and another worker went on."""
         settlement = self.settlement
         if settlement is None:
@@ -520,7 +533,7 @@ class AsyncioEngine(EngineCall):
         return True
 
     async def _tell_source(
-        self, worker: Worker, attempt: SettlementAttempt, tell: Hook
+        self, worker: EngineWorker, attempt: SettlementAttempt, tell: Hook
     ) -> BaseException | None:
         """Call ack, nack or release_after; what went wrong, if anything did."""
         problem: BaseException | None = None
@@ -575,7 +588,7 @@ class AsyncioEngine(EngineCall):
 
     # -- fetching ----------------------------------------------------------------------------
 
-    def _publish(self, worker: Worker, attempt: Attempt) -> None:
+    def _publish(self, worker: EngineWorker, attempt: Attempt) -> None:
         worker.attempt = attempt
         if attempt.deadline_at is not None and attempt.deadline_at < self.watchdog.next_check:
             self._watch_for(attempt.deadline_at)
@@ -585,7 +598,7 @@ class AsyncioEngine(EngineCall):
         self.watchdog.next_check = deadline_at
         self.watchdog_wakeup.notify()
 
-    async def _fetch(self, worker: Worker, at_most: int) -> bool:
+    async def _fetch(self, worker: EngineWorker, at_most: int) -> bool:
         if self.stuck is not None:
             return await self._fetch_again(at_most)
         attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)

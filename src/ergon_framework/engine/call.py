@@ -54,12 +54,12 @@ from ergon_framework.engine.run import (
     BACKOFF,
     FETCH,
     SETTLE,
+    EngineWorker,
     InProgress,
     OutcomeCounts,
     ProduceRun,
     Run,
     SettlementAttempt,
-    Worker,
 )
 from ergon_framework.engine.settlement import Settlements, Wakeup
 from ergon_framework.engine.watchdog import NEVER, Watchdog
@@ -73,7 +73,8 @@ from ergon_framework.ports.transaction import Transaction
 logger = logging.getLogger("ergon.engine")
 
 
-Job = Callable[[Worker], Any]
+Continuation = Callable[[EngineWorker], Any]
+"""What a worker finishes before it takes work of its own: the run that another one lost."""
 START_RETRY_DELAY = 1.0
 """Seconds after which a worker that could not be started is tried again."""
 MAX_SUPERVISOR_FAILURES = 3
@@ -97,7 +98,7 @@ class EngineCall:
         self.loop = Loop(plan.loop)
         self.call = Call(plan.role, plan.task, uuid.uuid4().hex, now, plan.settings)
         self.context = contextvars.copy_context()  # copied again for each attempt, never run in
-        self.workers: list[Worker] = []
+        self.workers: list[EngineWorker] = []
         self.instrumentation = Instrumentation(plan, self.call, now, sink)
         self.watchdog = Watchdog(plan, self.workers, now, self.instrumentation)
         self.intake = Intake(BatchReader(plan.fetch))
@@ -173,14 +174,14 @@ class EngineCall:
             not self.watchdog.is_gated or len(self.workers) - self.idle <= self.watchdog.allowed()
         )
 
-    def dismiss(self, worker: Worker) -> None:
+    def dismiss(self, worker: EngineWorker) -> None:
         """A worker is gone; what it counted stays."""
         worker.run = None
         if worker in self.workers:
             self.workers.remove(worker)
             self.past.add(worker)
 
-    def give_up_on(self, worker: Worker, attempt: InProgress) -> None:
+    def give_up_on(self, worker: EngineWorker, attempt: InProgress) -> None:
         """The supervisor claimed this attempt: its worker is lost until the call comes back."""
         self.dismiss(worker)
         self.watchdog.give_up_on(attempt)
@@ -429,11 +430,11 @@ class EngineCall:
     # -- the workers --------------------------------------------------------------------------
 
     @abstractmethod
-    def _spawn(self, worker: Worker, job: Job | None) -> None:
-        """Let a worker begin, with something to finish first if ``job`` is given."""
+    def _spawn(self, worker: EngineWorker, first: Continuation | None) -> None:
+        """Let a worker begin, with something to finish first if ``first`` is given."""
 
     @abstractmethod
-    def _drive(self, worker: Worker, run: Run, event: Event) -> Any:
+    def _drive(self, worker: EngineWorker, run: Run, event: Event) -> Any:
         """Do what the machine says until the end; starts at any event."""
 
     @abstractmethod
@@ -521,13 +522,13 @@ class EngineCall:
                 )
             self.start_again_at = self.instant() + START_RETRY_DELAY
 
-    def _start_worker(self, job: Job | None, run: Run | None = None) -> None:
+    def _start_worker(self, first: Continuation | None, run: Run | None = None) -> None:
         """Start one more worker, which goes on with ``run`` if one is given. The lock is held."""
-        worker = Worker()
+        worker = EngineWorker()
         worker.run = run
         self.workers.append(worker)
         try:
-            self._spawn(worker, job)
+            self._spawn(worker, first)
         except BaseException:
             self.is_waking = False
             self._leave(worker)
@@ -540,7 +541,7 @@ class EngineCall:
             return False
         return loop.resume_at is None or not self.idle
 
-    def _left(self, worker: Worker, fatal: BaseException | None) -> None:
+    def _left(self, worker: EngineWorker, fatal: BaseException | None) -> None:
         """A worker's last act. A defect of ours must end the call, not hang it."""
         with self.lock:
             try:
@@ -553,7 +554,7 @@ class EngineCall:
         """A worker ended with an error that belongs to no transaction: the call ends with it."""
         self._stop(error)
 
-    def _leave(self, worker: Worker) -> None:
+    def _leave(self, worker: EngineWorker) -> None:
         """Let go of a worker; the run that it still holds is cut short. The lock is held."""
         key = None if worker.run is None else worker.run.transaction.transaction_id
         try:
@@ -583,7 +584,7 @@ class EngineCall:
             except BaseException as error:  # of a listener: the others are parted with as well
                 self.interrupt(error)
 
-    def _part_with(self, worker: Worker) -> None:
+    def _part_with(self, worker: EngineWorker) -> None:
         """The call ends with a worker still there: nothing that it does counts from here on."""
         attempt = worker.attempt
         if attempt is not None and attempt.run is None and attempt.claim():
@@ -591,7 +592,7 @@ class EngineCall:
         else:
             self.abandon(worker)
 
-    def _replace_worker(self, worker: Worker, attempt: InProgress) -> None:
+    def _replace_worker(self, worker: EngineWorker, attempt: InProgress) -> None:
         """The supervisor claimed an attempt that hangs: another worker goes on with its run."""
         run: Run | None = attempt.run
         try:
@@ -721,7 +722,7 @@ class EngineCall:
         self.past.count(end)
         return True
 
-    def abandon(self, worker: Worker) -> None:
+    def abandon(self, worker: EngineWorker) -> None:
         """A worker ended, or is stuck outside of user code, and still holds a run.
 
         Another thread may be about to go on with it, so the run itself is not touched. That thread
@@ -745,7 +746,7 @@ class EngineCall:
 
     # -- the end of a run --------------------------------------------------------------------
 
-    def _close(self, worker: Worker, run: Run) -> bool:
+    def _close(self, worker: EngineWorker, run: Run) -> bool:
         """Record the outcome and let the next one with the same id go."""
         end = run.end
         if end is None:
@@ -758,7 +759,7 @@ class EngineCall:
             is_ours = self._account_for(worker, run, end)
         return is_ours
 
-    def _account_for(self, worker: Worker, run: Run, end: End) -> bool:
+    def _account_for(self, worker: EngineWorker, run: Run, end: End) -> bool:
         """Count an outcome; False when the call has ended without this worker."""
         transaction = run.transaction
         key = transaction.transaction_id
@@ -786,7 +787,7 @@ class EngineCall:
         with self.lock:
             self.intake.pass_on(key)
 
-    def _begin(self, worker: Worker, transaction: Transaction) -> Run:
+    def _begin(self, worker: EngineWorker, transaction: Transaction) -> Run:
         """A worker took a transaction from those that are ready."""
         try:
             run = self.make_run(transaction, self.now() if self.is_timed else 0.0)

@@ -144,7 +144,7 @@ class OutcomeCounts:
         return settled + self.aborted + self.parked
 
 
-class Worker(OutcomeCounts):
+class EngineWorker(OutcomeCounts):
     """A long-lived thread or task that pulls transactions and drives their lifecycles."""
 
     __slots__ = ("attempt", "cancels", "handle", "run", "stepper")

@@ -21,7 +21,7 @@ from ergon_framework.core.retry import RetryAfter, Verdict
 from ergon_framework.engine.classify import is_fatal, settlement_failure
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.plan import Settlement
-from ergon_framework.engine.run import SETTLE, Run, SettlementAttempt, Worker
+from ergon_framework.engine.run import SETTLE, EngineWorker, Run, SettlementAttempt
 from ergon_framework.errors import describe
 from ergon_framework.ports.context import Call
 from ergon_framework.ports.transaction import Transaction
@@ -77,7 +77,7 @@ class Settlements:
         return attempt
 
     def answered(
-        self, worker: Worker, attempt: SettlementAttempt, problem: BaseException | None
+        self, worker: EngineWorker, attempt: SettlementAttempt, problem: BaseException | None
     ) -> SettlementAttempt | None:
         """The source answered, and the caller owns the attempt. A wait, if it is told again.
 

@@ -30,8 +30,8 @@ from ergon_framework.core.lifecycle import (
 )
 from ergon_framework.core.loop import Finish, StopReason
 from ergon_framework.engine.call import (
+    Continuation,
     EngineCall,
-    Job,
 )
 from ergon_framework.engine.classify import never_awaited, unawaited_settlement
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
@@ -39,7 +39,14 @@ from ergon_framework.engine.decider import arguments, set_current, verb_argument
 from ergon_framework.engine.intake import MAX_RELEASES, RELEASE_INTERVAL, FetchResult, ReleaseQueue
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import BACKOFF, FETCH, InProgress, Run, SettlementAttempt, Worker
+from ergon_framework.engine.run import (
+    BACKOFF,
+    FETCH,
+    EngineWorker,
+    InProgress,
+    Run,
+    SettlementAttempt,
+)
 from ergon_framework.engine.watchdog import NEVER
 from ergon_framework.errors import describe
 from ergon_framework.ports.clock import Clock, Signal
@@ -164,23 +171,23 @@ class ThreadEngine(EngineCall):
 
     # -- workers ----------------------------------------------------------------------------
 
-    def _spawn(self, worker: Worker, job: Job | None) -> None:
+    def _spawn(self, worker: EngineWorker, first: Continuation | None) -> None:
         name = f"ergon-{self.plan.task}-{len(self.workers)}"
-        self.clock.spawn(name, lambda: self._body(worker, job))
+        self.clock.spawn(name, lambda: self._body(worker, first))
 
     # -- a worker ----------------------------------------------------------------------------
 
-    def _body(self, worker: Worker, job: Job | None) -> None:
+    def _body(self, worker: EngineWorker, first: Continuation | None) -> None:
         fatal: BaseException | None = None
         try:
             self.is_waking = False
-            if job is None or job(worker):
+            if first is None or first(worker):
                 self._work(worker)
         except BaseException as error:
             fatal = error
         self._left(worker, fatal)
 
-    def _work(self, worker: Worker) -> None:
+    def _work(self, worker: EngineWorker) -> None:
         ready, watchdog = self.ready, self.watchdog
         while True:
             if self.stops and self.grace_at == NEVER:
@@ -201,7 +208,7 @@ class ThreadEngine(EngineCall):
             if not self._run_one(worker, transaction):
                 return
 
-    def _idle(self, worker: Worker) -> bool:
+    def _idle(self, worker: EngineWorker) -> bool:
         """Nothing can be begun now: do what the loop plans. False when nothing is left to do."""
         worker.attempt = None
         while True:
@@ -231,7 +238,7 @@ class ThreadEngine(EngineCall):
 
     # -- one lifecycle -----------------------------------------------------------------------
 
-    def _run_one(self, worker: Worker, transaction: Transaction) -> bool:
+    def _run_one(self, worker: EngineWorker, transaction: Transaction) -> bool:
         """Drive one transaction to its end. False when the supervisor took the run away.
 
         As long as every hook returns, the machine has nothing to decide: this is its happy path,
@@ -258,7 +265,7 @@ class ThreadEngine(EngineCall):
                 return self._finish(worker, run, SUCCEEDED)
         return event is not None and self._drive(worker, run, event)
 
-    def _run_one_observed(self, worker: Worker, transaction: Transaction) -> bool:
+    def _run_one_observed(self, worker: EngineWorker, transaction: Transaction) -> bool:
         """The same with an object per attempt, which a sink hangs its notes on."""
         run = self._begin(worker, transaction)
         self.instrumentation.began(run)
@@ -273,7 +280,7 @@ class ThreadEngine(EngineCall):
                 return self._finish(worker, run, SUCCEEDED)
         return event is not None and self._drive(worker, run, event)
 
-    def _drive(self, worker: Worker, run: Run, event: Event) -> bool:
+    def _drive(self, worker: EngineWorker, run: Run, event: Event) -> bool:
         """Do what the machine says until the end; starts at any event."""
         next_event: Event | None = event
         while next_event is not None:
@@ -286,7 +293,7 @@ class ThreadEngine(EngineCall):
                 return self._finish(worker, run, action)
         return False
 
-    def _attempt(self, worker: Worker, run: Run, step: StepPlan) -> Event | None:
+    def _attempt(self, worker: EngineWorker, run: Run, step: StepPlan) -> Event | None:
         """One call of a hook, off the happy path."""
         if step.hook is None:
             return RETURNED
@@ -295,7 +302,13 @@ class ThreadEngine(EngineCall):
         return self._call(worker, run, step, attempt, attempt, *given)
 
     def _call(
-        self, worker: Worker, run: Run, step: StepPlan, doing: InProgress, current: Any, *given: Any
+        self,
+        worker: EngineWorker,
+        run: Run,
+        step: StepPlan,
+        doing: InProgress,
+        current: Any,
+        *given: Any,
     ) -> Event | None:
         """Call a hook. None when the supervisor took the run away meanwhile."""
         if self.is_timed and not self.arm(doing, run, step.timeout):
@@ -317,7 +330,7 @@ class ThreadEngine(EngineCall):
             return self._failed(doing, step.step, never_awaited(result, step.phase))
         return self._returned(doing, run, step.step, result)
 
-    def _sleep(self, worker: Worker, run: Run, seconds: float) -> Event | None:
+    def _sleep(self, worker: EngineWorker, run: Run, seconds: float) -> Event | None:
         """Wait before the next attempt; a wait that outlives the grace of a stop ends at once."""
         nap = Attempt(self.call, run, BACKOFF, run.attempt)
         worker.attempt = nap
@@ -333,13 +346,13 @@ class ThreadEngine(EngineCall):
             return STOPPED
         return WOKE if until == wake_at and until != lifecycle_at else Expired(Scope.LIFECYCLE)
 
-    def _finish(self, worker: Worker, run: Run, end: End) -> bool:
+    def _finish(self, worker: EngineWorker, run: Run, end: End) -> bool:
         verb = None if self.settlement is None else self.decider.verb_for(end)
         if verb is not None and not self._settle(worker, run, verb):
             return False
         return self._close(worker, run)
 
-    def _settle(self, worker: Worker, run: Run, verb: Verb) -> bool:
+    def _settle(self, worker: EngineWorker, run: Run, verb: Verb) -> bool:
         """Tell the source. False when it did not answer in time and another worker went on."""
         settlement = self.settlement
         if settlement is None:
@@ -379,7 +392,7 @@ class ThreadEngine(EngineCall):
 
     # -- the source -------------------------------------------------------------------------
 
-    def _publish(self, worker: Worker, attempt: Attempt) -> None:
+    def _publish(self, worker: EngineWorker, attempt: Attempt) -> None:
         worker.attempt = attempt
         if attempt.deadline_at is not None and attempt.deadline_at < self.watchdog.next_check:
             self._watch_for(attempt.deadline_at)
@@ -390,7 +403,7 @@ class ThreadEngine(EngineCall):
             self.watchdog.next_check = min(self.watchdog.next_check, deadline_at)
             self.watchdog_wakeup.notify()
 
-    def _fetch(self, worker: Worker, at_most: int) -> bool:
+    def _fetch(self, worker: EngineWorker, at_most: int) -> bool:
         if self.stuck is not None:
             return self._fetch_again(at_most)
         attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)

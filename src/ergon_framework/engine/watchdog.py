@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ergon_framework.core.lifecycle import Scope, deadline, first_to_expire
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.plan import EnginePlan
-from ergon_framework.engine.run import InProgress, Run, Worker
+from ergon_framework.engine.run import EngineWorker, InProgress, Run
 
 NEVER = math.inf
 MIN_ABANDONED_LIMIT = 4
@@ -24,7 +24,7 @@ class Watchdog:
     def __init__(
         self,
         plan: EnginePlan,
-        workers: list[Worker],
+        workers: list[EngineWorker],
         now: Callable[[], float],
         instrumentation: Instrumentation,
     ) -> None:
@@ -58,14 +58,14 @@ class Watchdog:
         attempt.deadline_at = lifecycle_at if attempt.scope is Scope.LIFECYCLE else step_at
         return attempt.deadline_at is None or now < attempt.deadline_at
 
-    def overdue(self, now: float) -> list[tuple[Worker, InProgress]]:
+    def overdue(self, now: float) -> list[tuple[EngineWorker, InProgress]]:
         """Attempts whose deadline has passed; also finds out when to look next.
 
         A worker publishes its attempt and then compares with ``next_check``, without the lock. So
         that is reset before the scan: either the scan sees the attempt or the worker sees NEVER.
         """
         self.next_check = NEVER
-        due: list[tuple[Worker, InProgress]] = []
+        due: list[tuple[EngineWorker, InProgress]] = []
         nearest = NEVER
         for worker in self.workers:
             attempt = worker.attempt
