@@ -29,7 +29,7 @@ SHARED: Mapping[str, str] = {
 _BULLET = re.compile(r"^- ((?:\*\*[^*]+\*\*(?:[^*:]*, )?)+[^:]*):", re.MULTILINE)
 _BOLD = re.compile(r"\*\*([^*]+)\*\*")
 _CODE_SPAN = re.compile(r"`([A-Z]\w+)(?:\(\)|\.\w+)*`")
-_IMPORT = re.compile(r"from ergon_framework[\w.]* import \(?([\w,\s]+)\)?")
+_IMPORT = re.compile(r"from ergon_framework[\w.]* import (?:\(([\w,\s]+)\)|([\w, ]+))")
 _UNDOCUMENTED = ("docs/design/", "docs/reference/conformance.md")
 
 
@@ -80,8 +80,9 @@ def documented_names(root: Path) -> set[str]:
         if path.is_file() and not path.relative_to(root).as_posix().startswith(_UNDOCUMENTED):
             text = path.read_text(encoding="utf-8")
             found.update(_CODE_SPAN.findall(text))
-            for names in _IMPORT.findall(text):
-                found.update(name.strip() for name in names.split(","))
+            for several, one_line in _IMPORT.findall(text):
+                names = (several or one_line).split(",")
+                found.update(name.partition(" as ")[0].strip() for name in names)
     return found
 
 

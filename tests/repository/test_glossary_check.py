@@ -79,6 +79,18 @@ def test_three_homes_are_too_many(checkout: Path) -> None:
     assert "class Page is defined in a.py, b.py, c.py" in line
 
 
+@pytest.mark.parametrize(
+    "names", ["Lease, Page", "Page", "Page as View", "(\n    Lease,\n    Page,\n)", "(Lease, Page)"]
+)
+def test_every_name_that_a_page_imports_is_documented(checkout: Path, names: str) -> None:
+    """The last one of a line, too, whatever stands on the next."""
+    write(checkout, "docs/more.md", f"from ergon_framework.jobs import {names}\nfrom x import y\n")
+    write(checkout, "src/ergon_framework/a.py", "class Page: ...\n")
+    write(checkout, "src/ergon_framework/b.py", "class Page: ...\n")
+    (line,) = violations(checkout)
+    assert "class Page is defined in a.py, b.py: the documentation names it" in line
+
+
 def test_design_records_document_nothing(checkout: Path) -> None:
     """They speak of what is and of what was."""
     write(checkout, "docs/design/0001.md", "We removed `Page`.\n")
