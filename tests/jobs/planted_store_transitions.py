@@ -446,6 +446,13 @@ class RemembersTheDead(Honest):
             self._workers[record.id] = record
 
 
+class ListsTheEnded(Honest):
+    """Takes what a worker left behind for a worker."""
+
+    def workers(self) -> list[WorkerRecord]:
+        return [*super().workers(), *self.ended_workers()]
+
+
 class FiresTwice(Honest):
     """Does not look whether another worker was faster."""
 

@@ -15,7 +15,6 @@ from fastapi import FastAPI
 
 from ergon_framework.core.rollup import DurationHistogram
 from ergon_framework.jobs.store_urls import open_store as open_job_store
-from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.totals import BOUNDS, MAX_QUEUES, OTHERS, WorkerTotals, numbers_of
 from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.web.application import create_app
@@ -140,16 +139,27 @@ def test_queues_without_number_are_counted_together() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_counts_what_it_does() -> None:
-    """By queue: what became of jobs, and how long their attempts took."""
-    store = MemoryJobStore()
-    store.add([job("echo", 1, queue="mail"), job("fail", queue="mail", max_attempts=1)])
-    running = worker(store, burst=True)
-    running.run()
-    told = running.record().totals["mail"]
-    assert told["outcomes"] == {"completed": 1, "failed": 1}
-    assert sum(told["buckets"]) == 2
-    assert told["seconds"] > 0
+def test_a_worker_counts_what_it_does(app: FastAPI, tmp_path: Path) -> None:
+    """By queue: what became of jobs, and how long their attempts took.
+
+    A burst is over before anybody scrapes, and so is the next of the same name; both are counted.
+    """
+    with closing(open_job_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        for number, handler in enumerate(("echo", "fail")):
+            asked = job(handler, 1, id=f"new-{number}", queue="letters", max_attempts=1)
+            store.add([asked])
+            running = worker(store, burst=True, name="nightly", queues=["letters"])
+            running.run()
+            told = running.record().totals["letters"]
+            assert sum(told["outcomes"].values()) == sum(told["buckets"]) == 1
+            assert told["seconds"] > 0
+        assert [each.id for each in store.workers()] == ["w1"]  # of the fixture
+    found = scraped(app)
+    letters = ATTEMPTS.replace("mail", "letters")
+    assert found[letters.format("completed")] == 1
+    assert found[letters.format("failed")] == 1
+    assert found['ergon_job_duration_seconds_count{queue="letters"}'] == 2
+    assert scraped(app)[letters.format("completed")] == 1
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from ergon_framework.jobs.missing_executors import MissingExecutors
 from ergon_framework.jobs.rescue import Rescue, is_stall
 from ergon_framework.jobs.scheduler import MAX_SLICE, CronJobs, Slice, SlicedScheduler
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.totals import ENDED_KEPT, ended_record
 from ergon_framework.ports.jobstore import FullJobStore, WorkerRecord
 from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.urls import option_for
@@ -227,7 +228,21 @@ class Maintenance:
     def leave(self, seconds: float) -> None:
         """Tell the store that this worker is gone; give up after so many seconds."""
         with suppress(Exception):  # the record expires by itself when it is not renewed
-            CALL_BUDGET.run_within(seconds, lambda: self._store.heartbeat(_gone(self._record())))
+            CALL_BUDGET.run_within(seconds, self._say_goodbye)
+
+    def _say_goodbye(self) -> None:
+        """Leave the totals behind, for a scrape that comes later: a burst may end before the first.
+
+        They come first: in between, both records tell the same of the same worker.
+        """
+        mine = self._record()
+        if mine.totals:
+            self._store.heartbeat(ended_record(mine))
+        self._store.heartbeat(_gone(mine))
+        oldest = self._store.now() - ENDED_KEPT
+        for each in self._store.ended_workers():
+            if each.seen_at < oldest:
+                self._store.heartbeat(_gone(each))
 
     def _heartbeat(self) -> float:
         mine, found = self._record(), self._store.workers()

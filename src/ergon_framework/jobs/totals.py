@@ -1,7 +1,8 @@
 """What a worker has done since it started, by queue: outcomes, and how long attempts took.
 
 A heartbeat carries the totals to the store, and ``/metrics`` of a server adds up those of all
-workers. They only grow, so that whoever missed a heartbeat has lost nothing at the next.
+workers. They only grow, so that whoever missed a heartbeat has lost nothing at the next. A worker
+that ends leaves them behind in a record of its own, for a while.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ergon_framework.core.job import Transition
+from ergon_framework.ports.jobstore import ENDED, WorkerRecord
 
 OUTCOMES = ("completed", "retrying", "failed", "held", "released")
 """What becomes of a job after an attempt; ``failed`` is dead-lettered."""
@@ -21,6 +23,29 @@ MAX_QUEUES = 200
 """
 OTHERS = "(others)"
 """What all further queues are counted under."""
+
+
+ENDED_KEPT = 1800.0
+"""Seconds that the totals of a worker that has ended are kept: scrapes come more often."""
+_MARK = f" {ENDED} "
+
+
+def ended_record(record: WorkerRecord) -> WorkerRecord:
+    """What a worker leaves behind. The next worker may have its name, and must not replace it."""
+    return WorkerRecord(
+        id=f"{record.id}{_MARK}{record.started_at!r}",
+        host=record.host,
+        pid=record.pid,
+        version=record.version,
+        started_at=record.started_at,
+        state=ENDED,
+        totals=record.totals,
+    )
+
+
+def worker_id(record: WorkerRecord) -> str:
+    """The name of the worker that a record is of."""
+    return record.id.rpartition(_MARK)[0] if record.has_ended else record.id
 
 
 def outcome_of(transition: Transition) -> str:

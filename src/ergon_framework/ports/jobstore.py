@@ -275,6 +275,10 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     oldest_due_at: float | None = None
 
 
+ENDED = "ended"
+"""The state of a record that a worker leaves behind."""
+
+
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A worker as its last heartbeat said."""
 
@@ -290,6 +294,11 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     executors: Mapping[str, Any] = {}  # name to what it is doing
     counters: Mapping[str, int] = {}
     totals: Mapping[str, Any] = {}  # queue to what was done there since the start
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether this is what a worker left behind."""
+        return self.state == ENDED
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -358,11 +367,15 @@ class JobAdmin(Protocol):
     def heartbeat(self, record: WorkerRecord) -> None:
         """Record that a worker lives; one with state ``gone`` is removed.
 
-        Also notes when its executors were last seen, which outlives the record.
+        Also notes when its executors were last seen, which outlives the record. A record with state
+        ``ended`` is what a worker leaves behind: it is none of :meth:`workers`.
         """
 
     def workers(self) -> list[WorkerRecord]:
         """The workers with a heartbeat, by id."""
+
+    def ended_workers(self) -> list[WorkerRecord]:
+        """What workers that have ended left behind: the totals of their jobs."""
 
     def named(self) -> list[Named]:
         """The executors that due jobs name, by name; it costs the same however many jobs wait."""

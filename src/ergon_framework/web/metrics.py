@@ -116,6 +116,7 @@ def job_metrics(source: JobBackend, counters: JobCounters) -> list[Exposed]:
     with source.opened() as client:
         now = client.store.now()
         queues, workers = client.store.queues(), client.store.workers()
+        ended = client.store.ended_workers()
         missing = missing_executors(client.store.named(), workers, now)
         is_unsynced = unsynced(client.store) is not None
     text = "1 when the store acknowledges jobs before they are on disk."
@@ -125,7 +126,7 @@ def job_metrics(source: JobBackend, counters: JobCounters) -> list[Exposed]:
         *_of_workers(workers, now),
         _of_missing(missing, now),
         synced,
-        *counters.families(workers),
+        *counters.families([*workers, *ended]),
     ]
 
 

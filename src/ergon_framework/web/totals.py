@@ -1,11 +1,11 @@
 """Counters and histograms of ``/metrics``: what was done since the server started, by everybody.
 
-Processes tell the stores what they have done so far: workers in their heartbeats, providers in
-roll-ups by minute. At each scrape the server adds what has grown since the last one. So the numbers
-of all processes add up, a number never goes down while the server lives, and after a restart of the
-server they begin at 0 again, which Prometheus expects of counters. Of processes and minutes that
-began before the server did, only what grows after the first scrape is counted; if that one could
-not read the calls of a store, the minute in which the server started counts in full.
+Processes tell the stores what they have done so far: workers in their heartbeats and when they end,
+providers in roll-ups by minute. At each scrape the server adds what has grown since the last one.
+So the numbers of all processes add up, a number never goes down while the server lives, and after a
+restart of the server they begin at 0 again, which Prometheus expects of counters. Of processes and
+minutes that began before the server did, only what grows after the first scrape is counted; if that
+one could not read the calls of a store, the minute in which the server started counts in full.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import Any
 
 from ergon_framework.jobs.totals import BOUNDS as JOB_BOUNDS
-from ergon_framework.jobs.totals import OTHERS, numbers_of
+from ergon_framework.jobs.totals import OTHERS, numbers_of, worker_id
 from ergon_framework.jobs.totals import OUTCOMES as JOB_OUTCOMES
 from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.ports.providerstore import MinuteOfLane, ProviderInspector
@@ -82,10 +82,10 @@ class JobCounters:
         """What was told last. It needs no lock: the store may be away, and its reader wait."""
 
     def families(self, workers: Iterable[WorkerRecord]) -> list[Exposed]:
-        """Take in what the workers tell, and tell it all."""
+        """Take in what the workers tell, and those that have ended, and tell it all."""
         with self._lock:
             # A name may be given to another process later.
-            alive = {(each.id, each.started_at): each.totals for each in workers}
+            alive = {(worker_id(each), each.started_at): each.totals for each in workers}
             for worker, totals in alive.items():
                 is_new = worker in self._workers or worker[1] >= self._since
                 for queue, document in totals.items():

@@ -248,6 +248,13 @@ class MemoryJobStore:
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported themselves, by id."""
+        return [each for each in self._told() if not each.has_ended]
+
+    def ended_workers(self) -> list[WorkerRecord]:
+        """What workers that have ended left behind."""
+        return [each for each in self._told() if each.has_ended]
+
+    def _told(self) -> list[WorkerRecord]:
         with self.step():
             return sorted(self._workers.values(), key=lambda record: record.id)
 

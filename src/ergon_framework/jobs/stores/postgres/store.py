@@ -415,6 +415,13 @@ class PostgresJobStore:
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported themselves, by id."""
+        return [each for each in self._told() if not each.has_ended]
+
+    def ended_workers(self) -> list[WorkerRecord]:
+        """What workers that have ended left behind."""
+        return [each for each in self._told() if each.has_ended]
+
+    def _told(self) -> list[WorkerRecord]:
         return self._reader.workers(
             self.transactions.read(lambda tx: tx.execute(_ADMIN["workers"]).fetchall())
         )

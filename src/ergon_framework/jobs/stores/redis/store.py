@@ -393,6 +393,13 @@ class RedisJobStore:
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported themselves, by id."""
+        return [each for each in self._told() if not each.has_ended]
+
+    def ended_workers(self) -> list[WorkerRecord]:
+        """What workers that have ended left behind."""
+        return [each for each in self._told() if each.has_ended]
+
+    def _told(self) -> list[WorkerRecord]:
         found = sorted(rows.pairs(self.transactions.call("HGETALL", "workers")))
         return self._reader.workers(rows.worker_row(*each) for each in found)
 

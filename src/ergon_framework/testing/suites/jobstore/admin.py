@@ -314,6 +314,19 @@ def worker_that_is_gone_is_not_listed(s: JobStoreSubject) -> None:
 
 
 @check()
+def what_a_worker_leaves_behind_is_kept_apart(s: JobStoreSubject) -> None:
+    """The totals of a worker that has ended are kept, and it is no worker any more."""
+    totals = {"q": {"outcomes": {"completed": 3}}}
+    s.store.heartbeat(_worker("w1"))
+    s.store.heartbeat(_worker("w1 ended", state="ended", totals=totals))
+    same([worker.id for worker in s.store.workers()], ["w1"], "workers")
+    (left,) = s.store.ended_workers()
+    same((left.id, dict(left.totals)), ("w1 ended", totals), "left behind")
+    s.store.heartbeat(_worker("w1 ended", state="gone"))
+    same(s.store.ended_workers(), [], "left behind")
+
+
+@check()
 def dead_worker_is_forgotten(s: JobStoreSubject) -> None:
     """A worker that was not heard of for a month is forgotten by a sweep; one that was is not."""
     s.store.heartbeat(_worker("dead"))
