@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.newjob import MAX_PAYLOAD, IdGenerator, new_id, new_job, spread
 from ergon_framework.jobs.settings import BackoffSettings, RetrySettings
-from ergon_framework.jobs.validation import TEN_YEARS
+from ergon_framework.ports.job_fields import TEN_YEARS
 from ergon_framework.ports.jobstore import NewJob, OnDuplicate
 
 pytestmark = pytest.mark.req("JOBS:badinput")

@@ -15,7 +15,7 @@ from ergon_framework.executor import InvalidArgumentsError, current_job
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.cron import check_cron, check_zone, interval
 from ergon_framework.jobs.newjob import check_options
-from ergon_framework.jobs.validation import MAX_SCHEDULE_NAME, SCHEDULE_NAME
+from ergon_framework.ports.job_fields import MAX_SCHEDULE_NAME, SCHEDULE_NAME
 from ergon_framework.ports.job_options import HandlerOptions, JobOptions, job_options
 
 if TYPE_CHECKING:

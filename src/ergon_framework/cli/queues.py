@@ -98,8 +98,8 @@ def limit(
 
 
 def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> None:
-    from ergon_framework.jobs.validation import name
     from ergon_framework.jobs.views import queue_limits_view
+    from ergon_framework.ports.job_fields import name
     from ergon_framework.telemetry.notices import emit
 
     changed = client.store.set_queue(name("queue", queue), **changes)

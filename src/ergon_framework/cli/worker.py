@@ -58,7 +58,7 @@ def worker(
     from ergon_framework.app.observability import finish_telemetry, observed, set_up_logging
     from ergon_framework.app.settings import load_settings
     from ergon_framework.app.worker import work
-    from ergon_framework.jobs.validation import name as name_of
+    from ergon_framework.ports.job_fields import name as name_of
 
     set_up_logging(log_level, log_format)
     for each in queue or ():

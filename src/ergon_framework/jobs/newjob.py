@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, Unpack
 
 from ergon_framework.core.job import route
 from ergon_framework.errors import JobError
-from ergon_framework.jobs.validation import (
+from ergon_framework.ports.job_fields import (
     DAY,
     MAX_ID,
     TEN_YEARS,

@@ -28,7 +28,7 @@ from ergon_framework.jobs.cron import check_cron, check_zone, interval, read_cro
 from ergon_framework.jobs.newjob import MAX_PAYLOAD, new_job
 from ergon_framework.jobs.settings import RetrySettings
 from ergon_framework.jobs.tracing import fired, firing
-from ergon_framework.jobs.validation import MAX_SCHEDULE_NAME, SCHEDULE_NAME
+from ergon_framework.ports.job_fields import MAX_SCHEDULE_NAME, SCHEDULE_NAME
 from ergon_framework.ports.jobstore import DEFAULT_QUEUE, NewJob, Schedule, ScheduleStore
 from ergon_framework.ports.settings_model import (
     Count,

@@ -13,7 +13,7 @@ from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JOB_RETRIES, JobRule
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import JobError
-from ergon_framework.jobs.validation import name, refusal
+from ergon_framework.ports.job_fields import name, refusal
 from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,

@@ -35,8 +35,8 @@ from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
 from ergon_framework.jobs.store_thread import StoreThread, executor_of
 from ergon_framework.jobs.totals import WorkerTotals, outcome_of
 from ergon_framework.jobs.tracing import came_back
-from ergon_framework.jobs.validation import name as name_of
 from ergon_framework.jobs.watchdog import Watchdog
+from ergon_framework.ports.job_fields import name as name_of
 from ergon_framework.ports.jobstore import FullJobStore, Search, Settlement, WorkerRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.deadlines import MIN_TIMEOUT

@@ -29,7 +29,7 @@ from ergon_framework.errors import ConfigurationError, JobError, StoreError
 from ergon_framework.jobs.client import MAX_BATCH
 from ergon_framework.jobs.newjob import check_options
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.validation import name
+from ergon_framework.ports.job_fields import name
 from ergon_framework.ports.jobstore import DEFAULT_QUEUE, FullJobStore, Search
 from ergon_framework.ports.settings_model import explain
 from ergon_framework.ports.transaction import Transaction
