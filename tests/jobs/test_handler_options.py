@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
+from ergon_framework import App
 from ergon_framework.errors import JobError
 from ergon_framework.executor import HandlerNotFoundError, InvalidArgumentsError, Registry
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.newjob import job_options
-from ergon_framework.jobs.settings import RetrySettings
+from ergon_framework.jobs.newjob import job_options, new_job
+from ergon_framework.jobs.settings import BackoffSettings, RetrySettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Job, NewJob, Search
 from tests.executor.link import Link
@@ -106,16 +109,60 @@ def test_an_option_that_a_handler_cannot_have_is_refused_where_it_stands() -> No
     assert registry.names == []
 
 
-def test_a_client_refuses_wrong_values_of_handlers_at_its_beginning() -> None:
-    """An executor that loads the same handlers does not pay for looking."""
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"timeout": -1}, "timeout is -1 seconds"),
+        ({"attempts": 0}, "attempts is 0 .give a number from 1 to 10000"),
+        ({"attempts": "3"}, "attempts must be a whole number, not str"),
+        ({"queue": ""}, "queue is empty"),
+        ({"limit_key": 5}, "limit_key must be text, not int"),
+        ({"result_ttl": float("inf")}, "result_ttl must be a finite number"),
+        ({"backoff": 10**400}, "backoff is a number of seconds from 0 on, not a number of more"),
+        ({"backoff": {"bas": 1}}, r"retry is wrong.*unknown key 'bas'.* base, multiplier"),
+        ({"backoff": {"base": -1}}, "retry is wrong: backoff is refused: base must be a number"),
+        ({"retry": {"on_error": "panic"}}, "on_error must be 'retry' or 'dead-letter'"),
+        ({"retry": {"give_up_on": "Odd"}}, "give_up_on must be a list of names"),
+        ({"retry": {"tries": 3}}, "retry is wrong: unknown key 'tries'"),
+        ({"retry": 3}, "retry must be a mapping, not int"),
+    ],
+)
+def test_wrong_values_are_refused_where_the_handler_is_declared(
+    options: dict[str, Any], told: str
+) -> None:
+    """By the registry, by an App, and by options for some of its jobs; the handler is named."""
+    app: Any = App("memory://")
     registry = Registry()
-    registry.add(print, "resize", timeout=-1)
-    with pytest.raises(JobError, match="timeout is -1 seconds"):
-        JobClient(store=MemoryJobStore(), registry=registry)
-    registry = Registry()
-    registry.add(print, "resize", backoff={"bas": 1})
-    with pytest.raises(JobError, match=r"retry is wrong.*bas"):
-        JobClient(store=MemoryJobStore(), registry=registry)
+    fine = app.job(print)
+    ways: list[Callable[[], object]] = [
+        lambda: registry.add(print, "print", **options),
+        lambda: app.job("other", **options)(print),
+        lambda: app.schedule("@daily", **options)(fine),
+        lambda: fine.options(**options),
+    ]
+    for declare in ways:
+        with pytest.raises(JobError, match=rf"the handler '(print|other)': .*{told}"):
+            declare()
+    assert registry.names == []
+
+
+def test_a_handler_refuses_the_retry_policies_that_a_job_refuses() -> None:
+    """Two tables of bounds that agree: without pydantic, and with it."""
+    values: list[Any] = [None, -1, 0, 0.5, 1, 2, float("nan"), "retry", "x", ["Odd"], [5], {}]
+    fields = RetrySettings.model_fields
+    tables: list[dict[str, Any]] = [{name: value} for name in fields for value in values]
+    backoffs = [{name: value} for name in BackoffSettings.model_fields for value in values]
+    for table in [*tables, *({"backoff": each} for each in backoffs)]:
+        at_handler = _is_refused(partial(Registry().add, print, retry=table))
+        assert at_handler == _is_refused(partial(new_job, "h", retry=table)), table
+
+
+def _is_refused(declare: Callable[[], object]) -> bool:
+    try:
+        declare()
+    except JobError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("name", ["plain", "asynchronous", "many"])

@@ -55,10 +55,10 @@ from ergon_framework.jobs.results import (
     wait_in_time,
 )
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.validation import choice, refusal
 from ergon_framework.jobs.views import job_view
 from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.flow import NewFlow
+from ergon_framework.ports.job_fields import choice, refusal
 from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import (
     EnqueueResult,

@@ -25,8 +25,8 @@ from ergon_framework.core.flow import OnFailure
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow
 from ergon_framework.jobs.newjob import JobSpec, new_id, spread
-from ergon_framework.jobs.validation import choice, name, seconds
 from ergon_framework.ports.flow import Join, NewFlow, StepPlace, as_runs, join_id, step_id
+from ergon_framework.ports.job_fields import choice, name, seconds
 from ergon_framework.ports.jobstore import NewJob
 
 T = TypeVar("T")

@@ -14,19 +14,14 @@ from typing import Any, TypeAlias, Unpack
 from ergon_framework.core.job import route
 from ergon_framework.errors import JobError
 from ergon_framework.ports.job_fields import (
-    DAY,
-    MAX_ID,
+    CHECKS,
     TEN_YEARS,
+    Check,
     choice,
     encode_args,
     encode_kwargs,
-    instant,
     name,
     refusal,
-    seconds,
-    text,
-    trace,
-    whole,
 )
 from ergon_framework.ports.job_options import (
     HandlerOptions,
@@ -104,25 +99,10 @@ def _alone(field: str, _value: Any) -> Any:
     raise refusal(field, "cannot be given here", "enqueue that job by itself, or as part of a flow")
 
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "id": text(MAX_ID),
-    "queue": name,
-    "priority": whole(-1000, 1000),
-    "delay": seconds(0.0, TEN_YEARS),
-    "run_at": instant,
-    "expires_in": seconds(0.0, TEN_YEARS, is_above=True),
-    "expires_at": instant,
-    "timeout": seconds(0.0, 7 * DAY, is_above=True),
-    "max_attempts": whole(1, 10_000),
-    "max_deliveries": whole(1, 100_000),
+_CHECKS: dict[str, Check] = {
+    **CHECKS,
     "retry": _retry,
-    "unique": text(),
     "on_duplicate": choice(OnDuplicate),
-    "limit_key": text(),
-    "limit": whole(1, 1_000_000),
-    "result_ttl": seconds(0.0, TEN_YEARS),
-    "correlation_id": text(),
-    "trace_context": trace,
     "after": _alone,
     "on_failure": _alone,
 }

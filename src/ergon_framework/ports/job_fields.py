@@ -11,10 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
 
+from ergon_framework.core.option_values import number_flaw, shown, word_flaw
 from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import JobError
 
@@ -76,7 +78,8 @@ def whole(low: int, high: int) -> Check:
 
     def check(field: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise refusal(field, "must be a whole number", f"give one from {low} to {high}")
+            problem = f"must be a whole number, not {type(value).__name__}"
+            raise refusal(field, problem, f"give one from {low} to {high}")
         if not low <= value <= high:
             raise refusal(
                 field, f"is {_bounded_number(value)}", f"give a number from {low} to {high}"
@@ -121,7 +124,7 @@ def choice(kinds: type[StrEnum]) -> Check:
 
     def check(field: str, value: Any) -> StrEnum:
         try:
-            return kinds(value)
+            return kinds(str(value) if isinstance(value, str) else "")
         except ValueError as error:
             raise refusal(field, f"is not one of {words}", "use one of these words") from error
 
@@ -159,6 +162,105 @@ def _number(field: str, value: Any) -> float:
 
 def _bounded_number(value: int) -> str:
     return str(value) if abs(value) < 10**12 else "too large"
+
+
+# ---- the options of a job -----------------------------------------------------------------------
+
+AFTER_FAILURE = ("retry", "dead-letter")
+_BACKOFF: dict[str, Callable[[Any], str]] = {
+    "base": number_flaw,
+    "multiplier": partial(number_flaw, least=1),
+    "cap": number_flaw,
+    "jitter": partial(number_flaw, most=1),
+}
+
+
+def check_retry(field: str, value: Any) -> Any:
+    """A job's own retry policy: ``RetrySettings``, or a mapping with its fields.
+
+    A document has been checked when it was made. The numbers and words of a mapping are looked at
+    here, without pydantic, so that a handler can refuse them where it is declared.
+    """
+    if hasattr(value, "model_dump"):
+        return value
+    if not isinstance(value, Mapping):
+        raise refusal(field, f"must be a mapping, not {type(value).__name__}", _RETRY_REMEDY)
+    for name, item in value.items():
+        flaw_of = _RETRY.get(name)
+        if flaw_of is None:
+            raise refusal(field, f"is wrong: unknown key {shown(name)}", _RETRY_REMEDY)
+        flaw = "" if item is None else flaw_of(item)
+        if flaw:
+            raise refusal(field, f"is wrong: {name} {flaw}", _RETRY_REMEDY)
+    return value
+
+
+def _backoff_flaw(value: Any) -> str:
+    if hasattr(value, "model_dump"):
+        return ""
+    if not isinstance(value, Mapping):
+        return f"must be a mapping, not {shown(value)}"
+    for name, item in value.items():
+        flaw_of = _BACKOFF.get(name)
+        if flaw_of is None:
+            return f"has an unknown key {shown(name)}; the keys are {', '.join(_BACKOFF)}"
+        flaw = flaw_of(item)
+        if flaw:
+            return f"is refused: {name} {flaw}"
+    return ""
+
+
+def _names_flaw(value: Any) -> str:
+    is_list = isinstance(value, list | tuple | set | frozenset)
+    if is_list and all(isinstance(each, str) for each in value):
+        return ""
+    return f"must be a list of names, not {shown(value)}"
+
+
+_RETRY: dict[str, Callable[[Any], str]] = {
+    "backoff": _backoff_flaw,
+    "on_error": partial(word_flaw, words=AFTER_FAILURE),
+    "on_lost": partial(word_flaw, words=AFTER_FAILURE),
+    "on_timeout": partial(word_flaw, words=AFTER_FAILURE),
+    "max_retry_after": number_flaw,
+    "give_up_on": _names_flaw,
+    "retry_on": _names_flaw,
+}
+_RETRY_REMEDY = f"the keys are those of RetrySettings: {', '.join(_RETRY)}"
+
+
+def _on_duplicate(field: str, value: Any) -> StrEnum:
+    from ergon_framework.ports.jobstore import OnDuplicate  # late: executors load this file
+
+    found: StrEnum = choice(OnDuplicate)(field, value)
+    return found
+
+
+CHECKS: dict[str, Check] = {
+    "id": text(MAX_ID),
+    "queue": name,
+    "priority": whole(-1000, 1000),
+    "delay": seconds(0.0, TEN_YEARS),
+    "run_at": instant,
+    "expires_in": seconds(0.0, TEN_YEARS, is_above=True),
+    "expires_at": instant,
+    "timeout": seconds(0.0, 7 * DAY, is_above=True),
+    "attempts": whole(1, 10_000),
+    "max_attempts": whole(1, 10_000),
+    "max_deliveries": whole(1, 100_000),
+    "retry": check_retry,
+    "unique": text(),
+    "on_duplicate": _on_duplicate,
+    "limit_key": text(),
+    "limit": whole(1, 1_000_000),
+    "result_ttl": seconds(0.0, TEN_YEARS),
+    "correlation_id": text(),
+    "trace_context": trace,
+}
+"""What may stand in each option of a job, by its name."""
+
+
+# ---- arguments ----------------------------------------------------------------------------------
 
 
 REMEDY = "pass text, numbers, true or false, None, and lists and dicts of these"

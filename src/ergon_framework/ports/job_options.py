@@ -5,17 +5,18 @@
     @registry.handler(attempts=5, timeout=30, backoff=1.0, queue="slow")
     def resize(path: str) -> str: ...
 
-Here are the words and how those of a handler and of a call go together. What may stand in each is
-checked where a job is made: an executor, which loads the same declarations, starts without that.
+Here are the words, and how those of a handler and of a call go together. What may stand in each is
+checked where it is written, and once more where a job is made.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
+from ergon_framework.core.option_values import is_number, shown
 from ergon_framework.errors import JobError
+from ergon_framework.ports.job_fields import CHECKS
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -71,6 +72,7 @@ _POLICY = ("backoff", "give_up_on", "retry_on")
 """Short words for parts of ``retry``."""
 _SHORT = frozenset({"attempts", *_POLICY})
 _OF_ONE_JOB = ("id", "run_at", "expires_at", "trace_context", "after", "on_failure")
+_NONE: Mapping[str, Any] = {}
 
 
 class JobCall(NamedTuple):
@@ -108,7 +110,7 @@ def job_options(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def handler_options(handler: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of all jobs of a handler, with their words checked."""
+    """The options of all jobs of a handler, with their words and values checked."""
     for field in options:
         if field not in HandlerOptions.__annotations__:
             raise unknown_option(field, f"the handler {handler!r} has")
@@ -118,7 +120,26 @@ def handler_options(handler: str, options: Mapping[str, Any]) -> dict[str, Any]:
                 remedy=f"give {field} when you enqueue",
                 details={"field": field},
             )
-    return job_options(options)
+    return checked_options(handler, options)
+
+
+def checked_options(
+    handler: str, options: Mapping[str, Any], below: Mapping[str, Any] = _NONE
+) -> dict[str, Any]:
+    """The long words for options over those ``below``; a wrong value is told with its handler."""
+    try:
+        for field, value in options.items():
+            check = CHECKS.get(field)
+            if check is not None and value is not None:
+                check(field, value)
+        merged = job_options(below, options)
+        if "retry" in merged:
+            CHECKS["retry"]("retry", merged["retry"])
+    except JobError as error:
+        raise JobError(
+            f"the handler {handler!r}: {error.message}", remedy=error.remedy, details=error.details
+        ) from None
+    return merged
 
 
 def exception_classes(given: ErrorTypes | None) -> tuple[type[BaseException], ...]:
@@ -162,9 +183,9 @@ def _long(given: dict[str, Any], before: Any) -> dict[str, Any]:
 
 
 def _seconds(field: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if not is_number(value) or value < 0:
         raise JobError(
-            f"{field} is a number of seconds from 0 on, not {value!r}",
+            f"{field} is a number of seconds from 0 on, not {shown(value)}",
             remedy=f"write {field}=1.0, or a mapping with base, multiplier, cap and jitter",
             details={"field": field},
         )
@@ -173,9 +194,9 @@ def _seconds(field: str, value: Any) -> float:
 
 def _error_types(field: str, given: Any) -> list[str]:
     """The names of exceptions, by which a worker knows what its executors tell."""
-    each = [given] if isinstance(given, str | type) else given
+    each = [given] if isinstance(given, str | type | Mapping) else given
     try:
-        return [one if isinstance(one, str) else _name_of(one) for one in each]
+        return [one if isinstance(one, str) and one else _name_of(one) for one in each]
     except TypeError as error:
         raise JobError(
             f"{field} names no exceptions",

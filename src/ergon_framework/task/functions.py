@@ -28,6 +28,7 @@ from contextlib import asynccontextmanager, contextmanager
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
+from ergon_framework.core.option_values import shown
 from ergon_framework.errors import HookError, WiringError, describe
 from ergon_framework.ports.context import Attempt, current_attempt, current_unit
 from ergon_framework.ports.lifespan import Dependencies, DependencyScope
@@ -54,6 +55,7 @@ MAX_THREADS = 1_000
 """Units that the batches of a plain function hold at most: each waits in a thread of its own."""
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+_FETCH = ("fetch_transactions", "fetch_transactions_async")
 
 
 class FunctionConsumer(Generic[P, T]):
@@ -201,12 +203,26 @@ def consumer(
 
 
 def check_source(source: Any) -> None:
-    """Refuse a function in the place of a connector: the decorator was written without one."""
-    if inspect.isfunction(source):
+    """Refuse what is neither a connector nor the name of one."""
+    if inspect.isfunction(source):  # the decorator was written without a connector
         raise WiringError(
             f"{source.__name__!r} does not say what it consumes",
             remedy=f"write @consumer(connector) above def {source.__name__}",
         )
+    if isinstance(source, type):
+        raise WiringError(
+            f"a consumer was given the class {source.__name__}, and not a connector",
+            remedy=f"make one: {source.__name__}(...)",
+        )
+    is_name = isinstance(source, str) and bool(source)
+    if source is None or is_name or any(callable(getattr(source, each, None)) for each in _FETCH):
+        return
+    told = "an empty name" if isinstance(source, str) else f"a {type(source).__name__}"
+    raise WiringError(
+        f"a consumer was given {told} to consume from",
+        remedy=f"pass a connector, which has {' or '.join(_FETCH)}, or the name of one in the"
+        " settings",
+    )
 
 
 class ConsumerDecorator(typing.Protocol):
@@ -383,17 +399,17 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _checked_name(name: str | None, function: Any) -> str:
-    own = _own_name(function) if name is None else name
+    own: Any = _own_name(function) if name is None else name
     if not callable(function):
         raise HookError(f"{function!r} cannot be called", remedy="decorate a function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise HookError(f"the consumer {own!r} is a generator", remedy="return one value")
-    if not own or not own.isprintable() or own.strip() != own:
+    if not isinstance(own, str) or not own or not own.isprintable() or own.strip() != own:
         raise WiringError(
-            f"{own!r} cannot name a consumer",
+            f"{shown(own)} cannot name a consumer",
             remedy="use printable characters without blanks around them",
         )
-    return own
+    return str(own)
 
 
 def _check_threads(name: str, batch: BatchRule | None, *, is_async: bool) -> None:

@@ -5,17 +5,27 @@
     consumer_policy("charge", {"attempts": 3, "timeout": 5, "concurrency": 8})
 
 Each option is another name of one field of :class:`ConsumerPolicy`; what the field refuses, the
-option refuses. Two options mean more than one field. ``concurrency`` alone keeps that many workers
+option refuses, and numbers written as text as well, which a policy takes from variables. Two
+options mean more than one field. ``concurrency`` alone keeps that many workers
 busy: the policy then fetches as many at once, and does not wait for the slowest of a batch.
 ``batch`` belongs to functions that take a list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
+from ergon_framework.core.option_values import (
+    count_flaw,
+    number_flaw,
+    or_none,
+    shown,
+    switch_flaw,
+    word_flaw,
+)
 from ergon_framework.errors import WiringError
 
 if TYPE_CHECKING:
@@ -26,6 +36,8 @@ if TYPE_CHECKING:
 DEFAULT_LINGER = 0.1
 """Seconds that a batch which is not full waits for more units, unless ``linger`` says otherwise."""
 MAX_BATCH = 10_000
+MAX_LINGER = 1e6
+MAX_WORKERS = 100_000
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -104,6 +116,45 @@ _PATHS: dict[str, tuple[str, ...]] = {
 _KNOWN = tuple(ConsumerOptions.__annotations__)
 
 
+def _extra_flaw(value: object) -> str:
+    if not isinstance(value, Mapping):
+        return f"must be a mapping, not {shown(value)}"
+    return "must not hold 'batch_size', which prefetch says" if "batch_size" in value else ""
+
+
+_above_zero = partial(number_flaw, is_above=True)
+_FLAWS: dict[str, tuple[Callable[[Any], str], str]] = {
+    "attempts": (count_flaw, "3"),
+    "timeout": (or_none(_above_zero), "5.0"),
+    "backoff": (number_flaw, "0.5"),
+    "backoff_multiplier": (partial(number_flaw, least=1), "2.0"),
+    "backoff_cap": (number_flaw, "30.0"),
+    "jitter": (partial(number_flaw, most=1), "0.2"),
+    "concurrency": (partial(count_flaw, most=MAX_WORKERS), "8"),
+    "prefetch": (count_flaw, "50"),
+    "batch": (or_none(partial(count_flaw, most=MAX_BATCH)), "100"),
+    "linger": (or_none(partial(number_flaw, most=MAX_LINGER)), "0.1"),
+    "streaming": (switch_flaw, "True"),
+    "limit": (or_none(partial(count_flaw, least=0)), "1000"),
+    "transaction_timeout": (or_none(_above_zero), "60.0"),
+    "loop_timeout": (or_none(_above_zero), "3600.0"),
+    "stop_grace": (number_flaw, "30.0"),
+    "payload_copies": (switch_flaw, "True"),
+    "settlement": (partial(word_flaw, words=("engine", "manual")), '"engine"'),
+    "mode": (partial(word_flaw, words=("batch", "continuous")), '"continuous"'),
+    "fetch_attempts": (count_flaw, "5"),
+    "fetch_timeout": (or_none(_above_zero), "10.0"),
+    "fetch_backoff": (number_flaw, "1.0"),
+    "extra": (_extra_flaw, '{"shard": 1}'),
+}
+"""What each option refuses, and how a right one looks. The fields of the policy refuse the same."""
+
+
+def option_path(option: str) -> tuple[str, ...]:
+    """The field of the policy that an option stands for, by the keys that lead to it."""
+    return _PATHS[option]
+
+
 def consumer_policy(
     owner: str, options: Mapping[str, Any], connector: str | None = None
 ) -> ConsumerPolicy:
@@ -112,20 +163,25 @@ def consumer_policy(
 
 
 def read_batch(owner: str, options: Mapping[str, Any]) -> BatchRule | None:
-    """How units are gathered if ``batch`` is said; the names of all options are checked.
+    """How units are gathered if ``batch`` is said; all options are checked.
 
-    What stands in the others is checked with the policy: that takes pydantic, which is slow to
-    import, and a program that only declares consumers shall start quickly.
+    Without pydantic, which is slow to import: a program that only declares consumers shall start
+    quickly. Whoever passes a whole policy pays for it.
     """
-    _refuse_unknown(owner, options)
-    return _batch_rule(owner, dict(options))
+    if options.get("policy") is not None:
+        return read_options(owner, options)[1]
+    _refuse_wrong(owner, options)
+    batch = _batch_rule(owner, dict(options))
+    if batch is not None:
+        _check_linger(owner, batch, options.get("timeout"), options.get("transaction_timeout"))
+    return batch
 
 
 def read_options(
     owner: str, options: Mapping[str, Any], connector: str | None = None
 ) -> tuple[ConsumerPolicy, BatchRule | None]:
     """The policy that the options stand for, and how units are gathered if ``batch`` is said."""
-    _refuse_unknown(owner, options)
+    _refuse_wrong(owner, options)
     given = dict(options)
     whole = _as_table(owner, given.pop("policy", None))
     batch = _batch_rule(owner, given)
@@ -139,16 +195,27 @@ def read_options(
     _keep_workers_busy(whole)
     policy = _checked(owner, whole)
     if batch is not None:
-        _check_linger(owner, batch, policy)
+        timeouts = policy.steps.process.retry.timeout, policy.loop.transaction_timeout
+        _check_linger(owner, batch, *timeouts)
     return policy, batch
 
 
-def _refuse_unknown(owner: str, options: Mapping[str, Any]) -> None:
-    for name in options:
+def _refuse_wrong(owner: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option that there is not, and a value that its field would refuse."""
+    for name, value in options.items():
         if name not in _KNOWN:
             near = get_close_matches(name, _KNOWN, 1) or _by_field(name)
             hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(_KNOWN)}"
             raise WiringError(f"the consumer {owner!r} has no option {name!r}", remedy=hint)
+        if name == "policy":
+            continue
+        flaw_of, example = _FLAWS[name]
+        flaw = flaw_of(value)
+        if flaw:
+            raise WiringError(
+                f"the option {name!r} of the consumer {owner!r} {flaw}",
+                remedy=f"write for example {name}={example}",
+            )
 
 
 def _by_field(name: str) -> list[str]:
@@ -181,23 +248,17 @@ def _batch_rule(owner: str, given: dict[str, Any]) -> BatchRule | None:
             )
         return None
     calls = given.pop("concurrency", 1)
-    for name, value in (("batch", size), ("concurrency", calls)):
-        if type(value) is not int or not 1 <= value <= MAX_BATCH:
-            raise WiringError(
-                f"the option {name!r} of the consumer {owner!r} must be a whole number from 1 to"
-                f" {MAX_BATCH}, not {value!r}"
-            )
-    linger = DEFAULT_LINGER if linger is None else linger
-    if isinstance(linger, bool) or not isinstance(linger, int | float) or not 0 <= linger < 1e6:
+    if calls > MAX_BATCH:
         raise WiringError(
-            f"the option 'linger' of the consumer {owner!r} must be seconds, not {linger!r}"
+            f"the option 'concurrency' of the consumer {owner!r} is {calls} batches",
+            remedy=f"with batch, it is at most {MAX_BATCH}",
         )
+    linger = DEFAULT_LINGER if linger is None else linger
     return BatchRule(size, float(linger), calls)
 
 
-def _check_linger(owner: str, batch: BatchRule, policy: ConsumerPolicy) -> None:
+def _check_linger(owner: str, batch: BatchRule, *timeouts: float | None) -> None:
     """A batch that waits for more longer than its units have would never be handed over."""
-    timeouts = (policy.steps.process.retry.timeout, policy.loop.transaction_timeout)
     shortest = min((each for each in timeouts if each is not None), default=None)
     if shortest is not None and batch.linger >= shortest:
         raise WiringError(
