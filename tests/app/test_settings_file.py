@@ -264,6 +264,17 @@ def test_variables_reach_providers(shop: Workplace) -> None:
         ('[providers.store]\nprovider = "a:b"\n', "so no provider can have that name"),
         ('[providers."a b"]\nprovider = "a:b"\n', "providers.a b: must be a name of letters"),
         ("[providers.mail]\n", "providers.mail.provider: provider is missing"),
+        (
+            '[providers.mail]\nquota = "1/day"\nkey = "k"\n',
+            ":3: providers.mail.key: is an option",
+        ),
+        ("[providers.mail]\nquta = '1/day'\n", "module:Class\" beside it; did you mean 'quota'?"),
+        ("[providers.mail]\nquota = '0/day'\n", "quota is refused: '0/day' is no quota"),
+        (
+            "[providers.mail]\nmax_lanes = 0\n",
+            "max_lanes: max_lanes must be at least 1",
+        ),
+        ("[providers.mail]\ntimeout = 5\n", "write timeout_budget for the whole call"),
         (MAIL + "quota = { limit = 1, period = 'day', tz = 'Mars' }\n", "no time zone 'Mars'"),
         (MAIL + "retry = { jitter = 1 }\n", "jitter_ratio must be below 1"),
         (MAIL + "quota = { limt = 1 }\n", "unknown key 'limt' in QuotaSettings; did you mean"),
@@ -281,6 +292,7 @@ def test_a_wrong_provider_is_named(shop: Workplace, text: str, told: str) -> Non
         ('[providers.mail]\nprovider = "shop:Orders"\n', "it is no provider"),
         ('[providers.mail]\nprovider = "shop:Male"\n', "there is no 'Male' in shop"),
         (MAIL, "there is no provider 'male' .*; did you mean 'mail'?"),
+        ("[providers.mail]\nquota = '1/day'\n", r"'mail' has no class.*app\.provider\(.mail.\)"),
     ],
 )
 def test_a_provider_that_cannot_be_made(shop: Workplace, text: str, told: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, assert_type
@@ -658,12 +658,34 @@ def test_a_provider_of_an_app_is_given_what_the_worker_of_its_jobs_opened() -> N
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"quota": "many/day"}, "is no quota"),
-        ({"attempts": 0}, "attempts must be an integer of 1 or more"),
-        ({"timeout": 0}, "timeout must be a number above 0"),
+        ({"quota": "many/day"}, "quota is refused: 'many/day' is no quota .*quota=.1000/day"),
+        ({"quota": "many"}, "quota is refused: 'many' is no quota"),
+        ({"quota": "0/day"}, "quota is refused: '0/day' is no quota"),
+        ({"quota": "1" * 5000 + "/day"}, "quota is refused: '1111.* is no quota"),
+        ({"quota": 1000}, "quota must be a text or a QuotaPolicy, not 1000"),
+        ({"attempts": 0}, "attempts must be a whole number of 1 or more, not 0 .*attempts=3"),
+        ({"attempts": "3"}, "attempts must be a whole number of 1 or more, not '3'"),
+        ({"timeout": 0}, "timeout must be a number above 0, not 0 .*timeout=10.0"),
+        ({"timeout": 10**400}, "timeout must be a number above 0, not a number of more than"),
         ({"budget": -1}, "budget must be a number above 0"),
-        ({"backoff": -1}, "backoff must be a number 0 or more"),
-        ({"capability": ""}, "capability of a provider"),
+        ({"backoff": -1}, "backoff must be a number of 0 or more"),
+        ({"capability": ""}, "capability must be a text of 1 to 80 printable characters"),
+        ({"tenant": "*"}, "tenant must not be '\\*'"),
+        ({"tenant": "x" * 37}, "tenant must be a text of 1 to 36"),
+        ({"store": "work.db"}, "store is refused: .*sqlite:///work.db"),
+        ({"store": "redis://h/0"}, "Redis does not keep provider calls"),
+        ({"store": b"s3cret"}, "store must be a URL, a store or a function, not bytes"),
+        ({"circuit_breaker": True}, "circuit_breaker must be False or a CircuitBreaker, not True"),
+        ({"errors": Rule(KeyError, "timeout")}, "errors must be a list of rules"),
+        ({"errors": ["timeout"]}, "each must be a Rule, not 'timeout'"),
+        ({"retry_policy": {"max_attempts": 2}}, "retry_policy must be a RetryPolicy"),
+        ({"isolate": "yes"}, "isolate must be True or False, not 'yes'"),
+        ({"quota_unit": "call"}, "quota_unit must be 'attempt' or 'execution', not 'call'"),
+        ({"max_lanes": 0.5}, "max_lanes must be a whole number of 1 or more"),
+        ({"keep_records_seconds": 0}, "keep_records_seconds must be a number above 0"),
+        ({"spill": 5}, "spill must be the path of a folder"),
+        ({"clock": 5}, "clock must be a clock"),
+        ({"wall": 5}, "wall must be a function"),
         ({"time_out": 5}, r"no option 'time_out'.*timeout for one attempt"),
         ({"attempts": 2, "retry_policy": RetryPolicy()}, "beside a retry_policy"),
     ],
@@ -672,8 +694,40 @@ def test_wrong_options_are_refused_where_they_are_written(
     options: dict[str, Any], told: str
 ) -> None:
     """And not at the first call, which may be days later."""
-    with pytest.raises(ConfigurationError, match=told):
-        Provider("rates", **options)
+    for declared in (Provider, App("memory://").provider):
+        with pytest.raises(ConfigurationError, match=told) as refused:
+            declared("rates", **options)
+        assert "s3cret" not in str(refused.value)
+    wrong: Any = None
+    with pytest.raises(ConfigurationError, match="name must be a text of 1 to 80"):
+        Provider(wrong)
+    with pytest.raises(ConfigurationError, match=r"isolate needs a time.*timeout=10.0"):
+        Provider("rates", isolate=True, budget=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"timeout": -1}, "the timeout of a provider call must be a number above 0, not -1"),
+        ({"budget": "5"}, "the budget of a provider call must be a number above 0, not '5'"),
+        ({"units": 0}, "the units of a provider call must be a whole number of 1 or more"),
+        ({"attempts": 4}, r"attempts=4 is more than the provider 'rates' makes \(3\)"),
+        ({"metadata": 5}, "the metadata of a provider call must be a mapping"),
+    ],
+)
+def test_wrong_numbers_of_a_call_are_refused_where_they_are_written(
+    changes: dict[str, Any], told: str
+) -> None:
+    """At the function, and at the options of some calls."""
+    rates = Provider("rates")
+    fine = rates.call(operation="fine")(lambda: 1)
+    ways: list[Callable[[], object]] = [
+        lambda: rates.call(**changes)(lambda: 1),
+        lambda: fine.options(**changes),
+    ]
+    for declare in ways:
+        with pytest.raises(ConfigurationError, match=told):
+            declare()
 
 
 def test_functions_that_make_no_payload_are_refused() -> None:

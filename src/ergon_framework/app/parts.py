@@ -188,7 +188,8 @@ def _provider_rows(settings: Settings) -> Iterator[PartRow]:
         return
     for name, entry in section.named.items():
         url = url_as_written(settings, entry.store, section.store)
-        yield PartRow("provider", name, entry.provider, shown_url(url) if url else "memory", None)
+        what = entry.provider or "app.provider"
+        yield PartRow("provider", name, what, shown_url(url) if url else "memory", None)
 
 
 def _script_zone_rows(settings: Settings) -> Iterator[PartRow]:

@@ -1,5 +1,9 @@
 """``[providers]`` and ``[providers.NAME]``: the store of provider calls, and who is called how.
 
+A table with ``provider = "module:Class"`` describes a provider that tasks and handlers ask for by
+its name. Every table also says how the calls of ``app.provider("NAME")`` are made, where the script
+does not say so itself; that is all that one without a class is for.
+
 Durations are numbers of seconds. A key is called like the parameter in Python without its unit:
 ``window`` here is ``window_seconds`` of ``QuotaPolicy``.
 """
@@ -16,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ergon_framework.app.factories import Factory
@@ -25,7 +29,8 @@ from ergon_framework.app.settings import load_settings, settings_file
 from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import Built, Reference, Section, Settings
 from ergon_framework.app.settings.source import did_you_mean
-from ergon_framework.app.settings.stores import store_url
+from ergon_framework.app.settings.stores import base_of, store_url
+from ergon_framework.core.limits import read_quota
 from ergon_framework.core.text import toml_table
 from ergon_framework.errors import ConfigurationError, SettingsError, WiringError
 from ergon_framework.ports.settings_model import (
@@ -37,6 +42,7 @@ from ergon_framework.ports.settings_model import (
     Ratio,
     SettingsModel,
     Switch,
+    explain,
     unknown_key,
 )
 
@@ -46,13 +52,22 @@ if TYPE_CHECKING:
     from ergon_framework.providers.quota import QuotaPolicy
     from ergon_framework.providers.retry import RetryPolicy
 
-__all__ = ["ProvidersSettings", "provider", "provider_factory", "providers_of", "service_of"]
+__all__ = [
+    "ProvidersSettings",
+    "provider",
+    "provider_factory",
+    "providers_of",
+    "script_arguments",
+    "script_store",
+    "service_of",
+]
 
 
 _RENAMED = {"timeout", "timeout_seconds", "budget_seconds", "timeout_budget_seconds"}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
+_NO_CLASS = 'write provider = "module:Class" beside it'
 _RIGHT = "is no key: write timeout_budget for the whole call, or attempt_timeout for one attempt"
 
 
@@ -148,16 +163,40 @@ class BreakerSettings(SettingsModel):
         )
 
 
+def _written_quota(value: object) -> object:
+    """``quota = "1000/day"`` is short for a table."""
+    if not isinstance(value, str) or value.strip().lower() in ("", "none", "null"):
+        return value
+    with _told():
+        limit, seconds, period = read_quota(value)
+    return {"limit": limit, **({"window": seconds} if period is None else {"period": period})}
+
+
 def _switched(value: object) -> object:
     """``breaker = false`` is short for a table."""
     return {"enabled": value} if isinstance(value, bool) else value
 
 
+class ScriptOptions(SettingsModel):
+    """Options of ``app.provider`` that have no key of their own, spelled as in Python."""
+
+    isolate: Switch = False
+    durable: Switch = False
+    breaker_scope: Literal["attempt", "execution"] = "attempt"
+    quota_unit: Literal["attempt", "execution"] = "execution"
+    quota_fails_open: Switch = False
+    default_cooldown_seconds: PositiveOrZero = 1.0
+    max_cooldown_seconds: Positive = 3600.0
+    max_lanes: Count = 10_000
+    keep_records_seconds: Annotated[Positive | None, OrNone] = None
+    spill: Annotated[str, Field(min_length=1)] = ""
+
+
 class ProviderSettings(Built):
     """``[providers.NAME]``: a provider, how it is called, and its options."""
 
-    provider: Reference
-    quota: Annotated[QuotaSettings | None, OrNone] = None
+    provider: Annotated[Reference | None, OrNone] = None
+    quota: Annotated[QuotaSettings | None, OrNone, BeforeValidator(_written_quota)] = None
     retry: Annotated[RetrySettings | None, OrNone] = None
     breaker: Annotated[BreakerSettings | None, OrNone, BeforeValidator(_switched)] = None
     timeout_budget: Annotated[Positive | None, OrNone] = 60.0
@@ -175,6 +214,29 @@ class ProviderSettings(Built):
             raise _refusal(cls, [(name, _RIGHT) for name in renamed])
         known = cls.model_fields.keys() - {"store"}
         return {key: revealed(item) if key in known else item for key, item in data.items()}
+
+    @model_validator(mode="after")
+    def _of_a_class_or_a_script(self) -> Self:
+        """Without a class, there is nobody who could have options of its own."""
+        if self.provider is not None:
+            return self
+        if not self.options and not self.model_fields_set:
+            raise _refusal(type(self), [("provider", "provider is missing")])
+        known = [*ProviderSettings.model_fields, *ScriptOptions.model_fields]
+        wrong = [
+            (name, f"is an option of a class; {_NO_CLASS}; {did_you_mean(name, known)}")
+            for name in self.options.keys() - ScriptOptions.model_fields.keys()
+        ]
+        if wrong:
+            raise _refusal(type(self), sorted(wrong))
+        self.script_options()
+        return self
+
+    def script_options(self) -> dict[str, Any]:
+        """Those of its options that ``app.provider`` takes; the others are those of the class."""
+        known = ScriptOptions.model_fields.keys()
+        own = {name: revealed(item) for name, item in self.options.items() if name in known}
+        return ScriptOptions.model_validate(own).model_dump(exclude_unset=True)
 
     def arguments(self) -> dict[str, Any]:
         """What is said here about its calls, as a provider takes it."""
@@ -266,6 +328,13 @@ def provider_factory(name: str, settings: Settings) -> Factory:
     from ergon_framework.providers.base import ProviderBase
 
     entry = _entry(name, settings)
+    if entry.provider is None:
+        table = toml_table("providers", name)
+        raise SettingsError(
+            f"the provider {name!r} has no class ({_place_of(settings)})",
+            remedy=f'call it with app.provider("{name}") of a script, or write'
+            f' provider = "module:Class" under {table}',
+        )
     label = f"provider {name!r} ({entry.provider})"
     kind = load(entry.provider)
     if not isinstance(kind, type) or not issubclass(kind, ProviderBase):
@@ -283,6 +352,36 @@ def provider_factory(name: str, settings: Settings) -> Factory:
     return Factory(label, kind, {**entry.options, **given})
 
 
+def script_arguments(name: str, settings: Settings) -> dict[str, Any]:
+    """What the settings say about the calls of ``app.provider(name)``, as a provider takes it."""
+    section = _section(settings)
+    if section is None:
+        return {}
+    found, entry = section.arguments(), section.named.get(name)
+    if entry is None:
+        return found
+    try:
+        found |= entry.script_options() | entry.arguments()
+    except ValidationError as error:  # an option of the class that has the name of one of ours
+        told = explain(error.errors(include_url=False)[0])
+        raise SettingsError(
+            f"the provider {name!r} ({_place_of(settings)}): {told}",
+            remedy=f'say it in the script: app.provider("{name}", ...)',
+        ) from error
+    if "spill" in found:
+        found["spill"] = str((base_of(settings) / found["spill"]).absolute())
+    return found
+
+
+def script_store(name: str, settings: Settings) -> str:
+    """The URL of the store that the settings give ``app.provider(name)``; empty for none."""
+    section = _section(settings)
+    if section is None:
+        return store_url(settings)
+    entry = section.named.get(name)
+    return store_url(settings, None if entry is None else entry.store, section.store)
+
+
 def providers_of(settings: Settings) -> Mapping[str, ProviderSettings]:
     """The providers of the settings by name."""
     section = _section(settings)
@@ -298,11 +397,14 @@ def _entry(name: str, settings: Settings) -> ProviderSettings:
     known = providers_of(settings)
     if name in known:
         return known[name]
-    where = "there is no settings file" if settings.file is None else f"in {settings.file}"
     raise SettingsError(
-        f"there is no provider {name!r} ({where}); {did_you_mean(name, list(known))}",
+        f"there is no provider {name!r} ({_place_of(settings)}); {did_you_mean(name, list(known))}",
         remedy=f'add a table {toml_table("providers", name)} with provider = "module:Class"',
     )
+
+
+def _place_of(settings: Settings) -> str:
+    return "there is no settings file" if settings.file is None else f"in {settings.file}"
 
 
 def _check_takes(label: str, kind: type, given: Mapping[str, Any]) -> None:

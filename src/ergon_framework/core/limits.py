@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from ergon_framework.core.option_values import shown
 from ergon_framework.errors import ConfigurationError
 
 _DAY = 86_400.0
@@ -22,7 +23,10 @@ _SECONDS = {
     **dict.fromkeys(("d", "day", "days"), _DAY),
 }
 _CALENDAR: dict[str, Literal["day", "month"]] = {"d": "day", "day": "day", "month": "month"}
-_QUOTA = re.compile(r"\s*(?P<limit>\d[\d_]*)\s*/\s*(?P<count>\d+)?\s*(?P<unit>[a-z]+)\s*")
+_QUOTA = re.compile(r"\s*(?P<limit>\d[\d_]{0,29})\s*/\s*(?P<count>\d{1,9})?\s*(?P<unit>[a-z]+)\s*")
+
+MAX_UNITS = 2**62 - 1
+"""Of a window: what every database can count, and twice of it without an overflow."""
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 
@@ -59,20 +63,21 @@ class QuotaText(NamedTuple):
     period: Literal["day", "month"] | None = None
 
 
-def read_quota(text: str) -> QuotaText:
+def read_quota(text: object) -> QuotaText:
     """Read ``1000/day``, ``5/s``, ``100/min`` or ``300/15min``.
 
     A day and a month are those of the calendar; several days are so many times 86,400 seconds.
     """
-    found = _QUOTA.fullmatch(str(text))  # settings and users may give anything
-    if found is not None:
-        limit, count, unit = int(found["limit"]), int(found["count"] or 1), found["unit"]
+    found = _QUOTA.fullmatch(text) if isinstance(text, str) else None
+    limit = 0 if found is None else int(found["limit"].replace("_", ""))
+    if found is not None and 1 <= limit <= MAX_UNITS:
+        count, unit = int(found["count"] or 1), found["unit"]
         if unit in _CALENDAR and count == 1:
             return QuotaText(limit, _DAY, _CALENDAR[unit])
         if unit in _SECONDS and count:
             return QuotaText(limit, count * _SECONDS[unit])
     raise ConfigurationError(
-        f"{text!r} is no quota",
+        f"{shown(text)} is no quota",
         remedy="write how many calls per which time: '1000/day', '5/s', '100/min', '300/15min',"
         " '20000/month'",
     )

@@ -32,6 +32,7 @@ from typing import (
 )
 
 from ergon_framework.errors import ConfigurationError, Discard
+from ergon_framework.providers.declared_options import check_call
 from ergon_framework.providers.signatures import FunctionAttempt
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class CallOptions:
                 f"a provider call has no option {unknown[0]!r}",
                 remedy=f"the options are {', '.join(CallOptions.__dataclass_fields__)}",
             )
+        check_call(changes)
         return replace(self, **changes)
 
     def context(self) -> ProviderExecutionContext:

@@ -22,11 +22,10 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, cast
 
-from ergon_framework.core.limits import read_quota
 from ergon_framework.errors import ConfigurationError, HookError
 from ergon_framework.providers.calls import (
     DEFAULT_TENANT,
@@ -39,6 +38,7 @@ from ergon_framework.providers.calls import (
     ProviderStream,
     StreamDecorator,
 )
+from ergon_framework.providers.declared_options import check_declared_call, check_options
 from ergon_framework.providers.signatures import CallSignature, FunctionAttempt, Surroundings
 
 if TYPE_CHECKING:
@@ -61,11 +61,12 @@ if TYPE_CHECKING:
 
     Store = str | ProviderStore | Callable[[], str | ProviderStore | None] | None
 
-BUDGET = 60.0
-"""Seconds that a whole call may take, as ``ProviderBase`` has it."""
+BUDGET = float(60)
+"""Seconds that a whole call may take, as ``ProviderBase`` has it.
+
+An object of its own, by which it is seen whether somebody said the same number.
+"""
 ATTEMPTS = 3
-MAX_NAME = 80
-"""Characters: what the columns hold."""
 
 
 class MoreProviderOptions(TypedDict, total=False):
@@ -184,9 +185,10 @@ class Provider:
         tenant: str = DEFAULT_TENANT,
         store: Store = None,
         circuit_breaker: CircuitBreaker | Literal[False] | None = None,
-        errors: Sequence[Rule] = (),
+        errors: Sequence[Rule] | None = (),
         middleware: MiddlewareStack | None = None,
         dependencies: Dependencies | None = None,
+        settings: Callable[[], Mapping[str, Any]] | None = None,
         **options: Unpack[MoreProviderOptions],
     ) -> None:
         """``capability`` is what it is asked for, and its name unless given.
@@ -195,6 +197,8 @@ class Provider:
         ``timeout`` bounds one attempt, ``budget`` the whole call. ``store`` is a URL, a store, or
         a function that gives one at the first call; without it everything is in memory.
         ``errors`` says what exceptions of its client mean.
+        ``settings`` gives further arguments of ``ProviderBase`` at the first call; what is said
+        here goes before them.
         """
         self.name = name
         self.capability = name if capability is None else capability
@@ -203,11 +207,16 @@ class Provider:
         self._quota = quota
         self._store = store
         self._breaker = circuit_breaker
-        self._rules = errors
+        self._rules = () if errors is None else errors
         self._retries = (attempts, backoff)
         self._middleware = middleware
         self._dependencies = dependencies
-        self._options = options
+        self._settings = settings
+        self._options = {
+            name: value
+            for name, value in cast("Mapping[str, Any]", options).items()
+            if value is not None or name == "keep_records_seconds"  # None: for ever
+        }
         self._attempts: dict[str, FunctionAttempt] = {}
         self._lock = threading.RLock()
         self._plain: FunctionProvider | None = None
@@ -264,6 +273,7 @@ class Provider:
             )
         if signature.takes_timeout and self._timeout is None and self._budget is None:
             signature.check_timeout_may_be_none()
+        check_options(self.name, {"operation": operation})
         name = operation or signature.name
         if name in self._attempts:
             raise HookError(
@@ -282,6 +292,7 @@ class Provider:
         return attempt
 
     def _options_of(self, attempt: FunctionAttempt, changes: CallChanges) -> CallOptions:
+        check_declared_call(self.name, changes)
         self.check_attempts(changes.get("attempts"))
         own = attempt.signature.own_timeout
         defaults = (
@@ -335,6 +346,7 @@ class Provider:
     ) -> RequestRules:
         from ergon_framework.providers.http_transport import IDEMPOTENT, RequestRules
 
+        check_declared_call(self.name, changes)
         self.check_attempts(changes.get("attempts"))
         methods = IDEMPOTENT if retry_methods is None else _methods(retry_methods)
         return RequestRules(self.default_options.changed(changes), operation, methods)
@@ -428,20 +440,43 @@ class Provider:
         """Refuse more attempts for one call than the provider makes."""
         if attempts is None:
             return
-        _check_count("attempts", attempts)
+        check_options(self.name, {"attempts": attempts})
         policy = self._options.get("retry_policy")
         most = self._retries[0] if policy is None else policy.max_attempts
-        if attempts > (most or ATTEMPTS):
+        if attempts <= (most or ATTEMPTS):
+            return
+        if most is None:  # only who asks for more than usual has the settings read for it
+            elsewhere = self._said_elsewhere().get("retry_policy")
+            most = ATTEMPTS if elsewhere is None else elsewhere.max_attempts
+        if attempts > most:
             raise ConfigurationError(
-                f"attempts={attempts} is more than the provider {self.name!r} makes"
-                f" ({most or ATTEMPTS})",
+                f"attempts={attempts} is more than the provider {self.name!r} makes ({most})",
                 remedy=f"write Provider({self.name!r}, attempts={attempts})",
             )
 
     def _check(self) -> None:
         """Refuse what is wrong here, where it is written, and not at the first call."""
-        _check_name("name", self.name)
-        _check_name("capability", self.capability)
+        attempts, backoff = self._retries
+        tenant = self.default_options.tenant
+        check_options(
+            self.name,
+            {
+                "name": self.name or "",
+                "capability": self.capability,
+                "quota": self._quota,
+                "attempts": attempts,
+                "backoff": backoff,
+                "timeout": self._timeout,
+                "budget": self._budget,
+                "tenant": None if tenant == DEFAULT_TENANT else tenant or "",
+                "store": self._store,
+                "circuit_breaker": self._breaker,
+                "errors": self._rules,
+                "middleware": self._middleware,
+                "dependencies": self._dependencies,
+                "settings": self._settings,
+            },
+        )
         unknown = sorted(set(self._options) - set(MoreProviderOptions.__annotations__))
         if unknown:
             raise ConfigurationError(
@@ -449,47 +484,62 @@ class Provider:
                 remedy="write timeout for one attempt, budget for the whole call, attempts and"
                 f" backoff for retries, or one of {', '.join(MoreProviderOptions.__annotations__)}",
             )
-        if isinstance(self._quota, str):
-            read_quota(self._quota)
-        attempts, backoff = self._retries
-        if attempts is not None:
-            _check_count("attempts", attempts)
-        for option, seconds in (("timeout", self._timeout), ("budget", self._budget)):
-            if seconds is not None:
-                _check_seconds(option, seconds, is_zero_fine=False)
-        if backoff is not None:
-            _check_seconds("backoff", backoff, is_zero_fine=True)
+        check_options(self.name, self._options)
         if "retry_policy" in self._options and (attempts, backoff) != (None, None):
             raise ConfigurationError(
                 f"the provider {self.name!r} has attempts or backoff beside a retry_policy",
                 remedy="write them into the policy: RetryPolicy(max_attempts=5)",
             )
+        is_endless = self._timeout is None and self._budget is None and self._settings is None
+        if self._options.get("isolate") and is_endless:
+            raise ConfigurationError(
+                f"the provider {self.name!r}: isolate needs a time after which a call is left",
+                remedy="write for example timeout=10.0 beside it",
+            )
 
     def _built(self) -> FunctionProvider:
         from ergon_framework.providers.function_base import FunctionProvider
+
+        arguments = self._arguments()
+        if not (arguments["timeout_budget_seconds"] or arguments.get("attempt_timeout_seconds")):
+            for attempt in self._attempts.values():  # the settings may have taken the bound away
+                if attempt.signature.takes_timeout:
+                    attempt.signature.check_timeout_may_be_none()
+        store = self._store
+        arguments["store"] = store() if callable(store) else store
+        return FunctionProvider(
+            self.name, self.capability, self._attempts, self._rules, **arguments
+        )
+
+    def _arguments(self) -> dict[str, Any]:
+        """The arguments of ``ProviderBase``: what is said here, and else what the settings say."""
         from ergon_framework.providers.quota import QuotaPolicy
         from ergon_framework.providers.retry import RetryPolicy
 
+        elsewhere, quota = self._said_elsewhere(), self._quota
+        said = {
+            "quota": QuotaPolicy.parse(quota) if isinstance(quota, str) else quota,
+            "circuit_breaker": self._breaker,
+            "attempt_timeout_seconds": self._timeout,
+        }
+        arguments = {
+            "timeout_budget_seconds": BUDGET,
+            **elsewhere,
+            **self._options,
+            **{name: value for name, value in said.items() if value is not None},
+        }
+        if self._budget is not BUDGET:
+            arguments["timeout_budget_seconds"] = self._budget
         attempts, backoff = self._retries
-        policy = self._options.get("retry_policy") or RetryPolicy(max_attempts=attempts or ATTEMPTS)
-        if backoff is not None:
-            policy = replace(policy, base_delay_seconds=backoff)
-        quota, store = self._quota, self._store
-        return FunctionProvider(
-            self.name,
-            self.capability,
-            self._attempts,
-            self._rules,
-            **{
-                **self._options,
-                "retry_policy": policy,
-                "quota": QuotaPolicy.parse(quota) if isinstance(quota, str) else quota,
-                "store": store() if callable(store) else store,
-                "circuit_breaker": self._breaker,
-                "attempt_timeout_seconds": self._timeout,
-                "timeout_budget_seconds": self._budget,
-            },
+        own = {"max_attempts": attempts, "base_delay_seconds": backoff}
+        arguments["retry_policy"] = replace(
+            arguments.get("retry_policy") or RetryPolicy(max_attempts=ATTEMPTS),
+            **{name: value for name, value in own.items() if value is not None},
         )
+        return arguments
+
+    def _said_elsewhere(self) -> Mapping[str, Any]:
+        return {} if self._settings is None else self._settings()
 
 
 def _methods(names: Collection[str]) -> frozenset[str]:
@@ -498,27 +548,3 @@ def _methods(names: Collection[str]) -> frozenset[str]:
             f"retry_methods is the text {names!r}", remedy=f'write retry_methods={{"{names}"}}'
         )
     return frozenset(each.upper() for each in names)
-
-
-def _check_name(field: str, value: Any) -> None:
-    if isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable():
-        return
-    raise ConfigurationError(
-        f"the {field} of a provider must be a text of 1 to {MAX_NAME} printable characters,"
-        f" not {value!r}"
-    )
-
-
-# The same checks as in ``validation``, which imports what only a call needs.
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{name} must be an integer of 1 or more, not {value!r}")
-
-
-def _check_seconds(name: str, value: Any, *, is_zero_fine: bool) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (0 < value < float("inf") or (is_zero_fine and value == 0)):
-        least = "0 or more" if is_zero_fine else "above 0"
-        raise ConfigurationError(f"{name} must be a number {least}, not {value!r}")

@@ -10,6 +10,7 @@ from typing import Literal, Self
 from zoneinfo import ZoneInfo
 
 from ergon_framework.core.limits import (
+    MAX_UNITS,
     QuotaUsage,
     Window,
     block_of,
@@ -28,9 +29,6 @@ REFUSAL_TTL = 1.0
 
 MIN_WINDOW = 0.001
 """Seconds: much less than this, and an instant of today has no window of its own."""
-
-MAX_UNITS = 2**62 - 1
-"""Of a window: what every database can count, and twice of it without an overflow."""
 
 
 FARTHEST_ANCHOR = 253_402_300_800.0

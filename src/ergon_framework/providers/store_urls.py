@@ -63,13 +63,18 @@ def open_store(
 
 def check_url(url: str) -> None:
     """Refuse a URL that names no store; nothing is opened."""
-    kind, rest = taken_apart(url, _KNOWN, _FORMS, "provider calls")
-    if kind == "sqlite":
-        path_in(rest)
-    elif kind == "postgresql":
+    if check_form(url) == "postgresql":
         from ergon_framework.providers.migrations.database import database_of
 
         database_of(url)
+
+
+def check_form(url: str) -> str:
+    """The kind of store that a URL names, by its form alone: no driver is imported."""
+    kind, rest = taken_apart(url, _KNOWN, _FORMS, "provider calls")
+    if kind == "sqlite":
+        path_in(rest)
+    return kind
 
 
 def preload() -> None:
