@@ -21,7 +21,7 @@ from ergon_framework.cli.output import (
     standard_input,
     stop_if_unread,
 )
-from ergon_framework.cli.session import JsonFlag
+from ergon_framework.cli.session import JsonFlag, finite
 from ergon_framework.errors import BoundaryError, ConfigurationError, FactInvalidError
 
 if TYPE_CHECKING:
@@ -221,7 +221,10 @@ def fetch(
     consumer: Consumer,
     limit: Annotated[int, typer.Option(min=1, help="At most so many facts.")] = 100,
     wait: Annotated[
-        float, typer.Option(metavar="S", min=0.0, help="Wait so long for facts, in seconds.")
+        float,
+        typer.Option(
+            metavar="S", min=0.0, callback=finite, help="Wait so long for facts, in seconds."
+        ),
     ] = 0.0,
     confirm: Annotated[
         bool, typer.Option("--confirm", help="Confirm what was printed, once it is printed.")

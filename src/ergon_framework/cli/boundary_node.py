@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.output import waiting
-from ergon_framework.cli.session import ConfigPath
+from ergon_framework.cli.session import ConfigPath, finite
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.client.transport import Transport
@@ -52,7 +52,10 @@ Crl = Annotated[
     typer.Option("--crl", metavar="FILE", help="The authority's list of revoked ones (PEM)."),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds to wait for an answer.")
+    float,
+    typer.Option(
+        "--timeout", metavar="S", min=0.1, callback=finite, help="Seconds to wait for an answer."
+    ),
 ]
 
 _OPTIONS: dict[str, tuple[Any, Any]] = {

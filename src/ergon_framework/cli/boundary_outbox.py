@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ergon_framework.cli.output import show_list, show_one
-from ergon_framework.cli.session import JsonFlag
+from ergon_framework.cli.session import JsonFlag, finite
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.client.outbox_store import OutboxStore
@@ -91,6 +91,7 @@ def resend(
         float | None,
         typer.Option(
             metavar="T",
+            callback=finite,
             help="Sent since then, in the producer's Unix seconds [default: all].",
         ),
     ] = None,

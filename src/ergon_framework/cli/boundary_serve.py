@@ -9,12 +9,23 @@ import typer
 
 from ergon_framework.cli.boundary_node import Ca, Cert, Crl, Key, ZoneName
 from ergon_framework.cli.output import show_one
-from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel, announce
+from ergon_framework.cli.session import (
+    ConfigPath,
+    JsonFlag,
+    LogFormat,
+    LogLevel,
+    announce,
+    finite,
+)
 
 certs_app = typer.Typer(help="Make certificates for development, not for a plant.")
 
 Folder = Annotated[
     Path, typer.Option("--folder", metavar="DIR", help="Where the files are, or will be.")
+]
+Days = Annotated[
+    float,
+    typer.Option(metavar="N", min=0.001, max=36_500, callback=finite, help="Valid so long."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
@@ -22,7 +33,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 @certs_app.command("ca")
 def make_authority(
     folder: Folder = Path("certs"),
-    days: Annotated[float, typer.Option(metavar="N", min=0.001, help="Valid so long.")] = 3650,
+    days: Days = 3650,
     force: Force = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -44,7 +55,7 @@ def issue(
             help="A name or address of the node; may be repeated [localhost, 127.0.0.1, ::1].",
         ),
     ] = None,
-    days: Annotated[float, typer.Option(metavar="N", min=0.001, help="Valid so long.")] = 365,
+    days: Days = 365,
     force: Force = False,
     as_json: JsonFlag = False,
 ) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.output import printable, progress, show_list, show_one
-from ergon_framework.cli.session import JsonFlag
+from ergon_framework.cli.session import JsonFlag, finite
 from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def conform(
         list[str] | None,
         typer.Argument(metavar="COMMAND", help="The executor to start, after --."),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 10.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, callback=finite, help="Seconds to wait for an answer.")
+    ] = 10.0,
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Run this check; may be repeated.")
     ] = None,

@@ -22,7 +22,7 @@ from ergon_framework.cli.job_client import (
 )
 from ergon_framework.cli.jobs import show_job
 from ergon_framework.cli.output import progress, show_list, show_one, waiting
-from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.cli.session import ConfigPath, JsonFlag, finite
 from ergon_framework.errors import ConfigurationError, JobNotFoundError
 from ergon_framework.storage.urls import pasteable
 
@@ -73,7 +73,9 @@ OfCode = Annotated[
 ]
 OlderThan = Annotated[
     float | None,
-    typer.Option(metavar="S", min=0.0, help="Only those that failed so many seconds ago."),
+    typer.Option(
+        metavar="S", min=0.0, callback=finite, help="Only those that failed so many seconds ago."
+    ),
 ]
 All = Annotated[bool, typer.Option("--all", help="All of them.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the newest.")]

@@ -21,7 +21,7 @@ from ergon_framework.cli.output import (
     standard_input,
     waiting,
 )
-from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.cli.session import ConfigPath, JsonFlag, finite
 from ergon_framework.errors import ConfigurationError, ErgonError, JobError
 
 if TYPE_CHECKING:
@@ -105,7 +105,13 @@ def enqueue(
     ] = None,
     wait: Annotated[
         float | None,
-        typer.Option(metavar="S", min=0.0, max=MAX_WAIT, help="Wait for the result, print it."),
+        typer.Option(
+            metavar="S",
+            min=0.0,
+            max=MAX_WAIT,
+            callback=finite,
+            help="Wait for the result, print it.",
+        ),
     ] = None,
     stdin: Annotated[
         bool, typer.Option("--stdin", help="Read jobs from the input, one JSON value per line.")

@@ -11,7 +11,7 @@ import typer
 
 from ergon_framework.cli.output import keep_stdout, printable, show_list, show_one, waiting
 from ergon_framework.cli.process import process
-from ergon_framework.cli.session import ConfigPath, JsonFlag, session_of
+from ergon_framework.cli.session import ConfigPath, JsonFlag, finite, session_of
 
 
 def new(
@@ -105,7 +105,8 @@ tasks_app.command()(process)
 def live(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The liveness file of a run.")],
     max_age: Annotated[
-        float, typer.Option(help="Seconds after which the file is too old.", min=0.0)
+        float,
+        typer.Option(help="Seconds after which the file is too old.", min=0.0, callback=finite),
     ] = 30.0,
     as_json: JsonFlag = False,
 ) -> int:
@@ -127,7 +128,7 @@ def doctor(
         bool, typer.Option("--no-connect", help="Make and open nothing, ask no server.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(help="Seconds for each part and server.", min=0.1)
+        float, typer.Option(help="Seconds for each part and server.", min=0.1, callback=finite)
     ] = 5.0,
     as_json: JsonFlag = False,
 ) -> int:

@@ -13,7 +13,7 @@ import typer
 from ergon_framework.cli.db import StoreUrl
 from ergon_framework.cli.output import progress, show_list, show_one, waiting
 from ergon_framework.cli.provider_stores import OpenProviderStore, opened_each
-from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.cli.session import ConfigPath, JsonFlag, finite
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.storage.urls import given_options
 
@@ -90,7 +90,10 @@ def circuit(
     capability: Annotated[str, typer.Argument(metavar="CAPABILITY", help="What it is asked for.")],
     wish: Annotated[CircuitCommand, typer.Argument(metavar="open|close", help="What to do to it.")],
     seconds: Annotated[
-        float, typer.Option("--for", metavar="S", min=0.001, help="How long it stays open.")
+        float,
+        typer.Option(
+            "--for", metavar="S", min=0.001, callback=finite, help="How long it stays open."
+        ),
     ] = 30.0,
     config: ConfigPath = None,
     store: StoreUrl = None,

@@ -29,6 +29,7 @@ from ergon_framework.cli.session import (
     LogLevel,
     PolicyPath,
     Session,
+    finite,
     session_of,
     supervised_by,
 )
@@ -171,12 +172,15 @@ def run(
         str, typer.Option(envvar="ERGON_PROBE_HOST", help="The probes' address.")
     ] = "127.0.0.1",
     stall_after: Annotated[
-        float, typer.Option(min=1.0, help="Seconds of silence that count as a stall.")
+        float,
+        typer.Option(min=1.0, callback=finite, help="Seconds of silence that count as a stall."),
     ] = 120.0,
     restarts: Annotated[
         int, typer.Option(min=0, help="How often a worker may die within the window.")
     ] = 5,
-    restart_window: Annotated[float, typer.Option(min=0.0, help="That window, in seconds.")] = 60.0,
+    restart_window: Annotated[
+        float, typer.Option(min=0.0, callback=finite, help="That window, in seconds.")
+    ] = 60.0,
     log_level: LogLevel = "warning",
     log_format: LogFormat = "text",
     as_json: JsonFlag = False,
@@ -211,6 +215,7 @@ def run(
     app = find_app(target or "")
     if app is not None:
         check_options(context, "an App")
+        _check_config(context, app, config)
         return _run_app(app, burst=burst, as_json=as_json)
     if burst:
         raise ConfigurationError("--burst is for an App", remedy="leave it out")
@@ -244,6 +249,21 @@ def _prepare_process(
     if log_format == "text" and (":" in target or script_in(target)):
         show_executors()  # what the handlers of an App print is for people, whatever the level
     set_up_logging(log_level, log_format)
+
+
+def _check_config(context: typer.Context, app: App, config: Path | None) -> None:
+    """Refuse ``--config`` where the App reads another file: its own processes would read that."""
+    source: Any = context.get_parameter_source("config")
+    if config is None or source is None or source.name != _GIVEN:
+        return
+    file = app.settings.file
+    asked = config / "ergon.toml" if config.is_dir() else config
+    if file is None or file.resolve() != asked.resolve():
+        told = "no settings file" if file is None else str(file)
+        raise ConfigurationError(
+            f"--config names {config}, and the App reads {told}",
+            remedy=f'leave it out, or name the file in the script: App("{config}")',
+        )
 
 
 def _run_app(app: App, *, burst: bool, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -44,6 +45,13 @@ class Session:
         more = ["--debug"] if self.is_debug else []
         module = [sys.executable, "-m", "ergon_framework.cli"]
         return [*module, *more, first, "--supervised", supervised, *rest]
+
+
+def finite(seconds: float | None) -> float | None:
+    """Refuse what is no number or has no end, which neither a minimum nor a maximum does."""
+    if seconds is not None and not math.isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is not a finite number")
+    return seconds
 
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
