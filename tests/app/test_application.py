@@ -15,22 +15,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, assert_type
 
 import pytest
 from pydantic import BaseModel
 
+from ergon_framework import MemoryConnector
 from ergon_framework.app.application import App
 from ergon_framework.app.job_handlers import JobHandler
 from ergon_framework.app.signals import REPEAT_WINDOW
-from ergon_framework.errors import ConfigurationError, JobError, SettingsError, WiringError
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    JobError,
+    SettingsError,
+    WiringError,
+)
 from ergon_framework.executor import InvalidArgumentsError, JobContext
 from ergon_framework.jobs.client import EnqueuedJob, JobClient
+from ergon_framework.ports.job_options import HandlerOptions
 from ergon_framework.ports.jobstore import Search
+from ergon_framework.providers.functions import ShortProviderOptions
 from ergon_framework.storage.urls import store_operand, store_option
+from ergon_framework.task.options import ConsumerOptions
 
 pytestmark = pytest.mark.req("JOBS:client")
+CONSUMER_OPTIONS = tuple(ConsumerOptions.__annotations__)
 
 
 @dataclass
@@ -321,6 +334,161 @@ def test_a_script_may_be_given_a_name(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="is no name for a script") as refused:
             App(name=wrong)
         assert "up to 100 letters, digits" in (refused.value.remedy or "")
+
+
+GUARD = 'if __name__ == "__main__":\n    '
+
+
+@contextmanager
+def as_program(path: Path, source: str) -> Iterator[dict[str, Any]]:
+    """The globals of a script that is run by Python, as far as a script can be run in here."""
+    path.write_text(textwrap.dedent(source))
+    module = ModuleType("the_program")
+    module.__file__ = str(path)
+    module.__dict__["__name__"] = "__main__"
+    sys.modules["the_program"] = module
+    try:
+        exec(compile(path.read_text(), str(path), "exec"), module.__dict__)  # noqa: S102 - ours
+        yield module.__dict__
+    finally:
+        del sys.modules["the_program"]
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (GUARD + "app = App()", "is made under `if __name__"),
+        ("def main():\n    global app\n    app = App()\n" + GUARD + "main()", "is made in main"),
+        ("def make():\n    return App()\n\nheld = [make()]\napp = None", "is made in make"),
+    ],
+)
+def test_an_app_that_no_import_makes_is_refused(tmp_path: Path, source: str, told: str) -> None:
+    """Executors import the file and would not find it; the error says where to make it."""
+    source = f"from ergon_framework import App\n\n{source}\n"
+    with as_program(tmp_path / "shop.py", source) as names:
+        app: App = names["app"] or names["held"][0]
+        app.job(resize_alone)
+        with app, pytest.raises(WiringError, match=f"shop.py {told}.*they import the file") as why:
+            app.run(burst=True)
+    assert "app = App() at the top level of the file" in why.value.remedy
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "app = App()",
+        "def make():\n    return App()\n\napp = make()",
+        "def make():\n    global app\n    app = App()\n\nmake()",
+        'if __name__ != "x":\n    app = App()',
+        "try:\n    import nowhere\nexcept ImportError:\n    app = App()",
+    ],
+)
+def test_an_app_that_an_import_makes_is_found(tmp_path: Path, source: str) -> None:
+    """However the file comes to it."""
+    source = f"from ergon_framework import App\n\n{source}\n"
+    with as_program(tmp_path / "shop.py", source) as names, names["app"] as app:
+        command = app.worker_setup({}).executors["shop"].command
+    assert command[-1] == f"{tmp_path / 'shop.py'}:app"
+
+
+def resize_alone(path: str) -> str:
+    """A handler."""
+    return path
+
+
+def test_two_apps_of_one_file_need_names(tmp_path: Path) -> None:
+    """Each would take jobs of the other; with a name, another store or no handlers all is well."""
+    source = """
+    from ergon_framework import App
+
+    mail, post = App(), App()
+    """
+    with as_program(tmp_path / "shop.py", source) as names:
+        mail, post = names["mail"], names["post"]
+        mail.job(resize_alone)
+        mail.drain()
+        post.job(resize_alone)
+        for refused in (mail.drain, mail.run, post.drain):
+            with pytest.raises(WiringError, match=r"two Apps of one file.*both are called 'shop'"):
+                refused()
+        names["post"] = App(f"sqlite:///{tmp_path / 'ergon.db'}", name="post")
+        names["post"].job(resize_alone)
+        mail.drain()
+        names["post"].drain()
+        for each in (mail, post, names["post"]):
+            each.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"source": ""}, "as source is an empty text; is a variable unset"),
+        ({"source": 5}, "as source is a int"),
+        ({"source": b"memory://"}, "as source is a bytes"),
+        ({"source": "work.db"}, "must say of which kind it is .*sqlite:///work.db"),
+        ({"source": "sqllite:///x"}, "did you mean sqlite"),
+        ({"url": Path("work.db")}, "as url is a PosixPath"),
+        ({"url": ""}, "as url is an empty text"),
+        ({"config": 5}, "as config is a int"),
+        ({"config": ""}, "as config is an empty text"),
+    ],
+)
+def test_an_app_is_given_a_store_or_a_file(given: dict[str, Any], told: str) -> None:
+    """Anything else is refused at once, and not taken for a default."""
+    with pytest.raises(ConfigurationError, match=told):
+        App(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        *(({"processes": each}, "processes must be a whole number") for each in (0, -1, "2", True)),
+        ({"max_in_flight": 2000}, "max_in_flight must be a whole number from 1 to 1024, not 2000"),
+        ({"burst": "no"}, "burst must be True or False, not 'no'"),
+        ({"queues": []}, "queues is"),
+        *(({"queues": each}, "queues is") for each in (5, b"mail")),
+        ({"queues": ""}, "queues is empty"),
+        ({"queues": ["mail", None]}, "queues must be text, not NoneType"),
+    ],
+)
+def test_wrong_values_of_a_run_are_refused(app: App, given: dict[str, Any], told: str) -> None:
+    """Before anything is opened; a drain refuses the same."""
+    with pytest.raises((ConfigurationError, JobError), match=told):
+        app.run(**given)
+    for name in given.keys() & {"queues"}:
+        with pytest.raises((ConfigurationError, JobError), match=told):
+            app.drain(queues=given[name])
+    wrong: Any = 1
+    with pytest.raises(ConfigurationError, match=r"app\.drain: raises must be True or False"):
+        app.drain(raises=wrong)
+
+
+@pytest.mark.parametrize("wrong", [b"x", object(), float("nan")])
+def test_every_option_of_an_app_is_checked_where_it_is_written(app: App, wrong: Any) -> None:
+    """Also one that is added tomorrow: none of these is a value of any option."""
+    handler = app.job(resize_alone)
+    declared: list[tuple[Any, Any]] = [
+        *((partial(app.job, "x"), each) for each in HandlerOptions.__annotations__),
+        *((handler.options, each) for each in HandlerOptions.__annotations__),
+        *((partial(app.consumer, MemoryConnector()), each) for each in CONSUMER_OPTIONS),
+        *((partial(app.provider, "rates"), each) for each in ShortProviderOptions.__annotations__),
+        *((app.schedule, each) for each in ("every", "timezone", "args", "kwargs", "overlap")),
+    ]
+
+    def decorate(declare: Any, option: str) -> None:
+        declare(**{option: wrong})(resize_alone if option != "every" else print)
+
+    for declare, option in declared:
+        with pytest.raises(ErgonError) as refused:
+            decorate(declare, option)
+        assert refused.value.remedy or option in refused.value.message, option
+
+
+def test_the_size_of_an_executor_of_the_settings_is_theirs(tmp_path: Path) -> None:
+    """A number in the script would have no effect."""
+    (tmp_path / "ergon.toml").write_text('[executors.python]\ncommand = ["mine"]\n')
+    with pytest.raises(ConfigurationError, match=r"pool_size = 4 under \[executors.python\]"):
+        app_in(tmp_path).worker_setup({"pool_size": 4})
 
 
 def test_settings_with_executors_say_who_runs_the_jobs_of_a_script(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from ergon_framework import (
     UnitOfWork,
 )
 from ergon_framework.connector.boundary import Zone
-from ergon_framework.errors import ConfigurationError, FetchException, WiringError
+from ergon_framework.errors import ConfigurationError, FetchException, HookError, WiringError
 from tests.servers.server import free_port
 
 pytestmark = pytest.mark.req("ONE:run")
@@ -134,6 +134,87 @@ def test_provider_calls_are_kept_in_the_store_of_the_app(tmp_path: Path) -> None
         call = app.provider("rates").call(operation="x")(lambda: 1)
         with pytest.raises(ConfigurationError, match="keeps no provider calls"):
             call()
+
+
+TABLES = """
+[store]
+url = "sqlite:///work.db"
+
+[providers]
+keep_records = 60
+
+[providers.rates]
+quota = "2/day"
+retry = { max_attempts = 4, base_delay = 0, jitter = 0.5 }
+breaker = false
+attempt_timeout = 3
+timeout_budget = 9
+store = "sqlite:///calls.db"
+durable = true
+max_lanes = 7
+
+[providers.mail]
+provider = "nowhere:Mail"
+key = "for the class"
+attempt_timeout = 2
+"""
+
+
+def test_a_table_of_the_settings_feeds_a_provider_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the script says goes before it, field by field; a name without a table is as before."""
+    (tmp_path / "ergon.toml").write_text(TABLES)
+    monkeypatch.setenv("ERGON_PROVIDERS__RATES__ATTEMPT_TIMEOUT", "4")
+    with App(tmp_path / "ergon.toml") as app:
+        fed, own = (
+            app.provider("rates"),
+            app.provider("rates", attempts=2, budget=60.0, quota="9/s"),
+        )
+        mail, other = app.provider("mail"), app.provider("other")
+        seen: list[float] = []
+
+        @fed.call(attempts=4)
+        def quote(*, timeout: float) -> float:
+            seen.append(timeout)
+            raise ConnectionResetError("the line broke")
+
+        assert [quote.execute().reason_code for _ in range(3)] == [
+            "connection_error",
+            "connection_error",
+            "quota_exhausted",
+        ]
+        assert seen == [4.0] * 8
+        said, whole = fed.base.runtime.options, own.base.runtime.options
+        assert (said.timeout_budget_seconds, said.circuit_breaker) == (9.0, False)
+        assert (said.durable, said.max_lanes, said.keep_records_seconds) == (True, 7, 60.0)
+        assert (tmp_path / "calls.db").exists()
+        assert whole.quota is not None
+        assert (whole.quota.limit, whole.timeout_budget_seconds) == (9, 60.0)
+        retry = whole.retry_policy
+        assert (retry.max_attempts, retry.base_delay_seconds, retry.jitter_ratio) == (2, 0.0, 0.5)
+        assert (whole.attempt_timeout_seconds, whole.max_lanes) == (4.0, 7)
+        assert mail.base.runtime.options.attempt_timeout_seconds == 2.0
+        alone = other.base.runtime.options
+        assert (alone.quota, alone.retry_policy.max_attempts) == (None, 3)
+        assert (alone.timeout_budget_seconds, alone.keep_records_seconds) == (60.0, 60.0)
+        assert (tmp_path / "work.db").exists()
+        with pytest.raises(ConfigurationError, match=r"attempts=5 is more .* makes \(4\)"):
+            quote.options(attempts=5)
+
+
+def test_a_table_may_take_the_bound_away_that_a_function_needs(tmp_path: Path) -> None:
+    """Nobody could give it a timeout then."""
+    (tmp_path / "ergon.toml").write_text('[providers.rates]\ntimeout_budget = "none"\n')
+    with App(tmp_path / "ergon.toml", url="memory://") as app:
+        call = app.provider("rates").call
+
+        @call
+        def quote(*, timeout: float) -> float:
+            return timeout
+
+        with pytest.raises(HookError, match="neither timeout nor budget"):
+            quote()
 
 
 def test_zones_live_beside_the_store_of_the_app(tmp_path: Path) -> None:

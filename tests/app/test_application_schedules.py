@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,43 @@ def test_what_a_schedule_cannot_have_is_refused() -> None:
         twice.schedule("@daily", name="a b")(handler)
 
 
+@pytest.mark.parametrize("every", [90, 90.0, "90", "1m30s", timedelta(seconds=90)])
+def test_an_interval_is_whole_seconds_in_any_form(every: Any) -> None:
+    """As Celery and APScheduler take it."""
+    made = App("memory://", name="shop")
+    made.schedule(every=every)(tidy)
+    [(_, found)] = made.declared_schedules()["app:shop"].items()
+    assert found.line == "@every 90s"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        *(({"every": each}, "is no interval") for each in (0, -1, 0.5, "", True, b"5", 10**400)),
+        *(({"every": float(each)}, "is no interval") for each in ("nan", "inf")),
+        (
+            {"every": 5, "timezone": None},
+            "timezone is None .*timezone=.Europe/Berlin",
+        ),
+        ({"every": 5, "timezone": "Mars"}, "there is no time zone 'Mars'"),
+        ({"every": 5, "args": 5}, r"args is 5 .write for example args=\[3\]"),
+        ({"every": 5, "args": "abc"}, "args is 'abc'"),
+        ({"every": 5, "kwargs": []}, r"kwargs is \[\] "),
+        ({"every": 5, "misfire": "twice"}, "misfire must be 'once' or 'skip' or 'all'"),
+        ({"every": 5, "overlap": "no"}, "overlap must be True or False, not 'no'"),
+    ],
+)
+def test_wrong_values_of_a_schedule_are_refused_where_they_stand(
+    options: dict[str, Any], told: str
+) -> None:
+    """With the handler, the option and its value."""
+    with pytest.raises(ConfigurationError, match=rf"the schedule of 'tidy': .*{told}"):
+        App("memory://").schedule(**options)(tidy)
+    wrong: Any = 5
+    with pytest.raises(ConfigurationError, match=r"cron is 5 .write for example .\*/15"):
+        App("memory://").schedule(wrong)(tidy)
+
+
 def test_a_schedule_without_its_parentheses_is_refused() -> None:
     """It would be accepted otherwise, and never fire."""
     app = App("memory://")
@@ -131,3 +169,6 @@ def test_what_an_app_is_given_may_be_a_settings_file(tmp_path: Path) -> None:
         assert made.setup.url == "memory://"
     with pytest.raises(ConfigurationError, match="was given memory:// and another URL"):
         App("memory://", url="memory://")
+    with pytest.raises(ConfigurationError, match="and another URL") as refused:
+        App("postgresql://me:hunter2@h/d", url="memory://")
+    assert "hunter2" not in str(refused.value)

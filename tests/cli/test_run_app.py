@@ -34,6 +34,16 @@ if __name__ == "__main__":
     raise SystemExit("only python runs this line")
 """
 
+LATE = """
+from ergon_framework import App
+
+
+def make() -> App:
+    global app
+    app = App()
+    return app
+"""
+
 
 @pytest.fixture
 def script(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -86,6 +96,16 @@ def test_what_is_no_app_is_refused(script: Path, capsys: pytest.CaptureFixture[s
     assert "there are several: app, other" in told(capsys, "jobs/two.py")
     script.with_name("none.py").write_text("VERSION = 1\n")
     assert "there is none" in told(capsys, "jobs/none.py")
+    script.with_name("late.py").write_text(LATE)
+    for target in ("jobs/late.py", "jobs/late.py:app"):
+        assert "is made in make(), and an import of the file does not" in told(capsys, target)
+    assert "is a function that makes an App" in told(capsys, "jobs/late.py:make")
+    other = script.with_name("ergon.toml")
+    other.touch()
+    assert "and the App reads" in told(capsys, place, "--config", str(other.with_name("x.toml")))
+    for option in ("--stall-after", "--restart-window"):
+        assert "inf is not a finite number" in told(capsys, place, option, "inf")
+        assert option in told(capsys, place, option, "nan")
     script.with_name("v2.1.py").write_text(SCRIPT)
     assert "no other process could import" in told(capsys, "jobs/v2.1.py:app")
     script.with_name("hasty.py").write_text(SCRIPT + "\ngreet.enqueue('eve')\n")

@@ -542,13 +542,15 @@ def test_the_examples_of_the_page_work(directory: Path) -> None:
     """The file of the page loads, its mistakes read as shown, and its Python runs."""
     (directory / "secrets").mkdir()
     (directory / "secrets" / "ledger").write_text("x")
-    text, policies, providers, jobs, zones = blocks("toml")
+    text, policies, providers, script, jobs, zones = blocks("toml")
     environ = {"OUTBOX_TOKEN": "x"}
     found = load(text, **environ)
     careful = load(policies).tasks["orders"].consumer
     assert careful is not None
     assert (careful.loop.batch.size, careful.steps.process.retry.max_attempts) == (10, 3)
     assert load(providers, MAIL_KEY="x").extensions["providers"].named["mail"].timeout_budget == 20
+    rates = load(script).extensions["providers"].named["rates"]
+    assert (rates.provider, rates.quota.limit, rates.retry.max_attempts) == (None, 1000, 5)
     assert {"executors", "jobs"} <= load(jobs).extensions.keys()
     assert {"boundary", "zones"} <= load(zones).extensions.keys()
     assert found.tasks["orders"].workers == 2

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ergon_framework.app.imports import is_reference
 from ergon_framework.app.imports import load as load_object
+from ergon_framework.app.script_source import bound_late, made_late
 from ergon_framework.errors import WiringError
 from ergon_framework.executor import loading
 
@@ -35,8 +36,12 @@ def find_app(target: str) -> App | None:
         return found
     if not is_reference(target):
         return None
-    named = load_object(target)
+    try:
+        named = load_object(target)
+    except WiringError as error:
+        raise _told_late(target) or error from error
     if not _is_app(named):
+        _refuse_factory(target, named)
         return None
     top = sys.modules[target.partition(":")[0].partition(".")[0]]
     if top.__file__ is not None:
@@ -53,14 +58,20 @@ def _of_script(script: Path, name: str) -> App:
         )
     module = loading.module_in(script)
     if name:
-        found = loading.named_in(module, f"{script}:{name}", name)
+        try:
+            found = loading.named_in(module, f"{script}:{name}", name)
+        except WiringError as error:
+            raise late_error(script, name) or error from error
         if not _is_app(found):
+            _refuse_factory(f"{script}:{name}", found)
             raise WiringError(
                 f"{name!r} in {script} is a {type(found).__name__}, not an App",
                 remedy="name the App: " + (", ".join(_apps_in(module)) or "there is none"),
             )
         return cast("App", found)
     names = _apps_in(module)
+    if not names and (where := made_late(script)):
+        raise _not_at_import(f"the App of {script} is made {where}")
     if len(names) != 1:
         told = f"there are several: {', '.join(names)}" if names else "there is none"
         raise WiringError(
@@ -68,6 +79,37 @@ def _of_script(script: Path, name: str) -> App:
             remedy=f"write {script}:{names[0]}" if names else "write app = App() at its top",
         )
     return cast("App", getattr(module, names[0]))
+
+
+def late_error(file: Path, name: str) -> WiringError | None:
+    """Why a file does not have a name that it binds, when it is imported."""
+    where = bound_late(file, name)
+    return _not_at_import(f"{name!r} of {file} is made {where}") if where else None
+
+
+def _told_late(target: str) -> WiringError | None:
+    module, _, name = target.partition(":")
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return None if file is None else late_error(Path(file), name)
+
+
+def _not_at_import(what: str) -> WiringError:
+    return WiringError(
+        f"{what}, and an import of the file does not run that",
+        remedy="write app = App() at the top level of the file, outside of functions and of the"
+        " guard",
+    )
+
+
+def _refuse_factory(target: str, named: object) -> None:
+    """Refuse a function that makes an App, by its annotation: each process would make another."""
+    returned = getattr(named, "__annotations__", {}).get("return")
+    if callable(named) and (returned == "App" or _is_app_type(returned)):
+        place, _, name = target.rpartition(":")
+        raise WiringError(
+            f"{target!r} is a function that makes an App, and not an App",
+            remedy=f"write app = {name}() at the top level of its file, and name {place}:app",
+        )
 
 
 def _apps_in(module: object) -> list[str]:
@@ -78,6 +120,12 @@ def _is_app(value: Any) -> bool:
     from ergon_framework import App
 
     return isinstance(value, App)
+
+
+def _is_app_type(value: Any) -> bool:
+    from ergon_framework import App
+
+    return isinstance(value, type) and issubclass(value, App)
 
 
 def _let_children_import(folder: Path) -> None:

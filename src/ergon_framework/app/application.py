@@ -33,12 +33,22 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
+from ergon_framework.app.app_arguments import (
+    MAX_NAME,
+    check_places,
+    check_values,
+    checked_name,
+    checked_queues,
+)
 from ergon_framework.app.job_handlers import JobHandler
+from ergon_framework.app.script_source import bound_late, made_late
+from ergon_framework.core.text import toml_table
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.executor import Registry
 from ergon_framework.ports.job_options import HandlerOptions
@@ -70,7 +80,6 @@ EXECUTOR = "python"
 STARTUP_GRACE = 10.0
 """Seconds that an executor has to start, beside what its lifespans may take: a process that ends by
 itself because one of them hangs costs no job a delivery."""
-MAX_NAME = 100
 
 
 class App:
@@ -86,24 +95,29 @@ class App:
 
     def __init__(
         self,
-        source: str | Path | None = None,
+        source: str | os.PathLike[str] | None = None,
         *,
         url: str | None = None,
-        config: str | Path | None = None,
+        config: str | os.PathLike[str] | None = None,
         name: str | None = None,
     ) -> None:
         """``source`` is the URL of a store or the path of a settings file; so may be named."""
-        is_file = isinstance(source, Path) or str(source).endswith(".toml")
+        check_places(source=source, url=url, config=config)
+        is_file = isinstance(source, os.PathLike) or str(source).endswith(".toml")
         if source is not None and (config if is_file else url) is not None:
+            from ergon_framework.redaction import text
+
             raise ConfigurationError(
-                f"an App was given {source!s} and {config if is_file else 'another URL'}",
+                f"an App was given {text(str(source))} and {config if is_file else 'another URL'}",
                 remedy="name one of them",
             )
         self._url = url if is_file or source is None else str(source)
-        self._config = source if is_file else config
-        file = self._file = _caller()
+        place = source if is_file else config
+        self._config = None if place is None else Path(place)
+        self._globals, self._maker = _caller()
+        file = self._file = _file_in(self._globals)
         self._home = Path.cwd() if file is None else file.parent
-        self._given_name = None if name is None else _checked_name(name)
+        self._given_name = None if name is None else checked_name(name)
         self._name = self._given_name or _name_of(file)
         self._lock = threading.RLock()
         self._settings: Settings | None = None
@@ -153,7 +167,7 @@ class App:
         cron: str | None = None,
         /,
         *,
-        every: float | str | None = None,
+        every: float | str | timedelta | None = None,
         timezone: str = "UTC",
         name: str | None = None,
         args: Sequence[Any] = (),
@@ -164,6 +178,7 @@ class App:
     ) -> Callable[[Callable[P, T] | JobHandler[P, T]], JobHandler[P, T]]:
         """Enqueue a job of this function by the clock: by a line of cron, or ``every`` so often.
 
+        ``every`` is whole seconds, a text such as ``1h30m``, or a ``timedelta``.
         ``misfire`` says what becomes of fires that no worker was there for: ``once``, ``skip`` or
         ``all``. Without ``overlap`` nothing is enqueued while the job of an earlier fire is not
         over. A worker of this App writes its schedules into the store, and drops those that the
@@ -187,17 +202,17 @@ class App:
                 "every": every,
                 "zone": timezone,
                 "args": args,
-                "kwargs": kwargs or {},
+                "kwargs": {} if kwargs is None else kwargs,
                 "misfire": misfire,
-                "unique": not overlap,
+                "overlap": overlap,
             }
-            handler.check_schedule(fields)
+            checked = handler.checked_schedule(fields)
             own = handler.schedule_name(name)
             if own in self._schedules:
                 raise WiringError(
                     f"there are two schedules named {own!r}", remedy="give one of them a name="
                 )
-            self._schedules[own] = (handler, fields)
+            self._schedules[own] = (handler, checked)
             return handler
 
         return declare
@@ -275,6 +290,11 @@ class App:
         from ergon_framework.task.functions import FunctionConsumer, check_source
 
         check_source(source)
+        if source is None:
+            raise WiringError(
+                "a consumer of an App was given None to consume from; is a variable unset?",
+                remedy="pass a connector, or the name of one in the settings",
+            )
 
         def declare(function: Callable[P, T], /) -> FunctionConsumer[P, T]:
             made = FunctionConsumer(
@@ -299,23 +319,34 @@ class App:
     def provider(self, name: str, **options: Unpack[ShortProviderOptions]) -> Provider:
         """A service of somebody else, whose calls are guarded and recorded in this App's store.
 
-        The options are those of :class:`ergon_framework.Provider`.
+        The options are those of :class:`ergon_framework.Provider`. What they leave out, the table
+        ``[providers.NAME]`` of the settings may say; it is read at the first call.
         """
         from ergon_framework.providers.functions import Provider
 
-        options.setdefault("store", self._call_store)
+        options.setdefault("store", partial(self._call_store, name))
         made = Provider(
-            name, middleware=self._middleware, dependencies=self._dependencies, **options
+            name,
+            middleware=self._middleware,
+            dependencies=self._dependencies,
+            settings=partial(self._provider_settings, name),
+            **options,
         )
         self._providers.append(made)
         return made
 
-    def _call_store(self) -> str | None:
-        """Where provider calls are kept, asked at the first call."""
-        from ergon_framework.app.settings.stores import call_stores, keeps_calls, store_url
+    def _provider_settings(self, name: str) -> dict[str, Any]:
+        """What the settings say about the calls of a provider, asked at the first of them."""
+        from ergon_framework.app.providers import script_arguments
 
-        stores = call_stores(self.settings)
-        url = stores.get("") or store_url(self.settings)
+        return script_arguments(name, self.settings)
+
+    def _call_store(self, name: str) -> str | None:
+        """Where the calls of a provider are kept, asked at the first of them."""
+        from ergon_framework.app.providers import script_store
+        from ergon_framework.app.settings.stores import keeps_calls
+
+        url = script_store(name, self.settings)
         if url and not keeps_calls(url):
             raise ConfigurationError(
                 "the store of this App keeps no provider calls",
@@ -332,12 +363,14 @@ class App:
         The zone is that of the settings. Without one it lives in ``ergon.zones`` beside this App's
         store, or on the server that is its store.
         """
+        given: object = name  # what cannot be hashed is no name either
         with self._lock:
-            if name not in self._zones:
+            found = self._zones.get(name) if isinstance(given, str) else None
+            if found is None:
                 from ergon_framework.connector.boundary import Zone
 
-                self._zones[name] = Zone(name, partial(self._zone_settings, name))
-            return self._zones[name]
+                found = self._zones[name] = Zone(name, partial(self._zone_settings, name))
+            return found
 
     def _zone_settings(self, name: str) -> ZoneSettings:
         """How a zone is kept, asked at its first use."""
@@ -474,7 +507,8 @@ class App:
         from ergon_framework.executor.loading import refuse_while_loading
 
         refuse_while_loading("starts a worker")
-        served = [queues] if isinstance(queues, str) else queues
+        served = checked_queues("run", queues)
+        check_values("run", burst=burst, processes=processes, max_in_flight=max_in_flight)
         own = {"pool_size": processes, "max_in_flight": max_in_flight}
         given = {name: value for name, value in own.items() if value is not None}
         show_executors()
@@ -524,7 +558,9 @@ class App:
         """
         from ergon_framework.app.inline_worker import MAX_JOBS, drain
 
-        served = [queues] if isinstance(queues, str) else queues
+        served = checked_queues("drain", queues)
+        check_values("drain", max_jobs=max_jobs, raises=raises)
+        self._refuse_namesake()
         most = MAX_JOBS if max_jobs is None else max_jobs
         return drain(self, queues=served, max_jobs=most, raises=raises)
 
@@ -536,6 +572,14 @@ class App:
         own_name = self.executor or EXECUTOR
         wanted = [own_name, *self._waited_for({EXECUTOR, self._name} - {own_name, ""})]
         missing = [name for name in wanted if name not in setup.executors]
+        self._refuse_namesake()
+        if own_name not in missing and given:
+            (word, number), *_ = given.items()
+            raise ConfigurationError(
+                f"app.run: the settings define the executor {own_name!r}, so they say how many"
+                " processes it has and what each has in flight",
+                remedy=f"write {word} = {number} under {toml_table('executors', own_name)}",
+            )
         if not missing:
             return setup
         command = (sys.executable, "-m", "ergon_framework.executor", "--app", self._reference())
@@ -589,15 +633,46 @@ class App:
             spec, file = held.get("__spec__"), held.get("__file__")
             if name is None:
                 continue
+            late = "" if file is None else bound_late(Path(file), name)
+            if late:
+                raise _not_importable(f"{name} of {file} is made {late}", name)
             is_script = file is not None and spec is not None and Path(file).stem == spec.name
             if spec is not None and spec.name != "__main__" and not is_script:
                 return f"{spec.name}:{name}"  # a module of a package, or that of python -m
             if file is not None and Path(file).is_file():  # not what came from a pipe
                 return f"{Path(file).absolute()}:{name}"
-        raise WiringError(
+        raise self._held_nowhere()
+
+    def _held_nowhere(self) -> WiringError:
+        """Why no other process finds this object."""
+        if self._maker:
+            return _not_importable(f"the App of {self._file} is made in {self._maker}()", "app")
+        late = "" if self._file is None else made_late(self._file)
+        if late:
+            return _not_importable(f"the App of {self._file} is made {late}", "app")
+        return WiringError(
             "an App can only be run from a file that holds it as a global name",
             remedy="write app = App() at the top of a script",
         )
+
+    def _refuse_namesake(self) -> None:
+        """Refuse to work beside another App of this file that has no name of its own either.
+
+        Jobs name the App that runs them by the file: a worker of either would take those of both.
+        """
+        own = self.executor
+        if not own or not self.registry.names or self.setup.url.startswith("memory:"):
+            return
+        held = {name: app for name, app in [*self._globals.items()] if isinstance(app, App)}
+        mine = next((name for name, app in held.items() if app is self), None)
+        for name, other in held.items() if mine is not None else ():
+            is_other = other is not self and bool(other.registry.names)
+            if is_other and (other.executor, other.setup.url) == (own, self.setup.url):
+                raise WiringError(
+                    f"{mine!r} and {name!r} are two Apps of one file and one store, and both"
+                    f" are called {own!r}: each would take jobs of the other",
+                    remedy=f'give one a name of its own: {name} = App(name="{name}")',
+                )
 
     def _import_path(self) -> dict[str, str]:
         """Variables by which an executor imports the module of this App, unless it is installed."""
@@ -650,10 +725,16 @@ def site_folders() -> set[str]:
     return {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
 
 
-def _caller() -> Path | None:
-    """The file that makes the App, if it is made in one."""
+def _caller() -> tuple[dict[str, Any], str]:
+    """The globals of who makes the App, and the function; empty where it is none of the user's."""
     frame = sys._getframe(2)  # noqa: SLF001 - inspect does the same, after reading source files
-    file = frame.f_globals.get("__file__")
+    function = frame.f_code.co_name
+    return frame.f_globals, "" if function[0] in "<_" else function
+
+
+def _file_in(names: Mapping[str, Any]) -> Path | None:
+    """The file of a module by its globals, if it has one."""
+    file = names.get("__file__")
     return Path(file).absolute() if file else None
 
 
@@ -665,11 +746,9 @@ def _name_of(file: Path | None) -> str:
     return re.sub(r"[^\w.-]", "_", file.parent.name if is_package else file.stem)[:MAX_NAME]
 
 
-def _checked_name(name: object) -> str:
-    if not (isinstance(name, str) and re.fullmatch(rf"[\w.-]{{1,{MAX_NAME}}}", name)):
-        raise ConfigurationError(
-            f"{name!r} is no name for a script",
-            remedy=f"write a text of up to {MAX_NAME} letters, digits, '_', '-' and '.', for"
-            ' example App(name="mail")',
-        )
-    return name
+def _not_importable(what: str, name: str) -> WiringError:
+    return WiringError(
+        f"{what}, and the processes that run its jobs do not find it there: they import the file",
+        remedy=f"write {name} = App() at the top level of the file, outside of functions and of the"
+        f" guard; {name}.run() stays where it is",
+    )

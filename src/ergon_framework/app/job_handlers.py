@@ -6,17 +6,19 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 import msgspec
 
+from ergon_framework.core.option_values import shown, switch_flaw, word_flaw
 from ergon_framework.errors import ConfigurationError, JobError
 from ergon_framework.executor import InvalidArgumentsError, current_job
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.cron import check_cron, check_zone, interval
 from ergon_framework.jobs.newjob import check_options
 from ergon_framework.ports.job_fields import MAX_SCHEDULE_NAME, SCHEDULE_NAME
-from ergon_framework.ports.job_options import HandlerOptions, JobOptions, job_options
+from ergon_framework.ports.job_options import HandlerOptions, JobOptions, checked_options
 
 if TYPE_CHECKING:
     from ergon_framework.executor import Registry
@@ -39,6 +41,14 @@ SCHEDULED = frozenset(
     }
 )
 """Options that the jobs of a schedule may have; whether one waits for another is ``overlap``."""
+_EXAMPLES = {
+    "cron": '"*/15 * * * *"',
+    "timezone": 'timezone="Europe/Berlin"',
+    "args": "args=[3]",
+    "kwargs": 'kwargs={"days": 3}',
+    "misfire": 'misfire="skip"',
+    "overlap": "overlap=False",
+}
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -79,7 +89,7 @@ class JobHandler(Generic[P, T]):
     def __init__(
         self, app: JobApp, name: str, function: Callable[P, T], options: Mapping[str, Any]
     ) -> None:
-        # Its retry policy is checked when a job is made: that takes pydantic, which is slow to
+        # Its retry policy was checked with the words. Here it would take pydantic, which is slow to
         # import, and a program that only declares handlers shall start quickly.
         # Which jobs it waits for is looked at when it is enqueued.
         later = ("retry", "after", "on_failure")
@@ -99,7 +109,8 @@ class JobHandler(Generic[P, T]):
 
     def options(self, **options: Unpack[HandlerOptions]) -> JobHandler[P, T]:
         """The same handler with other options for its jobs: ``resize.options(delay=5)``."""
-        merged = job_options(self._options, cast("Mapping[str, Any]", options))
+        given = cast("Mapping[str, Any]", options)
+        merged = checked_options(self.name, given, below=self._options)
         return JobHandler(self.app, self.name, self.function, merged)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> HandlerArguments:
@@ -150,8 +161,8 @@ class JobHandler(Generic[P, T]):
         specs = ((self.routed, call.args, call.kwargs) for call in made)
         return self.app.client.enqueue_many(specs, **self._own_options())
 
-    def check_schedule(self, fields: Mapping[str, Any]) -> None:
-        """Refuse a schedule of this handler that no worker could carry out."""
+    def checked_schedule(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a schedule; refused if no worker could carry it out."""
         unfit = sorted(self._options.keys() - SCHEDULED)
         if unfit:
             raise JobError(
@@ -160,15 +171,30 @@ class JobHandler(Generic[P, T]):
             )
         cron, every = fields["cron"], fields["every"]
         if (cron is None) == (every is None):
-            raise self._no_schedule("it needs either cron or every")
-        if fields["misfire"] not in ("once", "skip", "all"):
-            raise self._no_schedule(f"misfire is {fields['misfire']!r}; write once, skip or all")
+            raise self._no_schedule("it needs either cron or every", 'write every="15m"')
+        flaws = {
+            "misfire": word_flaw(fields["misfire"], ("once", "skip", "all")),
+            "overlap": switch_flaw(fields["overlap"]),
+            "cron": "" if cron is None else _kind_flaw(cron, str),
+            "timezone": _kind_flaw(fields["zone"], str),
+            "args": _kind_flaw(fields["args"], (list, tuple)),
+            "kwargs": _kind_flaw(fields["kwargs"], Mapping),
+        }
+        for name, flaw in flaws.items():
+            if flaw:
+                raise self._no_schedule(f"{name} {flaw}", f"write for example {_EXAMPLES[name]}")
+        checked = {**fields, "unique": not fields["overlap"]}
+        del checked["overlap"]
         try:
-            check_cron(cron) if cron is not None else interval(str(every).strip())
+            if cron is not None:
+                check_cron(cron)
+            else:
+                checked["every"] = f"{interval(_interval_text(every))}s"
             check_zone(fields["zone"])
         except JobError as error:
-            raise self._no_schedule(f"{error.message}; {error.remedy}") from error
+            raise self._no_schedule(error.message, error.remedy) from error
         self._call(tuple(fields["args"]), dict(fields["kwargs"]))
+        return checked
 
     def schedule_name(self, given: object = None) -> str:
         """The name of a schedule of this handler: the given one, or else the handler's own."""
@@ -178,8 +204,9 @@ class JobHandler(Generic[P, T]):
         if is_text and re.fullmatch(SCHEDULE_NAME, str(given)):
             return str(given)
         raise self._no_schedule(
-            f"its name is {given!r:.120}; write a text of up to {MAX_SCHEDULE_NAME} letters,"
-            " digits, '_', '-' and '.', which begins with none of the last two"
+            f"its name is {shown(given)}",
+            f"write a text of up to {MAX_SCHEDULE_NAME} letters, digits, '_', '-' and '.', which"
+            " begins with none of the last two",
         )
 
     def schedule(self, fields: Mapping[str, Any]) -> ScheduleSettings:
@@ -190,8 +217,8 @@ class JobHandler(Generic[P, T]):
         own = {"handler": self.routed, "args": call.args, "kwargs": call.kwargs}
         return ScheduleSettings.model_validate({**self._options, **fields, **own})
 
-    def _no_schedule(self, problem: str) -> ConfigurationError:
-        return ConfigurationError(f"the schedule of {self.name!r}: {problem}")
+    def _no_schedule(self, problem: str, remedy: str) -> ConfigurationError:
+        return ConfigurationError(f"the schedule of {self.name!r}: {problem}", remedy=remedy)
 
     @property
     def routed(self) -> str:
@@ -224,6 +251,18 @@ class JobHandler(Generic[P, T]):
         if job is not None:  # enqueued by a handler: both belong together
             options.setdefault("correlation_id", job.correlation or job.job_id)
         return cast(JobOptions, options)
+
+
+def _interval_text(every: object) -> str:
+    """An interval as settings write it: whole seconds, or text such as ``1h30m``."""
+    given = every.total_seconds() if isinstance(every, timedelta) else every
+    if isinstance(given, float) and given.is_integer():
+        given = int(given)
+    return given.strip() if isinstance(given, str) else shown(given)
+
+
+def _kind_flaw(value: object, kinds: type | tuple[type, ...]) -> str:
+    return "" if isinstance(value, kinds) else f"is {shown(value)}"
 
 
 def _dumped(value: Any) -> Any:

@@ -86,6 +86,15 @@ def taken_apart(url: str, known: Sequence[str], forms: str, kept: str = "this") 
     return kind, rest
 
 
+_KINDS = ("sqlite", "memory", "postgresql", "redis", "rediss", "nats")
+_FORMS = "write sqlite:///work.db, postgresql://host/name, redis://host:6379/0 or nats://host:4222"
+
+
+def check_kind(url: str) -> None:
+    """Refuse the URL of a store that no part could use; nothing is opened."""
+    taken_apart(url, _KINDS, _FORMS)
+
+
 def is_cut_short(rest: str) -> bool:
     """Whether a password in a URL, of which ``rest`` follows the scheme, has a bare ``?`` or ``#``.
 

@@ -18,10 +18,10 @@ from ergon_framework.app.parts import PartRow, rows, startable
 from ergon_framework.app.settings import examine_settings
 from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import ConnectorSettings, TaskSettings
-from ergon_framework.app.settings.stores import base_of, check_folder, check_kind, store_url
+from ergon_framework.app.settings.stores import base_of, check_folder, store_url
 from ergon_framework.app.wiring import Target, refuse_ambiguous_names, wire
 from ergon_framework.errors import ErgonError, WiringError
-from ergon_framework.storage.urls import file_of
+from ergon_framework.storage.urls import check_kind, file_of
 from ergon_framework.task.mixins.plans import check_copies, check_patience
 from ergon_framework.telemetry.exporters import check_packages
 
@@ -215,7 +215,8 @@ def _check_providers(checking: SettingsCheck) -> None:
     for name, entry in providers_of(checking.settings).items():
         with checking.collect("providers", name):
             try:
-                provider_factory(name, checking.settings).check()
+                if entry.provider is not None:  # without a class it is for a script
+                    provider_factory(name, checking.settings).check()
             except WiringError:
                 if not _is_in_executor(checking, name):
                     raise

@@ -20,10 +20,10 @@ from ergon_framework.app.lifespan import offered
 from ergon_framework.app.settings import revealed
 from ergon_framework.app.settings.secrets import described, masked
 from ergon_framework.app.settings.sections import Settings
-from ergon_framework.app.settings.stores import call_stores, check_kind, store_url
+from ergon_framework.app.settings.stores import call_stores, store_url
 from ergon_framework.errors import ConfigurationError, ConnectorError, ErgonError, describe
 from ergon_framework.storage.server import Observation
-from ergon_framework.storage.urls import refuse_secrets
+from ergon_framework.storage.urls import check_kind, refuse_secrets
 from ergon_framework.task.mixins.utils import run_with_timeout
 
 PORTS = {

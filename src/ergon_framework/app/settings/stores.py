@@ -12,23 +12,10 @@ from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.errors import ErgonError, StoreError, StoreSchemaError, StoreUnavailableError
 from ergon_framework.ports.settings_model import FrozenDict
-from ergon_framework.storage.urls import (
-    SQLITE,
-    file_of,
-    given_options,
-    store_option,
-    taken_apart,
-)
+from ergon_framework.storage.urls import SQLITE, file_of, given_options, store_option
 
 SCRIPT_FILE = STORE_FILE
 """The store that a script with ``App()`` makes beside itself."""
-_KINDS = ("sqlite", "memory", "postgresql", "redis", "rediss", "nats")
-_FORMS = "write sqlite:///work.db, postgresql://host/name, redis://host:6379/0 or nats://host:4222"
-
-
-def check_kind(url: str) -> None:
-    """Refuse the URL of a store that no part could use; nothing is opened."""
-    taken_apart(url, _KINDS, _FORMS)
 
 
 def store_url(settings: Settings, *own: SecretStr | None) -> str:

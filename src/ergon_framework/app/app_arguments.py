@@ -1,0 +1,86 @@
+"""What an ``App`` and its methods may be given, checked where it is written.
+
+Nothing heavy is imported for it: a program that only declares its work shall start quickly.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ergon_framework.core.option_values import count_flaw, or_none, shown, switch_flaw
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.ports.job_fields import name as queue_name
+
+MAX_NAME = 100
+MAX_IN_FLIGHT = 1024
+"""Jobs that one process of an executor may have at once."""
+_FLAWS: dict[str, tuple[Callable[[Any], str], str]] = {
+    "burst": (switch_flaw, "True"),
+    "raises": (switch_flaw, "True"),
+    "max_jobs": (or_none(count_flaw), "10_000"),
+    "processes": (or_none(count_flaw), "4"),
+    "max_in_flight": (or_none(partial(count_flaw, most=MAX_IN_FLIGHT)), "10"),
+}
+
+
+def check_places(*, source: object, url: object, config: object) -> None:
+    """Refuse what names neither a store nor a settings file; a text may hold a password."""
+    for argument, value in (("source", source), ("url", url), ("config", config)):
+        if value is None:
+            continue
+        if not isinstance(value, str if argument == "url" else str | os.PathLike):
+            problem = f"is a {type(value).__name__}"
+        elif not str(value).strip():
+            problem = "is an empty text; is a variable unset?"
+        else:
+            continue
+        raise ConfigurationError(
+            f"what an App was given as {argument} {problem}",
+            remedy='write App("sqlite:///work.db"), the URL of a store, or App("ergon.toml"), the'
+            " path of a settings file",
+        )
+    is_url = isinstance(source, str) and not source.endswith(".toml")
+    for place in (url, source if is_url else None):
+        if isinstance(place, str):
+            from ergon_framework.storage.urls import check_kind
+
+            check_kind(place)
+
+
+def checked_name(name: object) -> str:
+    """The name of an App, which its jobs carry."""
+    if not (isinstance(name, str) and re.fullmatch(rf"[\w.-]{{1,{MAX_NAME}}}", name)):
+        raise ConfigurationError(
+            f"{shown(name)} is no name for a script",
+            remedy=f"write a text of up to {MAX_NAME} letters, digits, '_', '-' and '.', for"
+            ' example App(name="mail")',
+        )
+    return name
+
+
+def check_values(method: str, **given: object) -> None:
+    """Refuse a wrong number or switch of ``app.run`` and ``app.drain``."""
+    for name, value in given.items():
+        flaw_of, example = _FLAWS[name]
+        flaw = flaw_of(value)
+        if flaw:
+            raise ConfigurationError(
+                f"app.{method}: {name} {flaw}", remedy=f"write for example {name}={example}"
+            )
+
+
+def checked_queues(method: str, queues: Any) -> list[str] | None:
+    """The queues to serve; None for all of them."""
+    if queues is None:
+        return None
+    names = [queues] if isinstance(queues, str) else queues
+    if not isinstance(names, list | tuple | set | frozenset) or not names:
+        raise ConfigurationError(
+            f"app.{method}: queues is {shown(queues)}",
+            remedy='name a queue, or several: queues=["mail", "images"]; leave it out for all',
+        )
+    return [queue_name("queues", each) for each in names]
