@@ -153,8 +153,11 @@ def _client_of(client: Client) -> str:
 
 def test_wrong_settings_keep_the_server_from_starting() -> None:
     """They would be as wrong at the first request."""
-    api = FastAPI(lifespan=lifespan(App("mysql://localhost/work")))
-    with pytest.raises(ConfigurationError, match="mysql"), TestClient(api):
+    api = FastAPI(lifespan=lifespan(App("nats://localhost:1")))
+    with (
+        pytest.raises(ConfigurationError, match="NATS JetStream does not keep jobs"),
+        TestClient(api),
+    ):
         pass
 
 

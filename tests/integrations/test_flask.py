@@ -77,10 +77,10 @@ def test_check_tells_what_the_application_has(
 
 def test_a_command_tells_what_is_wrong_with_the_store(capsys: pytest.CaptureFixture[str]) -> None:
     """In one line, and with an exit code of its own."""
-    code = run_command(App("mysql://localhost/shop"), ["jobs", "list"], program="flask ergon")
+    code = run_command(App("nats://localhost:1"), ["jobs", "list"], program="flask ergon")
     assert code == 2
-    assert "mysql" in capsys.readouterr().err
-    assert "mysql" not in str(dict(os.environ))  # the next command may belong to another App
+    assert "NATS JetStream does not keep jobs" in capsys.readouterr().err
+    assert "nats:" not in str(dict(os.environ))  # the next command may belong to another App
 
 
 # ---- inside this process ----

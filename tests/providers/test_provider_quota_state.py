@@ -612,6 +612,10 @@ def test_a_text_that_is_no_quota_is_refused_with_examples(text: Any) -> None:
 
 
 def test_a_quota_of_nothing_is_refused() -> None:
-    """Like the policy itself."""
+    """Like the policy itself; so is one that no database could count."""
+    for text in ("0/day", f"{2**62}/day", "1" * 5000 + "/day"):
+        with pytest.raises(ConfigurationError, match=r"is no quota.*'1000/day'"):
+            QuotaPolicy.parse(text)
     with pytest.raises(ConfigurationError, match="limit must be an integer of 1 or more"):
-        QuotaPolicy.parse("0/day")
+        QuotaPolicy(0)
+    assert QuotaPolicy.parse("1_000/day").limit == 1000
