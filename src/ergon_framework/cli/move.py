@@ -148,7 +148,9 @@ def _move_project(
     from ergon_framework.app.move.project import find_project, plan, reopen, run
 
     planned = plan(find_project(source), to, is_forced=force, is_trial=dry_run)
-    said = "stopped: the old stores are open as before, and what was copied stays in TO"
+    said = (
+        "stopped: the old stores are open as before, unless TO is complete already; nothing is lost"
+    )
     with _told_when_stopped(said, as_json=as_json):
         if not reopens:
             with transfer_progress(as_json=as_json) as tell:

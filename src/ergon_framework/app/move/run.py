@@ -35,6 +35,8 @@ class _Move:
     parts: list[Transfer]
     outcome: Outcome = field(default_factory=Outcome)
     found: list[list[Moved]] = field(default_factory=list)
+    is_ending: bool = False
+    """Whether its target may be complete by now, and in use."""
 
 
 def run(asked: Asked, tell: Tell) -> Outcome:
@@ -46,7 +48,8 @@ def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
     """Moves that begin and end together: nobody works in a target before all of them are filled.
 
     All are refused if one is. If one fails on the way, the sources that were open before are open
-    again, and the targets stay marked until the same moves are run again and end.
+    again, and the targets stay marked until the same moves are run again and end. Once a target may
+    be complete, the sources stay shut: nobody knows whether it is in use already.
     """
     for asked in several:
         _refuse_places(asked)
@@ -55,16 +58,17 @@ def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
         left = _without_ended(moves)
         for move in left:
             _refuse(move)
-        # The last is marked first: until its folder is shut nobody gets into a zone over there, but
-        # anybody may begin with jobs.
-        for move in reversed(left):
-            if not move.asked.is_trial:
-                transfer.begin(*move.parts)
         with _open_again_unless_done(left):
+            # The last is marked first: until its folder is shut nobody gets into a zone over there,
+            # but anybody may begin with jobs.
+            for move in reversed(left):
+                if not move.asked.is_trial:
+                    transfer.begin(*move.parts)
             for move in left:
                 _copy(move, tell, stack)
             for move in left:
                 if not move.asked.is_trial:
+                    move.is_ending = True
                     transfer.end(move.parts, move.found)
         for move in moves:
             move.outcome.moved += [each for found in move.found for each in found]
@@ -178,11 +182,30 @@ def _open_again_unless_done(moves: Sequence[_Move]) -> Iterator[None]:
     was_open = [part for part in parts if not move_state_of(part.source).moved_to]
     try:
         yield
-    except BaseException:
+    except BaseException as error:
+        if any(_may_be_complete(move) for move in moves):
+            _add_remedy(error, "the old stores stay shut, for TO may be complete and in use")
+            raise
+        _add_remedy(error, "the old stores are open as before")
         for part in was_open:
             with suppress(StoreError):  # why the move failed is what is told; --reopen is left
                 transfer.reopen(part.source)
         raise
+
+
+def _may_be_complete(move: _Move) -> bool:
+    """Whether somebody may work with the target; one that cannot be asked may have been written."""
+    try:
+        states = [move_state_of(part.target) for part in move.parts] if move.is_ending else []
+    except StoreError:
+        return True
+    return any(not state.is_incomplete for state in states)
+
+
+def _add_remedy(error: BaseException, left: str) -> None:
+    """Say what a move that failed has left behind, and how it goes on."""
+    if isinstance(error, StoreUnavailableError):
+        error.remedy += f"; {left}, and the same command goes on from there"
 
 
 # ---- the way back -------------------------------------------------------------------------------
