@@ -352,6 +352,15 @@ LARGE = 2048
 # same fence: a worker that comes back late with the old job finds that it has lost it.
 _fences = itertools.count(int.from_bytes(os.urandom(5)))
 
+
+def _draw_fences() -> None:
+    """In a forked child: fences of its own, or parent and child would give the same ones."""
+    global _fences  # noqa: PLW0603 - one per process
+    _fences = itertools.count(int.from_bytes(os.urandom(5)))
+
+
+os.register_at_fork(after_in_child=_draw_fences)
+
 _PLAIN = _JOBS["insert_plain"]
 _FULL = _JOBS["insert"]
 
