@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,10 +19,75 @@ pytestmark = pytest.mark.slow
 
 FOLDERS = ("core/failure", "connector/memory/store")
 """Files of packages that no contract looks into."""
-LINT = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+LINT = """
+import os, sys
+from importlinter.cli import lint_imports_command
+
+for folder in sys.argv[1:]:
+    if os.fork() == 0:
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+        sys.argv = ["lint-imports", "--no-cache"]
+        said = os.open("said", os.O_CREAT | os.O_WRONLY)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        lint_imports_command()
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+"""Lints each package in a process of its own; loading the linter takes longer than that."""
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
     "importlinter"
 ]["contracts"]
+ALLOWED = {
+    "app.py": "import ergon_framework.engine, time\n",
+    "jobs/worker.py": "import ergon_framework.jobs.pool\n",
+}
+FORBIDDEN = [
+    ("engine/__init__", "ergon_framework.task", "Packages import only downwards"),
+    ("errors", "ergon_framework.core", "Packages import only downwards"),
+    ("task", "ergon_framework.jobs", "Packages import only downwards"),
+    ("providers", "ergon_framework.jobs", "Packages import only downwards"),
+    ("core/__init__", "time", "The core reads no clock"),
+    ("core/__init__", "concurrent.futures", "The core reads no clock"),
+    ("errors", "logging", "The core reads no clock"),
+    ("connector/memory/__init__", "ergon_framework.connector.jsonl", "Connectors do not know"),
+    ("jobs/cron", "ergon_framework.jobs.worker", "Files of jobs"),
+    ("jobs/pool", "ergon_framework.jobs.scheduler", "Files of jobs"),
+    ("executor/context", "ergon_framework.executor.runtime", "Files of executor"),
+    ("boundary/model", "ergon_framework.boundary.zone", "Files of boundary"),
+    ("engine/clocks", "ergon_framework.engine.call", "Files of engine"),
+    ("storage/urls", "ergon_framework.storage.sqlite", "Files of storage"),
+    ("storage/sqlite", "ergon_framework.storage.postgres", "Files of storage"),
+    ("jobs/stores/sqlite", "ergon_framework.jobs.stores.postgres", "Job stores do not know"),
+    ("jobs/stores/redis", "ergon_framework.jobs.stores.memory", "Job stores do not know"),
+    (
+        "boundary/factstore/nats",
+        "ergon_framework.boundary.factstore.memory",
+        "Fact stores do not know",
+    ),
+]
+"""A module, what it must not import, and the contract that says so."""
+CIRCLE = "from ergon_framework.app import second\n"
+CIRCLES = {
+    "plain": CIRCLE,
+    "for types": f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {CIRCLE}",
+}
+UNLISTED = ("helpers.py", "jobs/helpers.py", "storage/helpers.py")
+Files = Mapping[str, str]
+Lints = Mapping[str, tuple[int, str]]
+
+
+def planted() -> Iterator[tuple[str, Files]]:
+    """What each test adds to the package, by a name for it."""
+    yield "allowed", ALLOWED
+    for module, imported, _ in FORBIDDEN:
+        through = {"core/failure.py": "import ergon_framework.errors\n"}
+        yield f"{module} {imported}", through | {f"{module}.py": f"import {imported}\n"}
+    for kind, first in CIRCLES.items():
+        second = "from ergon_framework.app import first\n"
+        yield kind, {"app/__init__.py": "", "app/first.py": first, "app/second.py": second}
+    for file in UNLISTED:
+        yield file, {file: ""}
 
 
 def named_modules() -> Iterator[str]:
@@ -36,105 +101,71 @@ def named_modules() -> Iterator[str]:
                 yield name.replace(".", "/")
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A package with everything that the contracts name, two connectors, and no imports."""
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    root = tmp_path / "ergon_framework"
+def made(place: Path, files: Files) -> str:
+    """A package with everything that the contracts name, two connectors, and these imports."""
+    shutil.copy(ROOT / "pyproject.toml", place)
+    root = place / "ergon_framework"
     for module in (*named_modules(), *(f"ergon_framework/{each}" for each in FOLDERS)):
-        path = tmp_path / f"{module}.py"
+        path = place / f"{module}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
+    (root / "connector/transaction.py").touch()
+    (root / "connector/jsonl.py").write_text("import ergon_framework.connector.transaction\n")
+    for name in files:
+        (root / name).parent.mkdir(exist_ok=True)
     for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
         folder.with_suffix(".py").unlink(missing_ok=True)
         (folder / "__init__.py").touch()
-    (root / "connector/transaction.py").touch()
-    (root / "connector/jsonl.py").write_text("import ergon_framework.connector.transaction\n")
-    return root
+    for name, text in files.items():
+        (root / name).write_text(text)
+    return str(place)
 
 
-def lint(package: Path) -> tuple[int, str]:
-    """The exit code and the output of the import linter."""
+@pytest.fixture(scope="module")
+def lints(tmp_path_factory: pytest.TempPathFactory) -> Lints:
+    """The exit code and the output of the import linter on each package."""
+    packages = {name: made(tmp_path_factory.mktemp("lint"), files) for name, files in planted()}
     done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", LINT, "--no-cache"],
-        cwd=package.parent,
-        env={**os.environ, "PYTHONPATH": str(package.parent), "COLUMNS": "200"},
+        [sys.executable, "-c", LINT, *packages.values()],
+        env={**os.environ, "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        check=False,
+        check=True,
     )
-    return done.returncode, done.stdout + done.stderr
+    codes = map(int, done.stdout.split())
+    said = (Path(folder, "said").read_text(encoding="utf-8") for folder in packages.values())
+    return dict(zip(packages, zip(codes, said, strict=True), strict=True))
 
 
-def test_packages_that_keep_to_the_rules_pass(package: Path) -> None:
+def test_packages_that_keep_to_the_rules_pass(lints: Lints) -> None:
     """Importing downwards is fine."""
-    (package / "app.py").write_text("import ergon_framework.engine, time\n")
-    (package / "jobs/worker.py").write_text("import ergon_framework.jobs.pool\n")
-    code, output = lint(package)
+    code, output = lints["allowed"]
     assert code == 0, output
     assert f"{len(CONTRACTS)} kept, 0 broken" in output
 
 
-@pytest.mark.parametrize(
-    ("module", "imported", "contract"),
-    [
-        ("engine/__init__", "ergon_framework.task", "Packages import only downwards"),
-        ("errors", "ergon_framework.core", "Packages import only downwards"),
-        ("task", "ergon_framework.jobs", "Packages import only downwards"),
-        ("providers", "ergon_framework.jobs", "Packages import only downwards"),
-        ("core/__init__", "time", "The core reads no clock"),
-        ("core/__init__", "concurrent.futures", "The core reads no clock"),
-        ("errors", "logging", "The core reads no clock"),
-        ("connector/memory/__init__", "ergon_framework.connector.jsonl", "Connectors do not know"),
-        ("jobs/cron", "ergon_framework.jobs.worker", "Files of jobs"),
-        ("jobs/pool", "ergon_framework.jobs.scheduler", "Files of jobs"),
-        ("executor/context", "ergon_framework.executor.runtime", "Files of executor"),
-        ("boundary/model", "ergon_framework.boundary.zone", "Files of boundary"),
-        ("engine/clocks", "ergon_framework.engine.call", "Files of engine"),
-        ("storage/urls", "ergon_framework.storage.sqlite", "Files of storage"),
-        ("storage/sqlite", "ergon_framework.storage.postgres", "Files of storage"),
-        ("jobs/stores/sqlite", "ergon_framework.jobs.stores.postgres", "Job stores do not know"),
-        ("jobs/stores/redis", "ergon_framework.jobs.stores.memory", "Job stores do not know"),
-        (
-            "boundary/factstore/nats",
-            "ergon_framework.boundary.factstore.memory",
-            "Fact stores do not know",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("module", "imported", "contract"), FORBIDDEN)
 def test_a_forbidden_import_breaks_its_contract(
-    package: Path, module: str, imported: str, contract: str
+    lints: Lints, module: str, imported: str, contract: str
 ) -> None:
     """Each contract bites, also when the core reaches the clock through another module."""
-    (package / "core/failure.py").write_text("import ergon_framework.errors\n")
-    path = package / f"{module}.py"
-    path.write_text(f"import {imported}\n")
-    code, output = lint(package)
+    code, output = lints[f"{module} {imported}"]
     assert code == 1, output
     broken = [line for line in output.splitlines() if " BROKEN" in line]
     assert [line for line in broken if line.startswith(contract)], output
 
 
-@pytest.mark.parametrize("is_typing_only", [False, True])
-def test_two_files_that_import_each_other_are_refused(package: Path, is_typing_only: bool) -> None:
+@pytest.mark.parametrize("kind", CIRCLES)
+def test_two_files_that_import_each_other_are_refused(lints: Lints, kind: str) -> None:
     """A circle is one, also when one of the imports is for type checkers only."""
-    first = "from ergon_framework.app import second\n"
-    if is_typing_only:
-        first = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {first}"
-    (package / "app.py").unlink()
-    (package / "app").mkdir()
-    (package / "app/__init__.py").touch()
-    (package / "app/first.py").write_text(first)
-    (package / "app/second.py").write_text("from ergon_framework.app import first\n")
-    code, output = lint(package)
+    code, output = lints[kind]
     assert code == 1, output
     assert "in a circle BROKEN" in output
 
 
-@pytest.mark.parametrize("file", ["helpers.py", "jobs/helpers.py", "storage/helpers.py"])
-def test_a_file_that_is_not_listed_is_refused(package: Path, file: str) -> None:
+@pytest.mark.parametrize("file", UNLISTED)
+def test_a_file_that_is_not_listed_is_refused(lints: Lints, file: str) -> None:
     """A new file must be given its place among the layers."""
-    (package / file).touch()
-    code, output = lint(package)
+    code, output = lints[file]
     assert code == 1
     assert "helpers" in output

@@ -73,14 +73,9 @@ def test_a_part_knows_what_it_has(count: int) -> None:
     """Every key is found in its part with what it stands for, and few others seem to be there."""
     there, others = keys(count), keys(2000, seed=1)
     bits = ledger.bits_for(count, SMALL.ids_per_part)
-    ids = [
-        b"".join(
-            key + ledger.packed(key[::-1] + b"more", n)
-            for n, key in enumerate(there)
-            if ledger.part_of(key, bits) == part
-        )
-        for part in range(1 << bits)
-    ]
+    ids = [b""] * (1 << bits)
+    for n, key in enumerate(there):
+        ids[ledger.part_of(key, bits)] += key + ledger.packed(key[::-1] + b"more", n)
     found = ledger.Filter(bits, ((part, ledger.bloom_of(each)) for part, each in enumerate(ids)))
     for n, key in enumerate(there):
         assert ledger.candidates({7: found}, key) == [7]

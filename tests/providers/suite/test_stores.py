@@ -194,10 +194,12 @@ def test_every_method_has_a_check() -> None:
                 setattr(self, spoilt, spoilt_by)
 
         try:
-            report = exercise_provider_store(Bad, raises=False)
+            is_noticed = any(
+                not exercise_provider_store(Bad, only={check}, raises=False).ok for check in NAMES
+            )
         except NotImplementedError:
             continue  # not even a subject could be made of it
-        assert not report.ok, name
+        assert is_noticed, name
 
 
 def test_unknown_checks_are_refused() -> None:
