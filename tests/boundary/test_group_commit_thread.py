@@ -14,6 +14,7 @@ import pytest
 from ergon_framework.boundary.factstore.group_commit import AnsweredCallers, GroupCommit, Waiter
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from tests.boundary.test_group_commit import WAIT, Caller, Kitchen, crowd, in_line
+from tests.waiting import until
 
 pytestmark = pytest.mark.req("BOUNDARY:store")
 
@@ -66,16 +67,6 @@ def grouping(stage: Stage) -> Iterator[GroupCommit[int, int]]:
     grouping: GroupCommit[int, int] = GroupCommit(stage.serve, lets_go=True)
     yield grouping
     grouping.close()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for another thread."""
-    pause = threading.Event()
-    for _ in range(2000):
-        if is_so():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it never came to that")
 
 
 def at_rest(grouping: GroupCommit[int, int]) -> None:

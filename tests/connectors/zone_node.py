@@ -22,6 +22,7 @@ from ergon_framework.connector.boundary import BoundaryConnector
 from ergon_framework.errors import BoundaryError, NotPermittedError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.clock import VirtualClock
+from tests import waiting
 from tests.boundary.client.scripted import MemoryNode
 from tests.servers.server import free_port
 
@@ -90,12 +91,7 @@ def fill(zone: LocalZone, *ns: int) -> None:
 
 def eventually(condition: Callable[[], bool]) -> None:
     """Wait for something that another thread brings about."""
-    never = threading.Event()
-    for _ in range(round(PATIENCE / 0.01)):
-        if condition():
-            return
-        never.wait(0.01)
-    raise AssertionError("it did not happen")
+    waiting.until(condition, seconds=PATIENCE)
 
 
 def die(connector: BoundaryConnector, node: MemoryNode) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from ergon_framework.jobs import JobClient
 from tests.servers.redis import DURABLE, RedisServer
 from tests.servers.server import made, started
+from tests.waiting import until
 
 pytestmark = [pytest.mark.req("SCALE:docs"), pytest.mark.slow]
 
@@ -29,13 +28,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         client.save()
         shutil.copy(server.folder / "dump.rdb", file)
     return file
-
-
-def eventually(is_so: Callable[[], bool]) -> None:
-    """Ask until it is so."""
-    deadline = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < deadline
 
 
 def test_a_server_with_append_only_files_does_not_read_the_copy(copy: Path) -> None:
@@ -57,7 +49,7 @@ def test_the_copy_is_restored_as_the_page_says(copy: Path) -> None:
         loading.start()
         with loading.connect() as client:
             client.config_set("appendonly", "yes")
-            eventually(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
+            until(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
         loading.stop()
         for each in loading.folder.glob("appendonly*"):
             shutil.move(each, serving.folder)

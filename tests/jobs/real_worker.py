@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from ergon_framework.jobs.settings import BackoffSettings, ExecutorSettings, Job
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import Worker, WorkerReport
 from ergon_framework.ports.jobstore import Job, NewJob
+from tests import waiting
 
 PROGRAMS = Path(__file__).parent / "programs"
 PATIENCE = 30.0
@@ -107,11 +107,7 @@ def wait_until(
     condition: Callable[[], object], what: str = "it", seconds: float = PATIENCE
 ) -> None:
     """Wait for something another thread or process brings about."""
-    never = threading.Event()
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, f"{what} did not happen in time"
-        never.wait(0.01)
+    waiting.until(condition, what, seconds)
 
 
 def history(subject: Job) -> list[dict[str, Any]]:

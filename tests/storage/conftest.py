@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.migrations import Schema
+from tests import waiting
 
 SAMPLE = Schema("sample", "tests.storage.sample")
 NEWER = Schema("sample", "tests.storage.sample_newer")
@@ -154,11 +153,8 @@ def fail(code: int) -> None:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for something that another thread or process does, without burning a core."""
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        select.select([], [], [], 0.001)
+    """Wait for something that another thread or process does."""
+    waiting.until(condition, seconds=WAIT)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import datetime as dt
 import shutil
 import ssl
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ergon_framework.boundary.http.tls import client_context
 from ergon_framework.errors import BoundaryError, NotPermittedError
 from tests.boundary.client.raw_server import Colour, reach
 from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, fact, running
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.slow,
@@ -112,16 +112,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site = Site(tmp_path_factory.mktemp("site"))
     yield site
     site.node.kill()
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for something a node does."""
-    pause = threading.Event()
-    for _ in range(1500):
-        if is_so():
-            return
-        pause.wait(0.02)
-    raise AssertionError(f"it never came to be so: {what}")
 
 
 def refusal(colour: Colour, site: Site, act: Callable[[Any], Any], tls: Any) -> BoundaryError:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ import pytest
 
 from ergon_framework.cli import invoke
 from tests.boundary.node.processes import ADMIN, CORE, NodeProcess
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:zones", "BOUNDARY:operator")]
 
-ROUNDS = 200
-PAUSE = 0.1
 RETENTION = """
 [zones.plant-a.retention]
 facts = 0.001
@@ -28,16 +26,6 @@ wait = 0.5
 timeout = 1.5
 """
 """A receiver with another store is another holder: it waits for twice the sum of these."""
-
-
-def wait_for(is_so: Callable[[], bool], what: str) -> None:
-    """Look until it is so; every look asks a node, which takes its time."""
-    pause = threading.Event()
-    for _round in range(ROUNDS):
-        if is_so():
-            return
-        pause.wait(PAUSE)
-    raise AssertionError(f"it never came to be so: {what}")
 
 
 class Pair:
@@ -78,7 +66,7 @@ class Pair:
 
     def arrived(self, count: int) -> list[str]:
         """Wait until plant-b has that many; their ids."""
-        wait_for(lambda: len(self.received()) >= count, f"{count} facts at plant-b")
+        until(lambda: len(self.received()) >= count, f"{count} facts at plant-b")
         return self.ids()
 
     def confirmed(self, offset: int) -> None:
@@ -88,7 +76,7 @@ class Pair:
             found = self.a.ask(f"{ADMIN}ListConsumers", {})["consumers"]
             return any(each["cursor"] == offset for each in found)
 
-        wait_for(is_so, f"plant-a's cursor at {offset}")
+        until(is_so, f"plant-a's cursor at {offset}")
 
     def status(self) -> dict[str, Any]:
         """How plant-b stands."""
@@ -152,14 +140,14 @@ def test_a_peer_that_is_an_older_copy_of_itself(pair: Pair) -> None:
     pair.tell(3, 4, 5)
     pair.arrived(6)
     pair.exchange(pair.a, copy)
-    wait_for(lambda: "epoch" in pair.alerts(), "the alert")
-    wait_for(lambda: pair.mode() == "autonomous", "a shut gate")
+    until(lambda: "epoch" in pair.alerts(), "the alert")
+    until(lambda: pair.mode() == "autonomous", "a shut gate")
     assert invoke(["boundary", "status", "--url", pair.b.url]) == 1
     pair.tell(6, words="later")
     assert pair.ids() == ids(0, 1, 2, 3, 4, 5)
     pair.accept()
     assert pair.arrived(7) == [*ids(0, 1, 2, 3, 4, 5), "later:6:created"]
-    wait_for(lambda: pair.alerts() == set() and pair.mode() == "normal", "peace")
+    until(lambda: pair.alerts() == set() and pair.mode() == "normal", "peace")
 
 
 def test_an_older_copy_that_has_outrun_the_receiver(pair: Pair) -> None:
@@ -173,7 +161,7 @@ def test_an_older_copy_that_has_outrun_the_receiver(pair: Pair) -> None:
     pair.exchange(pair.a, copy)
     pair.tell(0, 1, 2, 3, words="later")  # offsets 4 to 7; plant-b is at 6
     pair.b.start()
-    wait_for(lambda: "epoch" in pair.alerts(), "the alert")
+    until(lambda: "epoch" in pair.alerts(), "the alert")
     assert pair.ids() == ids(0, 1, 2, 3, 4, 5)
     pair.accept()
     wanted = [*ids(0, 1, 2, 3, 4, 5), *ids(0, 1, 2, 3, words="later")]
@@ -191,7 +179,7 @@ def test_an_older_copy_whose_head_is_where_it_was(pair: Pair) -> None:
     pair.exchange(pair.a, copy)
     pair.tell(0, 1, words="later")
     pair.b.start()
-    wait_for(lambda: "epoch" in pair.alerts(), "the alert")
+    until(lambda: "epoch" in pair.alerts(), "the alert")
     pair.accept()
     wanted = [*ids(0, 1, 2, 3, 4), *ids(0, 1, words="later")]
     assert pair.arrived(len(wanted)) == wanted
@@ -210,8 +198,8 @@ def test_a_peer_that_was_restored_from_a_backup(pair: Pair) -> None:
     assert pair.a.ask(f"{ADMIN}GetStatus", {})["epoch"] != before
     pair.tell(*range(5, 15))
     pair.b.start()
-    wait_for(lambda: "epoch" in pair.alerts(), "the alert")
-    wait_for(lambda: pair.mode() != "normal", "a gate that is not normal")
+    until(lambda: "epoch" in pair.alerts(), "the alert")
+    until(lambda: pair.mode() != "normal", "a gate that is not normal")
     assert pair.ids() == ids(0, 1, 2, 3, 4)
     pair.accept()
     assert pair.arrived(15) == ids(0, 1, 2, 3, 4, *range(5, 15))
@@ -230,7 +218,7 @@ def test_an_id_that_was_given_twice(pair: Pair) -> None:
     pair.exchange(pair.a, copy)
     assert pair.a.append("order:2:created", "something else").status == 200
     pair.tell(3)
-    wait_for(lambda: "epoch" in pair.alerts(), "the alert")
+    until(lambda: "epoch" in pair.alerts(), "the alert")
     pair.accept()
     assert pair.arrived(4) == ids(0, 1, 2, 3)
     (item,) = pair.b.ask(f"{ADMIN}ListQuarantine", {})["items"]
@@ -277,9 +265,9 @@ def test_a_receiver_that_asks_back_for_what_is_gone(pair: Pair) -> None:
     def is_gone() -> bool:
         return bool(pair.a.ask(f"{ADMIN}GetStatus", {})["logs"][0]["first_offset"] == 7)
 
-    wait_for(is_gone, "everything pulled and dropped")
+    until(is_gone, "everything pulled and dropped")
     pair.exchange(pair.b, copy)
-    wait_for(lambda: "loss" in pair.alerts(), "an alert")
+    until(lambda: "loss" in pair.alerts(), "an alert")
     (gap,) = pair.b.ask(f"{ADMIN}ListGaps", {})["gaps"]
     assert (gap["log"], gap["first_offset"], gap["last_offset"]) == ("inbound:plant-a", 4, 4)
     assert (gap["source_first_offset"], gap["source_last_offset"]) == (4, 6)

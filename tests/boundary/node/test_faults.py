@@ -9,8 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,11 @@ import pytest
 from ergon_framework.cli import invoke
 from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, Answer, NodeProcess, running
 from tests.campaign.parameter_sample import sampled
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:badinput")]
 
-ROUNDS, PAUSE = 200, 0.1
 STRACE = shutil.which("strace")
-
-
-def wait_for(is_so: Callable[[], bool], what: str) -> None:
-    """Look until it is so."""
-    pause = threading.Event()
-    for _round in range(ROUNDS):
-        if is_so():
-            return
-        pause.wait(PAUSE)
-    raise AssertionError(f"it never came to be so: {what}")
 
 
 def everything(node: NodeProcess, name: str = "reader", log: str = "outbound") -> list[Any]:
@@ -188,7 +177,7 @@ def test_a_failed_fsync_latches_the_node(
     tracer = subprocess.Popen(command, stderr=subprocess.PIPE)  # noqa: S603 - found above
     try:
         status = Path(f"/proc/{node.pid}/status")
-        wait_for(lambda: "TracerPid:\t0\n" not in status.read_text(), "a tracer at the node")
+        until(lambda: "TracerPid:\t0\n" not in status.read_text(), "a tracer at the node")
         if tracer.poll() is not None:
             pytest.skip("this machine lets nobody trace")
         answer = node.append("order:2:created")
@@ -223,7 +212,7 @@ def test_a_failed_fsync_of_an_object_is_told(node: NodeProcess) -> None:
     tracer = subprocess.Popen(command, stderr=subprocess.PIPE)  # noqa: S603 - found above
     try:
         status = Path(f"/proc/{node.pid}/status")
-        wait_for(lambda: "TracerPid:\t0\n" not in status.read_text(), "a tracer at the node")
+        until(lambda: "TracerPid:\t0\n" not in status.read_text(), "a tracer at the node")
         answer = put(node, "a", b"bytes")
         assert (answer.status, answer["code"]) == (503, "unavailable"), answer
     finally:
@@ -411,12 +400,12 @@ def test_a_corrupted_fact_does_not_stop_a_link(node: NodeProcess, tmp_path: Path
     node.start()
     with running("plant-b", tmp_path / "b", "--peer", f"plant-a={node.url}") as peer:
         log = "inbound:plant-a"
-        wait_for(lambda: len(everything(peer, log=log)) >= 4, "the other four facts")
+        until(lambda: len(everything(peer, log=log)) >= 4, "the other four facts")
         assert [name for _offset, name in everything(peer, log=log)] == [
             f"order:{number}:created" for number in (1, 2, 4, 5)
         ]
         node.append("order:6:created")
-        wait_for(lambda: len(everything(peer, log=log)) >= 5, "one more")
+        until(lambda: len(everything(peer, log=log)) >= 5, "one more")
         (item,) = node.ask(f"{ADMIN}ListQuarantine", {})["items"]
         assert (item["consumer_name"], item["offset"]) == ("zone:plant-b", 3)
 
@@ -436,7 +425,7 @@ def test_a_damaged_artifact_does_not_stop_a_link(node: NodeProcess, tmp_path: Pa
     options = ("--config", str(settings), "--peer", f"plant-a={node.url}")
     with running("plant-b", tmp_path / "b", *options) as peer:
         log = "inbound:plant-a"
-        wait_for(lambda: len(everything(peer, log=log)) >= 2, "the other facts")
+        until(lambda: len(everything(peer, log=log)) >= 2, "the other facts")
         names = [name for _offset, name in everything(peer, log=log)]
         assert names == ["order:1:created", "order:3:created"]
         (item,) = peer.ask(f"{ADMIN}ListQuarantine", {})["items"]
@@ -444,7 +433,7 @@ def test_a_damaged_artifact_does_not_stop_a_link(node: NodeProcess, tmp_path: Pa
         # The artifact is brought back, and the operator lets the fact in after all.
         assert put(node, "report", b"bytes" * 1000).status == 200
         assert peer.ask(f"{ADMIN}ReleaseQuarantine", {"id": item["id"]}).status == 200
-        wait_for(lambda: len(everything(peer, log=log)) == 3, "the released fact")
+        until(lambda: len(everything(peer, log=log)) == 3, "the released fact")
         assert peer.request("GET", "/v1/objects/files/report")[2] == b"bytes" * 1000
 
 

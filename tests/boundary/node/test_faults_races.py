@@ -6,7 +6,7 @@ import json
 import resource
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 
 from ergon_framework.cli import invoke
 from tests.boundary.node.processes import ADMIN, CORE, NodeProcess, running
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:badinput")]
 
@@ -25,16 +26,6 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
     """A node of one test's own."""
     with running("plant-a", tmp_path / "data") as node:
         yield node
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for something a node does."""
-    pause = threading.Event()
-    for _ in range(400):
-        if is_so():
-            return
-        pause.wait(0.05)
-    raise AssertionError(f"it never came to be so: {what}")
 
 
 def everything(node: NodeProcess, log: str = "outbound") -> list[str]:

@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from tests.boundary.node.cables import Cable
 from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, fact, running
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:badinput", "BOUNDARY:http")]
 
@@ -280,13 +280,3 @@ def received(peer: NodeProcess) -> list[int]:
 def alerts(node: NodeProcess) -> set[str]:
     """The kinds of a node's alerts."""
     return {alert["kind"] for alert in node.ask(f"{ADMIN}GetStatus", {})["alerts"]}
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for something a node does."""
-    pause = threading.Event()
-    for _ in range(400):
-        if is_so():
-            return
-        pause.wait(0.05)
-    raise AssertionError(f"it never came to be so: {what}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from ergon_framework.boundary.certs import issue, make_ca
 from ergon_framework.boundary.http.tls import client_context
 from tests.boundary.node.processes import ADMIN, CORE, NodeProcess, running
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:operator")]
 
@@ -93,16 +93,6 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
     options = ("--capacity", "100000", "--peer", f"plant-b={nobody}")
     with running("plant-a", tmp_path / "data", *options) as node:
         yield node
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for something a node does."""
-    pause = threading.Event()
-    for _ in range(400):
-        if is_so():
-            return
-        pause.wait(0.05)
-    raise AssertionError(f"it never came to be so: {what}")
 
 
 def test_every_name_is_there(node: NodeProcess) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from http.client import HTTPConnection
@@ -19,6 +18,7 @@ from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, ConflictingDuplicateError
 from tests.boundary.node.processes import ADMIN, CORE, NodeProcess, fact, running
+from tests.waiting import until
 
 DAY = 86_400.0
 START = 1_800_000_000.0
@@ -251,16 +251,6 @@ facts = 0.001
 orphans = 0.001
 every = 0.05
 """
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for something a node does."""
-    pause = threading.Event()
-    for _ in range(400):
-        if is_so():
-            return
-        pause.wait(0.05)
-    raise AssertionError(f"it never came to be so: {what}")
 
 
 def first_kept(node: NodeProcess) -> int:

@@ -80,6 +80,7 @@ async def until_waiting(jobs_url: str, number: int = 1) -> None:
             [[waiting]] = await (await third.execute(_WAITING)).fetchall()
             if waiting >= number:
                 return
+            await asyncio.sleep(0.002)
     raise AssertionError("they never waited")
 
 

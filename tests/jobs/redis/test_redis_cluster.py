@@ -17,6 +17,7 @@ from ergon_framework.testing.suites.jobstore import exercise_job_store
 from ergon_framework.testing.suites.jobstore.subject import ask, new
 from tests.jobs.redis.conftest import serving
 from tests.servers.redis import DURABLE, RedisServer
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:jobs-redis")]
 CLUSTER = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
@@ -34,17 +35,8 @@ def node() -> Iterator[RedisServer]:
     """A cluster of one node that has all slots."""
     with serving(*CLUSTER) as server, server.connect() as client:
         say(client, "ADDSLOTS", *SLOTS)
-        _until(lambda: "cluster_state:ok" in str(say(client, "INFO")), client)
+        until(lambda: "cluster_state:ok" in str(say(client, "INFO")), "the cluster")
         yield server
-
-
-def _until(is_so: Callable[[], bool], client: Any) -> None:
-    """Ask a server until something is so."""
-    for _ in range(200_000):
-        if is_so():
-            return
-        client.ping()
-    pytest.fail("the cluster did not come about")
 
 
 def test_every_check_holds_on_a_cluster(node: RedisServer) -> None:
@@ -81,7 +73,7 @@ def test_the_store_goes_where_its_slot_is(node: RedisServer) -> None:
     """A node that has other slots sends it on, at the beginning and when the slot has moved."""
     with serving(*CLUSTER) as other, node.connect() as first, other.connect() as second:
         say(first, "MEET", "127.0.0.1", other.port)
-        _until(lambda: "cluster_state:ok" in str(say(second, "INFO")), second)
+        until(lambda: "cluster_state:ok" in str(say(second, "INFO")), "the cluster")
         with closing(RedisJobStore(other.url, prefix="moving")) as store:
             subscription = store.subscribe(Topic.WORK)
             store.add([new("a")])

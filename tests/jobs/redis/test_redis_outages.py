@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
@@ -29,6 +28,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
 from tests.jobs.redis.conftest import Open, serving
 from tests.jobs.redis.lost_responses import lose_responses
 from tests.servers.redis import RedisServer
+from tests.waiting import until
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:fleet-outage")
 WAIT = 50.0
@@ -144,13 +144,6 @@ def follow(client: Any, primary: RedisServer) -> None:
     """Copy another server, and wait until that is done."""
     client.replicaof("127.0.0.1", primary.port)
     until(lambda: client.info("replication")["master_link_status"] == "up")
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Look until it is so."""
-    deadline = time.monotonic() + WAIT
-    while not is_so():
-        assert time.monotonic() < deadline
 
 
 @pytest.mark.slow
