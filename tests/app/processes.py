@@ -14,6 +14,7 @@ from typing import IO, Self
 
 import ergon_framework
 from ergon_framework.app.signals import REPEAT_WINDOW
+from tests import fork_server
 
 SAMPLES = Path(__file__).parent / "samples"
 SOURCE = Path(ergon_framework.__file__).parents[1]
@@ -62,7 +63,7 @@ class Ergon:
     """One ``ergon`` command, started in the directory of the samples."""
 
     def __init__(self, *arguments: str, **environ: str) -> None:
-        self.process = subprocess.Popen(  # noqa: S603 - our own program
+        self.process = fork_server.start(
             [sys.executable, "-m", "ergon_framework.cli", *arguments],
             cwd=SAMPLES,
             env=_environment(environ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from ergon_framework.errors import SettingsError, StoreError
 from ergon_framework.ports.journal import JournalQuery
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.telemetry.notices import emit, has_listeners
+from tests import fork_server
 from tests.app.workplace import Workplace
 
 pytestmark = pytest.mark.req("ONE:notices")
@@ -126,7 +126,7 @@ def fail(card):
 
 def ergon(place: Path, *words: str) -> str:
     """A command as a user runs it; what it printed."""
-    done = subprocess.run(  # noqa: S603 - our own
+    done = fork_server.run(
         [sys.executable, "-m", "ergon_framework.cli", *words],
         cwd=place,
         env={**os.environ},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.storage.journal import SqliteJournal
+from tests import fork_server
 from tests.app.processes import PATIENCE, SAMPLES, SOURCE
 from tests.boundary.node.processes import NodeProcess, running
 
@@ -69,7 +69,7 @@ class Site:
 
     def run(self, *command: str, code: int = 0) -> str:
         """Run a command to its end; what it printed."""
-        done = subprocess.run(  # noqa: S603 - our own interpreter
+        done = fork_server.run(
             command,
             cwd=self.folder,
             env=self.environment,

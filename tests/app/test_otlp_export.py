@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from ergon_framework.cli import invoke
 from ergon_framework.errors import ConfigurationError, MissingExtraError, SettingsError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.telemetry import exporters
+from tests import fork_server
 from tests.app.workplace import Workplace
 
 TASK = """
@@ -88,7 +88,7 @@ def test_a_process_sends_what_it_records(tmp_path: Path) -> None:
 
 def ergon(place: Path, *arguments: str) -> None:
     """Run a command in a process of its own, which must end well."""
-    done = subprocess.run(  # noqa: S603 - our own program
+    done = fork_server.run(
         [sys.executable, "-m", "ergon_framework.cli", *arguments],
         cwd=place,
         env=dict(os.environ),

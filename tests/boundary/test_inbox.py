@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import pytest
 from ergon_framework.boundary.client.inbox import Inbox, spell_parameters
 from ergon_framework.boundary.model import Delivery
 from ergon_framework.errors import ConfigurationError, ConflictingDuplicateError, WiringError
+from tests import fork_server
 from tests.boundary import inbox_child
 from tests.boundary.inbox_child import FACTS, bill, delivery
 
@@ -291,7 +291,7 @@ def test_killed_around_the_commit(path: Path, moment: str, nth: int) -> None:
     (folder / "cursor").write_text("0")
 
     def run(variable: str) -> int:
-        return subprocess.run(  # noqa: S603 - our own interpreter
+        return fork_server.run(
             [sys.executable, inbox_child.__file__, str(folder)],
             env=os.environ | {"ERGON_FAILPOINTS": variable},
             check=False,

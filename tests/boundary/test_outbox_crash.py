@@ -12,6 +12,7 @@ import pytest
 
 from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.errors import StoreUnavailableError
+from tests import fork_server
 from tests.boundary import outbox_child
 from tests.boundary.outbox_child import FACTS
 from tests.boundary.outbox_node import DurableNode
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 def child(what: str, folder: Path, variable: str = "", recover: str = "append") -> str:
     """Run a child to its end and see that it died exactly when it was told to."""
-    done = subprocess.run(  # noqa: S603 - our own interpreter
+    done = fork_server.run(
         [sys.executable, outbox_child.__file__, what, str(folder), recover],
         stdout=subprocess.PIPE,
         env=os.environ | {"ERGON_FAILPOINTS": variable},
@@ -101,7 +102,7 @@ def test_copies_that_a_crash_left_are_swept(tmp_path: Path) -> None:
 @pytest.mark.req("BOUNDARY:producer")
 def test_two_processes_do_not_drain_one_spool(tmp_path: Path) -> None:
     """The second one is told who does; when that one dies, nothing holds it up."""
-    holder = subprocess.Popen(  # noqa: S603 - our own interpreter
+    holder = fork_server.start(
         [sys.executable, outbox_child.__file__, "hold", str(tmp_path)],
         stdout=subprocess.PIPE,
         env=dict(os.environ),

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests import fork_server
+
 ROOT = Path(__file__).parent.parent.parent
 LEAVING = 30.0
 FUSE = 2.5
@@ -29,7 +31,7 @@ class Actor:
         self.arm = arm
         env = {**os.environ, "ERGON_FAILPOINTS": arm}
         with errors.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
+            self._process = fork_server.start(
                 [sys.executable, "-m", f"tests.campaign.programs.{program}", *arguments],
                 cwd=ROOT,
                 env=env,

@@ -30,6 +30,7 @@ from ergon_framework.boundary.verification import Finding, Progress, size_of, ve
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.transfer import MoveState, records_of
+from tests import fork_server
 from tests.boundary.outbox_node import Node as OutboxNode
 from tests.boundary.outbox_node import envelope, fact
 from tests.cli.boundary_node import Desk, message, running
@@ -539,7 +540,7 @@ def test_a_restore_into_a_new_folder_that_is_killed(backed_up: Desk) -> None:
 def kill_restore(data: str, point: str) -> None:
     """Let a restore die at a point."""
     words = ["boundary", "restore", "copy", "--data", data, "--replace"]
-    done = subprocess.run(  # noqa: S603 - our own interpreter
+    done = fork_server.run(
         [sys.executable, "-m", "ergon_framework.cli", *words],
         env=os.environ | {"ERGON_FAILPOINTS": f"{point}=kill"},
         capture_output=True,

@@ -22,6 +22,7 @@ from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.verification import Finding, verified
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.cli import invoke
+from tests import fork_server
 from tests.cli.boundary_node import message
 from tests.jobs.real_worker import wait_until
 from tests.servers.server import free_port
@@ -37,7 +38,7 @@ def serving(
     place: Path, arguments: Sequence[str] = NODE, **environ: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A node that is ready, and its address; it is killed at the end if it still runs."""
-    process = subprocess.Popen(  # noqa: S603 - our own command
+    process = fork_server.start(
         [*ERGON, "serve", *arguments],
         cwd=place,
         env={**os.environ, **environ},
@@ -57,7 +58,7 @@ def serving(
 
 def ergon(place: Path, *arguments: str, code: int = 0, typed: bytes | None = None) -> Any:
     """Run a command to its end."""
-    done = subprocess.run(  # noqa: S603 - our own command
+    done = fork_server.run(
         [*ERGON, *arguments], cwd=place, capture_output=True, input=typed, timeout=60, check=False
     )
     assert done.returncode == code, done.stderr
@@ -182,7 +183,7 @@ def test_mistakes_are_told_before_anything_starts(
 @pytest.mark.req("BOUNDARY:badinput")
 def test_failpoints_that_nobody_has_are_refused(tmp_path: Path) -> None:
     """A mistake in the name of a failpoint must not look like a passed test."""
-    done = subprocess.run(  # noqa: S603 - our own command
+    done = fork_server.run(
         [*ERGON, "serve", *NODE],
         cwd=tmp_path,
         env={**os.environ, "ERGON_FAILPOINTS": "boundary.nowhere.before=kill"},
@@ -234,7 +235,7 @@ def test_a_node_whose_output_nobody_reads(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     arguments = [*NODE[:-2], f"127.0.0.1:{free_port()}", "--insecure"]
-    process = subprocess.Popen(  # noqa: S603 - our own command
+    process = fork_server.start(
         [*ERGON, "serve", *arguments], cwd=tmp_path, stdout=write_end, stderr=subprocess.DEVNULL
     )
     os.close(write_end)
@@ -263,7 +264,7 @@ def test_a_backup_that_is_killed(tmp_path: Path, failpoint: str, is_made: bool) 
         zone.put("batch-files", "k", b"bytes")
         asked = json.loads(message("m-1"))
         zone.append(asked["envelope"], asked["fact"])
-    killed = subprocess.run(  # noqa: S603 - our own command
+    killed = fork_server.run(
         [*ERGON, "backup", "copy", "--data", "data"],
         cwd=tmp_path,
         env={**os.environ, "ERGON_FAILPOINTS": f"{failpoint}=kill"},

@@ -18,6 +18,7 @@ from ergon_framework.cli import invoke, version
 from ergon_framework.cli.catalogue import GROUPS
 from ergon_framework.cli.commands import app
 from ergon_framework.ports.notice import CATALOGUE
+from tests import fork_server
 from tests.app.workplace import Workplace
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
@@ -285,7 +286,7 @@ def test_a_reader_who_has_left_is_no_traceback(line: str) -> None:
     os.close(reading)
     command = [sys.executable, "-m", "ergon_framework.cli", *line.split()]
     try:
-        done = subprocess.run(  # noqa: S603 - our own
+        done = fork_server.run(
             command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False
         )
     finally:
@@ -298,7 +299,7 @@ def test_a_reader_who_has_left_is_no_traceback(line: str) -> None:
 def test_the_package_is_the_command(line: str) -> None:
     """``python -m ergon_framework`` says what ``ergon`` says, under the same name."""
     done = [
-        subprocess.run(  # noqa: S603 - our own
+        fork_server.run(
             [sys.executable, "-m", module, *line.split()],
             capture_output=True,
             text=True,

@@ -23,6 +23,7 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import WorkerRecord
+from tests import fork_server
 from tests.app.workplace import Workplace
 from tests.jobs.manual_worker import BROKEN, Hand
 
@@ -275,7 +276,7 @@ def test_a_standard_input_that_is_closed(words: str, tmp_path: Path) -> None:
 def test_stored_jobs_are_counted_when_nobody_reads_their_ids(tmp_path: Path) -> None:
     """A script that sends them again would have them twice."""
     lines = "".join(f"[{number}]\n" for number in range(1500))
-    done = subprocess.run(  # noqa: S603 - our own command
+    done = fork_server.run(
         [
             sys.executable,
             "-m",

@@ -14,6 +14,7 @@ import pytest
 
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.store_urls import open_store
+from tests import fork_server
 from tests.app.move.stock import WAIT, add, job_sums, moved, with_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:move")]
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:move")]
 def stopped(signum: int, point: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command, and send it a signal while it stands at a failpoint."""
     words = [sys.executable, "-m", "ergon_framework.cli", "move", *arguments]
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter
+    process = fork_server.start(
         words,
         env=os.environ | {"ERGON_FAILPOINTS": f"{point}=pause"},
         stdout=subprocess.PIPE,

@@ -16,6 +16,7 @@ from ergon_framework.app.new_project import Project, new_project, next_commands,
 from ergon_framework.cli import invoke
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs import JobClient
+from tests import fork_server
 from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.req("ONE:new")
@@ -37,7 +38,7 @@ def ergon_in(folder: Path) -> Path:
 def run_in(project: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a project, with the project and this source tree on its path."""
     path = os.pathsep.join([str(project / "src"), str(ROOT / "src")])
-    return subprocess.run(  # noqa: S603 - our own programs
+    return fork_server.run(
         [sys.executable, *arguments],
         cwd=project,
         env={**os.environ, "PYTHONPATH": path, **changes},
@@ -101,7 +102,7 @@ def test_everything_in_a_new_project_runs_and_stops(tmp_path: Path) -> None:
     path = os.pathsep.join([str(project / "src"), str(ROOT / "src")])
     with (
         JobClient(f"sqlite:///{project}/shop.db") as client,
-        subprocess.Popen(
+        fork_server.start(
             [sys.executable, "-m", "ergon_framework.cli", "run", "--all"],
             cwd=project,
             env={**os.environ, "PYTHONPATH": path, "PATH": search},

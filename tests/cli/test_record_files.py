@@ -14,6 +14,7 @@ import pytest
 from ergon_framework.cli import invoke
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
+from tests import fork_server
 from tests.app.move.stock import ergon, job_sums, with_jobs
 
 pytestmark = pytest.mark.req("SCALE:export")
@@ -93,8 +94,8 @@ def test_a_refusal_is_an_error(
 def test_a_pipe_from_one_store_to_another(large: str, tmp_path: Path) -> None:
     """The records alone go through the standard streams."""
     new = f"sqlite:///{tmp_path}/new.db"
-    with subprocess.Popen([*ERGON, "export", large], stdout=subprocess.PIPE) as source:  # noqa: S603
-        done = subprocess.run(  # noqa: S603 - our own interpreter
+    with fork_server.start([*ERGON, "export", large], stdout=subprocess.PIPE) as source:
+        done = fork_server.run(
             [*ERGON, "import", "-", new], stdin=source.stdout, check=False, timeout=60
         )
     assert (source.returncode, done.returncode) == (0, 0)
@@ -104,7 +105,7 @@ def test_a_pipe_from_one_store_to_another(large: str, tmp_path: Path) -> None:
 def test_a_stream_of_anything_else(tmp_path: Path) -> None:
     """It is refused by its beginning: one without an end does not fill the disk first."""
     with open("/dev/zero", "rb") as zeros:
-        done = subprocess.run(  # noqa: S603 - our own interpreter
+        done = fork_server.run(
             [*ERGON, "import", "-", f"sqlite:///{tmp_path}/new.db"],
             stdin=zeros,
             stderr=subprocess.PIPE,
@@ -118,7 +119,7 @@ def test_a_stream_of_anything_else(tmp_path: Path) -> None:
 
 def test_a_reader_that_has_seen_enough(large: str) -> None:
     """``ergon export … | head`` ends without a traceback, and leaves nothing behind."""
-    with subprocess.Popen(  # noqa: S603 - our own interpreter
+    with fork_server.start(
         [*ERGON, "export", large], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
@@ -133,7 +134,7 @@ def test_a_reader_that_has_seen_enough(large: str) -> None:
 def test_a_standard_output_that_is_full(large: str) -> None:
     """It is told, and the exit code says so."""
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(  # noqa: S603 - our own interpreter
+        done = fork_server.run(
             [*ERGON, "export", large], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60
         )
     assert done.returncode == 1
@@ -192,7 +193,7 @@ def test_a_command_that_is_stopped(number: int, large: str, tmp_path: Path) -> N
 
 def _stopped(number: int, step: str, *arguments: str) -> int:
     """Stop a command at a step; its exit code."""
-    with subprocess.Popen(  # noqa: S603 - our own interpreter
+    with fork_server.start(
         [*ERGON, *arguments],
         env=os.environ | {"ERGON_FAILPOINTS": step},
         stdout=subprocess.DEVNULL,

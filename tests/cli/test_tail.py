@@ -19,6 +19,7 @@ from ergon_framework.cli.tail import _follow, instant_of
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.journal import JournalEntry, JournalQuery
 from ergon_framework.storage.journal import SqliteJournal
+from tests import fork_server
 from tests.app.workplace import Workplace
 
 pytestmark = pytest.mark.req("ONE:tail")
@@ -189,7 +190,7 @@ def start(*options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "ergon_framework.cli", "tail", *options]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return subprocess.Popen(  # noqa: S603 - our own
+        return fork_server.start(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.jobs.client import JobClient
+from tests import fork_server
 from tests.jobs.real_worker import is_alive, wait_until
 from tests.servers.postgres import PostgresServer
 from tests.servers.server import free_port
@@ -86,7 +87,7 @@ def ergon(
     place: Path, *arguments: str, code: int = 0, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    done = subprocess.run(  # noqa: S603 - our own command
+    done = fork_server.run(
         [sys.executable, "-m", "ergon_framework.cli", *arguments],
         cwd=cwd or place,
         capture_output=True,
@@ -106,7 +107,7 @@ def show(place: Path, job_id: str) -> dict[str, Any]:
 
 def start(place: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
     """A worker that stays."""
-    return subprocess.Popen(  # noqa: S603 - our own command
+    return fork_server.start(
         [sys.executable, "-m", "ergon_framework.cli", "worker", *arguments],
         cwd=place,
         env={**os.environ, **env},
@@ -264,7 +265,7 @@ def test_a_worker_waits_for_a_server_that_is_away(tmp_path: Path) -> None:
     text = f'[store]\nurl = "redis://127.0.0.1:{port}/0"\n[executors.a]\ncommand = ["cat"]\n'
     (tmp_path / "ergon.toml").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "ergon_framework.cli", "worker"]
-    with subprocess.Popen(  # noqa: S603 - our own program
+    with fork_server.start(
         command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stderr is not None
@@ -272,7 +273,7 @@ def test_a_worker_waits_for_a_server_that_is_away(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     for word in ("--no-wait", "--burst"):
-        done = subprocess.run(  # noqa: S603 - our own program
+        done = fork_server.run(
             [*command, word], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
         )
         assert (done.returncode, "waits" in done.stderr) == (1, False)
@@ -292,7 +293,7 @@ def test_a_worker_that_was_started_without_its_postgresql_goes_to_work_when_it_i
         client.enqueue("resize", ["a.png"], id="first")
     own_postgres.stop()
     command = [sys.executable, "-m", "ergon_framework.cli", "run", "worker"]
-    with subprocess.Popen(  # noqa: S603 - our own program
+    with fork_server.start(
         command, cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     ) as process:
         try:
@@ -307,7 +308,7 @@ def test_a_worker_that_was_started_without_its_postgresql_goes_to_work_when_it_i
             process.kill()
     wrong = settings.replace("//ergon@", "//nosuchrole@")
     (place / "ergon.toml").write_text(wrong, encoding="utf-8")
-    done = subprocess.run(  # noqa: S603 - our own program
+    done = fork_server.run(
         command, cwd=place, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 2, done.stderr

@@ -15,6 +15,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import Search
+from tests import fork_server
 from tests.connectors import pipe_child
 from tests.connectors.zone_node import cursor, fill, http_node
 
@@ -26,7 +27,7 @@ FACTS = 20
 def child(what: str, url: str, folder: Path, point: str = "") -> int:
     """Run a child to its end; what it ended with."""
     store = f"sqlite:///{folder}/jobs.db"
-    done = subprocess.run(  # noqa: S603 - our own interpreter
+    done = fork_server.run(
         [sys.executable, pipe_child.__file__, what, url, store, str(folder)],
         env={**os.environ, "ERGON_FAILPOINTS": point},
         check=False,

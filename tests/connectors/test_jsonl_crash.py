@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.connector.jsonl import JsonlConnector
+from tests import fork_server
 from tests.connectors import crash_child
 from tests.connectors.crash_child import POINTS
 
@@ -22,9 +22,7 @@ def wrecks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder per failpoint with a folder per pass, each left behind by a killed child."""
     folder = tmp_path_factory.mktemp("crash")
     command = [sys.executable, crash_child.__file__, str(folder)]
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        command, capture_output=True, text=True, check=False, timeout=50
-    )
+    done = fork_server.run(command, capture_output=True, text=True, check=False, timeout=50)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     return folder
 

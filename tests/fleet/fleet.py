@@ -13,6 +13,7 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.ports.jobstore import Job, NewJob, Search
+from tests import fork_server
 from tests.campaign.event_file import Book
 from tests.differential.places import Place, open_jobs
 from tests.jobs import real_worker
@@ -63,7 +64,7 @@ class Member:
         self.name = name
         self.errors = folder / f"{name}.err"
         with self.errors.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
+            self._process = fork_server.start(
                 command,
                 cwd=folder,
                 env={**with_path(str(ROOT)), "FLEET_WORKER": name, **env},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from datetime import datetime
@@ -13,6 +12,7 @@ import pytest
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError
+from tests import fork_server
 from tests.campaign.outage_retry import pause
 from tests.campaign.parameter_sample import campaign
 from tests.differential.engines import ServerEngine
@@ -218,7 +218,7 @@ def test_workers_of_two_versions_side_by_side(make_fleet: MakeFleet) -> None:
     newer = [sys.executable, "-m", "tests.fleet.programs.newer"]
     if fleet.place.url.startswith("postgresql"):  # Redis has no tables to be changed
         words = [*newer, "db", "upgrade"]
-        subprocess.run(words, cwd=fleet.folder, env=with_path(str(ROOT)), check=True, timeout=60)  # noqa: S603
+        fork_server.run(words, cwd=fleet.folder, env=with_path(str(ROOT)), check=True, timeout=60)
     fleet.run({"newer": [*newer, "worker", "--name", "newer"]})
     fleet.start("after")
     versions = {each.id: each.version for each in fleet.store.workers()}

@@ -15,6 +15,7 @@ from typing import IO
 
 import httpx
 
+from tests import fork_server
 from tests.docs.pages import ROOT
 from tests.docs.programs import environment
 
@@ -36,7 +37,7 @@ def free_port() -> str:
 @contextmanager
 def started(folder: Path, *arguments: str, **changes: str) -> Iterator[IO[str]]:
     """A Python program with these arguments, until the block ends; what it writes, both streams."""
-    with subprocess.Popen(  # noqa: S603 - our own programs
+    with fork_server.start(
         [sys.executable, *arguments],
         cwd=folder,
         env=environment(PYTHONUNBUFFERED="1", **changes),

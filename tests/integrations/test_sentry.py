@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.jobs import JobClient
+from tests import fork_server
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,7 @@ class Shop:
         """Run a program to its end."""
         paths = os.pathsep.join(filter(None, [str(PROGRAMS), os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "PYTHONPATH": paths, "EVENTS": str(self.file)}
-        return subprocess.run(  # noqa: S603 - our own program
+        return fork_server.run(
             [sys.executable, *command],
             cwd=self.folder,
             env=env,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests import fork_server
 from tests.servers.postgres import PostgresServer
 
 PROGRAM = Path(__file__).parent / "programs" / "django_shop.py"
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.req("SCALE:transaction")
 def run(*words: str) -> dict[str, object]:
     """What the program says."""
     command = [sys.executable, str(PROGRAM), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 - ours
+    done = fork_server.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found

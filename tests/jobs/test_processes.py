@@ -19,6 +19,7 @@ from ergon_framework.ports.jobstore import FullJobStore, Schedule, Search, Settl
 from ergon_framework.storage.failpoints import NAMES
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, new
+from tests import fork_server
 from tests.jobs.programs.store_user import ROUNDS
 from tests.jobs.real_worker import PROGRAMS
 
@@ -72,7 +73,7 @@ def store(url: str) -> Iterator[FullJobStore]:
 
 def run(url: str, point: str, nth: int) -> dict[str, list[str]]:
     """Let a process work until it dies at that pass; what it said, by word."""
-    done = subprocess.run(  # noqa: S603 - our own interpreter
+    done = fork_server.run(
         [sys.executable, PROGRAMS / "store_user.py", url, KEYS[url.partition(":")[0]]],
         env=os.environ | {"ERGON_FAILPOINTS": f"{point}=kill@{nth}"},
         capture_output=True,
@@ -138,7 +139,7 @@ def test_processes_never_get_the_same_job(url: str, store: FullJobStore) -> None
     store.add([new(f"j{n}", queue=f"q{n % 5}", priority=n % 3) for n in range(1000)])
     store.set_queue("q1", max_active=9)
     crew = [
-        subprocess.Popen(  # noqa: S603 - our own interpreter
+        fork_server.start(
             [sys.executable, PROGRAMS / "claim_loop.py", url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

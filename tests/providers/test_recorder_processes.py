@@ -12,6 +12,7 @@ import pytest
 
 from ergon_framework.providers.spill import find_replayable
 from ergon_framework.storage.failpoints import NAMES
+from tests import fork_server
 from tests.providers import recorder_child
 from tests.providers.recorder_child import ROWS, DurableStore
 from tests.providers.recorder_fakes import WAIT
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.req("PROVIDERS:storage", "PEF:B-11")
 
 def child(what: str, folder: Path, variable: str = "") -> list[str]:
     """Run a child to its end and see that it died exactly when it was told to."""
-    done = subprocess.run(  # noqa: S603 - our own interpreter
+    done = fork_server.run(
         [sys.executable, recorder_child.__file__, what, str(folder)],
         stdout=subprocess.PIPE,
         env=os.environ | {"ERGON_FAILPOINTS": variable},
@@ -120,7 +121,7 @@ def test_a_child_of_multiprocessing(tmp_path: Path) -> None:
 @pytest.mark.req("PEF:trap-prefork")
 def test_a_child_does_not_hold_its_dead_parents_file(tmp_path: Path) -> None:
     """The lock ends with the process that wrote, whoever it forked."""
-    holder = subprocess.Popen(  # noqa: S603 - our own interpreter
+    holder = fork_server.start(
         [sys.executable, recorder_child.__file__, "hold", str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

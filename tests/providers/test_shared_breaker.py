@@ -19,6 +19,7 @@ from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.testing import VirtualClock
+from tests import fork_server
 from tests.providers.scripted import (
     LANE,
     ONCE,
@@ -234,7 +235,7 @@ class Process:
     """A child, and what it says."""
 
     def __init__(self, url: str, cap: int) -> None:
-        self._child = subprocess.Popen(  # noqa: S603 - our own script
+        self._child = fork_server.start(
             [sys.executable, str(CHILD), url, str(cap)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import fork_server
+
 pytestmark = [pytest.mark.slow, pytest.mark.req("PROVIDERS:celery", "PEF:trap-worker-lost")]
 
 PROGRAM = Path(__file__).parent / "programs" / "task_child.py"
@@ -18,7 +20,7 @@ PROGRAM = Path(__file__).parent / "programs" / "task_child.py"
 def deliver(folder: Path, *words: str, failpoints: str = "") -> subprocess.CompletedProcess[str]:
     """One delivery."""
     store, calls = f"sqlite:///{folder / 'work.db'}", folder / "calls"
-    return subprocess.run(  # noqa: S603 - our own program
+    return fork_server.run(
         [sys.executable, str(PROGRAM), store, str(calls), *words],
         # Its hold on the call is in the folder as well: other processes have calls of that name.
         env={**os.environ, "ERGON_FAILPOINTS": failpoints, "TMPDIR": str(folder)},

@@ -14,6 +14,7 @@ import pytest
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.sqlite.connections import SqliteLimits
 from ergon_framework.storage.sqlite.database import Database
+from tests import fork_server
 from tests.storage import crash_child
 from tests.storage.conftest import SAMPLE, WAIT, add, items, seen_by_others
 
@@ -36,10 +37,7 @@ def in_child(body: Callable[[], object]) -> int:
 def test_processes_open_a_fresh_file_at_once_and_write(path: Path) -> None:
     """All succeed, nobody starves, nothing is lost, and no log is left behind."""
     command = [sys.executable, crash_child.__file__, str(path), "3"]
-    children = [
-        subprocess.Popen([*command, each], stdout=subprocess.PIPE)  # noqa: S603 - our own
-        for each in "abc"
-    ]
+    children = [fork_server.start([*command, each], stdout=subprocess.PIPE) for each in "abc"]
     acked = set()
     for child in children:
         output, _ = child.communicate(timeout=WAIT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 import sys
 import time
 from contextlib import closing
@@ -19,6 +18,7 @@ from ergon_framework.jobs.totals import BOUNDS, MAX_QUEUES, OTHERS, WorkerTotals
 from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.web.application import create_app
 from ergon_framework.web.metrics import SCRAPE_TIMEOUT
+from tests import fork_server
 from tests.jobs.real_worker import job, worker
 from tests.web.content import fill_calls, fill_jobs, settings_in
 from tests.web.test_metric_routes import scraped
@@ -171,7 +171,7 @@ def test_calls_of_two_processes_add_up(tmp_path: Path) -> None:
     app = create_app(settings=settings)
     scraped(app)
     command = [sys.executable, "-c", CALLER, url]
-    children = [subprocess.Popen([*command, tenant]) for tenant in ("one", "two")]  # noqa: S603
+    children = [fork_server.start([*command, tenant]) for tenant in ("one", "two")]
     assert [child.wait(60) for child in children] == [0, 0]
     for found in (scraped(app), scraped(app)):
         assert found[SUCCEEDED] == 4

@@ -20,6 +20,7 @@ from ergon_framework.cli import invoke
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.synthetic import SyntheticProvider
+from tests import fork_server
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,7 +62,7 @@ def started(
     place: Path, *arguments: str, **environ: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server that is ready, and its first line; it is killed at the end if it still runs."""
-    process = subprocess.Popen(  # noqa: S603 - our own command
+    process = fork_server.start(
         [*ERGON, *arguments],
         cwd=place,
         env={**os.environ, **environ},

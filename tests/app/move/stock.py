@@ -27,6 +27,7 @@ from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.jobstore import records as job_checks
 from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject as JobSubject
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
+from tests import fork_server
 
 ZONE = "plant-a"
 WAIT = 60
@@ -100,7 +101,7 @@ def fact_sums(url: str) -> dict[str, Any]:
 
 def ergon(*arguments: str, failpoints: str = "") -> subprocess.CompletedProcess[str]:
     """Run the command as a process."""
-    return subprocess.run(  # noqa: S603 - our own interpreter
+    return fork_server.run(
         [sys.executable, "-m", "ergon_framework.cli", *arguments],
         env=os.environ | {"ERGON_FAILPOINTS": failpoints},
         capture_output=True,

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from ergon_framework.errors import BoundaryError
 from ergon_framework.testing.clock import VirtualClock
+from tests import fork_server
 from tests.boundary.client import client_child
 from tests.boundary.client.raw_server import Peer, RawServer, serving
 from tests.boundary.client.scripted import MemoryNode
@@ -65,7 +65,7 @@ def http_node() -> Iterator[tuple[HttpNode, RawServer]]:
 
 def child(what: str, server: RawServer, folder: Path, point: str = "") -> None:
     """Run a child to its end, and see that it died exactly when it was told to."""
-    done = subprocess.run(  # noqa: S603 - our own interpreter
+    done = fork_server.run(
         [sys.executable, client_child.__file__, what, server.url, str(folder)],
         env=os.environ | {"ERGON_FAILPOINTS": f"{point}=kill" if point else ""},
         check=False,

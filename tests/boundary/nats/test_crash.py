@@ -15,6 +15,7 @@ import pytest
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.failpoints import NAMES
+from tests import fork_server
 from tests.boundary.nats import crash_child
 from tests.boundary.nats.crash_child import ROUNDS
 from tests.boundary.sqlite.crash_child import INBOX, PEER
@@ -48,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def run(url: str, failpoints: str = "") -> tuple[int, list[list[str]]]:
     """Run the child; its exit code and what it said."""
-    child = subprocess.run(  # noqa: S603 - our own interpreter
+    child = fork_server.run(
         [sys.executable, "-m", crash_child.__name__, url],
         cwd=ROOT,
         stdout=subprocess.PIPE,

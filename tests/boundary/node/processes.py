@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests import fork_server
+
 PATIENCE = 30.0
 CORE, ADMIN = "/bsfg.v1.Boundary/", "/bsfg.v1.BoundaryAdmin/"
 
@@ -50,7 +52,7 @@ class NodeProcess:
         command += ["--listen", f"127.0.0.1:{self.port}", *self.options]
         environment = dict(os.environ) | ({"ERGON_FAILPOINTS": failpoints} if failpoints else {})
         with open(f"{self.folder}.log", "ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
+            self._process = fork_server.start(
                 command if is_secure else [*command, "--insecure"],
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -12,7 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ from ergon_framework.errors import (
     NodeUnavailableError,
     NonRetryableException,
 )
+from tests import fork_server
 from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, running
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:consumer")]
 
@@ -78,7 +80,7 @@ def info(node: NodeProcess, name: str = "erp") -> dict[str, Any]:
 
 def child(node: NodeProcess, what: str, name: str = "erp", lease: float = 30.0) -> Any:
     """A consumer in a process of its own."""
-    return subprocess.Popen(  # noqa: S603 - our own interpreter
+    return fork_server.start(
         [sys.executable, "-c", CHILD, node.url, name, what, str(lease)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -217,6 +219,7 @@ def test_a_fact_that_kills_its_readers(node: NodeProcess) -> None:
         ends.append(process.returncode)
         if process.returncode == 0:
             break
+        until(lambda: info(node)["holder"] is None, "the end of its lease")
     assert ends[-1] == 0, f"it died {len(ends)} times: {ends}"
     assert 5 <= len(ends) <= 8
     assert b"done 10" in out
@@ -482,16 +485,6 @@ def test_the_asynchronous_consumer_does_the_same(node: NodeProcess) -> None:
 
     asyncio.run(main())
     assert seen == [1, 2, 3, 4, 4, 5, 6, 7, 8, 9, 10]
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for something another thread does."""
-    pause = threading.Event()
-    for _ in range(1500):
-        if is_so():
-            return
-        pause.wait(0.02)
-    raise AssertionError("it never came to be so")
 
 
 def test_a_new_fact_ends_a_wait(node: NodeProcess) -> None:

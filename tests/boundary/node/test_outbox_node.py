@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,10 @@ import pytest
 from ergon_framework.boundary import AsyncProducer, Outbox, Producer
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import ArtifactError, ConflictingDuplicateError, NodeUnavailableError
+from tests import fork_server
 from tests.boundary.node.cables import Cable
 from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, fact, running
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:producer")]
 
@@ -52,16 +52,6 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
     """A node of one test's own."""
     with running("plant-a", tmp_path / "data") as node:
         yield node
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for something another thread does."""
-    pause = threading.Event()
-    for _ in range(1500):
-        if is_so():
-            return
-        pause.wait(0.02)
-    raise AssertionError(f"it never came to be so: {what}")
 
 
 def add(outbox: Outbox, *numbers: int, files: tuple[Any, ...] = ()) -> None:
@@ -153,11 +143,11 @@ def test_a_producer_that_dies_after_the_answer(
         add(outbox, *range(5))
     command = [sys.executable, "-c", CHILD, str(path), node.url, recover]
     environment = {**os.environ, "ERGON_FAILPOINTS": f"{point}=kill"}
-    died = subprocess.run(  # noqa: S603 - our own interpreter
+    died = fork_server.run(
         command, env=environment, capture_output=True, timeout=PATIENCE, check=False
     )
     assert died.returncode == -9, died.stderr
-    done = subprocess.run(  # noqa: S603 - our own interpreter
+    done = fork_server.run(
         command, capture_output=True, timeout=PATIENCE, check=True, env=dict(os.environ)
     )
     assert done.stdout
@@ -177,7 +167,7 @@ def test_a_publication_that_dies(node: NodeProcess, tmp_path: Path, how: str, po
     file.write_bytes(b"%PDF " * 1000)
     command = [sys.executable, "-c", PUBLISH, node.url, str(file), how]
     if point != "none":
-        died = subprocess.run(  # noqa: S603 - our own interpreter
+        died = fork_server.run(
             command,
             env={**os.environ, "ERGON_FAILPOINTS": f"{point}=kill"},
             capture_output=True,
@@ -186,7 +176,7 @@ def test_a_publication_that_dies(node: NodeProcess, tmp_path: Path, how: str, po
         )
         assert died.returncode == -9, died.stderr
     for _ in range(2):
-        subprocess.run(  # noqa: S603 - our own interpreter
+        fork_server.run(
             command, capture_output=True, timeout=PATIENCE, check=True, env=dict(os.environ)
         )
     assert log_of(node) == ["WO-1:attached:1"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ergon_framework.ports.objectstore import ObjectStore
 from ergon_framework.storage.failpoints import VARIABLE
+from tests import fork_server
 from tests.boundary.objects.programs import objects
 
 WAIT = 50.0
@@ -19,7 +20,7 @@ WAIT = 50.0
 @contextmanager
 def started(action: str, store: str | Path, points: str = "") -> Iterator[subprocess.Popen[str]]:
     """A process that does something with the folder or the bucket."""
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter
+    process = fork_server.start(
         [sys.executable, objects.__file__, action, str(store)],
         env={**os.environ, VARIABLE: points},
         stdin=subprocess.PIPE,

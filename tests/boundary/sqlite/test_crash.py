@@ -15,6 +15,7 @@ import pytest
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.ports.factstore import OUTBOUND, FactStore
 from ergon_framework.storage.failpoints import NAMES
+from tests import fork_server
 from tests.boundary.sqlite import crash_child
 from tests.boundary.sqlite.crash_child import INBOX, PEER, ROUNDS
 from tests.campaign.parameter_sample import sampled
@@ -34,7 +35,7 @@ WAIT = 60
 
 def run(url: str, failpoints: str = "") -> tuple[int, list[list[str]]]:
     """Run the child; its exit code and what it said."""
-    child = subprocess.run(  # noqa: S603 - our own interpreter
+    child = fork_server.run(
         [sys.executable, crash_child.__file__, url],
         stdout=subprocess.PIPE,
         env=os.environ | {"ERGON_FAILPOINTS": failpoints},

@@ -38,7 +38,9 @@ from ergon_framework.errors import (
     NotPermittedError,
 )
 from ergon_framework.task.ready import ConsumerTask
+from tests import fork_server
 from tests.servers.server import free_port
+from tests.waiting import until
 
 PATIENCE = 30.0
 
@@ -64,16 +66,6 @@ def counted(zone: Zone, n: int, **more: Any) -> Receipt:
 def numbers(zone: Zone, consumer: str = "all") -> list[int]:
     """What a consumer has not confirmed yet."""
     return [each.payload["object_json"]["n"] for each in zone.read(consumer)]
-
-
-def until(is_so: Any, what: str) -> None:
-    """Wait for something that another thread or process does."""
-    waiting = threading.Event()
-    for _ in range(int(PATIENCE / 0.02)):
-        if is_so():
-            return
-        waiting.wait(0.02)
-    raise AssertionError(what)
 
 
 # ---- publishing ---------------------------------------------------------------------------------
@@ -281,7 +273,7 @@ class Child:
 
     def __init__(self, folder: Path, failpoints: str = "") -> None:
         program = str(Path(__file__).with_name("zone_child.py"))
-        self._process = subprocess.Popen(  # noqa: S603 - our own
+        self._process = fork_server.start(
             [sys.executable, program, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -17,6 +17,7 @@ from ergon_framework.ports.providerstore import ClaimState, LetterStatus, Provid
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.database import AFTER, BEFORE
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from tests import fork_server
 from tests.campaign.parameter_sample import campaign, sampled
 from tests.providers.stores.store_factory import (
     LANE,
@@ -146,7 +147,7 @@ store.close()
 
 def run(code: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a child to its end."""
-    return subprocess.run(  # noqa: S603 - this interpreter
+    return fork_server.run(
         [sys.executable, "-c", code, *words],
         capture_output=True,
         text=True,
@@ -162,7 +163,7 @@ def run(code: str, *words: str, **environment: str) -> subprocess.CompletedProce
 def test_a_thousand_units_are_a_thousand_calls(empty_url: str) -> None:
     """32 threads in each of 4 processes, all opening an empty database: exactly 1,000 get one."""
     children = [
-        subprocess.Popen(  # noqa: S603 - this interpreter
+        fork_server.start(
             [sys.executable, "-c", TAKER, waiting_for_rows(empty_url)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,0 +1,384 @@
+"""Starts Python programs as processes of their own that need not import everything anew.
+
+Thousands of processes take part in the tests, and most of what a short one costs is starting the
+interpreter and importing the same modules once more. Here one process imports them, once per test
+run, and every program is a fork of it, with a folder, an environment and arguments of its own, as
+in servers that load an application before they fork. All programs of a run have one seed of hashes,
+unless ``PYTHONHASHSEED`` gives one its own.
+
+:func:`start` and :func:`run` take what ``subprocess.Popen`` and ``subprocess.run`` take and return
+the same. The program is a child of the caller, with a process id, signals, files and an exit code
+as always. Whatever cannot be done so is done by ``subprocess``: options of the interpreter,
+variables that it reads while it starts, a ``preexec_fn``, systems other than Linux. A test whose
+subject is how a process starts, or what it imports, uses ``subprocess`` itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib
+import importlib.util
+import inspect
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, overload
+
+LIBRARIES = (
+    *("argparse", "asyncio", "base64", "concurrent.futures.thread", "csv", "ctypes", "decimal"),
+    *("email.parser", "hashlib", "http.client", "importlib.metadata", "importlib.resources"),
+    *("ipaddress", "logging.handlers", "multiprocessing.util", "platform", "secrets", "shlex"),
+    *("sqlite3", "ssl", "statistics", "tempfile", "tomllib", "urllib.request", "uuid", "zoneinfo"),
+    *("cronsim", "httptools", "msgspec", "opentelemetry.trace", "pydantic", "rfc8785", "typer"),
+)
+"""What most programs of the tests import."""
+ERGON = (
+    *("app.diagnostics.check", "app.jobs", "app.move.run", "app.node", "app.worker"),
+    *("boundary.client", "boundary.factstore.sqlite", "boundary.http.client", "boundary.node.app"),
+    *(
+        "boundary.node.node",
+        "boundary.objectstore.filesystem",
+        "cli.boundary_admin",
+        "cli.commands",
+    ),
+    *("cli.boundary_consumers", "cli.boundary_facts", "cli.boundary_node", "cli.boundary_objects"),
+    *("cli.boundary_serve", "cli.dlq", "cli.enqueue", "cli.jobs", "cli.move", "cli.record_files"),
+    *("cli.worker", "cli.workers", "executor", "jobs.stores.sqlite", "jobs.worker"),
+    *("providers.stores.database", "storage.journal.sqlite", "telemetry.journal"),
+)
+"""What most commands import; servers, stores on them and telemetry of others come when needed."""
+Words = Sequence[str | os.PathLike[str]]
+UNDERSTOOD = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
+"""Variables of the interpreter that are followed here as they would be at its start."""
+_READ_AT_THE_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "OPENSSL_")
+_SET_CHILD_SUBREAPER = 36
+_INHERITED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+
+
+@overload
+def start(words: Words, *, text: Literal[True], **options: Any) -> subprocess.Popen[str]: ...
+@overload
+def start(words: Words, **options: Any) -> subprocess.Popen[bytes]: ...
+def start(words: Words, **options: Any) -> subprocess.Popen[Any]:
+    """Start a Python program, as ``subprocess.Popen`` would."""
+    return _Forked(words, **options)
+
+
+@overload
+def run(
+    words: Words, *, text: Literal[True], **options: Any
+) -> subprocess.CompletedProcess[str]: ...
+@overload
+def run(words: Words, **options: Any) -> subprocess.CompletedProcess[bytes]: ...
+def run(
+    words: Words,
+    *,
+    input: Any = None,
+    timeout: float | None = None,
+    check: bool = False,
+    capture_output: bool = False,
+    **options: Any,
+) -> subprocess.CompletedProcess[Any]:
+    """Run a Python program to its end, as ``subprocess.run`` would."""
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
+    with start(words, **options) as process:
+        try:
+            output, errors = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    if check and process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args, output, errors)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+# ---- on the side of the tests --------------------------------------------------------------------
+
+
+class _Forked(subprocess.Popen[Any]):
+    """A process that the server forks where it can; everything after its start is inherited."""
+
+    def _execute_child(self, *arguments: Any) -> None:
+        given = dict(zip(_parameters(), arguments, strict=True))
+        environ = dict(os.environ if given["env"] is None else given["env"])
+        server = _server() if _is_plain(given) and _is_understood(environ) else None
+        if server is None:
+            super()._execute_child(*arguments)  # type: ignore[misc]  # not in its stubs
+            return
+        request = {
+            "words": [os.fspath(word) for word in given["args"]][1:],
+            "environ": environ,
+            "folder": os.fspath(given["cwd"] or Path.cwd()),
+            "is_session": given["start_new_session"],
+        }
+        pipes = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        streams = [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)]
+        self.pid = server.fork(request, streams)
+        self._child_created = True
+        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[name] for name in ends))  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _parameters() -> tuple[str, ...]:
+    """The names of what ``subprocess`` hands to the method that makes the process."""
+    method: Any = vars(subprocess.Popen)["_execute_child"]
+    return tuple(inspect.signature(method).parameters)[1:]
+
+
+def _is_plain(given: Mapping[str, Any]) -> bool:
+    """Whether it is a Python program, started without anything unusual."""
+    unusual = ("executable", "preexec_fn", "pass_fds", "shell")
+    unset = {"gid": None, "gids": None, "uid": None, "umask": -1, "process_group": -1}
+    words = given["args"]
+    return (
+        not isinstance(words, str | bytes | os.PathLike)
+        and len(words) > 1
+        and words[0] == sys.executable
+        and (words[1] in ("-m", "-c") or Path(given["cwd"] or "", words[1]).is_file())
+        and [*words[1:3]] != ["-m", "pytest"]  # which rewrites what is imported
+        and not any(given[name] for name in unusual)
+        and all(given.get(name, usual) == usual for name, usual in unset.items())
+        and not any(signal.getsignal(number) == signal.SIG_IGN for number in _INHERITED)
+        and (given["cwd"] is None or Path(given["cwd"]).is_dir())
+    )
+
+
+def _is_understood(environ: Mapping[str, str]) -> bool:
+    """Whether the interpreter would read the same from it as the server's did from its own."""
+    folders = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
+    return _read_at_the_start(environ) == _read_at_the_start(os.environ) and not any(
+        Path(folder, "sitecustomize.py").exists() for folder in folders
+    )
+
+
+def _read_at_the_start(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_READ_AT_THE_START) and name not in UNDERSTOOD
+    }
+
+
+@dataclass
+class _Server:
+    """The process that forks, and the way to it."""
+
+    owner: int
+    control: socket.socket
+    became: Any
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
+        """A new child of this process that runs the program; its process id.
+
+        Its parent ends at once. Linux gives an orphan to the nearest of its ancestors that asks for
+        them, and this process asks for as long as that takes.
+        """
+        text = json.dumps(request).encode()
+        with self.lock:
+            _adopt(True)
+            try:
+                socket.send_fds(self.control, [len(text).to_bytes(8, "big")], [*streams])
+                self.control.sendall(text)
+                pid = int.from_bytes(_received(self.control, 8), "big")
+            finally:
+                _adopt(False)
+        assert pid, "the server of forks has ended"
+        return pid
+
+
+_lock = threading.Lock()
+_running: dict[int, _Server | None] = {}
+"""By process: a fork of the tests has none yet."""
+
+
+def _server() -> _Server | None:
+    """The server of this process, started by whoever needs it first."""
+    with _lock:
+        if os.getpid() not in _running:
+            _running.clear()
+            _running[os.getpid()] = _started() if sys.platform == "linux" else None
+        found = _running[os.getpid()]
+    return found if found is None or found.became == os.geteuid() else None
+
+
+def _started() -> _Server:
+    here, there = socket.socketpair()
+    unwanted = ("PYTHONPATH", "ERGON_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+    with there:
+        process = subprocess.Popen(  # noqa: S603 - this file
+            [sys.executable, __file__, str(there.fileno())],
+            pass_fds=[there.fileno()],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+        )
+    atexit.register(_end, process, here)
+    return _Server(os.getpid(), here, os.geteuid())
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
+    process.wait()
+
+
+@functools.cache
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _adopt(is_wanted: bool) -> None:
+    if _libc().prctl(_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def _received(control: socket.socket, size: int) -> bytes:
+    """So many bytes; none if the other side has ended."""
+    found = b""
+    while len(found) < size:
+        more = control.recv(size - len(found))
+        if not more:
+            return b""
+        found += more
+    return found
+
+
+# ---- on the side of the server -------------------------------------------------------------------
+
+
+def serve(control: socket.socket) -> Callable[[], None] | None:
+    """Fork as often as asked. Returns in each child, with its program, and at the end."""
+    while True:
+        header, streams, _, _ = socket.recv_fds(control, 8, 3)
+        header += _received(control, 8 - len(header)) if header else b""
+        if not header:
+            return None
+        request = json.loads(_received(control, int.from_bytes(header, "big")))
+        reader, writer = os.pipe()
+        between = os.fork()
+        if between == 0:
+            parent = os.getpid()
+            program = os.fork()
+            if program == 0:
+                os.close(reader)
+                os.close(writer)
+                control.close()
+                while os.getppid() == parent:
+                    time.sleep(0.0002)  # until the parent is the one that asked
+                return functools.partial(_become, request, streams)
+            os.write(writer, program.to_bytes(8, "big"))
+            os._exit(0)
+        os.close(writer)
+        os.waitpid(between, 0)
+        control.sendall(os.read(reader, 8).ljust(8, b"\0"))
+        for descriptor in (reader, *streams):
+            os.close(descriptor)
+
+
+def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
+    """Be the process of a program, and run it."""
+    if request["is_session"]:
+        os.setsid()
+    os.chdir(request["folder"])
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    environ = request["environ"]
+    os.environ.clear()
+    os.environ.update(environ)
+    time.tzset()
+    sys.dont_write_bytecode = bool(environ.get("PYTHONDONTWRITEBYTECODE"))
+    is_buffered = not environ.get("PYTHONUNBUFFERED")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = _stream(number, getattr(sys, name), is_buffered=is_buffered)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.path[:0] = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
+    importlib.invalidate_caches()
+    with _failpoints(environ.get("ERGON_FAILPOINTS", "")):
+        _run_main(request["words"])
+
+
+def _failpoints(text: str) -> AbstractContextManager[None]:
+    """Those of the program: the module has looked for the variable when it was imported."""
+    from ergon_framework.storage import failpoints
+
+    return failpoints.armed(text)
+
+
+def _stream(number: int, like: Any, *, is_buffered: bool) -> io.TextIOWrapper:
+    """A standard stream as the interpreter makes it at its start."""
+    mode, size = ("wb", -1 if is_buffered else 0) if number else ("rb", -1)
+    raw = open(number, mode, size, closefd=False)  # noqa: SIM115 - open as long as the process
+    is_line = is_buffered and number > 0 and (number == 2 or raw.isatty())
+    return io.TextIOWrapper(
+        raw,
+        like.encoding,
+        like.errors,
+        newline="\n",
+        line_buffering=is_line,
+        write_through=not is_buffered,
+    )
+
+
+def _run_main(words: Sequence[str]) -> None:
+    """``python -m NAME``, ``python -c CODE`` or ``python FILE``, with their arguments."""
+    first, *rest = words
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    if first == "-m":
+        sys.path.insert(0, str(Path.cwd()))
+        spec = importlib.util.find_spec(rest[0])
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{rest[0]}.__main__")
+        loader: Any = spec and spec.loader
+        if spec is None or loader is None:
+            sys.exit(f"{sys.executable}: No module named {rest[0]}")
+        main.__spec__, main.__loader__, main.__package__ = spec, loader, spec.parent
+        main.__file__ = spec.origin
+        sys.argv = [str(spec.origin), *rest[1:]]
+        code = loader.get_code(spec.name)
+    elif first == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *rest[1:]]
+        code = compile(rest[0], "<string>", "exec")
+    else:
+        sys.path.insert(0, str(Path(first).resolve().parent))
+        main.__file__ = str(Path.cwd() / first)
+        sys.argv = [first, *rest]
+        code = compile(Path(first).read_bytes(), first, "exec")
+    try:
+        exec(code, main.__dict__)  # noqa: S102 - running programs is the point
+    except Exception as error:
+        begun = error.__traceback__ and error.__traceback__.tb_next  # in the program itself
+        sys.excepthook(type(error), error.with_traceback(begun), begun)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # the folder of this file, which is no program's
+    for name in (*LIBRARIES, *(f"ergon_framework.{part}" for part in ERGON)):
+        importlib.import_module(name)
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[1])) as asked, contextlib.suppress(KeyboardInterrupt):
+        program = serve(asked)
+    if program is not None:
+        program()
