@@ -21,6 +21,7 @@ _MUST_HAVE_CODE = {
     "docs/howto/connect-two-zones.md",
     "docs/howto/consume-effectively-once.md",
     "docs/howto/enqueue-in-your-transaction.md",
+    "docs/howto/flows.md",
     "docs/howto/limit-and-prioritise-jobs.md",
     "docs/howto/limit-provider-calls.md",
     "docs/howto/migrate-from-apscheduler.md",

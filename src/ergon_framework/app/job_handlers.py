@@ -123,12 +123,13 @@ class JobHandler(Generic[P, T]):
         options = self._own_options()
         return {"handler": self.routed, "args": call.args, "kwargs": call.kwargs, **options}
 
-    def step(self, *args: P.args, **kwargs: P.kwargs) -> Step[T]:
+    def step(self, *args: Any, **kwargs: Any) -> Step[T]:
         """A call of this handler as a step of a chain or group.
 
         In a chain the result of what comes before it is its first positional argument, which is
         left out here; ``step(…).without_result()`` gets none. ``other.result`` as an argument is
-        the result of another step, which the step then waits for.
+        the result of another step, which the step then waits for. A step that uses no results is
+        checked when its flow is enqueued.
         """
         from ergon_framework.jobs.flows import Step
 

@@ -40,6 +40,7 @@ GROUPS: dict[str, tuple[CommandEntry, ...]] = {
     "Jobs": (
         CommandEntry("enqueue", "Enqueue a job and print its id.", "enqueue:enqueue"),
         CommandEntry("jobs", "List jobs and workers; show, cancel or retry one.", "jobs:app"),
+        CommandEntry("flows", "List flows; show, cancel, retry or signal one.", "flows:app"),
         CommandEntry("queues", "List queues; pause, resume or limit one.", "queues:app"),
         CommandEntry("schedules", "List schedules; pause, resume or run one.", "schedules:app"),
         CommandEntry("dlq", "List, requeue or purge dead letters.", "dlq:app"),
@@ -54,7 +55,6 @@ GROUPS: dict[str, tuple[CommandEntry, ...]] = {
         CommandEntry("why", "Explain a job, transaction, fact or call.", "why:why"),
         CommandEntry("tail", "Follow what happens in all processes.", "tail:tail"),
         CommandEntry("trace", "Show a trace from first cause to last effect.", "trace:trace"),
-        CommandEntry("notices", "List the state changes that are told.", "project:notices"),
     ),
     "Look after": (
         CommandEntry("doctor", "Check this machine and what the settings name.", "project:doctor"),
@@ -67,6 +67,7 @@ GROUPS: dict[str, tuple[CommandEntry, ...]] = {
 ALIASES = (
     CommandEntry("process", "ergon tasks process", "process:process"),
     CommandEntry("live", "ergon tasks live", "project:live"),
+    CommandEntry("notices", "ergon tasks notices", "project:notices"),
     CommandEntry("workers", "ergon jobs workers", "workers:workers"),
     CommandEntry("executor", "ergon jobs executor", "executor:executor"),
     CommandEntry("conform", "ergon jobs conform", "conform:conform"),

@@ -150,6 +150,7 @@ def doctor(
     return code
 
 
+@tasks_app.command()
 def notices(as_json: JsonFlag = False) -> None:
     """List the state changes that Ergon tells."""
     from ergon_framework.ports.notice import CATALOGUE

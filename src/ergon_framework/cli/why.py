@@ -24,7 +24,7 @@ UnitId = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="Of a job, a transaction, a fact or a provider call.",
+        help="Of a job, a flow, a transaction, a fact or a provider call.",
         autocompletion=completion.job_ids,
     ),
 ]
@@ -38,6 +38,7 @@ class UnitKind(StrEnum):
     """What can be explained."""
 
     JOB = "job"
+    FLOW = "flow"
     TRANSACTION = "transaction"
     FACT = "fact"
     CALL = "call"

@@ -54,6 +54,20 @@ def job_view(job: Job, settings: JobsSettings) -> dict[str, Any]:
         "limit": job.limit if job.limit_key is not None else None,
         "correlation_id": job.correlation_id,
         "trace_context": job.trace_context,
+        **_step_view(job),
+    }
+
+
+def _step_view(job: Job) -> dict[str, Any]:
+    """The flow of a step, and what it waits for."""
+    step = job.step
+    if step is None:
+        return {}
+    is_pending = job.status is JobStatus.PENDING
+    return {
+        "flow_id": step.flow_id,
+        "waits_for_steps": is_pending and step.join_id is not None,
+        "signal": step.signal,
     }
 
 

@@ -17,6 +17,7 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, duration, failure_text, indented, toml_table
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.views import SILENT_AFTER, entries, executor_of, last_told
+from ergon_framework.ports.flow import CANCELLED_BY_FLOW
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
 from ergon_framework.storage.urls import pasteable
 
@@ -45,14 +46,25 @@ def explain_job(
     settings: JobsSettings,
     options: str = "",
     starters: Starters = UNKNOWN,
+    flow: Sequence[str] = (),
 ) -> list[str]:
     """Sentences: first where the job stands and why, then what led there.
 
-    ``options`` name the store, for the commands that are told.
+    ``options`` name the store, for the commands that are told. ``flow`` is what a step waits for,
+    and which flow it belongs to.
     """
+    if is_bound(job):
+        return [*flow, *_expiry(job), *_past(job, options)]
     start = _starting(job, starters, options)
     state = _state(job, queue, workers, now, settings, options, start)
-    return [*state, *_past(job, options), *_trace(job)]
+    return [*state, *flow, *_past(job, options), *_trace(job)]
+
+
+def is_bound(job: Job) -> bool:
+    """Whether it waits for other steps, or for a signal, and could not be claimed."""
+    step = job.step
+    is_waiting = job.status is JobStatus.PENDING and step is not None
+    return is_waiting and step is not None and bool(step.join_id or step.signal)
 
 
 def _state(
@@ -77,6 +89,10 @@ def _state(
             yield from _died(job, options)
         case JobStatus.CANCELLED:
             yield f"It was cancelled{_at(job.finished_at)}{_cancelled_for(job)}."
+    yield from _expiry(job)
+
+
+def _expiry(job: Job) -> Iterator[str]:
     if job.expires_at is not None and not job.status.is_final:
         yield f"If it is not started before {format_rfc3339(job.expires_at)}, it expires."
 
@@ -242,6 +258,8 @@ def _completed(job: Job) -> str:
 def _cancelled_for(job: Job) -> str:
     if job.why == "replaced":
         return f", because a newer job with the unique key {job.unique_key!r} took its place"
+    if job.why == CANCELLED_BY_FLOW:
+        return ", because its flow was stopped"
     return f" ({job.why})" if job.why else ""
 
 
@@ -282,6 +300,7 @@ _TOLD = {
 }
 _EVENTS = {
     "completed": "it completed",
+    "signalled": "its signal came",
     DISCARDED: "its handler discarded it",
     "failed": "attempt {attempt} failed",
     "held": "a gate held it",

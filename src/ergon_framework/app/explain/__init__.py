@@ -13,7 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ergon_framework.app.explain.call import explain_call
-from ergon_framework.app.explain.execution import explain_job_id, explain_transaction
+from ergon_framework.app.explain.execution import (
+    explain_flow_id,
+    explain_job_id,
+    explain_transaction,
+)
 from ergon_framework.app.explain.explanation import Explanation, Question
 from ergon_framework.app.explain.fact import explain_fact
 from ergon_framework.errors import ErgonError
@@ -23,6 +27,7 @@ __all__ = ["KINDS", "Explanation", "Question", "explain"]
 
 KINDS: dict[str, Callable[[Question], Iterator[Explanation]]] = {
     "job": explain_job_id,
+    "flow": explain_flow_id,
     "transaction": explain_transaction,
     "fact": explain_fact,
     "call": explain_call,

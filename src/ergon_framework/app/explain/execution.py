@@ -17,10 +17,11 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import duration, failure_text, one_sentence
 from ergon_framework.errors import ErgonError, JobNotFoundError, TransactionException
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_why import explain_flow, what_a_step_waits_for
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.views import executor_of
 from ergon_framework.jobs.why import Starters, explain_job
-from ergon_framework.ports.jobstore import Job
+from ergon_framework.ports.jobstore import FlowStore, Job
 from ergon_framework.ports.journal import JournalEntry
 from ergon_framework.ports.notice import CATALOGUE
 from ergon_framework.storage.urls import file_of
@@ -48,11 +49,27 @@ def explain_job_id(asked: Question) -> Iterator[Explanation]:
         queue = next((each for each in store.queues() if each.name == found.queue), None)
         options = asked.options(setup.url)
         starters = Starters(setup.executors, _script(setup.url, executor_of(found, setup.jobs)))
+        flows: FlowStore | None = getattr(store, "flows", None)
+        bound = [] if flows is None else what_a_step_waits_for(found, store, flows, options)
         why = explain_job(
-            found, queue, store.workers(), store.now(), client.settings, options, starters
+            found, queue, store.workers(), store.now(), client.settings, options, starters, bound
         )
         gates = list(_gates(asked, found, store.now()))
         yield Explanation("job", found.id, found.status.value, [why[0], *gates, *why[1:]])
+
+
+def explain_flow_id(asked: Question) -> Iterator[Explanation]:
+    """The flow of this id."""
+    setup = setup_of(asked.settings, asked.store)
+    is_kept = setup.url and not setup.url.lower().startswith("memory:") and has_jobs(setup.url)
+    if not is_kept:
+        return
+    with closing(open_store(setup.url, read_only=True)) as store:
+        flows: FlowStore | None = getattr(store, "flows", None)
+        found = None if flows is None else flows.find(asked.unit)
+        if found is not None:
+            why = explain_flow(found, store, asked.options(setup.url))
+            yield Explanation("flow", found.id, found.status.value, why)
 
 
 def _script(url: str, name: str) -> Path | None:

@@ -15,6 +15,7 @@ from ergon_framework.jobs.stores.records import (
     discard_settings,
     dump_settings,
     load_settings,
+    refuse_flows,
 )
 from ergon_framework.ports.jobstore import Job, NewJob
 from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, TransferRecord
@@ -36,6 +37,7 @@ class MemoryJobRecords:
         if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
         with self._step() as ledger:
+            refuse_flows(has_flows=bool(ledger.flow_book.flows))
             return cast("list[C]", _page(ledger, after or 0, limit))
 
     def load(self, records: Sequence[TransferRecord]) -> None:

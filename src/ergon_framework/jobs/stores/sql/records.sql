@@ -42,5 +42,8 @@ ON CONFLICT (one) DO UPDATE SET mark = excluded.mark;
 -- unmark: forget it
 DELETE FROM ergon_job_moves;
 
+-- any_flow: whether there is one
+SELECT 1 FROM ergon_flows LIMIT 1;
+
 -- made_at: when the tables were made, or brought up to date
 SELECT applied_at FROM ergon_schema WHERE part = 'jobs';

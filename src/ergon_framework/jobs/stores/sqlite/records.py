@@ -15,6 +15,7 @@ from ergon_framework.jobs.stores.records import (
     discard_settings,
     dump_settings,
     load_settings,
+    refuse_flows,
 )
 from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
@@ -48,6 +49,7 @@ class SqliteJobRecords:
         """The records of a kind after a place, in order."""
         if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
+        refuse_flows(has_flows=self._transactions.first(_SQL["any_flow"]) is not None)
         page = self._transactions.read(lambda cursor: _page(cursor, after or 0, limit))
         return cast("list[C]", page)
 

@@ -1,0 +1,238 @@
+"""What a flow or one of its steps waits for, in plain words from what is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.flow import FlowStatus
+from ergon_framework.core.job import JobStatus
+from ergon_framework.core.rfc3339 import format_rfc3339
+from ergon_framework.core.text import counted, failure_text
+from ergon_framework.jobs.views import decoded, moment
+from ergon_framework.ports.flow import Flow, Join, from_runs, step_id
+from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
+from ergon_framework.storage.urls import pasteable
+
+MAX_NAMED = 3
+"""Steps that are named one by one."""
+MAX_LOOKED_AT = 1_000
+"""Steps of one join that are looked at."""
+
+
+def flow_view(flow: Flow) -> dict[str, Any]:
+    """Everything there is to know about a flow but its steps."""
+    state = flow.state
+    return {
+        "id": flow.id,
+        "name": flow.name or None,
+        "status": flow.status.value,
+        "on_failure": state.on_failure.value,
+        "steps": total(flow),
+        "completed": state.completed,
+        "failed": state.failed,
+        "cancelled": state.cancelled,
+        "unfinished": state.unfinished,
+        "created_at": moment(flow.created_at),
+        "changed_at": moment(flow.changed_at),
+        "purge_at": moment(flow.purge_at),
+    }
+
+
+def total(flow: Flow) -> int:
+    """How many steps it has."""
+    state = flow.state
+    return state.unfinished + state.completed + state.failed + state.cancelled
+
+
+# ---- a step -------------------------------------------------------------------------------------
+
+
+def what_a_step_waits_for(
+    job: Job, store: FullJobStore, flows: FlowStore, options: str
+) -> list[str]:
+    """Sentences about a step: whom it waits for, and which flow it belongs to."""
+    step = job.step
+    flow = None if step is None else flows.find(step.flow_id)
+    if step is None or flow is None:
+        return []
+    told: list[str] = []
+    if job.status is JobStatus.PENDING and step.join_id is not None:
+        join = next((each for each in flows.joins(flow.id) if each.id == step.join_id), None)
+        told += [] if join is None else _join(join, store)
+    elif job.status is JobStatus.PENDING and step.signal is not None:
+        told += _signal(job, flow, options)
+    title = f" ({flow.name})" if flow.name else ""
+    show = pasteable("flows show", flow.id, options)
+    told.append(f"It is a step of the flow {flow.id}{title}, which is {flow.status}:  {show}")
+    return told
+
+
+def _join(join: Join, store: FullJobStore) -> Iterator[str]:
+    ids = list(_member_ids(join))[:MAX_LOOKED_AT]
+    left = [
+        each
+        for each in store.search(Search(ids=tuple(ids)))
+        if each.status is not JobStatus.COMPLETED
+    ]
+    yield f"It waits for {counted(join.remaining, 'step')} before it."
+    for each in sorted(left, key=_order)[:MAX_NAMED]:
+        yield f"Step {each.id} ({each.handler}) is {_standing(each)}."
+
+
+def _signal(job: Job, flow: Flow, options: str) -> Iterator[str]:
+    name = "" if job.step is None or job.step.signal is None else job.step.signal
+    yield f"It waits for the signal {name!r}; no worker runs it."
+    send = pasteable("flows signal", flow.id, f" {name}{options}")
+    yield f"This sends it:  {send}"
+
+
+def _order(job: Job) -> tuple[bool, Any]:
+    """Those that failed first: they are why nothing happens."""
+    return not job.status.is_final, job.key
+
+
+def _member_ids(join: Join) -> Iterator[str]:
+    for each in from_runs(decoded(join.members) or []):
+        yield step_id(join.flow_id, each) if isinstance(each, int) else str(each)
+
+
+def _standing(job: Job) -> str:
+    if job.status is JobStatus.FAILED and job.last_error is not None:
+        return f"failed: {failure_text(job.last_error.code, job.last_error.message)}"
+    return job.status.value
+
+
+# ---- a flow -------------------------------------------------------------------------------------
+
+
+def explain_flow(flow: Flow, store: FullJobStore, options: str) -> list[str]:
+    """Sentences: how far it is, what it waits for, and what can be done about it."""
+    return list(_explained(flow, store, options))
+
+
+def _explained(flow: Flow, store: FullJobStore, options: str) -> Iterator[str]:
+    state = flow.state
+    title = f"{flow.name}: " if flow.name else ""
+    yield (
+        f"{title}{state.completed} of {counted(total(flow), 'step')} completed,"
+        f" {state.failed} failed, {state.cancelled} cancelled, {state.unfinished} left."
+    )
+    if state.failed:
+        for each in store.search(Search(flow=flow.id, statuses=(JobStatus.FAILED,)), MAX_NAMED):
+            why = pasteable("why", each.id, options)
+            yield f"Step {each.id} ({each.handler}) {_standing(each)}.  {why}"
+    yield from _decisions(flow, options)
+    if flow.status in (FlowStatus.RUNNING, FlowStatus.HELD):
+        yield from _under_way(flow, store, options)
+
+
+def _decisions(flow: Flow, options: str) -> Iterator[str]:
+    if flow.status is FlowStatus.HELD:
+        yield "It is held until somebody decides."
+    if flow.status in (FlowStatus.HELD, FlowStatus.FAILED, FlowStatus.FAILING):
+        retry, skip = (pasteable(f"flows {word}", flow.id, options) for word in ("retry", "skip"))
+        yield f"This tries the steps again that failed:  {retry}"
+        yield f"This goes on without them:  {skip}"
+    if flow.status is FlowStatus.HELD:
+        yield f"This gives it up:  {pasteable('flows cancel', flow.id, options)}"
+    if flow.status in (FlowStatus.FAILING, FlowStatus.CANCELLING):
+        yield "Steps that wait are cancelled; those that run end by themselves."
+    if flow.status is FlowStatus.CANCELLED:
+        yield f"This brings it back:  {pasteable('flows retry', flow.id, options)}"
+    if flow.purge_at is not None:
+        yield f"It is kept until {format_rfc3339(flow.purge_at)}, with its steps."
+
+
+def _under_way(flow: Flow, store: FullJobStore, options: str) -> Iterator[str]:
+    live = (JobStatus.ACTIVE, JobStatus.RETRYING, JobStatus.PENDING)
+    found = store.search(Search(flow=flow.id, statuses=live), MAX_LOOKED_AT)
+    started = [each for each in found if each.step is not None and each.step.join_id is None]
+    for each in sorted(started, key=lambda job: job.key)[:MAX_NAMED]:
+        if each.step is not None and each.step.signal is not None:
+            yield from _signal(each, flow, options)
+        else:
+            why = pasteable("why", each.id, options)
+            yield f"Step {each.id} ({each.handler}) is {each.status}.  {why}"
+    if len(started) > MAX_NAMED:
+        yield f"So are {len(started) - MAX_NAMED} more."
+
+
+# ---- as a tree ----------------------------------------------------------------------------------
+
+
+def tree_of(flow: Flow, steps: Sequence[Job]) -> list[str]:
+    """The flow as it was written, one line for each part, with how its steps stand."""
+    tree = msgspec.json.decode(flow.plan).get("tree") or {}
+    by_id = {job.id: job for job in steps}
+    lines = list(_lines(tree, flow.id, by_id, 0))
+    shown = set(_shown(tree, flow.id))
+    others = [job for job in steps if job.id not in shown]
+    return [*lines, *(_line(0, job.handler, [job], job.id) for job in others)]
+
+
+def _lines(
+    tree: Mapping[str, Any], flow_id: str, jobs: Mapping[str, Job], depth: int
+) -> Iterator[str]:
+    if "step" in tree:
+        ids = _ids(tree, flow_id)
+        title = tree["handler"] if len(ids) == 1 else f"{len(ids)} x {tree['handler']}"
+        place = ids[0] if len(ids) == 1 else f"{ids[0]} …"
+        yield _line(depth, title, [jobs[each] for each in ids if each in jobs], place)
+    elif "chain" in tree:
+        yield from _parts("chain", tree["chain"], flow_id, jobs, depth)
+    elif "group" in tree:
+        yield from _parts("group", tree["group"], flow_id, jobs, depth)
+    elif "more" in tree:
+        yield f"{'  ' * depth}and {tree['more']} more"
+    elif "after" in tree:
+        found = [jobs[each] for each in tree["after"] if each in jobs]
+        yield _line(depth, f"{len(tree['after'])} jobs before it", found, "")
+        job_id = tree["then"]["id"]
+        then = [jobs[job_id]] if job_id in jobs else []
+        yield _line(depth, tree["then"]["handler"], then, job_id)
+        return
+    if "then" in tree:
+        yield f"{'  ' * depth}then"
+        yield from _lines(tree["then"], flow_id, jobs, depth + 1)
+
+
+def _parts(
+    word: str, parts: Iterable[Any], flow_id: str, jobs: Mapping[str, Job], depth: int
+) -> Iterator[str]:
+    yield f"{'  ' * depth}{word}"
+    for each in parts:
+        yield from _lines(each, flow_id, jobs, depth + 1)
+
+
+def _ids(tree: Mapping[str, Any], flow_id: str) -> list[str]:
+    first = tree["step"]
+    return [step_id(flow_id, first + n) for n in range(tree.get("count", 1))]
+
+
+def _shown(tree: Any, flow_id: str) -> Iterator[str]:
+    if isinstance(tree, list):
+        for each in tree:
+            yield from _shown(each, flow_id)
+    elif "step" in tree:
+        yield from _ids(tree, flow_id)
+    else:
+        yield from map(str, tree.get("after", ()))
+        if "id" in tree:
+            yield str(tree["id"])
+        for name in ("chain", "group", "then"):
+            if name in tree:
+                yield from _shown(tree[name], flow_id)
+
+
+def _line(depth: int, title: str, jobs: Sequence[Job], place: str) -> str:
+    counts: dict[str, int] = {}
+    for job in jobs:
+        counts[job.status.value] = counts.get(job.status.value, 0) + 1
+    if len(jobs) == 1:
+        how = jobs[0].status.value
+    else:
+        how = ", ".join(f"{number} {status}" for status, number in counts.items())
+    return "  ".join(part for part in (f"{'  ' * depth}{title}", how, place) if part)

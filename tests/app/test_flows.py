@@ -1,0 +1,230 @@
+"""Flows as programs write them: chains, groups, signals, and what commands say about them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework import App
+from ergon_framework.cli import invoke
+from ergon_framework.errors import (
+    JobError,
+    JobFailedError,
+    JobNotFoundError,
+    JobStateError,
+    ResultTimeoutError,
+)
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+
+pytestmark = pytest.mark.req("JOBS:store")
+
+
+class Shop:
+    """An App on a file, with a few handlers."""
+
+    def __init__(self, path: Path) -> None:
+        self.url = f"sqlite:///{path / 'work.db'}"
+        self.path = path / "work.db"
+        self.app = App(self.url)
+        self.is_up = False
+        self.add = self.app.job("add")(_add)
+        self.total = self.app.job("total")(_total)
+        self.shaky = self.app.job("shaky", attempts=1)(self._shaky)
+
+    def _shaky(self, number: int = 0) -> int:
+        if not self.is_up:
+            raise ConnectionError("it is away")
+        return number + 100
+
+
+def _add(first: int, second: int = 1) -> int:
+    return first + second
+
+
+def _total(numbers: list[int | None]) -> int:
+    return sum(each or 0 for each in numbers)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    """One on a fresh file."""
+    made = Shop(tmp_path)
+    yield made
+    made.app.close()
+
+
+def test_results_are_handed_on(shop: Shop) -> None:
+    """Through chains and groups in each other, and by name."""
+    app, add, total = shop.app, shop.add, shop.total
+    one = add.step(1)
+    flow = app.chain(
+        one,
+        add.step(10),
+        app.group([app.chain(add.step(), add.step()), add.step(5)], then=total.step()),
+        app.group([add.step(one.result), shop.shaky.step().without_result()]),
+    )
+    with pytest.raises(JobError, match="stands in a flow twice"):
+        app.chain(one, one).enqueue()
+    enqueued = flow.enqueue()
+    app.drain()
+    statuses = [job.status.value for job in enqueued.steps()]
+    assert statuses == ["completed"] * 7 + ["failed"]
+    assert [job.result for job in enqueued.steps()][:7] == [
+        *(b"2", b"12", b"13", b"14", b"17", b"31", b"33")
+    ]
+    with pytest.raises(JobFailedError, match=r"failed in .*shaky: it is away") as caught:
+        enqueued.result(1)
+    assert re.search(r"ergon why \S+ --store", caught.value.remedy)
+
+
+def test_a_flow_returns_what_its_last_part_returned(shop: Shop) -> None:
+    """One value, or the values of a group, also none; by keyword as well."""
+    app, add = shop.app, shop.add
+    many = app.group([add.step(n) for n in range(20)]).enqueue()
+    empty = app.group([], then=shop.total.step()).enqueue()
+    first = add.step(3)
+    named = app.group([first, add.step(1, second=first.result)]).enqueue()
+    loop = app.chain(add.step(1), add.step())
+    app.drain()
+    assert many.result(1) == list(range(1, 21))
+    assert (empty.result(1), named.result(1)) == (0, [4, 5])
+
+    async def enqueued() -> Any:
+        flow = await loop.aenqueue()
+        await asyncio.to_thread(app.drain)
+        return await flow.status(), await flow.result(1)
+
+    assert asyncio.run(enqueued()) == ("completed", 3)
+
+
+def test_a_flow_in_the_callers_transaction(shop: Shop) -> None:
+    """It is there when that is committed, and never when it is rolled back."""
+    shop.app.client.store.now()
+    for is_kept in (False, True):
+        connection = sqlite3.connect(shop.path, isolation_level=None)
+        connection.execute("BEGIN")
+        flow = shop.app.chain(shop.add.step(1), shop.add.step()).enqueue(connection=connection)
+        connection.execute("COMMIT" if is_kept else "ROLLBACK")
+        connection.close()
+        shop.app.drain()
+        if is_kept:
+            assert flow.result(1) == 3
+        else:
+            with pytest.raises(JobNotFoundError, match="there is no flow"):
+                flow.status()
+
+
+def test_mistakes_are_told_before_anything_is_stored(shop: Shop) -> None:
+    """Each with what to do about it."""
+    app, add = shop.app, shop.add
+    other = add.step(1)
+    mistakes: dict[str, Callable[[], Any]] = {
+        "does not come before": lambda: app.chain(add.step(other.result), other),
+        "has no steps": app.chain,
+        "of its own": lambda: app.chain(app.chain(add.step(1), name="inner")),
+        "id cannot be given": lambda: app.client.chain({"handler": "add", "id": "x"}),
+        "is not one of cancel, continue, hold": lambda: app.chain(add.step(1), on_failure="stop"),
+        "must be .*int|'first'": lambda: app.chain(add.step("x")),
+    }
+    for words, make in mistakes.items():
+        with pytest.raises(JobError, match=words):
+            make().enqueue()
+    with pytest.raises(JobError, match="says nothing without after"):
+        app.client.enqueue("add", [1], on_failure="hold")
+    assert app.client.store.count(_everything()) == 0
+
+
+def _everything() -> Any:
+    from ergon_framework.ports.jobstore import Search
+
+    return Search()
+
+
+def test_a_store_without_flows_says_so() -> None:
+    """With what to use instead."""
+
+    class Plain(MemoryJobStore):
+        flows = None  # type: ignore[assignment]
+
+    with JobClient(store=Plain()) as client, pytest.raises(JobError, match="keeps no flows"):
+        client.chain("a", "b").enqueue()
+
+
+def ergon(shop: Shop, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What a command prints."""
+    store = () if words[0] == "db" else ("--store", shop.url)
+    code = invoke([*words, *store])
+    told = capsys.readouterr()
+    return told.out if code == 0 else f"{code} {told.err}"
+
+
+def test_commands_show_decide_and_explain(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    """A held flow: what it waits for, in words, and each command that is told works."""
+    app = shop.app
+    flow = app.chain(
+        app.group([shop.shaky.step(), shop.add.step(1)]),
+        shop.total.step(),
+        app.wait_for_signal("approved"),
+        shop.add.step(),
+        name="order",
+        on_failure="hold",
+    ).enqueue()
+    app.drain()
+    listed = json.loads(ergon(shop, capsys, "flows", "--json"))
+    assert [(each["name"], each["status"], each["failed"]) for each in listed] == [
+        ("order", "held", 1)
+    ]
+    why = ergon(shop, capsys, "why", flow)
+    assert "1 of 5 steps completed, 1 failed" in why
+    assert "ConnectionError: it is away" in why
+    assert f"ergon flows skip {flow}" in why
+    step = ergon(shop, capsys, "why", f"{flow}.3")
+    assert "It waits for 1 step before it." in step
+    assert f"Step {flow}.1" in step
+    tree = ergon(shop, capsys, "flows", "show", flow)
+    assert re.search(r"chain\n  group\n    \S*shaky  failed", tree)
+    refused = ergon(shop, capsys, "jobs", "retry", f"{flow}.3")
+    assert refused.startswith("1 error: the job")
+    assert "waits for other steps" in refused
+    shop.is_up = True
+    assert "running" in ergon(shop, capsys, "flows", "retry", flow)
+    app.drain()
+    assert "ergon flows signal" in ergon(shop, capsys, "why", flow)
+    assert "no step of the flow" in ergon(shop, capsys, "flows", "signal", flow, "other")
+    with pytest.raises(ResultTimeoutError, match="still running"):
+        flow.result(0.0)
+    ergon(shop, capsys, "flows", "signal", flow, "approved", "41")
+    app.drain()
+    assert flow.result(1) == 42
+    assert "cannot be cancelled" in ergon(shop, capsys, "flows", "cancel", flow)
+    shown = json.loads(ergon(shop, capsys, "jobs", "show", f"{flow}.1", "--json"))
+    assert shown["flow_id"] == flow
+
+
+def test_a_store_with_flows_is_not_moved(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without its joins a step would start before its turn: nothing is copied."""
+    shop.app.chain(shop.add.step(1), shop.add.step()).enqueue()
+    target = shop.path.with_name("copy.jsonl")
+    refused = ergon(shop, capsys, "db", "export", shop.url, str(target))
+    assert "has flows, which cannot be moved" in refused
+    assert not target.exists()
+
+
+def test_a_step_of_a_stopped_flow_names_the_flow(shop: Shop) -> None:
+    """Whoever sends it back alone is told what to do instead."""
+    flow = shop.app.chain(shop.shaky.step(), shop.add.step()).enqueue()
+    shop.app.drain()
+    with pytest.raises(JobStateError, match="flow that was stopped") as caught:
+        shop.app.client.requeue(f"{flow}.1")
+    assert f"ergon flows retry {flow}" in caught.value.remedy
+    other = shop.app.chain(shop.add.step(1)).enqueue()
+    with pytest.raises(JobError, match="belong to 2 flows"):
+        shop.app.client.enqueue("add", [1], after=[f"{flow}.1", f"{other}.1"])
