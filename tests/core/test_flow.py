@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -36,6 +35,7 @@ from ergon_framework.core.flow import (
     Sweep,
     SweepEnded,
     advance,
+    replace,
 )
 from ergon_framework.core.job import JobStatus
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ergon_framework.core.flow import (
     FlowChange,
@@ -14,6 +13,7 @@ from ergon_framework.core.flow import (
     StepEnded,
     StepReturned,
     advance,
+    replace,
 )
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, FlowWork, Predecessor

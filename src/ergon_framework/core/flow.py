@@ -15,9 +15,10 @@ or skip them, in slices: a flow may have very many.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias, assert_never
+
+import msgspec
 
 from ergon_framework.core.job import JobStatus
 
@@ -60,6 +61,7 @@ class Sweep(StrEnum):
     SKIP = "skip"  # those that failed count; those that the flow cancelled come back
 
 
+replace = msgspec.structs.replace  # a settlement asks for each step: this is fast
 _FINAL = frozenset({FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.CANCELLED})
 _STOPPING = frozenset(
     {FlowStatus.FAILING, FlowStatus.CANCELLING, FlowStatus.FAILED, FlowStatus.CANCELLED}
@@ -68,8 +70,7 @@ _OPEN = frozenset({FlowStatus.RUNNING, FlowStatus.HELD})
 _LIVE = _OPEN | {FlowStatus.FAILING, FlowStatus.CANCELLING}
 
 
-@dataclass(frozen=True, slots=True)
-class FlowState:
+class FlowState(msgspec.Struct, frozen=True):
     """The policy of a flow, where it stands, and how many of its steps have ended how."""
 
     on_failure: OnFailure = OnFailure.CANCEL
@@ -81,15 +82,13 @@ class FlowState:
     uncounted: int = 0  # of the failed and cancelled ones
 
 
-@dataclass(frozen=True, slots=True)
-class StepsAdded:
+class StepsAdded(msgspec.Struct, frozen=True):
     """Steps were added, which have not ended."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepEnded:
+class StepEnded(msgspec.Struct, frozen=True):
     """A step has completed, failed or was cancelled.
 
     ``has_counted``: its end counted before; it came back, and nobody waits for it any more.
@@ -99,36 +98,30 @@ class StepEnded:
     has_counted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StepReturned:
+class StepReturned(msgspec.Struct, frozen=True):
     """A step that had failed or was cancelled begins anew; ``was_counted``: its end counted."""
 
     status: JobStatus
     was_counted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StepSkipped:
+class StepSkipped(msgspec.Struct, frozen=True):
     """The end of a step that failed or was cancelled counts after all."""
 
 
-@dataclass(frozen=True, slots=True)
-class CancelFlow:
+class CancelFlow(msgspec.Struct, frozen=True):
     """Somebody cancels the flow."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetryFlow:
+class RetryFlow(msgspec.Struct, frozen=True):
     """Somebody wants the steps that failed or were cancelled to be tried again."""
 
 
-@dataclass(frozen=True, slots=True)
-class SkipFailed:
+class SkipFailed(msgspec.Struct, frozen=True):
     """Somebody wants the flow to go on without the steps that failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class SweepEnded:
+class SweepEnded(msgspec.Struct, frozen=True):
     """All steps that were to come back, or to count, have done so."""
 
 
@@ -156,8 +149,7 @@ ALLOWED: dict[type[FlowEvent], frozenset[FlowStatus]] = {
 """In which states an event may happen; in any other it changes nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlowChange:
+class FlowChange(msgspec.Struct, frozen=True):
     """What becomes of a flow."""
 
     state: FlowState

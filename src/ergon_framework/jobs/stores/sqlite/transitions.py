@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -46,7 +47,8 @@ _TRANSITIONS = load(SQL, "transitions.sql")
 _JOBS = load(SQL, "jobs.sql")
 _COMPLETE = _TRANSITIONS["complete"]
 _FLOWS = load(SQL, "flows.sql")
-_feeds = msgspec.json.Decoder(tuple[str, ...]).decode
+_feeds = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[str, ...]).decode)
+"""Siblings all feed the same joins."""
 
 
 class Tx:
@@ -81,7 +83,10 @@ class Tx:
         The fence in the condition of each statement tells a late report from a current one.
         """
         is_final = settlement.transition.status.is_final
-        was_applied = not settlement.is_step and self._apply_plain(settlement)
+        was_applied = False
+        if not settlement.is_step:
+            is_usual = is_plain_completion(settlement)
+            was_applied = self._complete(settlement) if is_usual else self._apply_plain(settlement)
         if not was_applied:  # a job may have become a step since it was claimed
             was_applied = self._apply_step(settlement)
         if was_applied:
@@ -92,9 +97,7 @@ class Tx:
         return was_applied
 
     def _apply_plain(self, settlement: Settlement) -> bool:
-        """Apply a transition of a job that belongs to no flow."""
-        if is_plain_completion(settlement):
-            return self._complete(settlement)
+        """Apply any other transition of a job that belongs to no flow."""
         if settlement.transition.status.is_final:
             return self._end(settlement)
         return self._wait(settlement)
