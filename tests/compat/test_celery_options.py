@@ -381,6 +381,8 @@ def test_arguments_are_checked_when_they_are_given(plain: Celery, bridge: Celery
             task.delay()
         with pytest.raises(JobError, match="cannot be written as JSON"):
             task.delay(object())
+        with pytest.raises(JobError, match="two keys that are '1' in JSON"):
+            task.delay({1: "a", "1": "b"})
 
 
 def test_names_are_those_of_celery(plain: Celery, client: JobClient) -> None:

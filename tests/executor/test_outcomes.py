@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import PurePath
 from typing import Any
 
@@ -139,8 +139,21 @@ def test_what_was_asked_for_has_no_traceback(error: Exception) -> None:
 @pytest.mark.req("X3")
 @pytest.mark.parametrize(
     "result",
-    [object(), {(1, 2): 3}, {"deep": [object()]}, "\ud800", (each for each in ""), PurePath("a")],
-    ids=["object", "key", "nested", "surrogate", "generator", "path"],
+    [
+        object(),
+        {(1, 2): 3},
+        {"deep": [object()]},
+        "\ud800",
+        (each for each in ""),
+        PurePath("a"),
+        {1: "a", "1": "b"},
+        [{"deep": {date(2026, 1, 1): 1, "2026-01-01": 2}}],
+        {1: Text("a"), "1": Text("b")},
+    ],
+    ids=[
+        *("object", "key", "nested", "surrogate", "generator", "path"),
+        *("keys that are one in JSON", "the same nested", "the same with odd values"),
+    ],
 )
 def test_a_result_that_json_cannot_hold_is_an_error_of_its_own(result: Any) -> None:
     """The process lives, and the type says what happened."""

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,9 @@ def test_a_retry_budget_that_makes_no_sense_is_refused(wrong: dict[str, Any]) ->
         ("payload", endless()),
         ("payload", {"a": float("nan")}),
         ("payload", {"a": [None, {"b": (1.0, float("-inf"))}]}),
+        ("payload", {"a": "\ud800"}),
+        ("payload", {1: "a", "1": "b"}),
+        ("payload", {"a": [{"b": {date(2026, 1, 1): 1, "2026-01-01": 2}}]}),
         ("context", None),
         ("context", {"correlation_id": "c"}),
     ],

@@ -24,6 +24,7 @@ from ergon_framework.core.executor_protocol import (
     encode_outcome,
 )
 from ergon_framework.core.failure import Kind
+from ergon_framework.core.json_names import colliding_name, repeated_name
 from ergon_framework.engine.classify import known_failure
 from ergon_framework.errors import Discard, NonRetryableException, Retry, Snooze
 from ergon_framework.ports import unit_of_work
@@ -115,8 +116,13 @@ def written(outcome: Outcome, limit: int = MAX_LINE) -> tuple[Outcome, bytes]:
     """The outcome as a line; another one in its place when its result cannot be written."""
     try:
         line = encode_outcome(outcome)
-    except _UNWRITABLE as error:
-        outcome, line = _once_more(outcome, error)
+    except _UNWRITABLE:
+        outcome, line = _once_more(outcome)
+    else:
+        is_raw = isinstance(outcome.result, msgspec.Raw)
+        repeated = None if is_raw else repeated_name(outcome.result, line)
+        if repeated is not None:
+            outcome, line = _unwritable(outcome, _two_keys(repeated))
     if len(line) - 1 > limit:
         size = len(line) - 1
         outcome = refused(
@@ -148,15 +154,25 @@ def _own_name(error: BaseException) -> str:
     return next(ours, type(error)).__name__
 
 
-def _once_more(outcome: Outcome, error: BaseException) -> tuple[Outcome, bytes]:
+def _once_more(outcome: Outcome) -> tuple[Outcome, bytes]:
     """With models and subclasses of plain types made plain; most results never come here."""
     try:
         plain = msgspec.to_builtins(outcome.result, enc_hook=_made_plain, str_keys=True)
-        outcome = msgspec.structs.replace(outcome, result=plain)
-        return outcome, encode_outcome(outcome)
+        repeated = colliding_name(outcome.result)
+        once_more = msgspec.structs.replace(outcome, result=plain)
+        line = encode_outcome(once_more)
     except Exception as again:  # the hook runs code of the user's classes
-        error = again
-    reason = text_of(error) if type(error) is TypeError else name_of(error)
+        reason = text_of(again) if type(again) is TypeError else name_of(again)
+        return _unwritable(outcome, reason)
+    return (once_more, line) if repeated is None else _unwritable(outcome, _two_keys(repeated))
+
+
+def _two_keys(name: str) -> str:
+    """Why a value is refused of which a reader would get less than was written."""
+    return f"two of its keys are {name[:40]!r} there"
+
+
+def _unwritable(outcome: Outcome, reason: str) -> tuple[Outcome, bytes]:
     outcome = refused(
         outcome.job_id,
         UNSERIALISABLE,

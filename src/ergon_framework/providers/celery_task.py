@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
+from ergon_framework.core.json_names import repeated_name
 from ergon_framework.core.redelivery import MIN_DEFERRAL
 from ergon_framework.errors import MissingExtraError, WiringError
 from ergon_framework.providers.base import ProviderBase
@@ -375,11 +376,19 @@ def _told(error: ProviderError | None) -> ProviderError:
 def _plain(data: dict[str, Any]) -> dict[str, Any]:
     """The data as any result backend can keep it: what JSON has no word for becomes a text."""
     try:
-        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(data, enc_hook=str))
+        text = msgspec.json.encode(data, enc_hook=str)
+        repeated = repeated_name(data, text)
+        plain: dict[str, Any] = msgspec.json.decode(text)
     except Exception as error:  # whatever its objects do when they are to become texts
-        raise ProviderInternalError(
-            "the call succeeded, but its result cannot be written as JSON"
-            f" ({type(error).__name__}) and was not kept",
-            remedy="let the provider return dicts, lists, texts, numbers, true, false and null",
-        ) from None
+        raise _unwritable(type(error).__name__) from None
+    if repeated is not None:
+        raise _unwritable(f"two of its keys are {repeated[:40]!r} there")
     return plain
+
+
+def _unwritable(why: str) -> ProviderInternalError:
+    return ProviderInternalError(
+        f"the call succeeded, but its result cannot be written as JSON ({why}) and was not kept",
+        remedy="let the provider return dicts with texts as keys, lists, texts, numbers, true,"
+        " false and null",
+    )

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from ergon_framework.core.json_names import name_written_twice
 from ergon_framework.errors import JobError
 
 _TYPE, _VALUE = "__type__", "__value__"
@@ -40,6 +41,7 @@ def encode(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[l
             remedy="pass an id and load the object in the task; pickled arguments are not taken",
             details={"field": "args"},
         ) from error
+    refuse_repeated_names(name, text)
     sent: list[Any] = json.loads(text)
     return sent[0], sent[1]
 
@@ -55,12 +57,28 @@ def check_types(name: str, args: Any, kwargs: Any) -> None:
         )
 
 
+def refuse_repeated_names(name: str, text: str) -> None:
+    """Refuse arguments of which a reader would get fewer than were written."""
+    repeated = name_written_twice(text)
+    if repeated is not None:
+        raise JobError(
+            f"an argument of the task {name!r} has two keys that are {repeated[:40]!r} in JSON",
+            remedy="use texts as keys; Celery would lose one of the two as well",
+            details={"field": "args"},
+        )
+
+
 def encode_result(value: Any) -> Any:
     """What a task returned as a plain JSON value; as it is where that is impossible."""
     try:
-        return json.loads(json.dumps(value, default=_marked))
+        return read_result(value, json.dumps(value, default=_marked))
     except (TypeError, ValueError, RecursionError):
         return value  # whoever writes it says why it cannot be written
+
+
+def read_result(value: Any, text: str) -> Any:
+    """What a reader of the text gets; the value itself where that would be less."""
+    return value if name_written_twice(text) is not None else json.loads(text)
 
 
 def decode(value: Any) -> Any:

@@ -18,7 +18,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
-from ergon_framework.compat.celery.arguments import check_types
+from ergon_framework.compat.celery.arguments import (
+    check_types,
+    read_result,
+    refuse_repeated_names,
+)
 from ergon_framework.compat.celery.exceptions import CanvasError, UnsupportedOptionError
 from ergon_framework.compat.celery.execution import (
     RUNNING_DELIVERY,
@@ -422,19 +426,21 @@ def _encoded(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple
     """Arguments as Celery's JSON serializer writes them, types of the user's included."""
     check_types(name, args, kwargs)
     try:
-        sent: list[Any] = json.loads(_written([list(args), dict(kwargs)]))
+        text = _written([list(args), dict(kwargs)])
+        sent: list[Any] = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise JobError(
             f"an argument of the task {name!r} cannot be written as JSON: {error}",
             remedy="pass an id and load the object in the task; pickled arguments are not taken",
             details={"field": "args"},
         ) from error
+    refuse_repeated_names(name, text)
     return sent[0], sent[1]
 
 
 def _encoded_result(value: Any) -> Any:
     try:
-        return json.loads(_written(value))
+        return read_result(value, _written(value))
     except (TypeError, ValueError, RecursionError):
         return value  # whoever writes it says why it cannot be written
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.core.json_names import repeated_name
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.providerstore import ClaimResult, KeyEnding, ResultNote
 from ergon_framework.providers.delivery.idempotency import KeyClaim
@@ -64,6 +65,8 @@ class ResultKeeping:
             return None, ResultNote.NOT_WANTED
         try:
             text = msgspec.json.encode(data, enc_hook=str)
+            if repeated_name(data, text) is not None:
+                return None, ResultNote.NOT_JSON
             plain = msgspec.json.decode(text, type=dict[str, Any])
         except Exception:  # whatever its objects do when they are to become texts
             return None, ResultNote.NOT_JSON
@@ -120,7 +123,7 @@ _EXPLANATIONS = {
     ),
     ResultNote.NOT_JSON: (
         "cannot be written as JSON and was not kept",
-        "let the provider return dicts, lists, texts, numbers, true, false and null",
+        "let the provider return dicts (keys: texts), lists, texts, numbers, true, false and null",
     ),
     ResultNote.REFUSED: ("was refused by the store and not kept", _ASK_PROVIDER),
     ResultNote.CROWDED: (

@@ -1,0 +1,80 @@
+"""Names in JSON: dict keys such as ``1`` and ``"1"``, of which a reader would get only one.
+
+Encoders write any key as text, and a reader keeps the last of two equal names. So a value that has
+such keys would come back with less than was written, and has to be refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+_TEXT = frozenset({str})
+_SINGLE = frozenset({str, int, float, bool, type(None)})
+
+
+def repeated_name(value: Any, text: bytes | str) -> str | None:
+    """A name that two keys of one object in ``value`` have in JSON; None when all names differ.
+
+    ``text`` is the value as an encoder wrote it, with both names.
+    """
+    return None if _has_text_keys(value) else name_written_twice(text)
+
+
+def colliding_name(value: Any) -> str | None:
+    """The same for a value that is not written yet, as far as dicts, lists and tuples go."""
+    if _has_text_keys(value):
+        return None
+    if isinstance(value, Mapping):
+        names: set[str] = set()
+        for key in value:
+            name = _written(key)
+            if name in names:
+                return name
+            names.add(name)
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return None
+    found = (colliding_name(each) for each in value)
+    return next((name for name in found if name is not None), None)
+
+
+def name_written_twice(text: bytes | str) -> str | None:
+    """A name that stands twice in one object of a JSON text; None when there is none."""
+    found: list[str] = []
+
+    def members(pairs: list[tuple[str, Any]]) -> None:
+        names: set[str] = set()
+        for name, _ in pairs:
+            if name in names:
+                found.append(name)
+            names.add(name)
+
+    json.loads(text, object_pairs_hook=members)
+    return found[0] if found else None
+
+
+def _has_text_keys(value: Any) -> bool:
+    """Whether it is made of plain values whose keys are all text, as nearly every value is."""
+    kind = type(value)
+    if kind is dict:
+        if not _TEXT.issuperset(map(type, value)):
+            return False
+        value = value.values()
+    elif kind is not list and kind is not tuple:
+        return kind in _SINGLE
+    return _SINGLE.issuperset(map(type, value)) or all(map(_has_text_keys, value))
+
+
+def _written(key: Any) -> str:
+    """A key as it is written."""
+    if isinstance(key, str):
+        return str(key)
+    try:
+        [name] = msgspec.json.decode(msgspec.json.encode({key: None}), type=dict[str, None])
+    except (TypeError, ValueError):  # msgspec's errors are ValueErrors; the encoder refuses it
+        return repr(key)
+    return name
