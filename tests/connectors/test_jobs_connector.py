@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,15 @@ def test_release_after_parks(store: FullJobStore, connector: JobsConnector, cloc
     assert [each.transaction_id for each in connector.fetch_transactions(1)] == ["a"]
 
 
+def forget_workers(store: FullJobStore) -> None:
+    """Delete what workers told of themselves, as a store does when they were not seen for long.
+
+    Of a worker that lives in this process, others would take it that it is about to renew.
+    """
+    for each in store.workers():
+        store.heartbeat(msgspec.structs.replace(each, state="gone"))
+
+
 def die(connector: JobsConnector, store: FullJobStore, clock: Clock) -> None:
     """Its process is killed: the store hears nothing more of it, and its leases end."""
 
@@ -324,6 +334,7 @@ def die(connector: JobsConnector, store: FullJobStore, clock: Clock) -> None:
             patch.setattr(store, call, away)
         connector.close()
     clock.at += 5000
+    forget_workers(store)
 
 
 def test_an_attempt_is_charged_when_it_is_handed_out(store: FullJobStore, clock: Clock) -> None:
@@ -402,6 +413,7 @@ def test_a_late_outcome_is_an_error(
     connector.dispatch_transactions([Transaction("a")])
     (late,) = connector.fetch_transactions(1)
     clock.at += 3600
+    forget_workers(store)
     heard: list[Notice] = []
     add_listener(heard.append)
     try:
@@ -420,6 +432,38 @@ def test_a_late_outcome_is_an_error(
         "job.late",
         "job.completed",
     ]
+
+
+def test_a_clock_that_is_set_forward_takes_no_job_from_a_living_worker(
+    store: FullJobStore, clock: Clock
+) -> None:
+    """Its lease looks expired: a connector that runs notices the jump, and gives it time to renew;
+    one that has just begun cannot know, and does so as well.
+    """
+    settings, ticks = JobsSettings(lease=10.0), [0.0]
+    new = partial(claims.HeldClaims, store, settings, Settler(settings, "me"), now=lambda: ticks[0])
+    serves = (DEFAULT_QUEUE, "connector")
+    running = new("running", serves, lambda *_: None)
+    running.run_once()
+    JobClient(store=store).enqueue("work", id="a")
+    request = ClaimRequest(
+        worker="running", lease=settings.claimed_for, slots={"connector": 1}, default="connector"
+    )
+    (job,) = store.settle_and_claim([], request)[1].jobs
+    held = Claim(job)
+    running.add([held])
+    beside = new("beside", serves, lambda *_: None)
+    beside.run_once()
+    clock.at += 3600
+    begun = new("begun", serves, lambda *_: None)
+    for _ in range(3):
+        for each in (beside, begun):
+            each.run_once()
+        ticks[0] += 0.5
+        clock.at += 0.5
+    running.renew()
+    assert not held.lost
+    assert store.expired_leases(9) == []
 
 
 def test_leases_are_renewed_while_a_job_is_in_hand(store: FullJobStore, clock: Clock) -> None:

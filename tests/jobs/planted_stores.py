@@ -408,6 +408,13 @@ class OneFence(Honest):
             record.fence = 1
 
 
+class WaitsFollowTheClock(Honest):
+    """A retry waits for as much longer as the clock was set back."""
+
+    def shorten_waits(self) -> int:
+        return 0
+
+
 class LeasesFollowTheClock(Honest):
     """A lease lasts for as much longer as the clock was set back."""
 

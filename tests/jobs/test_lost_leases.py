@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.core.claim import ClaimRequest
-from ergon_framework.core.job import LeaseExpired
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import JobStatus, LeaseExpired, Transition
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.jobs.watchdog import Watchdog
-from ergon_framework.ports.jobstore import LeaseRenewal, WorkerRecord
+from ergon_framework.ports.jobstore import LeaseRenewal, NewJob, Settlement, WorkerRecord
 from tests.executor.link import request
 from tests.jobs.real_worker import (
     PATIENCE,
@@ -140,13 +141,35 @@ class SetClock:
         self._ahead += seconds
 
 
+def retried_by_hand(store: MemoryJobStore, new: NewJob, delay: float) -> None:
+    """Put a job into the store that has failed once, and is to be tried again later."""
+    store.add([new])
+    slots = {"python": 1}
+    ask = ClaimRequest(worker="w", lease=60.0, slots=slots, default="python", own=frozenset(slots))
+    [leased] = store.settle_and_claim([], ask)[1].jobs
+    failure = Failure(Kind.DEFECT, "boom")
+    again = Transition(JobStatus.RETRYING, "failed", 1, 0, delay, failure, "boom")
+    settlement = Settlement(
+        key=leased.key,
+        id=leased.id,
+        fence=leased.fence,
+        expected=JobStatus.ACTIVE,
+        transition=again,
+        entry=b"{}",
+    )
+    assert store.settle_and_claim([settlement], None)[0] == [True]
+
+
 def test_a_worker_heals_leases_after_the_clock_was_set_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A dead worker's job is run a lease later by the store's clock, not an hour later."""
+    """A dead worker's job is run a lease later by the store's clock, not an hour later; a retry as
+    soon as was decided.
+    """
     clock = SetClock()
     store = MemoryJobStore(clock)
     lease = 0.6
+    retried_by_hand(store, job("echo", id="retried"), delay=0.3)
     store.add([job("echo")])
     dead = WorkerRecord(id="dead", host="h", pid=1, version="1", started_at=0.0, lease=lease)
     store.heartbeat(dead)
@@ -159,7 +182,9 @@ def test_a_worker_heals_leases_after_the_clock_was_set_back(
     began_at = clock()
     with at_work(worker(store, settings=quick(lease=lease))):
         wait_until(lambda: get(store, "echo").status.is_final, "the next attempt")
+        wait_until(lambda: get(store, "retried").status.is_final, "the retry")
     assert "clock was set back: 1 lease(s)" in caplog.text
+    assert "clock was set back: 1 job(s)" in caplog.text
     found = get(store, "echo")
     assert found.status == "completed"
     assert found.finished_at is not None

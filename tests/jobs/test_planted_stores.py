@@ -54,6 +54,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (planted.DeliveriesNotCounted, "every_claim_counts_as_a_delivery"),
     (planted.ChargesAtTheClaim, "claiming_charges_nothing"),
     (planted.OneFence, "fence_grows"),
+    (planted.WaitsFollowTheClock, "waits_heal_after_the_clock_was_set_back"),
     (planted.LeasesFollowTheClock, "lease_heals_after_the_clock_was_set_back"),
     (moves.SettlesUnfenced, "late_report_changes_nothing"),
     (moves.SettlesInAnyState, "settled_once"),

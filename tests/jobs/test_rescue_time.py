@@ -93,6 +93,34 @@ def test_it_is_at_most_the_lease(alive: float, ahead: float) -> None:
     assert clock.seconds > died_at + LEASE / 3  # who lives has had the time to renew
 
 
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_worker_that_starts_after_the_clock_was_set_forward_takes_no_job_from_a_living_one(
+    is_alive: bool,
+) -> None:
+    """It cannot know of the jump, so that its first rescue waits for half a lease; no longer."""
+    clock, wall = Clock(), Clock()
+    store = MemoryJobStore(clock=lambda: wall.seconds + clock.seconds)
+    settings = JobsSettings(lease=LEASE)
+    store.add([job("echo")])
+    holder = Hand("holder", store, clock, settings)
+    holder.store_thread.offer("python", 1)
+    holder.store_thread.run_once()
+    wall.seconds += 3600.0
+    begun = Hand("begun", store, clock, settings)
+    begun.store_thread.run_once()
+    began_at = clock.seconds
+    while get(store, "echo").deliveries == 1 and clock.seconds < began_at + LEASE:
+        if is_alive:
+            holder.store_thread.run_once()
+        begun.store_thread.run_once()
+        clock.seconds += TICK
+        if get(store, "echo").status is not JobStatus.ACTIVE:
+            break
+    found = get(store, "echo")
+    assert (found.status is JobStatus.ACTIVE) == is_alive
+    assert is_alive or clock.seconds - began_at <= settings.claimed_for / 2 + 2 * TICK
+
+
 class Noting(MemoryJobStore):
     """Remembers for how long jobs were claimed."""
 

@@ -465,6 +465,28 @@ def test_a_clock_that_is_set_back_repeats_nothing(store: Store, clock: Clock) ->
 
 
 @pytest.mark.req("JOBS:cron")
+@pytest.mark.parametrize("ahead", [2 * 86_400, 10 * 365 * 86_400])
+def test_a_clock_that_was_far_ahead_stops_no_schedule(
+    ahead: int, store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fired by the wrong clock, and would wait until that is right; it begins anew instead."""
+    worker = scheduler(store, a=HOURLY)
+    worker.sync()
+    clock.at = NOON + ahead + 60
+    worker.fire_due()
+    [wrong] = ids(store)
+    clock.at = NOON + 120
+    assert worker.fire_due() == NOON + 3600
+    assert worker.fire_due() == NOON + 3600
+    assert caplog.text.count("the clock was set back") == 1
+    clock.at = NOON + 3600
+    assert worker.fire_due() == NOON + 7200
+    assert sorted(ids(store)) == sorted([wrong, "a@2026-06-01T13:00:00Z"])
+    clock.at = NOON + 1800
+    assert worker.fire_due() == NOON + 7200  # by less than a day: nothing happens twice
+
+
+@pytest.mark.req("JOBS:cron")
 def test_a_plan_that_was_put_back_adds_no_job_again(store: Store, clock: Clock) -> None:
     """A worker that starts while another fires may write the old plan: ids catch that."""
     worker = scheduler(store, a=HOURLY)

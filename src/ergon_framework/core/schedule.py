@@ -20,6 +20,10 @@ Instants: TypeAlias = Callable[[float], Iterator[float]]
 MISFIRE_GRACE = 60.0
 """Seconds. A fire that is found no later than that was not missed, only noticed late."""
 
+MAX_SET_BACK = 86_400.0
+"""Seconds by which a clock may be set back without a fire happening twice. If it is set back by
+more, it was wrong before, and a schedule that fired then begins anew."""
+
 MAX_MISFIRES = 100
 """How many missed fires are made up for at most; those before are dropped."""
 
@@ -53,6 +57,11 @@ def due(instants: Instants, expected: float, now: float, misfire: Misfire) -> Du
     if misfire is Misfire.SKIP and fires[-1] < now - MISFIRE_GRACE:
         fires = ()
     return Due(fires, next(instants(now), None))
+
+
+def is_far_ahead(instant: float | None, now: float) -> bool:
+    """Whether an instant is so far ahead that no clock which is only set back explains it."""
+    return instant is not None and instant > now + MAX_SET_BACK
 
 
 def upcoming(instants: Instants, expected: float, count: int) -> tuple[float, ...]:

@@ -76,6 +76,8 @@ PRUNE_BATCH = 500
 """Jobs that are deleted in one commit."""
 PRUNE_INTERVAL = 30.0
 """Seconds between two looks for jobs whose retention is over."""
+PRUNE_DELAY_AFTER_JUMP = 3600.0
+"""Seconds for which no job is deleted after the store's clock was set."""
 MAX_UNREADABLE = 1000
 """Unreadable rows that are looked at and told."""
 MAINTAIN_INTERVAL = 1.0
@@ -84,6 +86,26 @@ FAILED_TASK_BACKOFF = Backoff(base=0.5, factor=2.0)
 """How long a task waits that fails while the store takes other writes."""
 _STORE_WIDE_ERRORS = (StoreBrokenError, StoreReadOnlyError, StoreSchemaError)
 """Errors that concern every write, whichever task met them first."""
+
+
+class ClockWatch:
+    """Notices when the store's clock was set: by comparing it with one that nobody sets."""
+
+    def __init__(
+        self, store_now: Callable[[], float], now: Callable[[], float], tolerance: float
+    ) -> None:
+        self._store_now = store_now
+        self._now = now
+        self._tolerance = tolerance
+        self.offset = store_now() - now()
+
+    def has_jumped(self) -> bool:
+        """Whether it was set since this was asked last, by more than the tolerance."""
+        before, self.offset = self.offset, self._store_now() - self._now()
+        if abs(self.offset - before) <= self._tolerance:
+            return False
+        logger.warning("the store's clock jumped by %.1f s", self.offset - before)
+        return True
 
 
 class Maintenance:
@@ -139,6 +161,13 @@ class Maintenance:
         self.run_soon()
         self._due[self._rescue] = self.rescue.after_outage()
 
+    def after_clock_jump(self) -> None:
+        """Restart all, and delete nothing for a while: by a clock that was set forward by mistake,
+        everything that is kept looks old.
+        """
+        self.restart_all()
+        self._due[self._prune] = self._now() + PRUNE_DELAY_AFTER_JUMP
+
     def run_soon(self) -> None:
         """Make every task due at once, and leave the time of the next rescue as it is."""
         self._was_away = True
@@ -146,6 +175,7 @@ class Maintenance:
             self._heartbeat: 0.0,
             self._prune: 0.0,
             self._missing.look: 0.0,
+            self._shorten_waits: 0.0,
             self._maintain: self._now() + MAINTAIN_INTERVAL,
         }
         if self._scheduler is not None:
@@ -255,6 +285,7 @@ class Maintenance:
         self._store.heartbeat(mine)
         self._has_heartbeat, self._was_away = True, False
         self.rescue.leases = {each.id: each.lease for each in (*found, mine) if each.lease}
+        self.rescue.holders = {each.id: each for each in found}
         lately = self._store.now() - 3 * self._settings.lease
         alive = (mine, *(other for other in found if other.seen_at >= lately))
         self._missing.known = frozenset(name for each in alive for name in each.executors)
@@ -312,6 +343,14 @@ class Maintenance:
 
     def _rescue(self) -> float:
         return self.rescue.run()
+
+    def _shorten_waits(self) -> float:
+        """Heal the waits of retries after the clock was set back: at the start, and after jumps."""
+        number = self._store.shorten_waits()
+        if number:
+            text = "the store's clock was set back: %d job(s) that waited too long were put forward"
+            logger.warning(text, number)
+        return math.inf
 
     def _prune(self) -> float:
         pruned = self._store.prune(PRUNE_BATCH)

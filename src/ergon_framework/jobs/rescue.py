@@ -16,12 +16,15 @@ nothing is rescued
   all leases look expired (``after_outage``);
 * for half a lease after the store took so long to answer that a holder in good health may have come
   too late with its renewal (``is_stall``, ``after_stall``);
+* for half a lease of what a worker finds expired when it first looks, unless its holder has left or
+  died on this machine: the clock may have been set forward before this worker started, and a holder
+  that lives has to renew first (``_may_live``);
 * of this worker's own claims: it is about to renew them.
 
 A clock of the store that was set back makes leases of the dead last for as long; they are cut to
 what their holders could have claimed (``shorten``) before each look.
 
-How soon. A worker looks every fifth of its lease, and at once when it starts, for at most
+How soon. A worker looks every fifth of its lease, and first when it starts, for at most
 ``RESCUE_BATCH`` jobs in one commit; when that many were found, it looks again at once. A job of a
 dead worker therefore runs again after its lease and a fifth, unless one of the waits above applies.
 """
@@ -29,6 +32,8 @@ dead worker therefore runs again after its lease and a fifth, unless one of the 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -36,7 +41,7 @@ from typing import Any
 from ergon_framework.core.job import InvalidTransition, JobStatus, LeaseExpired
 from ergon_framework.jobs.claims import Settler, told_of
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.ports.jobstore import FullJobStore, Job, Settlement
+from ergon_framework.ports.jobstore import FullJobStore, Job, Settlement, WorkerRecord
 from ergon_framework.storage.failpoints import declare, failpoint
 
 logger = logging.getLogger("ergon.jobs")
@@ -69,8 +74,11 @@ class Rescue:
         """``holds`` tells whether a job, by id and fence, is claimed by this very worker."""
         self.leases: Mapping[str, float] = {}
         """How long each worker claims for, by its last heartbeat."""
+        self.holders: Mapping[str, WorkerRecord] = {}
+        """What each worker last told of itself."""
         self.count = 0
         """Jobs rescued so far."""
+        self._has_looked = False
         self._store = store
         self._settings = settings
         self._settler = settler
@@ -93,8 +101,30 @@ class Rescue:
         jobs = self._store.expired_leases(RESCUE_BATCH)
         if is_stall(self._now() - asked_at, self._settings.claimed_for):
             return self._settings.lease / 2  # they may be of workers that waited as we did
-        self._settle(self._decide(jobs))
+        is_first, self._has_looked = not self._has_looked, True
+        known = [job for job in jobs if not (is_first and self._may_live(job.worker))]
+        self._settle(self._decide(known))
+        if len(known) < len(jobs):
+            return self._settings.claimed_for / 2
         return 0.0 if len(jobs) == RESCUE_BATCH else self._settings.claimed_for / 5
+
+    def _may_live(self, worker: str | None) -> bool:
+        """Whether the holder of a lease may live, as far as this machine can tell.
+
+        A worker that lives has told of itself; one that left, or was not seen for long, has not.
+        """
+        record = self.holders.get(worker or "")
+        if record is None:
+            return False
+        if record.host != socket.gethostname():
+            return True
+        try:
+            os.kill(record.pid, 0)
+        except ProcessLookupError:
+            return False
+        except (OSError, OverflowError):  # another user's
+            return True
+        return True
 
     def _decide(self, jobs: list[Job]) -> list[Settlement]:
         now = self._store.now()

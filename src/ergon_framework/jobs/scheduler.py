@@ -22,7 +22,14 @@ import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ergon_framework.core.rfc3339 import format_rfc3339
-from ergon_framework.core.schedule import MISFIRE_GRACE, Due, Misfire, due, upcoming
+from ergon_framework.core.schedule import (
+    MISFIRE_GRACE,
+    Due,
+    Misfire,
+    due,
+    is_far_ahead,
+    upcoming,
+)
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.cron import check_cron, check_zone, interval, read_cron
 from ergon_framework.jobs.newjob import MAX_PAYLOAD, new_job
@@ -189,7 +196,7 @@ def renewed(schedule: Schedule, old: Schedule | None, now: float) -> Schedule:
     if old and is_same and old.next_at is not None:
         next_at: float | None = old.next_at
     else:  # fires that were due by the old times, or during a pause, are not made up for
-        after = now if last_at is None else max(now, last_at)
+        after = now if last_at is None or is_far_ahead(last_at, now) else max(now, last_at)
         next_at = next(read_cron(schedule.cron, schedule.zone)(after), None)
     return msgspec.structs.replace(schedule, next_at=next_at, last_at=last_at)
 
@@ -263,6 +270,8 @@ class Scheduler:
         self._unreadable: set[Schedule] = set()
         self._left: list[str] | None = None  # what a sync under way has not looked at, last first
         self._is_stopped = False
+        self._is_doubtful = True
+        self._looked_at = 0.0
 
     def sync(
         self, now: float | None = None, *, goes_on: Callable[[], bool] = lambda: True
@@ -304,7 +313,10 @@ class Scheduler:
         """
         now = self._store.now()
         found = sorted(self._store.schedules(), key=lambda each: each.next_at or 0.0)
-        wakes = [self._fired(schedule, now, goes_on) for schedule in found]
+        # Plans may be those of a clock that was wrong: looked at once, and after it was set back.
+        is_doubtful = self._is_doubtful or now < self._looked_at
+        self._is_doubtful, self._looked_at = False, now
+        wakes = [self._fired(each, now, goes_on, is_doubtful=is_doubtful) for each in found]
         return min((at for at in wakes if at is not None), default=None)
 
     def stop(self) -> None:
@@ -356,12 +368,19 @@ class Scheduler:
             return msgspec.structs.replace(new, is_paused=True)
         return new
 
-    def _fired(self, schedule: Schedule, now: float, goes_on: Callable[[], bool]) -> float | None:
+    def _fired(
+        self, schedule: Schedule, now: float, goes_on: Callable[[], bool], *, is_doubtful: bool
+    ) -> float | None:
         expected = schedule.next_at
         if expected is None or schedule.is_paused:
             return None
-        if expected > now or self._is_stopped or not goes_on():
+        if expected > now and not (is_doubtful and is_far_ahead(expected, now)):
             return expected
+        if self._is_stopped or not goes_on():
+            self._is_doubtful |= is_doubtful
+            return expected
+        if expected > now:
+            return self._planned_anew(schedule, expected, now)
         try:
             plan = _planned(schedule, expected, now)
             jobs = [job_of(schedule, at) for at in plan.fires]
@@ -376,6 +395,21 @@ class Scheduler:
         if now - expected > MISFIRE_GRACE:
             _tell_late(schedule, expected, now, len(jobs))
         return plan.next_at
+
+    def _planned_anew(self, schedule: Schedule, expected: float, now: float) -> float | None:
+        """Plan from now on what a clock has planned that was far ahead and was put right since."""
+        try:
+            next_at = next(read_cron(schedule.cron, schedule.zone)(now), None)
+        except ValueError as error:
+            self._complain(schedule, error)
+            return None
+        if next_at is None or not is_far_ahead(expected, next_at):
+            return expected
+        if not self._store.fire(schedule.name, expected, next_at, []):
+            return now  # another worker was faster: look again
+        text = "the clock was set back: the schedule %r was planned for %s, and is due at %s"
+        logger.warning(text, schedule.name, format_rfc3339(expected), format_rfc3339(next_at))
+        return next_at
 
     def _complain(self, schedule: Schedule, error: Exception) -> None:
         if schedule not in self._unreadable:

@@ -409,7 +409,7 @@ class StoreThread:
             self._news = True
             self.leases.renew_soon()
             if self.maintenance is not None:
-                self.maintenance.restart_all()
+                self.maintenance.after_clock_jump()
         self.offset = offset
 
     def _check_outage(self) -> None:

@@ -201,6 +201,10 @@ class Topic(StrEnum):
     DONE = "done"  # a job reached a final state
 
 
+MAX_CLOCK_SKEW = 1.0
+"""Seconds by which two processes may disagree about the time, although no clock was set."""
+
+
 class JobStore(Protocol):
     """What clients and workers need."""
 
@@ -235,6 +239,14 @@ class JobStore(Protocol):
 
         That happens when the store's clock is set back. ``leases`` says by worker how long it
         claims for, ``others`` how long any other worker may.
+        """
+
+    def shorten_waits(self) -> int:
+        """Let jobs that went back to the queue wait for as long as was decided; how many changed.
+
+        When the store's clock is set back, a job that was to be tried again in a minute would wait
+        for as much longer. Such a job was changed at an instant that is yet to come; jobs that were
+        never claimed keep the instant they were enqueued for.
         """
 
     def expired_leases(self, limit: int) -> list[Job]:

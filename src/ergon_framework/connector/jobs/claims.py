@@ -25,7 +25,7 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError, describe
 from ergon_framework.jobs.claims import Claim, Settler, told_of
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.maintenance import Maintenance
+from ergon_framework.jobs.maintenance import ClockWatch, Maintenance
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.worker import NOTICE_OF, version
@@ -77,6 +77,7 @@ class HeldClaims:
             store, settings, settler, self._record, self.holds, report, now=now
         )
         self._started_at = store.now()
+        self._clock_watch = ClockWatch(store.now, now, self._lease / 3)
         self._renew_at = now() + self._lease / 3
         self._is_away = False
         self._ending = threading.Event()
@@ -173,6 +174,9 @@ class HeldClaims:
         try:
             now = self._now()
             self._take_back(now)
+            if self._clock_watch.has_jumped():
+                self._renew_at = now  # leases look expired, or endless
+                self._maintenance.after_clock_jump()
             if now >= self._renew_at:
                 self.renew()
                 self._renew_at = now + self._lease / 3

@@ -36,6 +36,7 @@ from ergon_framework.jobs.stores.transitions import (
     key_held,
 )
 from ergon_framework.ports.jobstore import (
+    MAX_CLOCK_SKEW,
     ClaimedJob,
     ClaimResult,
     EnqueueResult,
@@ -171,6 +172,28 @@ class Ledger:
             moves.accept(flow_id, change, feeds, settlement.keep)
         elif moves.is_stopping(flow_id):
             self.settle(cancel_step(record.position(), now), now)
+        return True
+
+    def shorten_wait(self, record: Record, now: float) -> bool:
+        """Let a job wait from now on that went back to the queue at an instant yet to come.
+
+        A job that was due at once is due, whether it was claimed before or not.
+        """
+        is_waiting = (
+            not record.status.is_final
+            and record.status is not JobStatus.ACTIVE
+            and not record.is_joining
+        )
+        wait = record.run_at - record.changed_at
+        if (
+            not is_waiting
+            or record.changed_at <= now + MAX_CLOCK_SKEW
+            or not (record.deliveries or wait <= 0)
+        ):
+            return False
+        self._leave(record)
+        record.run_at, record.changed_at = now + wait, now
+        self._enter(record)
         return True
 
     def end_outdated(self, record: Record, now: float) -> None:

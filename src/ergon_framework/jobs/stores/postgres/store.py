@@ -50,6 +50,7 @@ from ergon_framework.jobs.stores.unreadable import (
     was_status,
 )
 from ergon_framework.ports.jobstore import (
+    MAX_CLOCK_SKEW,
     ClaimResult,
     EnqueueResult,
     Job,
@@ -288,6 +289,18 @@ class PostgresJobStore:
             return 0
         return self.transactions.stepwise(
             lambda tx: tx.execute(_SQL["shorten"], values).rowcount, "renew"
+        )
+
+    def shorten_waits(self) -> int:
+        """Let jobs that went back to the queue wait for as long as was decided."""
+        values = {"skew": MAX_CLOCK_SKEW}
+        asked = _SQL["any_wait_from_later"]
+        if not self.transactions.read(lambda tx: tx.execute(asked, values).fetchall()):
+            return 0
+        return self.transactions.stepwise(
+            lambda tx: tx.execute(_SQL["shorten_waits"], values).rowcount,
+            "renew",
+            topics={Topic.WORK},
         )
 
     def expired_leases(self, limit: int) -> list[Job]:

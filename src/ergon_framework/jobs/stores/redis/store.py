@@ -34,6 +34,7 @@ from ergon_framework.jobs.stores.unreadable import (
     unreadable_job,
 )
 from ergon_framework.ports.jobstore import (
+    MAX_CLOCK_SKEW,
     ClaimedJob,
     ClaimResult,
     EnqueueResult,
@@ -62,6 +63,7 @@ MAX_BATCH_BYTES = 8 << 20
 other client meanwhile."""
 
 _SHORTEN = script("frozen", "rows", "transitions", "shorten")
+_WAITS = script("frozen", "rows", "transitions", "waits")
 _RENEW = script("frozen", "rows", "transitions", "renew")
 _answers = msgspec.msgpack.Decoder(list[bool]).decode
 
@@ -200,6 +202,18 @@ class RedisJobStore:
         least = min((*leases.values(), others))
         number: int = self.transactions.write(_SHORTEN, "renew", dict(leases), others, least)
         return number
+
+    def shorten_waits(self) -> int:
+        """Let jobs that went back to the queue wait for as long as was decided."""
+        latest = self.now() + MAX_CLOCK_SKEW
+        if not self.transactions.call("ZCOUNT", "later", f"({latest!r}", "+inf"):
+            return 0
+        changed, first, is_over = 0, 0, False
+        while not is_over:
+            number, first = self.transactions.write(_WAITS, "renew", MAX_CLOCK_SKEW, first)
+            changed += number
+            is_over = first == 0
+        return changed
 
     def expired_leases(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""

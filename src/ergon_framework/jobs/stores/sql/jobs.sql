@@ -91,3 +91,10 @@ UPDATE ergon_jobs SET lease_expires_at = ?2 + coalesce(
 WHERE stage = 1 AND lease_expires_at > ?2 + coalesce(
     (SELECT value FROM json_each(?1) WHERE key = worker), ?3
 );
+
+-- any_wait_from_later: whether a job went back to the queue after some instant
+SELECT 1 FROM ergon_jobs WHERE stage = 3 AND deliveries > 0 AND changed_at > ? LIMIT 1;
+
+-- shorten_waits: such jobs wait from now on, for as long as was decided
+UPDATE ergon_jobs SET run_at = run_at - changed_at + ?1, changed_at = ?1
+WHERE stage = 3 AND deliveries > 0 AND changed_at > ?2;

@@ -32,6 +32,7 @@ from ergon_framework.jobs.stores.unreadable import (
     was_status,
 )
 from ergon_framework.ports.jobstore import (
+    MAX_CLOCK_SKEW,
     ClaimResult,
     EnqueueResult,
     Job,
@@ -174,6 +175,18 @@ class SqliteJobStore:
             return tx.cursor.execute(_SQL["shorten"], values).rowcount
 
         return self.transactions.write(work, "renew", is_synced=False)
+
+    def shorten_waits(self) -> int:
+        """Let jobs that went back to the queue wait for as long as was decided."""
+        latest = self.now() + MAX_CLOCK_SKEW
+        if self.transactions.first(_SQL["any_wait_from_later"], (latest,)) is None:
+            return 0
+
+        def work(tx: Tx) -> int:
+            values = (tx.now, tx.now + MAX_CLOCK_SKEW)
+            return tx.cursor.execute(_SQL["shorten_waits"], values).rowcount
+
+        return self.transactions.write(work, "renew", is_work=True, is_synced=False)
 
     def expired_leases(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from ergon_framework.core.job import JobStatus, LeaseExpired
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import HeldBack, JobStatus, LeaseExpired
 from ergon_framework.ports.jobstore import LeaseRenewal
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
@@ -40,6 +41,25 @@ def lease_heals_after_the_clock_was_set_back(s: JobStoreSubject) -> None:
     same(ends, [s.clock() + each for each in (LEASE, 100.0, 20.0)], "the ends of the leases")
     s.clock.forward(LEASE + 1.0)
     same(ids_of(s.store.expired_leases(10)), ["a"], "overdue")
+
+
+@check()
+def waits_heal_after_the_clock_was_set_back(s: JobStoreSubject) -> None:
+    """A job that failed or was put off waits as long as was decided; a planned one until then."""
+    s.put("failed", "held")
+    s.must(s.take("failed"), FAILS_ONCE)
+    s.must(s.take("held"), HeldBack(Failure(Kind.HELD, "busy", retry_after=60.0)))
+    s.put("planned", delay=500.0)
+    same(s.store.shorten_waits(), 0, "healed while the clock is right")
+    planned_at = s.get("planned").run_at
+    s.clock.forward(-3600.0)
+    same(s.store.shorten_waits(), 2, "healed")
+    same(s.store.shorten_waits(), 0, "healed again")
+    near = [round(s.get(job_id).run_at - s.clock(), 3) for job_id in ("failed", "held")]
+    same(near, [WAIT, 60.0], "seconds to wait")
+    same(s.get("planned").run_at, planned_at, "the instant of a job that was not claimed yet")
+    s.clock.forward(max(WAIT, 60.0))
+    same(sorted(s.ids(5)), ["failed", "held"], "claimed")
 
 
 @check()

@@ -131,3 +131,11 @@ UPDATE ergon_jobs AS j SET lease_expires_at = {now} + coalesce(
 WHERE j.stage = 1 AND j.lease_expires_at > {now} + coalesce(
     (%(leases)s::float8[])[array_position(%(workers)s::text[], j.worker)], %(others)s::float8
 );
+
+-- any_wait_from_later: whether a job went back to the queue at an instant that is yet to come
+SELECT 1 FROM ergon_jobs
+WHERE stage = 3 AND deliveries > 0 AND changed_at > {now} + %(skew)s::float8 LIMIT 1;
+
+-- shorten_waits: such jobs wait from now on, for as long as was decided
+UPDATE ergon_jobs SET run_at = run_at - changed_at + {now}, changed_at = {now}
+WHERE stage = 3 AND deliveries > 0 AND changed_at > {now} + %(skew)s::float8;
