@@ -91,6 +91,7 @@ def test_the_numbers_are_the_defaults() -> None:
         f"is free after {circuit.PROBE_LEASE:.0f} seconds",
         "waits half a second for it",
         "rows older than 90 days",
+        f"`lease_grace_seconds` ({task.lease_grace_seconds:.0f})",
         "for a day (a computed key of the request: for an hour)",
     ):
         assert phrase in text, phrase

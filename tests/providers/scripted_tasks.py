@@ -5,8 +5,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import ClaimResult, LaneKey, RecordBatch
@@ -89,6 +93,14 @@ def lock_as_another_process(name: str, owner: str) -> int:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.pwrite(file, owner.encode(), 0)
     return file
+
+
+@contextmanager
+def on_another_machine() -> Iterator[None]:
+    """Do something as a machine would that sees nothing of the locks of this one."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 def fingerprint_of(provider: ProviderBase) -> str:

@@ -234,16 +234,20 @@ def test_a_provider_obeys(desk: Desk) -> None:
 
 
 def test_a_pause_is_shown_beside_a_closed_circuit(desk: Desk) -> None:
-    """To close the circuit does not end it, and the answer says until when calls are refused."""
+    """To open the circuit does not end it, and to close it does; the answer says so."""
     until = float(int(time.time()) + 3000)
     with closing(open_store(URL)) as store:
         store.extend_cooldown(LANE, until)
     assert desk("health", "--tenant", TENANT, "--store", URL) == 0
     assert f"closed, pause until {format_rfc3339(until)}" in desk.out
-    assert desk("circuit", *LANE, "close", "--store", URL) == 0
-    assert f"calls are refused until {format_rfc3339(until)}" in " ".join(desk.out.split())
-    assert desk("circuit", *LANE, "close", "--store", URL, "--json") == 0
+    assert desk("circuit", *LANE, "open", "--store", URL, "--json") == 0
     assert json.loads(desk.out)["pause_until"] == format_rfc3339(until)
+    assert desk("circuit", *LANE, "close", "--store", URL) == 0
+    told = " ".join(desk.out.split())
+    assert f"the pause that the provider asked for, until {format_rfc3339(until)}, is over" in told
+    assert desk("circuit", *LANE, "close", "--store", URL, "--json") == 0
+    assert json.loads(desk.out)["pause_until"] is None
+    assert lane_state(LANE).cooldown_until <= time.time()
 
 
 def test_the_circuit_of_all_tenants(desk: Desk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,14 @@ import pytest
 from cryptography.fernet import Fernet
 
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
-from ergon_framework.ports.providerstore import ProviderStore
+from ergon_framework.ports.providerstore import ClaimState, ProviderStore
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
 from ergon_framework.providers.tasks import TaskEnd, TaskEnding, TaskOptions
-from tests.providers.scripted_tasks import call
+from tests.providers.scripted_tasks import call, fingerprint_of
 
 pytestmark = pytest.mark.req("PEF:T-3", "PEF:A-16")
 KEY: dict[str, Any] = {"idempotency_key": "k"}
@@ -107,7 +108,9 @@ def test_a_result_that_json_cannot_say_is_an_error() -> None:
 
     loop: dict[str, Any] = {}
     loop["self"] = loop
-    for data in ({"a": Odd()}, loop):
+    one_name: dict[Any, Any] = {1: "a", "1": "b"}
+    nested: dict[str, Any] = {"deep": [{date(2026, 1, 1): 1, "2026-01-01": 2}]}
+    for data in ({"a": Odd()}, loop, one_name, nested):
         _, again = twice(runner(data))
         assert (again.end, again.result.reason_code) == (TaskEnd.FAILED, "internal_error")
         assert "JSON" in f"{again.result.error}"
@@ -285,18 +288,15 @@ def test_a_call_that_was_taken_over_keeps_what_its_new_owner_writes(
     def locked(*_: Any, **__: Any) -> bool:
         raise StoreUnavailableError("the database is locked")
 
-    class BackMeanwhile(Answers):
-        def _execute_impl(self, **given: Any) -> dict[str, Any]:
-            outage.undo()
-            return super()._execute_impl(**given)
-
     with monkeypatch.context() as outage:
         outage.setattr(store, "finish", locked)
-        first = runner({"paid": 7}, store)
-        assert first.run(call(**KEY)).end is TaskEnd.DONE
-        now[0] += first.lease_seconds + 1
-        second = ProviderTaskRunner(BackMeanwhile({"paid": 8}, store=store), task_name="t")
-        assert second.run(call(**KEY)).end is TaskEnd.DONE
+        run = runner({"paid": 7}, store)
+        assert run.run(call(**KEY)).end is TaskEnd.DONE
+        now[0] += run.lease_seconds + 1
+        fingerprint = fingerprint_of(run.provider)
+        other = store.claim("t", "k", fingerprint, "another machine", 60.0, 600.0)
+        assert other.state is ClaimState.MINE
+    assert store.finish("t", "k", "another machine", {"paid": 8}, None)
     assert recorder_of(store).flush()
-    assert second.run(call(**KEY)).result.data == {"paid": 8}
+    assert run.run(call(**KEY)).result.data == {"paid": 8}
     store.close()

@@ -50,6 +50,21 @@ def test_old_records_go_and_one_process_does_it(kind: str, tmp_path: Path) -> No
     assert len(store.attempts_of("c1")) == 3
 
 
+def test_a_clock_that_was_set_deletes_nothing() -> None:
+    """By a clock that is years ahead everything is old; when it is right again, nothing is lost."""
+    ticks, ahead = [0.0], [0.0]
+    store = MemoryProviderStore(lambda: 1.8e9 + ticks[0] + ahead[0])
+    store.record(RecordBatch([row("kept")._replace(created_at=1.8e9)]))
+    retention = Retention(store, lambda: ticks[0])
+    for jump in (10 * 365 * 86_400.0, -10 * 365 * 86_400.0):
+        ticks[0] += PRUNE_INTERVAL
+        ahead[0] += jump
+        assert retention.prune_when_due() == 0
+    assert len(store.attempts_of("c1")) == 1
+    ticks[0] += DEFAULT_RETENTION + PRUNE_INTERVAL
+    assert retention.prune_when_due() > 0
+
+
 def test_a_process_that_makes_calls_deletes_what_is_old(tmp_path: Path) -> None:
     """Nobody has to ask for it: the thread that writes rows does it beside them."""
     now = [1.8e9]

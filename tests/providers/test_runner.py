@@ -29,7 +29,14 @@ from ergon_framework.providers.tasks import (
     TaskOptions,
 )
 from ergon_framework.testing import VirtualClock
-from tests.providers.scripted_tasks import FlakyStore, call, fingerprint_of, provider, runner
+from tests.providers.scripted_tasks import (
+    FlakyStore,
+    call,
+    fingerprint_of,
+    on_another_machine,
+    provider,
+    runner,
+)
 
 pytestmark = [pytest.mark.req("PROVIDERS:celery"), pytest.mark.usefixtures("own_place", "clock")]
 
@@ -529,7 +536,8 @@ def test_a_key_that_somebody_else_took_meanwhile_is_told(
     class Late(type(provider())):  # type: ignore[misc]
         def _execute_impl(self, *, context: Any, **given: Any) -> dict[str, Any]:
             now[0] += 1_000
-            store.claim("t", "k", fingerprint_of(self), "somebody", 60.0, 60.0)
+            with on_another_machine():
+                store.claim("t", "k", fingerprint_of(self), "somebody", 60.0, 60.0)
             return {}
 
     now = [1_000.0]
@@ -551,7 +559,8 @@ def test_a_delivery_that_was_overtaken_says_not_how_the_call_ended(
         def _execute_impl(self, *, context: Any, **given: Any) -> dict[str, Any]:
             now[0] += 1_000
             if other != "went_away":
-                store.claim("t", "k", fingerprint_of(self), "somebody", 60.0, 6_000.0)
+                with on_another_machine():
+                    store.claim("t", "k", fingerprint_of(self), "somebody", 60.0, 6_000.0)
             if other == "succeeded":
                 store.finish("t", "k", "somebody", {"by": "the other"}, None)
             if other == "failed":

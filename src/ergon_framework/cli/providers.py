@@ -102,8 +102,8 @@ def circuit(
     """Open a circuit for a while, or close it.
 
     Nobody calls while it is open; all may call again when it is closed. Every process sees it
-    within a second. An open one lets probes in once its time has passed. A pause that the provider
-    asked for stays; the answer says until when.
+    within a second. An open one lets probes in once its time has passed. Closing also ends a pause
+    that the provider asked for; opening leaves it, and the answer says until when it lasts.
     """
     from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState
     from ergon_framework.core.rfc3339 import format_rfc3339
@@ -115,7 +115,9 @@ def circuit(
         opened = _store_of_lane(stores, key, given_options(config, store))
         before = opened.store.lane_state(key)
         state = CircuitState.OPEN if wish is CircuitCommand.OPEN else CircuitState.CLOSED
-        Circuit(opened.store, key, BreakerRule()).force(state, seconds)
+        forced = Circuit(opened.store, key, BreakerRule())
+        forced.force(state, seconds)
+        ended = forced.end_pause() if wish is CircuitCommand.CLOSE else None
         after = opened.store.lane_state(key)
         pause = after.cooldown_until if after.cooldown_until > opened.store.now() else None
     _check_written(before, after)
@@ -128,8 +130,8 @@ def circuit(
         "pause_until": None if pause is None else format_rfc3339(pause),
     }
     title = f"the circuit is {after.breaker.state.value} now; every process sees it in a second"
-    if pause is not None and wish is CircuitCommand.CLOSE:
-        title += f"; calls are refused until {shape['pause_until']}: the provider asked for a pause"
+    if ended is not None:
+        title += f"; the pause that the provider asked for, until {format_rfc3339(ended)}, is over"
     show_one(shape, as_json=as_json, title=title)
 
 

@@ -179,6 +179,10 @@ _PROVIDERS: dict[str, tuple[Any, ...]] = {
         "A call ended after somebody else had taken over its idempotency key.",
         _LANE,
     ),
+    "key.taken_over": (
+        "A call is made under a key whose holder vanished: whether it made the call is unknown.",
+        ("call_id", *_LANE, "idempotency_key"),
+    ),
     "task.unbuilt": (
         "The provider of a task could not be built; its calls go back to the queue until it can.",
         ("task_name", "error", "where"),

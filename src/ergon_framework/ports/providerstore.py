@@ -47,6 +47,8 @@ class LaneState:
     cooldown_until: float = 0.0
     version: int = 0
     """Grows with every swap; 0 when the lane was never written."""
+    written_at: float = field(default=0.0, compare=False)
+    """When anything of the lane was last written; 0 when that is not known."""
 
 
 class QuotaGrant(NamedTuple):
@@ -183,6 +185,9 @@ class ClaimResult:
     error_message: str | None = None
     result_note: ResultNote | None = None
     """After a success; ``result`` is the result as it was if there is none."""
+    taken_from: str = field(default="", compare=False)
+    """The owner whose lease ended before it told how its call ended: it may have made the call.
+    Empty if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +359,16 @@ class ProviderStore(Protocol):
 
 
 # -- what a store may have beside the port ---------------------------------------------------------
+
+
+@runtime_checkable
+class ShortensCooldowns(Protocol):
+    """A store in which a pause can be ended before its time: by an operator, or since its clock was
+    set back.
+    """
+
+    def shorten_cooldown(self, key: LaneKey, known: float, until: float) -> bool:
+        """Let calls pass from ``until`` on if the pause still ends at ``known``; whether it did."""
 
 
 @runtime_checkable

@@ -34,7 +34,13 @@ from ergon_framework.core.circuit_breaker import (
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.notice import Emit
-from ergon_framework.ports.providerstore import LaneFailure, LaneKey, LaneState, ProviderStore
+from ergon_framework.ports.providerstore import (
+    LaneFailure,
+    LaneKey,
+    LaneState,
+    ProviderStore,
+    ShortensCooldowns,
+)
 from ergon_framework.providers.threads import BoundedThreads
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
@@ -145,6 +151,9 @@ STORE_TIMEOUT = 0.5
 
 REFRESH_THREADS = BoundedThreads("ergon-gates", 4)
 """Read the state of circuits from a store that hangs, so that no call waits for it."""
+
+MAX_CLOCK_SKEW = 1.0
+"""Seconds by which the clocks of two processes may differ, although none was set."""
 
 CLEAR, LOOK = 0.0, -1.0
 """Answers of ``Circuit.peek``: the call may pass at once, or the gates have to be asked."""
@@ -332,6 +341,7 @@ class Circuit:
         except StoreError:
             self._mark_store_down()
             return
+        found = self._without_false_pause(found)
         with self._lock:
             self._stale_at = self._store.now() + self._fresh_for
             self._is_store_down = False
@@ -354,6 +364,46 @@ class Circuit:
         elif found.breaker.failures:
             by = self._witness()
             self._change(lambda breaker, _: (breaker.witnessed(by), None))
+
+    def _without_false_pause(self, found: LaneState) -> LaneState:
+        """The state with a pause that is as long as was asked, for all processes.
+
+        A clock that was set back would lengthen it. That is seen by a process that knows the pause,
+        and by any other if the lane was last written at an instant that is yet to come.
+        """
+        stated, now = found.cooldown_until, self._store.now()
+        if stated <= now or not isinstance(self._store, ShortensCooldowns):
+            return found
+        ends = [stated]
+        if found.written_at > now + MAX_CLOCK_SKEW:
+            ends.append(now + max(0.0, stated - found.written_at))
+        known, ends_at = self._pause
+        ticks = current_clock().now()
+        if known == stated:
+            ends.append(now + max(0.0, ends_at - ticks))
+        until = min(ends)
+        if until >= stated - MAX_CLOCK_SKEW:
+            return found
+        store = self._store
+        try:
+            if not self._ask(lambda: store.shorten_cooldown(self.key, stated, until)):
+                return found
+        except StoreError:
+            return found  # what this process knows holds here all the same
+        with self._lock:
+            self._pause = (until, ticks + until - now)
+        return replace(found, cooldown_until=until)
+
+    def end_pause(self) -> float | None:
+        """Let calls pass at once, as an operator wants; when the pause would have ended, or None.
+
+        Raises ``StoreError`` when the store does not take it.
+        """
+        store = self._store
+        stated, now = store.lane_state(self.key).cooldown_until, store.now()
+        if stated <= now or not isinstance(store, ShortensCooldowns):
+            return None
+        return stated if store.shorten_cooldown(self.key, stated, now) else None
 
     def _witness(self) -> Witness:
         return Witness(self._name, self._succeeded_at)

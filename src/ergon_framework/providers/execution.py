@@ -80,6 +80,9 @@ class ProviderExecutionContext:
     max_attempts: int | None = None
     """At most so many attempts, and no more than the policy has. Inside a job or transaction that
     is itself tried again it is 1 unless somebody says otherwise: attempts must not multiply."""
+    may_continue: Callable[[], bool] | None = field(default=None, repr=False)
+    """Asked after each wait, and must not take time itself: False ends the
+    call. A task makes no further attempt once the lease of its key is over."""
 
 
 # mypy takes the assignment for a mistake; dataclasses.replace() comes by here too.
@@ -138,6 +141,8 @@ class ProviderExecutionResult:
     attempt_log: tuple[ProviderAttempt, ...] = ()
     dead_letter: DeadLetter | None = None
     """The letter that was recorded for it, when its task asked for one."""
+    is_outcome_unknown_before: bool = False
+    """An earlier delivery of the same call ended without telling how, and may have made it."""
 
     def unwrap(self) -> dict[str, Any]:
         """The data, or the canonical error raised."""

@@ -33,11 +33,18 @@ from ergon_framework.ports.providerstore import (
     HasFile,
     HasName,
     HasUrl,
+    KeyEnding,
     LaneKey,
     ProviderStore,
     RecordBatch,
 )
-from ergon_framework.providers.spill import MAX_BYTES, Spill, default_spill, spill_beside
+from ergon_framework.providers.spill import (
+    MAX_BYTES,
+    Spill,
+    default_spill,
+    find_ending,
+    spill_beside,
+)
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.telemetry import emit
 from ergon_framework.providers.write_behind import SCAN_INTERVAL, FlushMarker, WriteBehindQueue
@@ -134,6 +141,9 @@ PRUNE_BATCH = 1000
 _FIRST_PRUNE_DELAY = 60.0
 """Seconds after which a process looks for the first time: a short one deletes nothing."""
 
+_MAX_CLOCK_STEP = 60.0
+"""Seconds by which the store's clock may drift from ours within an interval."""
+
 _BATCH_PAUSE = 1.0
 """Seconds between two slices."""
 
@@ -156,6 +166,20 @@ class Retention:
         """At first, and in a forked child, which is another process than its parent."""
         self._owner = str(uuid.uuid4())
         self._due_at = self._clock() + _FIRST_PRUNE_DELAY
+        self._offset = self._measured_offset()
+
+    def _measured_offset(self) -> float:
+        """By how much the store's clock is ahead of one that nobody sets."""
+        return self._store.now() - self._clock()
+
+    def _was_clock_set(self) -> bool:
+        """Whether the store's clock was set since this was asked last.
+
+        Everything would look old after a clock was set forward by mistake: nothing is deleted until
+        it has been right, or wrong, for a whole interval.
+        """
+        before, self._offset = self._offset, self._measured_offset()
+        return abs(self._offset - before) > _MAX_CLOCK_STEP
 
     def prune_when_due(self) -> int:
         """Delete a slice of what is old, if it is time to; how many rows."""
@@ -163,6 +187,8 @@ class Retention:
         if keep is None or now < self._due_at:
             return 0
         self._due_at = now + PRUNE_INTERVAL
+        if self._was_clock_set():
+            return 0
         try:
             claim = self._store.claim(
                 ALL_TENANTS, _LEASE_NAME, _LEASE_NAME, self._owner, PRUNE_INTERVAL, PRUNE_INTERVAL
@@ -290,6 +316,15 @@ class Recorder:
         if is_safe:
             self._wake()
         return is_safe
+
+    def find_ending(self, tenant_id: str, key: str) -> KeyEnding | None:
+        """The end of a call that waits on the disk of this machine, if there is one.
+
+        Whoever wants the key writes it first: after an outage that was longer than the lease of
+        the key, the call would be made again.
+        """
+        folder = self.spill_folder
+        return None if folder is None else find_ending(folder, tenant_id, key)
 
     # -- rows out ------------------------------------------------------------------------------
 

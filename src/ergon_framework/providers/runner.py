@@ -8,6 +8,7 @@ A store that does not answer ends no task: what belongs under the key waits on d
 
 from __future__ import annotations
 
+import math
 import random
 import uuid
 from collections.abc import Callable
@@ -46,8 +47,13 @@ from ergon_framework.providers.delivery.idempotency import (
     earlier_failure,
     may_run_again,
     message_key,
+    new_claim,
 )
-from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS, OwnerLock
+from ergon_framework.providers.delivery.owner_locks import (
+    OWNER_LOCKS,
+    OwnerLock,
+    seconds_since_boot,
+)
 from ergon_framework.providers.delivery.results import ResultKeeping
 from ergon_framework.providers.errors import (
     ERROR_OF,
@@ -85,6 +91,10 @@ from ergon_framework.storage.deadlines import PROVIDER_BUDGET
 
 DONE = DeliveryDecision(TaskEnd.DONE)
 
+_UNKNOWN_BEFORE = (
+    " (unknown outcome: an earlier delivery ended without telling how, and may have made this call)"
+)
+
 
 @dataclass(slots=True)
 class CallDelivery:
@@ -101,6 +111,11 @@ class CallDelivery:
     """Whether this delivery holds the key, so that it records the end of the call under it."""
     lease_ends_at: float = 0.0
     """When the claim of the key ends, by the store's clock."""
+    lease_over_at: float = math.inf
+    """The same by the clock of this machine that nobody sets, a little earlier: it began to count
+    before the key was claimed."""
+    is_outcome_unknown_before: bool = False
+    """Whether the key was taken from a delivery that may have made the call."""
     overtaken_by: ClaimResult | None = None
     """The claim of another delivery, if this one stood still for longer than its lease."""
     verdict: DeliveryDecision = DONE
@@ -138,10 +153,11 @@ class CallDelivery:
     ) -> FinalFailure:
         """What its dead letter says about the end."""
         error = result.error or ProviderInternalError("the call failed without an error")
+        unknown = _UNKNOWN_BEFORE if self.is_outcome_unknown_before else ""
         return FinalFailure(
             reason_code=error.reason_code,
             error_type=type(error).__name__,
-            message=safe_message(error),
+            message=safe_message(error) + unknown,
             attempts=self.call.carried.attempts + result.attempts,
             occurred_at=now,
             retryable=retryable,
@@ -264,8 +280,12 @@ class ProviderTaskRunner:
         options: TaskOptions | None = None,
         longest_wait: Callable[[], float] | None = None,
         dice: Callable[[], float] = random.random,
+        boot_clock: Callable[[], float] = seconds_since_boot,
     ) -> None:
-        """``longest_wait`` says for how many seconds the queue can hold a message back."""
+        """``longest_wait`` says for how many seconds the queue can hold a message back.
+
+        ``boot_clock`` measures leases: nobody sets it, and it counts on while the machine sleeps.
+        """
         self.provider = provider
         self.task_name = task_name
         self.options = options or TaskOptions()
@@ -274,6 +294,7 @@ class ProviderTaskRunner:
         self._policy = runtime.options.retry_policy
         self._wall = runtime.policy.wall
         self._dice = dice
+        self._boot_clock = boot_clock
         self._longest_wait = longest_wait
         self._secret_names = squeezed_names(self.options.secret_names)
         self._volatile_names = squeezed_names(self.options.volatile_names)
@@ -402,8 +423,7 @@ class ProviderTaskRunner:
             volatile_names=self._volatile_names,
         )
         key = context.idempotency_key = given or self._computed_key(request_digest, call_id)
-        store, owner = self.provider.store, str(uuid.uuid4())
-        guard = KeyClaim(store, call.tenant_id, key, request_digest, owner, call_id)
+        guard = new_claim(self.provider.store, call.tenant_id, key, request_digest, call_id)
         names = LetterIdentity(self.task_name, call_id, key, correlation_id)
         return CallDelivery(call, lane, names, context, guard, clock, began_at)
 
@@ -416,13 +436,7 @@ class ProviderTaskRunner:
         guard, options, keep = run.guard, self.options, self._keep(run)
         claim = ClaimResult(ClaimState.MINE)
         if options.idempotent:
-            dead = OWNER_LOCKS.dead_owner(guard.name) if run.call.is_redelivered else None
-            run.held = OWNER_LOCKS.acquire(guard.name, guard.owner)
-            claim = guard.claim(self.lease_seconds, keep)
-            if claim.state is ClaimState.RUNNING and dead is not None:
-                claim = guard.claim_after(dead, self.lease_seconds, keep)
-            run.is_ours = claim.state is ClaimState.MINE
-            run.lease_ends_at = claim.lease_expires_at
+            claim = self._claim_key(run, keep)
         is_open = claim.state in {ClaimState.MINE, ClaimState.RUNNING}
         if run.call.is_repeated and is_open:
             # Asked after the claim: another delivery writes its letter before it frees the key.
@@ -436,6 +450,34 @@ class ProviderTaskRunner:
             # A key that is in use elsewhere may belong to a lost worker: the mark stays.
             run.mark = mark if claim.state is ClaimState.MINE else None
         return run if claim.state is ClaimState.MINE else self._end_unclaimed(run, claim)
+
+    def _claim_key(self, run: CallDelivery, keep: float) -> ClaimResult:
+        guard, lease = run.guard, self.lease_seconds
+        ending = self._runtime.recorder.find_ending(guard.tenant_id, guard.key)
+        if ending is not None:
+            ending.write_to(guard.store)
+        dead = OWNER_LOCKS.dead_owner(guard.name) if run.call.is_redelivered else None
+        run.held = OWNER_LOCKS.acquire(guard.name, guard.owner, lease)
+        lease_over_at = self._boot_clock() + lease
+        claim = guard.claim(lease, keep)
+        taken_from = claim.taken_from
+        if claim.state is ClaimState.RUNNING and dead is not None:
+            claim = guard.claim_after(dead, lease, keep)
+            taken_from = dead
+        if claim.state is ClaimState.MINE:
+            run.is_ours, run.lease_over_at = True, lease_over_at
+            run.context.may_continue = lambda: self._boot_clock() < lease_over_at
+            if taken_from:
+                run.is_outcome_unknown_before = True
+                names = run.names
+                emit(
+                    "key.taken_over",
+                    key=run.lane,
+                    call_id=names.correlation_id,
+                    idempotency_key=names.idempotency_key,
+                )
+        run.lease_ends_at = claim.lease_expires_at
+        return claim
 
     def _own_letter(self, run: CallDelivery) -> DeadLetter | None:
         """The letter with which another delivery of this message has given the call up."""
@@ -565,7 +607,9 @@ class ProviderTaskRunner:
         It happens when the process was stopped, or the machine slept, for longer than the lease.
         """
         guard = run.guard
-        if not run.is_ours or guard.store.now() + _LEASE_MARGIN < run.lease_ends_at:
+        is_over = self._boot_clock() >= run.lease_over_at
+        is_over = is_over or guard.store.now() + _LEASE_MARGIN >= run.lease_ends_at
+        if not run.is_ours or not is_over:
             return False
         try:
             claim = guard.claim(self.lease_seconds, self._keep(run))
@@ -599,6 +643,7 @@ class ProviderTaskRunner:
         self, run: CallDelivery, verdict: DeliveryDecision, result: ProviderExecutionResult
     ) -> TaskEnding:
         release_delivery(run)
+        result.is_outcome_unknown_before = run.is_outcome_unknown_before
         is_undelivered = run.letter is not None and result.dead_letter is None
         carried, seconds = verdict.carried, verdict.seconds
         if is_undelivered:

@@ -24,7 +24,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -253,6 +253,32 @@ def open_replay(path: Path) -> ReplayFile | None:
         return ReplayFile(path, fd, is_own=False)
     os.close(fd)
     return None
+
+
+def find_ending(folder: Path, tenant_id: str, key: str) -> KeyEnding | None:
+    """The latest ending of a key among the files of all processes; None when there is none.
+
+    Files that are written meanwhile are read too: a line is whole, or does not match its checksum.
+    """
+    found: KeyEnding | None = None
+    mark = _encode(key).encode("ascii")
+    for path in find_replayable(folder):
+        for line in _lines_with(path, mark):
+            with contextlib.suppress(ValueError):
+                for ending in batch_of(line).keys:
+                    if (ending.tenant_id, ending.key) == (tenant_id, key):
+                        found = ending
+    return found
+
+
+def _lines_with(path: Path, mark: bytes) -> Iterator[bytes]:
+    try:
+        with Folder.trusted(path.parent) as folder:
+            fd = folder.open_file(path.name, os.O_RDONLY)
+        with os.fdopen(fd, "rb") as file:
+            yield from (line for line in file if mark in line)
+    except OSError:  # another process has replayed and removed it; or it is not ours to read
+        return
 
 
 def _warn_once(error: UnsafeFileError) -> None:

@@ -288,6 +288,8 @@ def _envelope(task_name: str, call: TaskCall, lane: LaneKey, ending: TaskEnding)
     if result.error is not None:
         fields["error"] = safe_message(result.error)
         fields["stop_reason"] = result.stop_reason
+    if result.is_outcome_unknown_before:
+        fields["is_outcome_unknown_before"] = True
     if not ending.is_final:
         fields["again_in_seconds"] = round(ending.seconds, 3)
         fields["waits_for"] = ending.gate

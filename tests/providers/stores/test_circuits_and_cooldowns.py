@@ -2,8 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import Breaker, CircuitState, Probe
-from ergon_framework.ports.providerstore import LaneKey, LaneState, ProviderStore, RecordBatch
+from ergon_framework.core.circuit_breaker import Breaker, BreakerRule, CircuitState, Probe
+from ergon_framework.ports.providerstore import (
+    LaneKey,
+    LaneState,
+    ProviderStore,
+    RecordBatch,
+    ShortensCooldowns,
+)
+from ergon_framework.providers.circuit import Circuit
+from ergon_framework.testing import VirtualClock
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, race
 
@@ -61,6 +69,33 @@ def test_a_cooldown_is_never_shortened(store: ProviderStore) -> None:
     assert store.extend_cooldown(LANE, START + 3) == START + 10
     assert store.extend_cooldown(LANE, START + 20) == START + 20
     assert store.lane_state(LANE).cooldown_until == START + 20
+
+
+@pytest.mark.req("PEF:A-9")
+def test_a_cooldown_is_shortened_by_whoever_knows_it(store: ProviderStore) -> None:
+    """One that was asked for meanwhile stays."""
+    assert isinstance(store, ShortensCooldowns)
+    store.extend_cooldown(LANE, START + 20.123457)
+    known = store.lane_state(LANE).cooldown_until
+    assert not store.shorten_cooldown(LANE, known - 1, START)
+    assert store.shorten_cooldown(LANE, known, START + 5)
+    assert not store.shorten_cooldown(LANE, known, START)
+    assert store.lane_state(LANE).cooldown_until == START + 5
+
+
+@pytest.mark.req("PEF:trap-clock-back", "PEF:A-9")
+@pytest.mark.parametrize("back", [3600.0, 10 * 365 * 86_400.0])
+def test_a_clock_set_back_lengthens_no_pause_for_a_new_process(
+    back: float, store: ProviderStore, clock: HandClock
+) -> None:
+    """It waits for as long as was asked, and heals the pause for those that come after it."""
+    store.extend_cooldown(LANE, START + 5)
+    clock.at = START - back
+    with VirtualClock():
+        circuit = Circuit(store, LANE, BreakerRule())
+        circuit.refresh()
+        assert circuit.cooldown(3600.0) == pytest.approx(5.0)
+    assert store.lane_state(LANE).cooldown_until == pytest.approx(clock.at + 5)
 
 
 @pytest.mark.req("PEF:A-9")

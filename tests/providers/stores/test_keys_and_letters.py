@@ -10,6 +10,7 @@ from ergon_framework.ports.providerstore import (
     ProviderStore,
     RecordBatch,
 )
+from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS, new_owner
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.store_factory import START, HandClock, letter, race
 
@@ -77,6 +78,45 @@ def test_a_lease_that_ran_out_is_taken_over(store: ProviderStore, clock: HandClo
     assert claim(store, "two") == ClaimResult(ClaimState.MINE, "two", START + 20)
     assert not store.finish(*NAME, "one", {"late": True}, None)
     assert store.finish(*NAME, "two", {}, None)
+
+
+@pytest.mark.req("PEF:A-16")
+@pytest.mark.usefixtures("own_place")
+@pytest.mark.parametrize("jump", [3600.0, 10 * 365 * 86_400.0])
+def test_a_living_owner_keeps_its_key_when_the_clock_is_set_forward(
+    jump: float, store: ProviderStore, clock: HandClock
+) -> None:
+    """For what is left of its lease by a clock that nobody sets; a dead one is taken over from."""
+    owner = new_owner("a call")
+    held = OWNER_LOCKS.acquire("a call", owner, 10)
+    assert held is not None
+    assert claim(store, owner).state is ClaimState.MINE
+    clock.at = START + jump
+    found = claim(store, "two")
+    assert found.state is ClaimState.RUNNING
+    assert clock.at + 5 < found.lease_expires_at <= clock.at + 10
+    assert claim(store, "three", "another").state is ClaimState.CONFLICT
+    held.release()
+    clock.at += 11
+    found = claim(store, "two")
+    assert (found.state, found.taken_from) == (ClaimState.MINE, owner)
+    assert claim(store, "two").taken_from == ""
+
+
+@pytest.mark.req("PEF:A-16")
+def test_a_key_is_forgotten_in_time_though_the_clock_was_set_back(
+    store: ProviderStore, clock: HandClock
+) -> None:
+    """A success that was written by a clock years ahead is remembered for as long as was asked."""
+    clock.at = START + 10**8
+    claim(store, "one")
+    store.finish(*NAME, "one", {}, None)
+    clock.at = START
+    assert claim(store, "two").state is ClaimState.REPLAY
+    clock.at = START + 99
+    assert claim(store, "two").state is ClaimState.REPLAY
+    clock.at = START + 101
+    assert claim(store, "two").state is ClaimState.MINE
 
 
 @pytest.mark.req("PEF:A-16")

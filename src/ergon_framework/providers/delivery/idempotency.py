@@ -20,6 +20,7 @@ from ergon_framework.ports.providerstore import (
     ResultNote,
 )
 from ergon_framework.providers.decisions import Decision
+from ergon_framework.providers.delivery.owner_locks import new_owner
 from ergon_framework.providers.errors import (
     ERROR_OF,
     ProviderBadRequestError,
@@ -72,7 +73,11 @@ class KeyClaim:
     message: str
 
     def claim(self, lease: float, keep: float) -> ClaimResult:
-        """Ask for the key. The lease outlasts the longest call, so that it needs no renewal."""
+        """Ask for the key. The lease outlasts the longest call, so that it needs no renewal.
+
+        The store asks this machine about the holder of a key before it takes the key over: a clock
+        that is set forward does not end the lease of a holder that lives here.
+        """
         answer = self.store.claim(
             self.tenant_id, self.key, self.fingerprint, self.owner, lease, keep
         )
@@ -128,7 +133,19 @@ class KeyClaim:
     @property
     def name(self) -> str:
         """Under which the call is held while it is made."""
-        return f"{self.tenant_id}\n{self.key}\n{self.message}"
+        return _held_name(self.tenant_id, self.key, self.message)
+
+
+def new_claim(
+    store: ProviderStore, tenant_id: str, key: str, fingerprint: str, message: str
+) -> KeyClaim:
+    """A delivery of its own owner, whose name leads to the file that tells whether it lives."""
+    owner = new_owner(_held_name(tenant_id, key, message))
+    return KeyClaim(store, tenant_id, key, fingerprint, owner, message)
+
+
+def _held_name(tenant_id: str, key: str, message: str) -> str:
+    return f"{tenant_id}\n{key}\n{message}"
 
 
 def earlier_failure(claim: ClaimResult) -> ProviderError:

@@ -4,6 +4,10 @@ A queue delivers a message again when its worker died, and also when the worker 
 connection. In the first case nobody makes the call any more, in the second the worker still does. A
 locked file tells the two apart, because the system releases the lock of a process that dies. Where
 a file cannot tell, such as on another machine, the lease of the idempotency key has to run out.
+
+The file also says until when the lease lasts, by the clock that counts from the start of the
+machine, which nobody can set. So a wall clock that is set forward does not end the lease of an
+owner that lives here. The name of an owner tells which file is its own.
 """
 
 from __future__ import annotations
@@ -14,17 +18,32 @@ import hashlib
 import os
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 from ergon_framework.storage.secure_files import Folder
 
-_MAX_OWNER = 255  # bytes of an owner's name
+_MAX_CONTENT = 512  # bytes of an owner's name, and of the end of its lease
 _MAX_TRIES = 10
 _MAX_AGE = 86_400.0
 """Seconds after which an unlocked file is of no use: the lease of its key ended long ago."""
 SWEEP_INTERVAL = 3600.0
 """Seconds between two sweeps of such files."""
+
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def seconds_since_boot() -> float:
+    """The clock of this machine that nobody sets. Unlike ``time.monotonic`` it counts on while the
+    machine sleeps, as the clocks of other machines do.
+    """
+    return time.clock_gettime(_BOOT_CLOCK)
+
+
+def new_owner(name: str) -> str:
+    """A name for an owner of the call ``name``, different each time."""
+    return f"{_digest(name)}.{uuid.uuid4()}"
 
 
 class OwnerLock:
@@ -53,9 +72,11 @@ class OwnerLocks:
         *,
         sweep_interval: float = SWEEP_INTERVAL,
         ticks: Callable[[], float] = time.monotonic,
+        boot_clock: Callable[[], float] = seconds_since_boot,
     ) -> None:
         self._sweep_interval = sweep_interval
         self._ticks = ticks
+        self._boot_clock = boot_clock
         self._swept_at = float("-inf")
 
     def folder(self) -> Path:
@@ -65,18 +86,20 @@ class OwnerLocks:
         Folder.ensure_private(folder).close()  # another user may have made the folder before us
         return folder
 
-    def acquire(self, name: str, owner: str) -> OwnerLock | None:
-        """Lock the call ``name`` for ``owner``; None when it is locked, or cannot be.
+    def acquire(self, name: str, owner: str, lease: float = 0.0) -> OwnerLock | None:
+        """Lock the call ``name`` for ``owner``, whose lease lasts for ``lease`` seconds from now;
+        None when it is locked, or cannot be.
 
         The call may be made without a lock: then the lease of its key has to run out if it dies.
         """
+        content = f"{owner}\n{self._boot_clock() + lease}"
         try:
             folder = self.folder()
             self._sweep_when_due(folder)
             path = _path_of(folder, name)
             for _ in range(_MAX_TRIES):
                 file = _opened(path, os.O_RDWR | os.O_CREAT)
-                lock = _locked(path, file, owner)
+                lock = _locked(path, file, content)
                 if lock is not None:
                     return lock
         except OSError:  # the call is locked, or no file can be made
@@ -91,9 +114,30 @@ class OwnerLocks:
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return os.pread(file, _MAX_OWNER, 0).decode() or None
-        except (OSError, UnicodeDecodeError):
+            return _content(file)[0] or None
+        except (OSError, ValueError):
             return None
+        finally:
+            os.close(file)
+
+    def lease_left(self, owner: str) -> float:
+        """Seconds that the lease of an owner that lives on this machine still lasts, by a clock
+        that nobody sets; 0 if it is over, or if the owner is dead or unknown here.
+        """
+        digest, mark, _ = owner.partition(".")
+        if not mark or len(digest) != _DIGEST_LENGTH or not digest.isalnum():
+            return 0.0
+        try:
+            file = _opened(self.folder() / digest, os.O_RDWR)
+        except OSError:
+            return 0.0
+        try:
+            if not _is_locked(file):
+                return 0.0
+            held_by, ends_at = _content(file)
+            return max(0.0, ends_at - self._boot_clock()) if held_by == owner else 0.0
+        except (OSError, ValueError):
+            return 0.0
         finally:
             os.close(file)
 
@@ -127,12 +171,36 @@ def sweep(folder: Path, before: float) -> None:
             os.close(file)
 
 
+_DIGEST_LENGTH = 64
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
 def _path_of(folder: Path, name: str) -> Path:
-    return folder / hashlib.sha256(name.encode()).hexdigest()
+    return folder / _digest(name)
 
 
-def _locked(path: Path, file: int, owner: str) -> OwnerLock | None:
-    """Lock an open file and write the owner's name; otherwise close it.
+def _content(file: int) -> tuple[str, float]:
+    """The owner that a file names, and when its lease ends by the clock of the machine."""
+    owner, _, ends_at = os.pread(file, _MAX_CONTENT, 0).decode().partition("\n")
+    return owner, float(ends_at or 0.0)
+
+
+def _is_locked(file: int) -> bool:
+    """Whether another opened file has the lock. It is shared, so that askers see no lock of others
+    who ask.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _locked(path: Path, file: int, content: str) -> OwnerLock | None:
+    """Lock an open file and write the content; otherwise close it.
 
     None when the file was deleted between its opening and the lock, by an owner that ended: a lock
     on a file without a name would exclude nobody.
@@ -141,7 +209,7 @@ def _locked(path: Path, file: int, owner: str) -> OwnerLock | None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _has_name(path, file):
             os.ftruncate(file, 0)
-            os.pwrite(file, owner.encode(), 0)
+            os.pwrite(file, content.encode(), 0)
             return OwnerLock(path, file)
     except OSError:
         os.close(file)

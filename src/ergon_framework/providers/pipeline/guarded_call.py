@@ -553,6 +553,9 @@ class GuardedCall:
 
     def waited(self, *, looks: bool = True) -> Do:
         """A wait is over."""
+        may_continue = self.context.may_continue
+        if may_continue is not None and not may_continue():
+            return self._guard.out_of_time()
         if looks:
             self._refresh_gates()
         now = self.clock.now()

@@ -32,14 +32,18 @@ from ergon_framework.ports.providerstore import (
     ResultNote,
     StoredLetter,
 )
+from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS
 from ergon_framework.providers.stores.planning import (
     KeyRecord,
     KeyStatus,
     LaneChanges,
+    LeaseLeft,
+    after_clock_set_back,
+    after_clock_set_forward,
     decide_claim,
     first_minute,
     from_json,
-    lease_after_clock_change,
+    holder_of,
     roll_up,
     status_after,
     to_json,
@@ -172,7 +176,10 @@ SETTLED = frozenset({LetterStatus.PUBLISHED, LetterStatus.REDRIVEN, LetterStatus
 class MemoryKeys:
     """Idempotency keys: which claim holds each, and how its call ended."""
 
-    def __init__(self, max_keys: int, max_bytes: int) -> None:
+    def __init__(
+        self, max_keys: int, max_bytes: int, lease_left: LeaseLeft = OWNER_LOCKS.lease_left
+    ) -> None:
+        self._lease_left = lease_left
         self._max_keys = max_keys
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -183,18 +190,23 @@ class MemoryKeys:
         self, name: tuple[str, str], fingerprint: str, owner: str, now: float, ends: KeyExpiries
     ) -> ClaimResult:
         """Take a key, unless it is taken."""
-        restated = lease_after_clock_change(self.records.get(name), now)
+        found = self.records.get(name)
+        restated = after_clock_set_back(found, now) or after_clock_set_forward(
+            found, owner, now, self._lease_left
+        )
         if restated is not None:
+            found = restated
             self._put(name, restated)
-        no = decide_claim(self.records.get(name), fingerprint, owner, now)
+        no = decide_claim(found, fingerprint, owner, now)
         if no is not None:
             return no
+        taken_from = holder_of(found, fingerprint, owner)
         status, times = KeyStatus.IN_PROGRESS, (ends.lease, ends.memory)
         self._put(name, KeyRecord(fingerprint, status, owner, *times, written_at=now))
         self.records.move_to_end(name)
         if len(self.records) > self._max_keys:
             self._drop(next(iter(self.records)))
-        return ClaimResult(ClaimState.MINE, owner, ends.lease)
+        return ClaimResult(ClaimState.MINE, owner, ends.lease, taken_from=taken_from)
 
     def finish(self, name: tuple[str, str], owner: str, end: KeyRecord) -> bool:
         """Record the end under a key that is still the owner's."""
@@ -408,10 +420,20 @@ class MemoryProviderStore:
         """Let no call pass before ``until``; returns the end that holds, which may be later."""
         with self._step():
             lane = self._lane(key)
+            now = lane.updated_at = self._clock()
             if until > lane.state.cooldown_until:
-                lane.state = replace(lane.state, cooldown_until=until)
-            lane.updated_at = self._clock()
+                lane.state = replace(lane.state, cooldown_until=until, written_at=now)
             return lane.state.cooldown_until
+
+    def shorten_cooldown(self, key: LaneKey, known: float, until: float) -> bool:
+        """Let calls pass from ``until`` on if the pause still ends at ``known``; whether it did."""
+        with self._step():
+            lane = self._lane(key)
+            if lane.state.cooldown_until != known:
+                return False
+            now = lane.updated_at = self._clock()
+            lane.state = replace(lane.state, cooldown_until=until, written_at=now)
+            return True
 
     def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, or none."""

@@ -6,7 +6,7 @@ durations or of what a lane last heard.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import floor
@@ -80,15 +80,49 @@ def decide_claim(
     return ClaimResult(ClaimState.RUNNING, lease_expires_at=found.lease_expires_at)
 
 
-def lease_after_clock_change(found: KeyRecord | None, now: float) -> KeyRecord | None:
-    """A lease that was given after ``now``, so before the clock was set back, as it counts from now
-    on: for as long as was asked. None when there is nothing to heal.
+def after_clock_set_back(found: KeyRecord | None, now: float) -> KeyRecord | None:
+    """A key that was written after ``now``, so before the clock was set back, with its times as
+    they count from now on: for as long as was asked. None when there is nothing to heal.
     """
-    is_held = found is not None and found.status == KeyStatus.IN_PROGRESS and found.owner
-    if found is None or not is_held or found.written_at <= now + _MAX_CLOCK_SKEW:
+    if found is None or found.written_at <= now + _MAX_CLOCK_SKEW:
         return None
     lease = max(0.0, found.lease_expires_at - found.written_at)
-    return replace(found, lease_expires_at=now + lease, written_at=now)
+    memory = max(0.0, found.expires_at - found.written_at)
+    return replace(found, lease_expires_at=now + lease, expires_at=now + memory, written_at=now)
+
+
+LeaseLeft = Callable[[str], float]
+"""Seconds that the lease of an owner still lasts by a clock that nobody sets; 0 if it is over, or
+if the owner is not known to live."""
+
+
+def after_clock_set_forward(
+    found: KeyRecord | None, owner: str, now: float, lease_left: LeaseLeft
+) -> KeyRecord | None:
+    """A key whose lease is over by the store's clock, and whose holder lives and has time left:
+    with a lease that lasts for the rest of that time. None when there is nothing to heal.
+    """
+    if found is None or not _is_held(found) or found.owner == owner:
+        return None
+    if now < min(found.lease_expires_at, found.expires_at):
+        return None
+    left = lease_left(found.owner)
+    if left <= 0:
+        return None
+    ends_at = now + left
+    remembered_until = max(ends_at, found.expires_at)
+    return replace(found, lease_expires_at=ends_at, expires_at=remembered_until, written_at=now)
+
+
+def holder_of(found: KeyRecord | None, fingerprint: str, owner: str) -> str:
+    """From whom a key is taken that had no end yet; empty if from nobody, or for another call."""
+    if found is None or not _is_held(found) or found.fingerprint != fingerprint:
+        return ""
+    return "" if found.owner == owner else found.owner
+
+
+def _is_held(found: KeyRecord) -> bool:
+    return found.status == KeyStatus.IN_PROGRESS and bool(found.owner)
 
 
 def _replay(found: KeyRecord) -> ClaimResult:

@@ -31,6 +31,7 @@ from ergon_framework.storage.sql_files import load
 _CIRCUIT_SQL = load(PACKAGE, "circuits.sql")
 _LANE_STATE, _FIRST_SWAP = _CIRCUIT_SQL["standing"], _CIRCUIT_SQL["first_swap"]
 _SWAP, _EXTEND_COOLDOWN = _CIRCUIT_SQL["swap"], _CIRCUIT_SQL["cool"]
+_SHORTEN_COOLDOWN = _CIRCUIT_SQL["uncool"]
 _MAX_FAILURES = (1 << 31) - 1
 
 _QUOTA_SQL = load(PACKAGE, "quota.sql")
@@ -71,9 +72,12 @@ class LaneTables:
         found = self._database.read(lambda cursor: cursor.fetch(_LANE_STATE, values))
         if not found:
             return LaneState()
-        *circuit, cooldown_until, version = found[0]
+        *circuit, cooldown_until, version, written_at = found[0]
         return LaneState(
-            breaker_of(key, *circuit), from_optional_db_time(cooldown_until) or 0.0, version
+            breaker_of(key, *circuit),
+            from_optional_db_time(cooldown_until) or 0.0,
+            version,
+            from_optional_db_time(written_at) or 0.0,
         )
 
     def compare_and_set(
@@ -112,6 +116,21 @@ class LaneTables:
 
         held = from_db_time(self._database.write("cool", work, is_synced=False))
         return until if same_instant(held, until) else held
+
+    def shorten_cooldown(self, key: LaneKey, known: float, until: float) -> bool:
+        """Let calls pass from ``until`` on if the pause still ends at ``known``; whether it did."""
+        to_db_time = self._database.to_db_time
+        values = {
+            **key._asdict(),
+            "known": to_db_time(known),
+            "until": to_db_time(until),
+            "now": to_db_time(self._database.now()),
+        }
+        return bool(
+            self._database.write(
+                "cool", lambda cursor: cursor.execute(_SHORTEN_COOLDOWN, values), is_synced=False
+            )
+        )
 
     def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none."""

@@ -86,6 +86,10 @@ class SqlProviderStore:
         """Let no call pass before ``until``; returns the end that holds, which may be later."""
         return self.lane_tables.extend_cooldown(key, until)
 
+    def shorten_cooldown(self, key: LaneKey, known: float, until: float) -> bool:
+        """Let calls pass from ``until`` on if the pause still ends at ``known``; whether it did."""
+        return self.lane_tables.shorten_cooldown(key, known, until)
+
     def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none."""
         return self.lane_tables.reserve(key, window, limit, units)

@@ -17,6 +17,7 @@ from ergon_framework.ports.providerstore import (
     ResultNote,
     StoredLetter,
 )
+from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS
 from ergon_framework.providers.stores.database import (
     PACKAGE,
     ProviderDatabase,
@@ -31,9 +32,12 @@ from ergon_framework.providers.stores.database import (
 )
 from ergon_framework.providers.stores.planning import (
     KeyRecord,
+    LeaseLeft,
+    after_clock_set_back,
+    after_clock_set_forward,
     decide_claim,
     from_json,
-    lease_after_clock_change,
+    holder_of,
     status_after,
     to_json,
 )
@@ -49,8 +53,11 @@ _LARGE_RESULT = 1 << 20  # characters of a result that the database needs more t
 class KeyTable:
     """Idempotency keys: which claim holds each, and how its call ended."""
 
-    def __init__(self, database: ProviderDatabase) -> None:
+    def __init__(
+        self, database: ProviderDatabase, lease_left: LeaseLeft = OWNER_LOCKS.lease_left
+    ) -> None:
         self._database = database
+        self._lease_left = lease_left
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
@@ -68,9 +75,10 @@ class KeyTable:
         }
 
         def work(cursor: SqlCursor) -> ClaimResult:
-            return self._take(cursor, values, now) or ClaimResult(
-                ClaimState.MINE, owner, now + lease
-            )
+            taken = self._take(cursor, values, now)
+            if isinstance(taken, ClaimResult):
+                return taken
+            return ClaimResult(ClaimState.MINE, owner, now + lease, taken_from=taken)
 
         return self._database.write("claim", work)
 
@@ -113,22 +121,23 @@ class KeyTable:
         """Delete keys that were to be remembered until ``before``."""
         return prune_rows(self._database, _KEY_SQL["prune"], before, limit)
 
-    def _take(self, cursor: SqlCursor, values: dict[str, Any], now: float) -> ClaimResult | None:
-        """Take the key, or say why not."""
+    def _take(self, cursor: SqlCursor, values: dict[str, Any], now: float) -> ClaimResult | str:
+        """Take the key, and say from whom if its call had no end yet; or say why not."""
+        fingerprint, owner = values["fingerprint"], values["owner"]
 
-        def attempt() -> ClaimResult | None:
+        def attempt() -> ClaimResult | str:
             found = cursor.fetch(_KEY_SQL["find"], values)
             if not found:
                 if cursor.execute(_KEY_SQL["add"], values):
-                    return None
+                    return ""
                 raise ConflictError  # another process has inserted the key meanwhile
             record = self._healed(cursor, values, _record_of(*found[0]), now)
-            no = decide_claim(record, values["fingerprint"], values["owner"], now)
+            no = decide_claim(record, fingerprint, owner, now)
             if no is not None:
                 return no
             held = {**values, "holder": record.owner, "status": record.status}
             if cursor.execute(_KEY_SQL["take_over"], held):
-                return None
+                return holder_of(record, fingerprint, owner)
             raise ConflictError  # another process has taken the key over meanwhile
 
         return retry_conflicts(
@@ -142,17 +151,21 @@ class KeyTable:
     def _healed(
         self, cursor: SqlCursor, values: dict[str, Any], record: KeyRecord, now: float
     ) -> KeyRecord:
-        """The key with a lease that counts from now on, if its own is from after now."""
-        if lease_after_clock_change(record, now) is None:
-            return record
-        # A caller that waited for the database has an old ``now``: then no clock was set.
-        restated = lease_after_clock_change(record, self._database.now())
+        """The key with times that count from now on, if the clock was set since it was written."""
+        restated = None
+        if after_clock_set_back(record, now) is not None:
+            # A caller that waited for the database has an old ``now``: then no clock was set.
+            restated = after_clock_set_back(record, self._database.now())
+        if restated is None:
+            restated = after_clock_set_forward(record, values["owner"], now, self._lease_left)
         if restated is None:
             return record
         to_db_time = self._database.to_db_time
         ends = {
             "holder": record.owner,
+            "status": record.status,
             "lease_expires_at": to_db_time(restated.lease_expires_at),
+            "expires_at": to_db_time(restated.expires_at),
             "now": to_db_time(restated.written_at),
         }
         cursor.execute(_KEY_SQL["restate"], {**values, **ends})

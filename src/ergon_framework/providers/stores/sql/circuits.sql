@@ -1,6 +1,6 @@
 -- standing: how a lane stands
 SELECT breaker_state, consecutive_failures, open_until, breaker_detail, cooldown_until,
-    state_version
+    state_version, updated_at
 FROM provider_health_states
 WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability;
 
@@ -61,3 +61,8 @@ ON CONFLICT (tenant_id, provider_name, capability) DO UPDATE SET
     END,
     updated_at = excluded.updated_at
 RETURNING cooldown_until;
+
+-- uncool: end a pause earlier, unless it has changed since it was read
+UPDATE provider_health_states SET cooldown_until = :until, updated_at = :now
+WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability
+    AND cooldown_until = :known;

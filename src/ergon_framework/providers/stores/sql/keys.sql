@@ -23,11 +23,11 @@ UPDATE provider_idempotency_records SET
 WHERE tenant_id = :tenant_id AND idempotency_key = :key AND owner = :holder
     AND status = :status;
 
--- restate: a lease from before the clock was set back, counted from now on
+-- restate: the times of a key from before the clock was set, counted from now on
 UPDATE provider_idempotency_records SET
-    lease_expires_at = :lease_expires_at, updated_at = :now
+    lease_expires_at = :lease_expires_at, expires_at = :expires_at, updated_at = :now
 WHERE tenant_id = :tenant_id AND idempotency_key = :key AND owner = :holder
-    AND status = 'in_progress';
+    AND status = :status;
 
 -- finish: the end of a call whose key is still its own
 UPDATE provider_idempotency_records SET
