@@ -44,7 +44,6 @@ from ergon_framework.core.executor_protocol import (
     Outcome,
     Reply,
     Request,
-    encode_request,
 )
 from ergon_framework.core.job import Event, JobStatus, Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
@@ -63,10 +62,11 @@ from ergon_framework.executor.registry import Handler, Registry
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_results import hand_over
+from ergon_framework.jobs.pool import request_line
 from ergon_framework.jobs.rescue import Rescue
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.store_thread import CHARGE_DELAY, HeldLeases, executor_of
-from ergon_framework.jobs.tracing import came_back, request_carrier
+from ergon_framework.jobs.tracing import came_back
 from ergon_framework.jobs.worker import NOTICE_OF, WorkerReport, log_failure
 from ergon_framework.ports.jobstore import ClaimResult, FlowStore, FullJobStore, Settlement
 from ergon_framework.ports.unit_of_work import UnitOfWork
@@ -402,19 +402,7 @@ class InlineWorker:
         return self._settler.settle_claim(claim, event, self._store.now(), seconds, result)
 
     def _request(self, claim: Claim, timeout: float) -> Request:
-        job = claim.job
-        line = encode_request(
-            job_id=job.id,
-            function_name=claim.handler,
-            args=job.args,
-            kwargs=job.kwargs,
-            attempt=job.attempts + 1,
-            enqueued_at=job.created_at,
-            queue_name=job.queue,
-            deadline_at=time.time() + timeout,
-            trace_context=request_carrier(claim, self._settler, self.name),
-            worker_id=self.name,
-        )
+        line = request_line(claim, self._settler, self.name, time.time() + timeout)
         (request,) = ExecutorSession().feed(line)
         assert isinstance(request, Request)  # noqa: S101 - we have just written it
         return request

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
-import msgspec
-
 from ergon_framework.core.option_values import shown, switch_flaw, word_flaw
 from ergon_framework.errors import ConfigurationError, JobError
-from ergon_framework.executor import InvalidArgumentsError, current_job
+from ergon_framework.executor import current_job
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.cron import check_cron, check_zone, interval
 from ergon_framework.jobs.newjob import check_options
@@ -235,15 +233,7 @@ class JobHandler(Generic[P, T]):
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HandlerArguments:
         # Dates, dataclasses and the like become what JSON can carry; the types of the handler's
         # parameters turn them back on the other side, which the check tries out.
-        try:
-            sent = msgspec.to_builtins([args, kwargs], enc_hook=_dumped)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidArgumentsError(
-                f"an argument of {self.name!r} cannot be written as JSON: {error}",
-                remedy="pass text, numbers, lists, dicts with text keys, or what is made of these",
-            ) from error
-        self.app.registry.check(self.name, sent[0], sent[1])
-        return HandlerArguments(list(sent[0]), sent[1])
+        return HandlerArguments(*self.app.registry.check(self.name, args, kwargs))
 
     def _own_options(self) -> JobOptions:
         refuse_while_loading("enqueues a job")
@@ -264,14 +254,3 @@ def _interval_text(every: object) -> str:
 
 def _kind_flaw(value: object, kinds: type | tuple[type, ...]) -> str:
     return "" if isinstance(value, kinds) else f"is {shown(value)}"
-
-
-def _dumped(value: Any) -> Any:
-    """Text and numbers of classes of their own, and pydantic models."""
-    for base in (str, int, float):
-        if isinstance(value, base):
-            return base(value)
-    dump = getattr(value, "model_dump", None)
-    if dump is None:
-        raise TypeError(f"{type(value).__name__} has no form in JSON")
-    return dump(mode="json")

@@ -314,12 +314,31 @@ class Registry:
 
     def check(
         self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> None:
-        """Refuse a call that its handler could not take; nothing is run.
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments as they will arrive, after a journey through JSON; nothing is run.
 
-        The arguments are judged as they will arrive: after a journey through JSON.
+        Refuses those that the handler could not take.
         """
-        self._checked(name, args, kwargs or {})
+        found = self._handlers.get(name)
+        if found is None:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, self._handlers, 1)
+            remedy = f"did you mean {near[0]!r}?" if near else "register it, or correct the name"
+            raise HandlerNotFoundError(f"there is no handler {name!r}", remedy=remedy)
+        try:
+            sent = msgspec.to_builtins([list(args), dict(kwargs or {})], enc_hook=_dumped)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgumentsError(
+                f"an argument of {name!r} cannot be written as JSON: {error}",
+                remedy="pass text, numbers, lists, dicts with text keys, or what is made of these",
+            ) from error
+        try:
+            found.binding.bind(sent[0], sent[1])
+        except InvalidArgumentsError as error:
+            error.remedy = error.remedy or f"call it as {found.binding.signature}"
+            raise
+        return sent[0], sent[1]
 
     def job_call(self, handler: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobCall:
         """What to store for a call of a handler, checked, with the options of its jobs.
@@ -333,32 +352,8 @@ class Registry:
         executor, name = route(handler)
         if executor and name not in self._handlers:
             return JobCall(args, kwargs, {})
-        sent = self._checked(name, args, kwargs)
+        sent = self.check(name, args, kwargs)
         return JobCall(*sent, self._handlers[name].options)
-
-    def _checked(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[list[Any], dict[str, Any]]:
-        found = self._handlers.get(name)
-        if found is None:
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, self._handlers, 1)
-            remedy = f"did you mean {near[0]!r}?" if near else "register it, or correct the name"
-            raise HandlerNotFoundError(f"there is no handler {name!r}", remedy=remedy)
-        try:
-            sent = msgspec.to_builtins([list(args), dict(kwargs)], enc_hook=_dumped)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidArgumentsError(
-                f"an argument of {name!r} cannot be written as JSON: {error}",
-                remedy="pass text, numbers, lists, dicts with text keys, or what is made of these",
-            ) from error
-        try:
-            found.binding.bind(sent[0], sent[1])
-        except InvalidArgumentsError as error:
-            error.remedy = error.remedy or f"call it as {found.binding.signature}"
-            raise
-        return sent[0], sent[1]
 
 
 def _checked_batch(name: str, batch: Any, linger: Any) -> tuple[int, float]:
@@ -398,7 +393,7 @@ def _dumped(value: Any) -> Any:
             return base(value)
     dump = getattr(value, "model_dump", None)
     if dump is None:
-        raise TypeError(f"objects of type {type(value).__name__} have no form in JSON")
+        raise TypeError(f"{type(value).__name__} has no form in JSON")
     return dump(mode="json")
 
 

@@ -465,21 +465,10 @@ class ExecutorPool:
                 min(free, key=lambda each: len(each.in_flight)).is_reserved = True
 
     def _send(self, process: ExecutorProcess, claim: Claim, now: float, wall: float) -> None:
-        job = claim.job
-        timeout = self._owner.settler.timeout_of(job)
+        timeout = self._owner.settler.timeout_of(claim.job)
         starting = 0.0 if process.is_up else max(0.0, process.up_at - now)
-        line = encode_request(
-            job_id=job.id,
-            function_name=claim.handler,
-            args=job.args,
-            kwargs=job.kwargs,
-            attempt=job.attempts + 1,
-            enqueued_at=job.created_at,
-            queue_name=job.queue,
-            deadline_at=wall + timeout + starting,  # by the executor's clock, which is ours
-            trace_context=request_carrier(claim, self._owner.settler, self._owner.name),
-            worker_id=self._owner.name,
-        )
+        deadline_at = wall + timeout + starting  # by the executor's clock, which is ours
+        line = request_line(claim, self._owner.settler, self._owner.name, deadline_at)
         failpoint("worker.before_send")
         claim.written_at = now
         claim.is_written = True
@@ -493,6 +482,23 @@ class ExecutorPool:
         wanted = max(0, free) if self.is_open else 0
         if wanted != self._offered:
             self._offered += self._owner.offer(self.name, wanted - self._offered)
+
+
+def request_line(claim: Claim, settler: Settler, worker: str, deadline_at: float) -> bytes:
+    """The request of a claimed job, as an executor reads it."""
+    job = claim.job
+    return encode_request(
+        job_id=job.id,
+        function_name=claim.handler,
+        args=job.args,
+        kwargs=job.kwargs,
+        attempt=job.attempts + 1,
+        enqueued_at=job.created_at,
+        queue_name=job.queue,
+        deadline_at=deadline_at,
+        trace_context=request_carrier(claim, settler, worker),
+        worker_id=worker,
+    )
 
 
 def _dice() -> float:

@@ -5,17 +5,16 @@ Fetching claims: the task that consumes is the jobs' executor, and its outcome s
 
 - ``connector``: the connector and the checks of its arguments
 - ``claims``: claimed jobs, their leases and their settlement
-- ``codec``: transactions, jobs and outcomes
-- ``errors``: what is refused
+- ``codec``: transactions, jobs and outcomes; what is refused
 """
 
 from __future__ import annotations
 
-from ergon_framework.connector.jobs.connector import JobsConnector
-from ergon_framework.connector.jobs.errors import (
+from ergon_framework.connector.jobs.codec import (
     ConflictingJobError,
     JobsConnectorError,
     LeaseLostError,
 )
+from ergon_framework.connector.jobs.connector import JobsConnector
 
 __all__ = ["ConflictingJobError", "JobsConnector", "JobsConnectorError", "LeaseLostError"]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from ergon_framework.connector.base import Delivered, DroppedDeliveries
-from ergon_framework.connector.jobs.errors import JobsConnectorError, LeaseLostError
+from ergon_framework.connector.jobs.codec import JobsConnectorError, LeaseLostError
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, Released

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from ergon_framework.connector.base import Delivered, difference
-from ergon_framework.connector.jobs.errors import ConflictingJobError, JobsConnectorError
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, HeldBack
 from ergon_framework.core.lifecycle import Step
 from ergon_framework.engine.classify import classify
 from ergon_framework.errors import (
+    ConnectorError,
     DuplicateJobError,
     EnvelopeError,
     JobError,
@@ -35,6 +35,25 @@ _MAX_CONFLICTS = 100
 """How often others may add jobs of the same batch before we give up."""
 _T = TypeVar("_T", bound=Transaction)
 _decode = msgspec.json.decode
+
+
+class JobsConnectorError(ConnectorError):
+    """The connector was asked for something it must refuse."""
+
+    code = "jobs_connector"
+
+
+class ConflictingJobError(JobsConnectorError):
+    """The transaction's id stands for a job with other content. Nothing of the batch was stored."""
+
+    code = "conflicting_job"
+
+
+class LeaseLostError(JobsConnectorError):
+    """Another process has the job by now, and its outcome counts."""
+
+    code = "lease_lost"
+    failure_kind = "lost"
 
 
 class JobDelivery(Delivered):

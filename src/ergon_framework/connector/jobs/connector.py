@@ -15,6 +15,7 @@ from ergon_framework.connector.base import ThreadedTwins, refuse_extra, settling
 from ergon_framework.connector.jobs.claims import QueueConsumer
 from ergon_framework.connector.jobs.codec import (
     JobDelivery,
+    JobsConnectorError,
     add_once,
     delivery_of,
     event_of,
@@ -22,7 +23,6 @@ from ergon_framework.connector.jobs.codec import (
     job_of,
     transaction_of,
 )
-from ergon_framework.connector.jobs.errors import JobsConnectorError
 from ergon_framework.core.job import Event, JobStatus, Released, Succeeded
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, JobError, StoreError
