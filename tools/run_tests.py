@@ -26,21 +26,19 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = {
-    "campaign": ("campaign",),
     "fleet": ("fleet",),
-    "node": ("boundary/node",),
     "docs": ("docs", "repository"),
-    "conform": ("conform",),
     "boundary": ("boundary",),
-    "providers": ("providers",),
+    "conform": ("conform",),
     "jobs": ("jobs", "connectors", "telemetry"),
+    "providers": ("providers",),
     "cli": ("cli", "web"),
-    "integrations": ("integrations", "compat", "task"),
-    "app": ("app",),
     "move": ("app/move",),
-    "crashes": ("boundary/node/test_crashes.py", "boundary/nats/test_crash.py"),
-    "faults": ("boundary/node/test_faults.py", "boundary/node/test_consumers.py"),
+    "app": ("app",),
+    "node": ("boundary/node",),
+    "integrations": ("integrations", "compat", "task"),
     "differential": ("differential", "executor"),
+    "campaign": ("campaign",),
     "storage": ("storage",),
 }
 """In the order in which they are started: those that take longest first, so that no processor is

@@ -36,7 +36,7 @@ def test_every_file_is_in_exactly_one_group() -> None:
         ("test_new.py", "rest"),
         ("boundary/new/test_new.py", "boundary"),
         ("boundary/node/test_new.py", "node"),
-        ("boundary/node/test_crashes.py", "crashes"),
+        ("app/move/new/test_new.py", "move"),
     ],
 )
 def test_what_nobody_thought_of_has_a_group(tmp_path: Path, path: str, group: str) -> None:
