@@ -68,7 +68,7 @@ def held(folder: Path) -> Iterator[RestoreMark]:
     """The mark of a folder for one restore at a time."""
     path = mark_of(folder)
     try:
-        descriptor = _taken(path)
+        descriptor = take_lock(path)
     except OSError as error:
         raise StoreUnavailableError(
             f"{path} cannot be written: {error.strerror or error}",
@@ -111,8 +111,8 @@ def _way_back(folder: Path, found: Unfinished) -> str:
     return f"keep {folder} as it was: remove {found.draft}"
 
 
-def _taken(path: Path) -> int | None:
-    """The file, opened and locked; None when another process has it."""
+def take_lock(path: Path) -> int | None:
+    """A file that was opened, or made, and locked; None when another process has it."""
     while True:
         descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
         if is_locked(descriptor):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -313,3 +317,25 @@ def test_a_password_that_ends_a_url_is_not_taken_for_the_rest_of_it(password: st
         StoreLocation("postgresql://ergon:a%23b@127.0.0.1/work").name
         == "postgresql://ergon@127.0.0.1/work"
     )
+
+
+@pytest.mark.slow
+def test_two_moves_of_one_store_do_not_undo_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second would open what the first one has shut, when it fails; so would the way back."""
+    source = with_jobs(f"sqlite:///{tmp_path}/old.db", lambda s: s.put("a"))
+    target = f"sqlite:///{tmp_path}/new.db"
+    words = [sys.executable, "-m", "ergon_framework.cli", "move", source, target, "--shut"]
+    environ = os.environ | {"ERGON_FAILPOINTS": "move.part.shut=pause"}
+    with subprocess.Popen(words, env=environ) as first:  # noqa: S603 - our own interpreter
+        os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        for second in ("--shut", "--reopen"):
+            assert invoke(["move", source, target, second]) == 1
+            assert "is under way" in capsys.readouterr().err
+        with pytest.raises(StoreReadOnlyError):
+            open_store(source)
+        first.send_signal(signal.SIGCONT)
+    assert first.returncode == 0
+    assert [each.name for each in tmp_path.glob("*.moving")] == []
+    assert invoke(["move", source, target, "--reopen"]) == 0

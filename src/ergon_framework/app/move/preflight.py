@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ergon_framework.app.move.transfer import (
@@ -13,8 +15,8 @@ from ergon_framework.app.move.transfer import (
     digest_of,
     is_empty,
 )
-from ergon_framework.app.store_location import is_same
-from ergon_framework.boundary.data_folder import DataFolder, FolderInUseError
+from ergon_framework.app.store_location import StoreLocation, is_same
+from ergon_framework.boundary.data_folder import DataFolder, FolderInUseError, take_lock
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.factstore import ConsumerStore
 from ergon_framework.ports.jobstore import JobAdmin
@@ -166,6 +168,37 @@ def locked(folder: Path) -> DataFolder:
             remedy="stop the zone's node; --force moves what it leaves behind meanwhile",
             details=error.details,
         ) from error
+
+
+MOVING = ".moving"
+"""What the name of a file is followed by while a move, or the way back from one, changes it."""
+
+
+@contextmanager
+def alone(sources: Iterable[StoreLocation]) -> Iterator[None]:
+    """Hold files that are shut or opened again, so that no other move does the same meanwhile.
+
+    One that failed would open what the other one has shut. The kernel frees a lock of a process
+    that was killed.
+    """
+    with ExitStack() as held:
+        for file in sorted({each.file for each in sources if each.file is not None}):
+            path = file.with_name(f"{file.name}{MOVING}")
+            try:
+                descriptor = take_lock(path)
+            except OSError as error:
+                raise StoreError(
+                    f"{path} cannot be written: {error.strerror or error}",
+                    remedy="see that this user may write to the folder of FROM",
+                ) from error
+            if descriptor is None:
+                raise StoreError(
+                    f"another move of {file}, or the way back from one, is under way",
+                    remedy="wait until it has ended, and see what it says",
+                )
+            held.callback(os.close, descriptor)
+            held.callback(path.unlink, missing_ok=True)  # while it is locked
+        yield
 
 
 def refuse_workers(admin: JobAdmin, now: float, where: str, *, is_target: bool = False) -> None:

@@ -54,6 +54,7 @@ def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
     for asked in several:
         _refuse_places(asked)
     with ExitStack() as stack:
+        stack.enter_context(preflight.alone(each.source for each in several if each.shuts))
         moves = [(_open_zone if each.is_zone else _open_work)(each, stack) for each in several]
         left = _without_ended(moves)
         for move in left:
@@ -225,7 +226,10 @@ def reopen(asked: Asked, tell: Tell = lambda _: None) -> list[str]:
 
 def reopen_all(several: Sequence[Asked], tell: Tell = lambda _: None) -> list[list[str]]:
     """Let several sources be worked with again, or, if one may not be, none of them."""
+    for asked in several:
+        asked.source.refuse_missing()
     with ExitStack() as stack:
+        stack.enter_context(preflight.alone(each.source for each in several))
         found = [_may_reopen(asked, tell, stack) for asked in several]
         return [
             [name for name, source in sources.items() if transfer.reopen(source)]
@@ -235,7 +239,6 @@ def reopen_all(several: Sequence[Asked], tell: Tell = lambda _: None) -> list[li
 
 def _may_reopen(asked: Asked, tell: Tell, stack: ExitStack) -> Mapping[str, RecordStore]:
     """What there is to be opened again; refused if something was done in the target since."""
-    asked.source.refuse_missing()
     sources = endpoints.sources(asked, stack)
     if not sources:
         raise no_work_at(asked.source)
