@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.errors import HookError, WiringError
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import ErgonError, HookError, WiringError
 from ergon_framework.executor import InvalidArgumentsError, JobContext, Registry
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.lifespan import Dependencies
 from tests.executor.link import Link, request, runtime_command
+from tests.jobs.real_worker import get, job, worker
 
 pytestmark = pytest.mark.req("JOBS:executor")
 
@@ -205,23 +208,28 @@ def test_a_process_that_cannot_open_its_lifespan_says_why(tmp_path: Path) -> Non
     assert expected in done.stderr
 
 
+STUCK = """
+import threading
+from collections.abc import Iterator
+from ergon_framework.executor import Registry
+
+registry, event = Registry(), threading.Event()
+
+@registry.lifespan(startup_timeout=0.05, shutdown_timeout=0.05)
+def database() -> Iterator[None]:
+    {}
+    yield
+    {}
+
+registry.add(len, "size")
+"""
+
+
 @pytest.mark.parametrize("half", ["startup", "shutdown"])
 def test_a_process_whose_lifespan_hangs_ends_in_time(half: str, tmp_path: Path) -> None:
     """Plain code cannot be interrupted: the process ends without it, and names it."""
     before, after = ("event.wait()", "") if half == "startup" else ("", "event.wait()")
-    (tmp_path / "stuck.py").write_text(
-        "import threading\n"
-        "from collections.abc import Iterator\n"
-        "from ergon_framework.executor import Registry\n"
-        "registry, event = Registry(), threading.Event()\n"
-        "@registry.lifespan(startup_timeout=0.05, shutdown_timeout=0.05)\n"
-        "def database() -> Iterator[None]:\n"
-        f"    {before}\n"
-        "    yield\n"
-        f"    {after}\n"
-        "registry.add(len, 'size')\n",
-        encoding="utf-8",
-    )
+    (tmp_path / "stuck.py").write_text(STUCK.format(before, after), encoding="utf-8")
     done = subprocess.run(  # noqa: S603 - our own program
         runtime_command(f"{tmp_path / 'stuck.py'}:registry"),
         input=request("size", "four"),
@@ -275,3 +283,21 @@ def test_an_application_shares_its_dependencies() -> None:
 
     with Link(registry) as link:
         assert link.ask("notes")["result"] == ["shared"]
+
+
+@pytest.mark.slow
+def test_a_burst_names_the_lifespan_that_keeps_its_executor_from_starting(tmp_path: Path) -> None:
+    """The job waits as it was: it was charged neither an attempt nor a delivery."""
+    (tmp_path / "stuck.py").write_text(STUCK.format("event.wait()", ""), encoding="utf-8")
+    command = runtime_command(f"{tmp_path / 'stuck.py'}:registry")
+    executor = ExecutorSettings(command=tuple(command), pool_size=1)
+    store = MemoryJobStore()
+    store.add([job("size", "four")])
+    with pytest.raises(ErgonError, match=r"does not start.*the lifespan 'database' did not come"):
+        worker(store, executor=executor, burst=True).run()
+    waiting = get(store, "size")
+    assert (waiting.status, waiting.attempts, waiting.excused) == (
+        JobStatus.PENDING,
+        0,
+        waiting.deliveries,
+    )

@@ -23,7 +23,7 @@ from ergon_framework.core.executor_protocol import Reply, Status, encode_request
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import Event, Failed, ProcessDied, Released
 from ergon_framework.core.restart import StartGate
-from ergon_framework.core.text import indented
+from ergon_framework.core.text import indented, one_line, one_sentence
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.child_process import ChildProcess, executor_environment
 from ergon_framework.jobs.claims import Claim, Settler
@@ -382,10 +382,15 @@ class ExecutorPool:
         is_clean = is_jobs_fault or (process.child.status == 0 and process.answers > 0 and not ends)
         name = "executor.stopped" if is_asked else "executor.died"
         self._owner.tell(name, executor=self.name, pid=process.child.pid, how=how)
+        last = process.child.last_words
+        if is_asked and (process.child.status or 0) > 0:
+            # Its jobs have their outcomes; what it had opened may not be closed.
+            text = "executor %r was asked to leave, and did not end well: %s"
+            logger.warning(text, self.name, _with_reason(how, last))
         if is_expected or is_clean:
             return
-        delay = self.gate.died(now, _dice(), how, had_answered=process.answers > 0)
-        last = process.child.last_words
+        reason = _with_reason(how, last)
+        delay = self.gate.died(now, _dice(), reason, had_answered=process.answers > 0)
         logger.warning(
             "executor %r: %s%s; the next start waits %.1f s%s",
             self.name,
@@ -395,7 +400,7 @@ class ExecutorPool:
             f"; its last words:\n{indented(last)}" if last else "",
         )
         if delay:
-            self._owner.tell("executor.held_back", executor=self.name, delay=delay, reason=how)
+            self._owner.tell("executor.held_back", executor=self.name, delay=delay, reason=reason)
 
     def _start_missing(self, now: float) -> float | None:
         if len(self.processes) >= self.settings.pool_size:
@@ -499,6 +504,12 @@ def request_line(claim: Claim, settler: Settler, worker: str, deadline_at: float
         trace_context=request_carrier(claim, settler, worker),
         worker_id=worker,
     )
+
+
+def _with_reason(how: str, last_words: str) -> str:
+    """How a process ended, and the last line that it wrote: mostly that says why."""
+    line = one_sentence(one_line(last_words.rpartition("\n")[2]))
+    return f"{how}: {line}" if line else how
 
 
 def _dice() -> float:
