@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
+import sqlite3
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -101,6 +105,41 @@ def test_ids_are_offered_with_what_they_are(shell: Shell, kind: str) -> None:
     said = shell.offers("ergon jobs show w", _ERGON_COMPLETE=f"complete_{kind}")
     assert "waits-1" in said
     assert "pending thumbs#shrink" in said
+
+
+HOSTILE = [
+    *("$(touch pwned)", "\\$(touch pwned)", "`touch pwned`", "\\`touch pwned`", "a b", "it's"),
+    *('say "x"', "*", "~root", "--help", "x;y", "[/]", "[bold", "!!", "é\xa0é", "<(ls)"),
+]
+
+
+@pytest.mark.parametrize("kind", ["bash", "zsh", "fish"])
+def test_no_shell_takes_a_name_for_anything_else(shell: Shell, store: Path, kind: str) -> None:
+    """Neither a name that is offered, nor the text that is shown beside an id."""
+    with JobClient(f"sqlite:///{store}") as client:
+        for number, name in enumerate(HOSTILE):
+            client.enqueue(name, id=f"odd-{number}", queue=name)
+    complete = {"_ERGON_COMPLETE": f"complete_{kind}"}
+    said = shell.offers("ergon jobs show odd-", **complete)
+    for number in range(len(HOSTILE)):
+        assert f"odd-{number}" in said
+    for line in ("ergon queues pause ", "ergon enqueue ", "ergon jobs list --queue "):
+        said += shell.offers(line, **complete)
+    assert "slow" in said
+    words = re.sub(r"^_arguments '\*: :\(\(|\)\)'$", "", said, flags=re.MULTILINE)
+    words = re.sub(r'"([^"]*)"(:"([^"]*)")?', r"\1 \3", words) if kind == "zsh" else words
+    assert not set("$`\\\"'();[]<>!~") & set(words.replace(r"\\:", ":")), words
+    assert not re.search("^--help", words, re.MULTILINE)
+
+
+def test_a_locked_store_keeps_nobody_waiting(shell: Shell, store: Path) -> None:
+    """Another process has it for itself."""
+    with closing(sqlite3.connect(store, isolation_level=None)) as locking:
+        locking.execute("PRAGMA locking_mode = EXCLUSIVE")
+        locking.execute("BEGIN EXCLUSIVE")
+        began_at = time.monotonic()
+        assert shell.words("ergon jobs show ") == []
+        assert time.monotonic() - began_at < 3.0  # a store is waited for much longer elsewhere
 
 
 def test_whatever_is_wrong_nothing_is_said(

@@ -64,7 +64,7 @@ class Shop:
 def shop_events(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
     """What the shop told Sentry of its transactions and calls."""
     shop = Shop(tmp_path_factory.mktemp("shop"))
-    done = shop.run(str(PROGRAMS / "sentry_shop.py"))
+    done = shop.run(str(PROGRAMS / "sentry_shop.py"), SECRET)
     assert done.returncode == 0, done.stderr
     return shop.events()
 

@@ -23,11 +23,13 @@ from ergon_framework.app.discovery import SETTINGS_FILE, STORE_FILE, find_projec
 if TYPE_CHECKING:
     from ergon_framework.ports.jobstore import FullJobStore
 
-DEADLINE = 0.8
+DEADLINE = 0.3
 """Seconds for reading, after which nothing is offered."""
 MAX_JOBS = 200
 """Jobs that are looked at, the newest."""
-_PLAIN = re.compile(r"[\w.#:@/+-]+")
+_PLAIN = re.compile(r"[\w.#:@/+][\w.#:@/+-]*")
+_ODD = re.compile(r"[^\w.#:@/+*, -]+")
+"""What a shell or its helpers could take for something else, also in the text beside a word."""
 
 Offered = list[tuple[str, str]]
 """Words, each with what it is."""
@@ -134,7 +136,7 @@ def _chosen(incomplete: str, read: Callable[[], Iterable[tuple[str, str]]]) -> O
         with suppress(Exception):
             for word, meaning in read():
                 if word.startswith(incomplete) and _PLAIN.fullmatch(word):
-                    found.setdefault(word, meaning)
+                    found.setdefault(word, _ODD.sub("?", meaning))
 
     logging.disable(logging.CRITICAL)  # the shell would show it in the middle of the line
     thread = threading.Thread(target=work, daemon=True)

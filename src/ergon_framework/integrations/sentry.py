@@ -432,7 +432,8 @@ def _reviewed(event: Any, hint: Mapping[str, Any]) -> Any:
     """An event of whatever origin, before it is sent; None to send nothing.
 
     Our log records that tell of an end are dropped, for that is an event of its own. What was
-    captured inside a unit goes without the variables of its stack: payloads are among them.
+    captured inside a unit goes without the variables of its stack, payloads are among them, and
+    without the arguments of the command.
     """
     chosen = _chosen()
     if chosen is None:
@@ -441,7 +442,10 @@ def _reviewed(event: Any, hint: Mapping[str, Any]) -> Any:
     is_ours = record is not None and record.name in _LOGGERS
     if is_ours and getattr(record, "ending", None) in _FAILED:
         return None
-    if not chosen.local_variables and "ergon.kind" in (event.get("tags") or {}):
+    if "ergon.kind" not in (event.get("tags") or {}):
+        return event
+    (event.get("extra") or {}).pop("sys.argv", None)  # those of a command may be those of a job
+    if not chosen.local_variables:
         for value in (event.get("exception") or {}).get("values") or ():
             for frame in (value.get("stacktrace") or {}).get("frames") or ():
                 frame.pop("vars", None)
