@@ -45,7 +45,7 @@ try:
     import sentry_sdk
     from sentry_sdk.integrations import Integration
     from sentry_sdk.integrations.argv import ArgvIntegration
-    from sentry_sdk.scope import Scope, add_global_event_processor, use_isolation_scope
+    from sentry_sdk.scope import Scope, use_isolation_scope
     from sentry_sdk.utils import event_from_exception
 except ImportError as error:
     raise MissingExtraError(
@@ -92,7 +92,8 @@ class ErgonIntegration(Integration):
         reporter = _Reporter()
         add_listener(reporter)
         OBSERVERS.append(reporter.around)
-        add_global_event_processor(_reviewed)
+        # On the scope of the process: it comes after what other integrations add to an event.
+        Scope.get_global_scope().add_event_processor(_reviewed)
 
 
 def set_up() -> None:
