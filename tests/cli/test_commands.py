@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -435,6 +436,28 @@ def test_help_and_version(ergon: Ergon) -> None:
     assert ergon().out == answer.out
     assert ergon("--version").out.startswith("ergon ")
     assert ergon("--debug", "--version").out.startswith("ergon ")
+
+
+def test_help_is_whole_in_a_narrow_terminal(ergon: Ergon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every command with subcommands: lines are wrapped, and none ends in dots."""
+    monkeypatch.setenv("COLUMNS", "40")
+    for path, group in _groups((), typer.main.get_command(app)):
+        answer = ergon(*path, "--help")
+        assert answer.code == 0
+        below = answer.out.partition("Options:")[2]
+        assert "…" not in below
+        assert "..." not in below, path
+        words = " ".join(below.split())
+        for command in group.commands.values() if path else ():
+            whole = " ".join((command.help or "").partition("\n\n")[0].split())
+            assert command.hidden or whole.partition(". ")[0].rstrip(".") in words, command.name
+
+
+def _groups(path: tuple[str, ...], group: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, group
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _groups((*path, name), command)
 
 
 def test_the_version_of_a_source_tree() -> None:

@@ -140,6 +140,7 @@ def test_a_token_is_wanted_and_never_shown(place: Path) -> None:
         (["--port", "65536"], 2, "65535"),
         (["--store", "sqlite:///missing.db"], 1, "there is no file"),
         (["--store", "memory://"], 2, "only its own process"),
+        (["--store", "postgers://db/work"], 2, "did you mean postgresql"),
     ],
 )
 def test_what_is_refused(

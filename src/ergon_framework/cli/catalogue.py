@@ -116,11 +116,34 @@ def _prepared(entry: CommandEntry) -> Any:
     root = typer.Typer(add_completion=False, rich_markup_mode=None)
     root.callback()(_nothing)  # with it even one command makes a group
     if isinstance(found, typer.Typer):
+        _tell_whole_lines(found)
         root.add_typer(found, name=entry.name)
     else:
         root.command(entry.name, hidden=entry.name in _HIDDEN)(found)
     group: Any = typer.main.get_command(root)
     return group.commands[entry.name]
+
+
+class Subcommands(TyperGroup):
+    """Commands below a command; in a narrow terminal their help is wrapped, and never cut."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands that are not hidden, each with the whole of its one line."""
+        listed = [self.commands[name] for name in self.list_commands(ctx)]
+        lines = [(each.name, each.get_short_help_str(_WHOLE)) for each in listed if not each.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(lines)
+
+
+_WHOLE = 1000
+"""Characters that no line of help has."""
+
+
+def _tell_whole_lines(group: typer.Typer) -> None:
+    group.info.cls = Subcommands
+    for each in group.registered_groups:
+        if each.typer_instance is not None:
+            _tell_whole_lines(each.typer_instance)
 
 
 def _nothing() -> None:

@@ -35,7 +35,7 @@ app = typer.Typer(help="Look at dead-lettered jobs and provider calls, send them
 Ids = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[ID]...", help="Ids of jobs or letters.", autocompletion=completion.dead_ids
+        metavar="ID", help="Ids of jobs or letters.", autocompletion=completion.dead_ids
     ),
 ]
 DeadId = Annotated[

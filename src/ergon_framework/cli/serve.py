@@ -44,6 +44,7 @@ def serve(
     """
     from ergon_framework.app.observability import finish_telemetry, observed, set_up_logging
     from ergon_framework.app.settings import check_server_packages, load_settings, revealed
+    from ergon_framework.jobs.stores.opening import check_url
     from ergon_framework.storage.urls import file_of
     from ergon_framework.web.application import check_place
     from ergon_framework.web.application import serve as run
@@ -52,6 +53,8 @@ def serve(
 
     check_server_packages()
     set_up_logging(log_level, log_format)
+    if store is not None:
+        check_url(store)  # a server that is away is waited for; a kind that nobody has, is not
     settings = load_settings(config)
     server = _placed(settings.server, host, port)
     tokens = tokens_from(token_file, os.environ, revealed(server.token))
