@@ -51,7 +51,7 @@ MAX_SERIES = 1000
 """Series of one family. Users choose names of queues, consumers and providers without a limit."""
 MAX_LABEL = 200
 """Characters of a label's value."""
-SCRAPE_TIMEOUT = 2.0
+SCRAPE_TIMEOUT = 4.0
 """Seconds that one part may take. A scraper that waits longer misses the other parts as well."""
 
 
