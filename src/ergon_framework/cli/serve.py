@@ -44,7 +44,7 @@ def serve(
     """
     from ergon_framework.app.observability import finish_telemetry, observed, set_up_logging
     from ergon_framework.app.settings import check_server_packages, load_settings, revealed
-    from ergon_framework.jobs.stores.opening import check_url
+    from ergon_framework.jobs.store_urls import check_url
     from ergon_framework.storage.urls import file_of
     from ergon_framework.web.application import check_place
     from ergon_framework.web.application import serve as run
