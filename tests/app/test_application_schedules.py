@@ -165,6 +165,10 @@ def test_what_an_app_is_given_may_be_a_settings_file(tmp_path: Path) -> None:
     for given in (str(file), file):
         with App(given) as made:
             assert made.setup.url == f"sqlite:///{tmp_path / 'work.db'}"
+    names: dict[str, Any] = {"__file__": str(tmp_path / "shop.py"), "App": App}
+    exec('made = App("ergon.toml")', names)  # noqa: S102 - a script that is started elsewhere
+    with names["made"] as made:
+        assert made.setup.url == f"sqlite:///{tmp_path / 'work.db'}"
     with App(file, url="memory://") as made:
         assert made.setup.url == "memory://"
     with pytest.raises(ConfigurationError, match="was given memory:// and another URL"):

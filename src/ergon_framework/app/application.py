@@ -47,8 +47,6 @@ from ergon_framework.app.app_arguments import (
     checked_queues,
 )
 from ergon_framework.app.job_handlers import JobHandler
-from ergon_framework.app.script_source import bound_late, made_late
-from ergon_framework.core.text import toml_table
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.executor import Registry
 from ergon_framework.ports.job_options import HandlerOptions
@@ -574,6 +572,8 @@ class App:
         missing = [name for name in wanted if name not in setup.executors]
         self._refuse_namesake()
         if own_name not in missing and given:
+            from ergon_framework.core.text import toml_table
+
             (word, number), *_ = given.items()
             raise ConfigurationError(
                 f"app.run: the settings define the executor {own_name!r}, so they say how many"
@@ -627,6 +627,8 @@ class App:
 
     def _reference(self) -> str:
         """How another process finds this object: ``script.py:app`` or ``package.module:app``."""
+        from ergon_framework.app.script_source import bound_late
+
         for module in self._holders():
             held = getattr(module, "__dict__", {})
             name = next((key for key, value in held.items() if value is self), None)
@@ -647,6 +649,8 @@ class App:
         """Why no other process finds this object."""
         if self._maker:
             return _not_importable(f"the App of {self._file} is made in {self._maker}()", "app")
+        from ergon_framework.app.script_source import made_late
+
         late = "" if self._file is None else made_late(self._file)
         if late:
             return _not_importable(f"the App of {self._file} is made {late}", "app")
@@ -709,6 +713,10 @@ class App:
 
         beside = self._home / FILE
         config = self._config or (beside if beside.exists() else None)
+        if self._config is not None and not self._config.exists():
+            # A relative name means the working directory first, as in every command.
+            near = self._home / self._config
+            config = near if near.exists() else config
         settings = load_settings(config)
         jobs = settings.extensions.get("jobs")
         is_named = url_as_written(settings, None if jobs is None else jobs.store)
