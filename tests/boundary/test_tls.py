@@ -416,16 +416,20 @@ def test_a_withdrawn_certificate_is_not_let_in(folder: Path) -> None:
         .revocation_date(NOW - DAY)
         .build()
     )
-    crl = (
-        x509.CertificateRevocationListBuilder()
-        .issuer_name(authority.subject)
-        .last_update(NOW - DAY)
-        .next_update(NOW + DAY)
-        .add_revoked_certificate(entry)
-        .sign(signer, hashes.SHA256())
-    )
     path = folder / "list.pem"
-    path.write_bytes(crl.public_bytes(serialization.Encoding.PEM))
+
+    def write_list(until: dt.datetime) -> None:
+        made = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(authority.subject)
+            .last_update(NOW - 2 * DAY)
+            .next_update(until)
+            .add_revoked_certificate(entry)
+            .sign(signer, hashes.SHA256())
+        )
+        path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+    write_list(NOW + DAY)
     files = {"cert": folder / "node.pem", "key": folder / "node.key", "ca": folder / "ca.pem"}
     given = {name: str(each) for name, each in (files | {"crl": path}).items()}
     certificates = certificates_of(ZoneSettings.model_validate(given))
@@ -438,6 +442,10 @@ def test_a_withdrawn_certificate_is_not_let_in(folder: Path) -> None:
             assert "certificate revoked" in told
             assert heard == "SSLV3_ALERT_CERTIFICATE_REVOKED"
             assert b"Plant B" in await _who(await bench.wire(_client(folder, "Plant B")))
+            write_list(NOW - DAY)  # nobody can be checked by it, and that is not the client's fault
+            told, heard = await _refused(bench, _client(folder, "Plant B"))
+            assert "the list of revoked certificates of this node has run out" in told
+            assert heard == "SSLV3_ALERT_CERTIFICATE_EXPIRED"
 
     run(main())
 

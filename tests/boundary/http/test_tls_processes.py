@@ -31,7 +31,7 @@ NOW = dt.datetime.now(dt.UTC)
 DAY = dt.timedelta(days=1)
 UNTRUSTED = {
     "unknown CA": ("it does not know the authority of this client's certificate", "plant-a"),
-    "expired": ("this client's certificate has expired", "late"),
+    "expired": ("this client's certificate has expired, or its list of revoked ones", "late"),
     "not yet valid": ("this client's certificate is damaged, or not valid yet", "early"),
     "missing": ("it asks for a certificate, and this client shows none", ""),
     "TLS 1.2": ("this client does not speak its version of TLS", "plant-a"),

@@ -29,7 +29,7 @@ from ergon_framework.errors import (
 _REFUSALS = {
     "CERTIFICATE_REQUIRED": "it asks for a certificate, and this client shows none",
     "UNKNOWN_CA": "it does not know the authority of this client's certificate",
-    "CERTIFICATE_EXPIRED": "this client's certificate has expired",
+    "CERTIFICATE_EXPIRED": "this client's certificate has expired, or its list of revoked ones",
     "CERTIFICATE_REVOKED": "this client's certificate was withdrawn",
     "CERTIFICATE_UNKNOWN": "it does not accept this client's certificate",
     "BAD_CERTIFICATE": "this client's certificate is damaged, or not valid yet",

@@ -156,8 +156,13 @@ def _certificate(transport: asyncio.Transport) -> Mapping[str, Any]:
     return (secured.getpeercert() if secured is not None else None) or {}
 
 
+_CRL_HAS_EXPIRED = 12  # X509_V_ERR_CRL_HAS_EXPIRED of OpenSSL; its alert is that of a certificate
+
+
 def _why(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code == _CRL_HAS_EXPIRED:
+            return "the list of revoked certificates of this node has run out: renew the file crl"
         return f"its certificate was refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:
         return f"the TLS handshake failed: {error.reason.lower().replace('_', ' ')}"
