@@ -52,7 +52,9 @@ MAX_SERIES = 1000
 MAX_LABEL = 200
 """Characters of a label's value."""
 SCRAPE_TIMEOUT = 4.0
-"""Seconds that one part may take. A scraper that waits longer misses the other parts as well."""
+"""Seconds that one part may take once it has answered. A scraper that waits for longer misses the
+other parts as well. The first answer takes a connection, and may take the time of any request.
+"""
 
 
 def exposed(families: Iterable[Exposed]) -> str:
@@ -406,6 +408,7 @@ def metric_routes(pool: BackendPool) -> APIRouter:
     errors: Counter[str] = Counter(dict.fromkeys(questions, 0))
 
     asked: dict[str, asyncio.Task[Sequence[Exposed]]] = {}
+    answered: set[str] = set()
 
     async def answer(part: str) -> Sequence[Exposed]:
         """What a part answers in time. It is not asked again while it is busy with a question."""
@@ -413,10 +416,13 @@ def metric_routes(pool: BackendPool) -> APIRouter:
         if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
             task = asked[part] = asyncio.create_task(pool.call(part, questions[part].ask))
             task.add_done_callback(_heard)
-        done, _ = await asyncio.wait({task}, timeout=SCRAPE_TIMEOUT)
+        limit = SCRAPE_TIMEOUT if part in answered else None
+        done, _ = await asyncio.wait({task}, timeout=limit)
         if not done:
             raise BackendUnavailableError(part, backend_title(part), StoreUnavailableError.code)
-        return task.result()
+        found = task.result()
+        answered.add(part)
+        return found
 
     async def told(part: str) -> Sequence[Exposed] | None:
         try:
