@@ -40,12 +40,14 @@ def test_the_four_kinds_fit_in_one_short_file(tmp_path: Path) -> None:
     done = run_python("four_kinds.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     unfit = "InvalidPayloadError: the payload is no Order: Object missing required field `amount`"
-    assert done.stdout.splitlines() == [
-        "1 charged, 1 invoiced",
+    first, *refused, last = done.stdout.splitlines()
+    assert first == "1 charged, 1 invoiced"
+    # Eight threads handle the orders: whichever is refused first stands first.
+    assert sorted(refused) == [
         "o-2 refused: Business: nothing to charge",
         f"o-3 refused: {unfit}",
-        "told to hq: order:WO-1 {'usd': 5.4}",
     ]
+    assert last == "told to hq: order:WO-1 {'usd': 5.4}"
 
 
 @pytest.mark.req("ONE:readme")
