@@ -165,7 +165,7 @@ def _is_plain(given: Mapping[str, Any]) -> bool:
 def _is_understood(environ: Mapping[str, str]) -> bool:
     """Whether the interpreter would read the same from it as the server's did from its own."""
     folders = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
-    return _read_at_the_start(environ) == _read_at_the_start(os.environ) and not any(
+    return _read_at_the_start(environ) == _AT_THE_START and not any(
         Path(folder, "sitecustomize.py").exists() for folder in folders
     )
 
@@ -176,6 +176,10 @@ def _read_at_the_start(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name.startswith(_READ_AT_THE_START) and name not in UNDERSTOOD
     }
+
+
+_AT_THE_START = _read_at_the_start(os.environ)
+"""What the server reads: a test may change the variables of this process for a while."""
 
 
 @dataclass
@@ -223,8 +227,10 @@ def _server() -> _Server | None:
 
 def _started() -> _Server:
     here, there = socket.socketpair()
-    unwanted = ("PYTHONPATH", "ERGON_")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+    read = _READ_AT_THE_START
+    others = {name: value for name, value in os.environ.items() if not name.startswith(read)}
+    kept = {name: value for name, value in others.items() if not name.startswith("ERGON_")}
+    environ = kept | _AT_THE_START
     with there:
         process = subprocess.Popen(  # noqa: S603 - this file
             [sys.executable, __file__, str(there.fileno())],
