@@ -163,7 +163,12 @@ def _is_plain(given: Mapping[str, Any]) -> bool:
 
 
 def _is_understood(environ: Mapping[str, str]) -> bool:
-    """Whether the interpreter would read the same from it as the server's did from its own."""
+    """Whether the interpreter would read the same from it as the server's did from its own.
+
+    A library that is preloaded is set up while a process starts, for that process.
+    """
+    if "LD_PRELOAD" in environ:
+        return False
     folders = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
     return _read_at_the_start(environ) == _AT_THE_START and not any(
         Path(folder, "sitecustomize.py").exists() for folder in folders

@@ -323,11 +323,14 @@ def test_a_file_counts_towards_the_size(tmp_path: Path, node: Node) -> None:
 
 def test_a_fact_that_can_never_fit_is_told_so(tmp_path: Path, node: Node) -> None:
     """It is no full outbox, for which one waits; and no more is copied than could fit."""
+    huge = tmp_path / "huge"
+    with huge.open("wb") as sparse:
+        sparse.truncate(8 << 30)
     with Outbox(tmp_path / "o.db", node, max_bytes=2000) as outbox:
         too_large: list[dict[str, Any]] = [
             {"files": [b"x" * 3000]},
             {"files": [b"x" * 1500, b"y" * 1500]},
-            {"files": ["/dev/zero"]},
+            {"files": [huge]},
         ]
         for each in too_large:
             with pytest.raises(FactInvalidError, match="larger than the outbox may be: 2000") as no:

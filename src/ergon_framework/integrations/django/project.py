@@ -78,6 +78,12 @@ def project_app() -> App:
 class DjangoApp(App):
     """An App whose executors set Django up before they import handlers."""
 
+    def __init__(self, store: str | None, *, config: str | None, name: str) -> None:
+        super().__init__(config=config, name=name)
+        # A wrong URL is told by ``manage.py check``, as all wrong settings of a project are: an
+        # error here would be a traceback out of the import of its handlers.
+        self._url = store
+
     def _reference(self) -> str:
         return EXECUTOR
 
