@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import sys
 from collections.abc import Iterator
 
 import psycopg
@@ -12,6 +15,7 @@ from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.transactions import SCHEMA
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, new
+from tests import fork_server
 
 pytestmark = pytest.mark.req("SCALE:upgrade", "SCALE:fleet-versions", "SCALE:jobs-postgres")
 
@@ -33,6 +37,17 @@ def set_version(connection: psycopg.Connection, version: int, *, compatible: int
         "UPDATE ergon_schema SET version = %s, compatible = %s WHERE part = 'jobs'",
         (version, compatible),
     )
+
+
+def test_the_command_that_makes_the_tables_is_told(postgres_url: str) -> None:
+    """It names the store, and works when it is pasted."""
+    with pytest.raises(StoreSchemaError, match="jobs tables of version 0") as told:
+        PostgresJobStore(postgres_url, read_only=True)
+    [command] = re.findall("`ergon (.*)`", told.value.remedy)
+    words = [sys.executable, "-m", "ergon_framework.cli", *shlex.split(command)]
+    done = fork_server.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    PostgresJobStore(postgres_url, read_only=True).close()
 
 
 def test_this_program_goes_on_with_later_tables(

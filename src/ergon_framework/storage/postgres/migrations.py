@@ -15,6 +15,7 @@ from ergon_framework.storage.postgres.address import address_of
 from ergon_framework.storage.postgres.errors import first_line, translate
 from ergon_framework.storage.postgres.pool import Connection, ConnectionPool
 from ergon_framework.storage.sql_files import SchemaFiles
+from ergon_framework.storage.urls import store_operand
 
 _COMPATIBLE = re.compile(r"--\s*compatible:\s*(\d+)")
 _MADE = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
@@ -79,12 +80,20 @@ class PostgresSchema(SchemaFiles):
             raise StoreSchemaError(
                 f"{name} has {self.part} tables of version {found[0] if found else 0}; this program"
                 f" works with version {self.version}",
-                remedy="run `ergon db upgrade`; programs that are running may go on meanwhile",
+                remedy=self._upgrade_remedy(name, has_tables=found is not None),
             )
         self._refuse_newer_than(found, name)
         with connection.transaction():
             self._look_in(connection, namespace)
             self._refuse_lost(connection, name, self.version)
+
+    def _upgrade_remedy(self, name: str, *, has_tables: bool) -> str:
+        """How the tables are brought up to date; a zone has no command but that of its settings."""
+        may_go_on = "programs that are running may go on meanwhile"
+        if self.part != "jobs":
+            return f"run `ergon db upgrade`; {may_go_on}"
+        makes = "" if has_tables else " --jobs"
+        return f"run `ergon db upgrade{makes} --store {store_operand(name)}`; {may_go_on}"
 
     def found(self, connection: Connection, namespace: str | None) -> tuple[int, int] | None:
         """The version of the tables, and of the oldest program that may use them."""
