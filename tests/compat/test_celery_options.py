@@ -215,6 +215,7 @@ def _everything() -> Any:
         ({"soft_time_limit": 3}, "declare it in the decorator"),
         ({"on_tuesdays": True}, "leave it out"),
         ({"eta": "soon"}, "ISO 8601"),
+        ({"countdown": float("nan")}, "a number of seconds"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(

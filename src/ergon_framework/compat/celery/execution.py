@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from ergon_framework.compat.celery import arguments
 from ergon_framework.compat.celery.exceptions import UnsupportedOptionError, is_celery
-from ergon_framework.compat.celery.options import instant
+from ergon_framework.compat.celery.options import UNBOUNDED_ATTEMPTS, instant, seconds_of
 from ergon_framework.errors import Discard, NonRetryableException, describe
 from ergon_framework.executor import Held, JobContext, RetryLater, current_job
 
@@ -73,10 +73,13 @@ class Delivery:
                 details={"task": self.task},
             )
         if self.attempt >= max_attempts:
+            remedy = f"declare it: max_retries={self.attempt} in the decorator of the task"
+            if self.attempt >= UNBOUNDED_ATTEMPTS:
+                remedy = "no job has more; call apply_async for one that goes on, and return"
             raise UnsupportedOptionError(
                 f"the task {self.task!r} asks for retry {self.attempt}, and its job was enqueued"
                 f" for {max_attempts} attempts",
-                remedy=f"declare it: max_retries={self.attempt} in the decorator of the task",
+                remedy=remedy,
                 details={"task": self.task},
             )
         self.retry_delay = delay_until(countdown, eta)
@@ -258,7 +261,7 @@ def delay_until(countdown: float | None, eta: datetime | str | None) -> float:
     """Seconds until a retry."""
     if eta is not None and not countdown:  # of the two, Celery takes the countdown
         return max(0.0, (instant("eta", eta) - datetime.now(UTC)).total_seconds())
-    return max(0.0, float(countdown or 0.0))
+    return seconds_of(countdown or 0.0)
 
 
 def _delay_of(error: Any) -> float:

@@ -7,6 +7,7 @@ table is refused as well, so that nothing is lost without a word.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -222,7 +223,7 @@ def _priority(value: Any, *, is_smaller_first: bool) -> int | None:
 
 def _due(call: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     if call.get("countdown"):  # of the two, Celery takes the countdown
-        return {"delay": max(0.0, float(call["countdown"]))}
+        return {"delay": seconds_of(call["countdown"])}
     if "eta" in call:
         at = instant("eta", call["eta"])
         return {"run_at": at} if at > now else {}
@@ -235,6 +236,16 @@ def _expiry(value: Any) -> dict[str, Any]:
     if isinstance(value, datetime | str):
         return {"expires_at": instant("expires", value)}
     return {"expires_in": float(value)}
+
+
+def seconds_of(countdown: Any) -> float:
+    """Seconds from now, and none for a time that is over; a number that is no time is refused."""
+    seconds = float(countdown)
+    if not math.isfinite(seconds):
+        raise UnsupportedOptionError(
+            f"countdown is {countdown!r}", remedy="give a number of seconds, for example 60"
+        )
+    return max(0.0, seconds)
 
 
 def instant(option: str, value: Any) -> datetime:
