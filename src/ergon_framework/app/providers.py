@@ -67,7 +67,14 @@ _RENAMED = {"timeout", "timeout_seconds", "budget_seconds", "timeout_budget_seco
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-_NO_CLASS = 'write provider = "module:Class" beside it'
+_OF_A_CLASS = 'is an option of a class; write provider = "module:Class" beside it'
+_IN_A_TABLE = {
+    "attempts": "is spelled so in Python only; write retry = { max_attempts = 5 }",
+    "backoff": "is spelled so in Python only; write retry = { base_delay = 1.0 }",
+    "budget": "is spelled so in Python only; write timeout_budget = 60",
+    "timeout": "is spelled so in Python only; write attempt_timeout = 5",
+}
+"""How the short words of ``app.provider`` are written in a table."""
 _RIGHT = "is no key: write timeout_budget for the whole call, or attempt_timeout for one attempt"
 
 
@@ -224,7 +231,7 @@ class ProviderSettings(Built):
             raise _refusal(type(self), [("provider", "provider is missing")])
         known = [*ProviderSettings.model_fields, *ScriptOptions.model_fields]
         wrong = [
-            (name, f"is an option of a class; {_NO_CLASS}; {did_you_mean(name, known)}")
+            (name, _IN_A_TABLE.get(name) or f"{_OF_A_CLASS}; {did_you_mean(name, known)}")
             for name in self.options.keys() - ScriptOptions.model_fields.keys()
         ]
         if wrong:
