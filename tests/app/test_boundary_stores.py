@@ -115,7 +115,7 @@ def test_facts_in_the_folder_are_not_left_behind(directory: Path) -> None:
     Path("a").mkdir()
     Path("a/facts.db").touch()
     with pytest.raises(
-        SettingsError, match=r"has facts in .*, and .store. names postgresql://host/db"
+        SettingsError, match=r"has facts in .*, and .store. names postgresql://me@host/db"
     ):
         zone_setup(environ={})
     with pytest.raises(SettingsError, match="names postgresql") as caught:
@@ -173,7 +173,7 @@ def test_a_zone_that_was_moved_elsewhere_is_not_begun_anew(
     moved("sqlite:///a/facts.db", postgres_url, zone="a", shuts=True)
     Path("ergon.toml").write_text(f'[store]\nurl = "{SERVER}"\n[zones.a]\ndata = "a"')
     with pytest.raises(
-        SettingsError, match=r"was moved to .*, and .store. names postgresql://host"
+        SettingsError, match=r"was moved to .*, and .store. names postgresql://me@host"
     ):
         zone_setup(environ={})
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ergon_framework.app.factories import Factory, connector_factory
@@ -141,6 +142,8 @@ class Ship(ConsumerTask):
         store: Any = self.services["store"]
         if transaction.payload == "lose":
             store.clock_at += 3600
+            for worker in store.workers():  # not seen for as long
+                store.heartbeat(msgspec.structs.replace(worker, state="gone"))
             with JobsConnector(store) as other:
                 found = {each.transaction_id: each for each in other.fetch_transactions(9)}
                 other.ack(found["a"])

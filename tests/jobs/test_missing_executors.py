@@ -18,6 +18,8 @@ from ergon_framework.testing.suites.jobstore.subject import ask, new
 from tests.jobs.real_worker import burst, get, job, quick
 
 HOUR = 3600.0
+NEW_COLUMNS = ("flow_id", "join_id", "feeds", "wait", "signal")
+"""Those that later versions have added."""
 
 
 class Bench:
@@ -161,6 +163,9 @@ def test_an_existing_file_learns_to_note_executors(tmp_path: Path) -> None:
             moves.cursor.execute(each)
             for each in (
                 "DROP TABLE ergon_executors",
+                *(f"DROP TABLE ergon_{each}" for each in ("flows", "flow_joins", "flow_work")),
+                *(f"DROP INDEX ergon_jobs_{each}" for each in ("flow", "join", "signal")),
+                *(f"ALTER TABLE ergon_jobs DROP COLUMN {each}" for each in NEW_COLUMNS),
                 "UPDATE ergon_schema SET version = 2 WHERE part = 'jobs'",
             )
         ],

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import resource
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import cast
@@ -37,6 +38,9 @@ class DurableStore:
         self._path = path
         self.is_away = is_away
         self._path.touch()
+
+    def now(self) -> float:
+        return time.time()
 
     def record(self, batch: RecordBatch) -> None:
         if self.is_away:

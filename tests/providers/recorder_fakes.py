@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -92,6 +93,9 @@ class ScriptedStore:
         """Ids that can never be written."""
         self.fault_after: Callable[[], None] | None = None
         self._lock = threading.Lock()
+
+    def now(self) -> float:
+        return time.time()
 
     def record(self, batch: RecordBatch) -> None:
         self.calls += 1

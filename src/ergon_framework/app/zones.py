@@ -88,7 +88,7 @@ def implicit_store(name: str, settings: ZoneSettings, *, has_folder: bool) -> Zo
         )
     raise SettingsError(
         f"zone {name!r} has facts in {file}, and [store] names {place}",
-        remedy=f"move them there:  {_move_command(name, file, url)}{login_hint(place)}; or, to"
+        remedy=f"move them there{login_hint(place)}:  {_move_command(name, file, url)}; or, to"
         " leave them in the file, write store ="
         f" {toml_text(f'{SQLITE}{file.absolute()}')} under {table}",
     )

@@ -103,6 +103,20 @@ def enqueue(
         str | None,
         typer.Option(metavar="WHAT", help="existing (the default), reject or replace."),
     ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID",
+            help="A job it waits for; may be repeated.",
+            autocompletion=completion.job_ids,
+        ),
+    ] = None,
+    on_failure: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT", help="If one of --after fails: cancel (the default), continue or hold."
+        ),
+    ] = None,
     wait: Annotated[
         float | None,
         typer.Option(
@@ -137,6 +151,8 @@ def enqueue(
         "priority": priority,
         "unique": unique,
         "on_duplicate": on_duplicate,
+        "after": after or None,
+        "on_failure": on_failure,
         "max_deliveries": max_deliveries,
         "limit_key": limit_key,
         "limit": limit,

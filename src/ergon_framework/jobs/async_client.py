@@ -22,7 +22,14 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import ResultTimeoutError, StoreUnavailableError
 from ergon_framework.jobs.client import EnqueuedJob, JobClient, Progress, _JobId, batches
 from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow
-from ergon_framework.jobs.flows import Chain, Draft, FlowClients, Group
+from ergon_framework.jobs.flows import (
+    Chain,
+    Draft,
+    FlowClients,
+    Group,
+    SignalStep,
+    signal_step,
+)
 from ergon_framework.jobs.newjob import HandlerOptions, JobSpec
 from ergon_framework.jobs.results import (
     MIN_POLL_INTERVAL,
@@ -297,6 +304,10 @@ class AsyncJobClient:
     ) -> Group:
         """Steps side by side; see :meth:`JobClient.group`. Store it with ``aenqueue``."""
         return Group(self._clients(), parts, then, name, on_failure)
+
+    def wait_for_signal(self, name: str, *, timeout: float | None = None) -> SignalStep:
+        """A step that waits for a signal, so many seconds at most from when it is reached."""
+        return signal_step(name, timeout)
 
     async def enqueue_flow(self, draft: Draft, *, connection: Any = None) -> AsyncEnqueuedFlow:
         """Store a chain or group in one commit; returns the id of the flow."""

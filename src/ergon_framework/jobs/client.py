@@ -427,6 +427,7 @@ class JobClient:
         found_flow(self.store, flow_id)
         return EnqueuedFlow.of(str(flow_id), self)
 
+    @property
     def subscription(self) -> SharedSubscription:
         """The subscription to ends of jobs that all threads of this process share."""
         return self._shared.setdefault(os.getpid(), SharedSubscription(self.store))
@@ -473,7 +474,7 @@ class JobClient:
         Raises JobFailedError when it ended otherwise, ResultTimeoutError when it has not ended, or
         when the store has not told by then; one that is away is told at once.
         """
-        job = wait_in_time(self.store, self.subscription(), str(job_id), timeout, poll)
+        job = wait_in_time(self.store, self.subscription, str(job_id), timeout, poll)
         return result_of(job, self._url)
 
     # ---- moving ----

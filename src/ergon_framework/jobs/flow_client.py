@@ -58,6 +58,7 @@ class StoreClient(Protocol):
 
     store: FullJobStore
 
+    @property
     def subscription(self) -> SharedSubscription:
         """The subscription to ends of jobs."""
 
@@ -111,7 +112,7 @@ class EnqueuedFlow(str):
         Raises JobFailedError when the flow failed or was cancelled, and ResultTimeoutError when it
         has not ended by then.
         """
-        flow = wait_for_flow(self._client.store, self._client.subscription(), self, timeout)
+        flow = wait_for_flow(self._client.store, self._client.subscription, self, timeout)
         return flow_result(self._client.store, flow)
 
     def cancel(self) -> FlowStatus:

@@ -136,8 +136,11 @@ class LeaseRenewal(msgspec.Struct, frozen=True):
     is_charged: bool  # a request was written: charge the attempt if that has not been done
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as callers of a store see it."""
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job as callers of a store see it.
+
+    What has a default was added later: a job without it is written as it always was.
+    """
 
     key: Any
     id: str

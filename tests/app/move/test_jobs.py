@@ -230,9 +230,9 @@ def test_a_store_is_not_moved_into_itself(places: tuple[str, str], tmp_path: Pat
 def test_names_hold_no_secrets() -> None:
     """What a store is known by, in the mark and in front of people."""
     place = StoreLocation("postgresql://me:hunter2@db.example:5432/work?sslmode=require&password=x")
-    assert place.name == "postgresql://db.example:5432/work?sslmode=require"
+    assert place.name == "postgresql://me@db.example:5432/work?sslmode=require"
     place = StoreLocation("postgresql://me@/work?host=/run/postgresql")
-    assert place.name == "postgresql:///work?host=/run/postgresql"
+    assert place.name == "postgresql://me@/work?host=/run/postgresql"
     assert StoreLocation("redis://:hush@db.example/0").name == "redis://db.example/0"
 
 

@@ -199,8 +199,8 @@ def _shut_for_another(
         program = shlex.quote(str(Path(project.name).absolute()))
         command = f"ergon move {program} --to {shlex.quote(gone_to)}"
         remedy = (
-            f"go on with the move that was begun:  {command}; or open the zones again: "
-            f" {command} --reopen{login_hint(gone_to)}"
+            f"go on with the move that was begun{login_hint(gone_to)}:  {command}; or open the"
+            f" zones again:  {command} --reopen"
         )
     else:
         places = f"{shlex.quote(str(folder))} {shlex.quote(str(Path(gone_to).parent))}"
