@@ -298,7 +298,8 @@ def test_a_zone_that_was_shut_for_another_place_is_not_left_out(
         assert f"zone plant were moved to {place}" in told
         assert f"ergon move {program} --to {shlex.quote(place)} --reopen" in told
     assert list(other.parent.iterdir()) == []
-    go_on, back = re.findall(r"  ergon (move .*?)(?:;|\)$)", told, re.MULTILINE)  # as they are pasted
+    pasted = re.compile(r"  ergon (move .*?)(?:;|\)$)", re.MULTILINE)
+    go_on, back = pasted.findall(told)
     assert invoke(shlex.split(back)) == 0
     assert published(program, "plant", 3) == 3
     assert invoke(shlex.split(go_on)) == 0
