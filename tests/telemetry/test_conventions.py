@@ -40,7 +40,7 @@ def labels(*pairs: tuple[str, object]) -> tuple[tuple[str, object], ...]:
 @pytest.fixture
 def everywhere(numbers: Numbers, monkeypatch: pytest.MonkeyPatch) -> Numbers:
     """The meter provider of the process."""
-    monkeypatch.setattr("opentelemetry.metrics._internal._METER_PROVIDER", numbers.provider)
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: numbers.provider)
     return numbers
 
 

@@ -196,6 +196,7 @@ def _with_error(labels: dict[str, Any], error: str | None) -> dict[str, Any]:
 
 
 _IS_NAMED = "OTEL_PYTHON_METER_PROVIDER" in os.environ
+_of_the_api = metrics.get_meter_provider
 _made: WeakKeyDictionary[Any, tuple[MessagingInstruments, CallInstruments]] = WeakKeyDictionary()
 _lock = Lock()
 
@@ -234,6 +235,8 @@ def _may_have_meters() -> bool:
 
     Every enqueue asks, and the API reads a variable of the environment each time.
     """
+    if metrics.get_meter_provider is not _of_the_api:
+        return True  # somebody has put another in its place, and must be asked
     try:
         return metrics._internal._METER_PROVIDER is not None or _IS_NAMED  # noqa: SLF001
     except AttributeError:  # an API that keeps its provider elsewhere
