@@ -31,7 +31,7 @@ class Flows(Honest):
     Tables: type[MemoryFlowTables] = MemoryFlowTables
     Moves: type[FlowSettlement] = FlowSettlement
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         Tables: type[MemoryFlowTables] = MemoryFlowTables
         Moves: type[FlowSettlement] = FlowSettlement
 
@@ -45,7 +45,7 @@ class Flows(Honest):
 
     def __init_subclass__(cls) -> None:
         parts = {"Tables": cls.Tables, "Moves": cls.Moves}
-        setattr(cls, "Books", type("Books", (cls.Books,), parts))  # noqa: B010 - a class is meant
+        setattr(cls, "PlantedLedger", type("PlantedLedger", (cls.PlantedLedger,), parts))  # noqa: B010 - a class is meant
 
 
 # ---- waiting and counting -----------------------------------------------------------------------
@@ -62,7 +62,7 @@ class OpensOneEarly(Flows):
 class CountsWithoutAFence(Flows):
     """Counts a report of a step before it looks whether the report is a late one."""
 
-    class Books(Flows.Books):
+    class PlantedLedger(Flows.PlantedLedger):
         def settle(self, settlement: Settlement, now: float) -> bool:
             applied = super().settle(settlement, now)
             record = self.records[settlement.key]
@@ -77,7 +77,7 @@ class CountsWithoutAFence(Flows):
 class StartsWhatFollowsTwice(Flows):
     """Adds a step that was released to its queue, and its twin as well."""
 
-    class Books(Flows.Books):
+    class PlantedLedger(Flows.PlantedLedger):
         def release(self, record: Record, now: float) -> None:
             super().release(record, now)
             twin = change(record.new, id=f"{record.new.id}+", step=None)
@@ -87,7 +87,7 @@ class StartsWhatFollowsTwice(Flows):
 class ReleasesLater(Flows):
     """Releases steps with the next retention run."""
 
-    class Books(Flows.Books):
+    class PlantedLedger(Flows.PlantedLedger):
         def go_on_with_flows(self, now: float) -> None:
             """Leave it to others."""
 
@@ -103,7 +103,7 @@ class ReleasesLater(Flows):
 class LetsStepsBeHurried(Flows):
     """Lets an operator start a step before its turn."""
 
-    class Books(Flows.Books):
+    class PlantedLedger(Flows.PlantedLedger):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.records.get(settlement.key)
             if (
@@ -118,7 +118,7 @@ class LetsStepsBeHurried(Flows):
 class DelaysFromTheBeginning(Flows):
     """Counts the delay of a step from when its flow was stored."""
 
-    class Books(Flows.Books):
+    class PlantedLedger(Flows.PlantedLedger):
         def release(self, record: Record, now: float) -> None:
             record.wait = max(0.0, (record.wait or 0.0) - (now - record.created_at))
             super().release(record, now)
@@ -127,7 +127,7 @@ class DelaysFromTheBeginning(Flows):
 class StoresHalfAFlow(Flows):
     """Finds out that an id is taken when the flow is stored already."""
 
-    class Books(Flows.Books):
+    class PlantedLedger(Flows.PlantedLedger):
         def check_new(self, jobs: Sequence[NewJob]) -> None:
             """Let anything through."""
 
@@ -250,7 +250,7 @@ class IgnoresCancelledSteps(Flows):
 class StepsNeverExpire(Flows):
     """Looks at the expiry of a step only when it is due."""
 
-    class Books(Flows.Books):
+    class PlantedLedger(Flows.PlantedLedger):
         def end_outdated(self, record: Record, now: float) -> None:
             if not record.is_joining or record.signal is not None:
                 super().end_outdated(record, now)
@@ -270,7 +270,7 @@ class LosesEarlySignals(Flows):
 class SignalsRunOutFromTheBeginning(Flows):
     """Counts the time limit of a signal from when its flow was stored."""
 
-    class Books(Flows.Books):
+    class PlantedLedger(Flows.PlantedLedger):
         def release(self, record: Record, now: float) -> None:
             if record.signal is not None and record.wait is not None:
                 record.wait = max(0.0, record.wait - (now - record.created_at))

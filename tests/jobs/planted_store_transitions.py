@@ -33,7 +33,7 @@ from tests.jobs.planted_stores import Honest, change
 class SettlesUnfenced(Honest):
     """Believes whoever reports about a running job."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.records.get(settlement.key)
             fence = settlement.fence if record is None else record.fence
@@ -43,7 +43,7 @@ class SettlesUnfenced(Honest):
 class SettlesInAnyState(Honest):
     """Does not look at the state in which a move was decided."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.records.get(settlement.key)
             expected = settlement.expected if record is None else record.status
@@ -53,7 +53,7 @@ class SettlesInAnyState(Honest):
 class SettlesById(Honest):
     """Finds a job by its id alone, whatever life of it was meant."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.by_id.get(settlement.id)
             if record is None:
@@ -64,7 +64,7 @@ class SettlesById(Honest):
 class LateReportLeavesATrace(Honest):
     """Refuses a late report, and writes it into the history all the same."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def settle(self, settlement: Settlement, now: float) -> bool:
             applied = super().settle(settlement, now)
             if not applied and settlement.key in self.records:
@@ -75,7 +75,7 @@ class LateReportLeavesATrace(Honest):
 class RescuesTheRenewed(Honest):
     """Takes a job from a holder that has come back in time."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def settle(self, settlement: Settlement, now: float) -> bool:
             return super().settle(change(settlement, if_expired=False), now)
 
@@ -103,7 +103,7 @@ class OneAnswerForAll(Honest):
 class NullIsNothing(Honest):
     """Does not tell a null result from none."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def settle(self, settlement: Settlement, now: float) -> bool:
             result = None if settlement.result == b"null" else settlement.result
             return super().settle(change(settlement, result=result), now)
@@ -112,7 +112,7 @@ class NullIsNothing(Honest):
 class RetriesAtOnce(Honest):
     """Does not wait between attempts."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, replace(move, delay=0.0), entry, now)
 
@@ -120,7 +120,7 @@ class RetriesAtOnce(Honest):
 class ReleaseWipesTheError(Honest):
     """Forgets the last failure at the next move."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             record.last_error = move.failure
@@ -129,7 +129,7 @@ class ReleaseWipesTheError(Honest):
 class ForgetsSolo(Honest):
     """Lets a job that may have killed its neighbours run among others again."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, replace(move, is_solo=False), entry, now)
 
@@ -137,7 +137,7 @@ class ForgetsSolo(Honest):
 class SoloForEver(Honest):
     """Never lets a job run among others again."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             is_solo = move.is_solo or record.is_solo
             super()._move(record, replace(move, is_solo=is_solo), entry, now)
@@ -146,7 +146,7 @@ class SoloForEver(Honest):
 class NewestEntryFirst(Honest):
     """Writes the history from its end."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             record.history.rotate(1)
@@ -155,7 +155,7 @@ class NewestEntryFirst(Honest):
 class EndlessHistory(Honest):
     """Lets a job's history grow with every move."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             record.history = type(record.history)(record.history)
             super()._move(record, move, entry, now)
@@ -164,7 +164,7 @@ class EndlessHistory(Honest):
 class KeepsForEver(Honest):
     """Knows no time of purging."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def settle(self, settlement: Settlement, now: float) -> bool:
             return super().settle(change(settlement, keep=None), now)
 
@@ -172,7 +172,7 @@ class KeepsForEver(Honest):
 class RequeueKeepsCounters(Honest):
     """Sends a job back that has no delivery left."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             deliveries = record.deliveries
             super()._move(record, move, entry, now)
@@ -182,7 +182,7 @@ class RequeueKeepsCounters(Honest):
 class RequeueKeepsThePurge(Honest):
     """Sends a job back, and sweeps it away while it waits."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             purge_at = record.purge_at
             super()._move(record, move, entry, now)
@@ -192,7 +192,7 @@ class RequeueKeepsThePurge(Honest):
 class RequeueResetsTheFence(Honest):
     """Begins anew so thoroughly that old reports are believed again."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.is_reset:
@@ -202,7 +202,7 @@ class RequeueResetsTheFence(Honest):
 class RequeueKeepsTheExpiry(Honest):
     """Sends an outdated job back to be outdated at once."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             expires_at = record.expires_at
             super()._move(record, move, entry, now)
@@ -268,28 +268,28 @@ class _Leaking(Ledger):
 class LimitLeaksOnRelease(Honest):
     """Keeps the limit key of a job that was given back."""
 
-    class Books(_Leaking):
+    class PlantedLedger(_Leaking):
         leaks = ("released",)
 
 
 class LimitLeaksOnRescue(Honest):
     """Keeps the limit key of a job that was taken from a lost worker."""
 
-    class Books(_Leaking):
+    class PlantedLedger(_Leaking):
         leaks = ("lost",)
 
 
 class LimitLeaksOnRetry(Honest):
     """Keeps the limit key of a job that failed."""
 
-    class Books(_Leaking):
+    class PlantedLedger(_Leaking):
         leaks = ("failed",)
 
 
 class LateReportFreesTheKey(Honest):
     """Counts a key as free when a late report comes."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def settle(self, settlement: Settlement, now: float) -> bool:
             applied = super().settle(settlement, now)
             record = self.records.get(settlement.key)
@@ -363,7 +363,7 @@ class ChargesTwice(Honest):
 class ChargesTheNext(Honest):
     """Carries a charge over to the next delivery."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             was_charged = record.is_charged
             super()._move(record, move, entry, now)

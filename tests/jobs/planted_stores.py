@@ -32,12 +32,12 @@ change = msgspec.structs.replace
 class Honest(MemoryJobStore):
     """The memory store, with its inner parts open to replacement."""
 
-    Books: type[Ledger] = Ledger
+    PlantedLedger: type[Ledger] = Ledger
     Lanes: type[QueueSet] = QueueSet
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock)
-        self.ledger = self.Books()
+        self.ledger = self.PlantedLedger()
         self.ledger.queues = self.Lanes(self.ledger.records)
 
 
@@ -145,7 +145,7 @@ class KeyPerQueue(Honest):
 class KeyLeaksOnCancel(Honest):
     """Frees unique keys only when a job has run."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.status is JobStatus.CANCELLED and record.new.unique_key is not None:
@@ -155,7 +155,7 @@ class KeyLeaksOnCancel(Honest):
 class KeyFreeWhileRetrying(Honest):
     """Frees unique keys after every attempt."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.status is JobStatus.RETRYING and record.new.unique_key is not None:
@@ -165,7 +165,7 @@ class KeyFreeWhileRetrying(Honest):
 class KeyOfTwo(Honest):
     """Sends a job back though another holds its key by now."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _is_key_taken(self, record: Record) -> bool:
             return False
 
@@ -220,7 +220,7 @@ class ToTheEndOfTheLine(Honest):
 class Starves(Honest):
     """Empties one queue before it looks at the next."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def claim(self, ask: ClaimRequest, now: float) -> ClaimResult:
             jobs = []
             for name in sorted(line.settings.name for line in self.queues):
@@ -373,7 +373,7 @@ class LimitedIsNotMore(Honest):
 class PausedIsMore(Honest):
     """Counts as left what stands in a paused queue."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def claim(self, ask: ClaimRequest, now: float) -> ClaimResult:
             asked = [x for x in self.queues if ask.queues is None or x.settings.name in ask.queues]
             claimed = super().claim(ask, now)
@@ -383,7 +383,7 @@ class PausedIsMore(Honest):
 class DeliveriesNotCounted(Honest):
     """Forgets to count deliveries that came to nothing."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.event == "released":
@@ -393,7 +393,7 @@ class DeliveriesNotCounted(Honest):
 class ChargesAtTheClaim(Honest):
     """Takes a claim for an attempt."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _lease(self, record: Record, ask: ClaimRequest, now: float) -> None:
             super()._lease(record, ask, now)
             record.is_charged = True
@@ -402,7 +402,7 @@ class ChargesAtTheClaim(Honest):
 class OneFence(Honest):
     """Names all claims of a job alike."""
 
-    class Books(Ledger):
+    class PlantedLedger(Ledger):
         def _lease(self, record: Record, ask: ClaimRequest, now: float) -> None:
             super()._lease(record, ask, now)
             record.fence = 1
