@@ -43,6 +43,7 @@ class Child:
             half_open_max_calls=cap,
             half_open_success_threshold=50,
             probe_lease_seconds=60,
+            store_timeout_seconds=60,
         )
         self.provider = Scripted(store=store, retry_policy=ONCE, circuit_breaker=breaker)
         self.threads: list[threading.Thread] = []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.ports.providerstore import ProviderStore
+from ergon_framework.providers.circuit import STORE_TIMEOUT
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -203,6 +207,56 @@ def test_a_file_that_cannot_be_written_cuts_off_too(clock: VirtualClock, tmp_pat
         clock.advance(1.0)
         assert call(provider).reason_code == "circuit_open"
         assert lane_state(provider).state is CircuitState.OPEN
+
+
+@contextmanager
+def locked(path: Path, seconds: float) -> Iterator[None]:
+    """A file to which nobody else can write for so long: a disk that stalls looks the same."""
+    is_locked = threading.Event()
+
+    def hold() -> None:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            is_locked.set()
+            time.sleep(seconds)
+            connection.execute("ROLLBACK")
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    is_locked.wait()
+    try:
+        yield
+    finally:
+        holder.join()
+
+
+@pytest.mark.parametrize(
+    ("timeout", "said"), [(STORE_TIMEOUT, None), (30.0, "circuit_open")], ids=["short", "long"]
+)
+def test_a_slow_store_is_waited_for_as_long_as_the_breaker_says(
+    clock: VirtualClock, tmp_path: Path, timeout: float, said: str | None
+) -> None:
+    """The write that opens the circuit for all takes longer than the default timeout."""
+    with (
+        new_store("sqlite", clock, tmp_path) as mine,
+        new_store("sqlite", clock, tmp_path) as other,
+    ):
+        here, there = (
+            Scripted(
+                store=store,
+                retry_policy=ONCE,
+                circuit_breaker=CircuitBreaker(1, 10, store_timeout_seconds=timeout),
+            )
+            for store in (mine, other)
+        )
+        assert call(there).success
+        here.steps.append(DOWN)
+        [path] = tmp_path.glob("*.db")
+        with locked(path, STORE_TIMEOUT * 2):
+            call(here)
+        assert call(here).reason_code == "circuit_open"
+        clock.advance(1.0)
+        assert call(there).reason_code == said
 
 
 @pytest.mark.req("PEF:C-10")

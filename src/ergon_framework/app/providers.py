@@ -154,6 +154,7 @@ class BreakerSettings(SettingsModel):
     half_open_max_calls: Count = 1
     half_open_success_threshold: Annotated[Count | None, OrNone] = None
     probe_lease: Annotated[Positive | None, OrNone] = None
+    store_timeout: Annotated[Positive, Field(ge=0.5)] = 0.5
 
     def compiled(self) -> CircuitBreaker | Literal[False]:
         """As a provider takes it."""
@@ -167,6 +168,7 @@ class BreakerSettings(SettingsModel):
             self.half_open_max_calls,
             self.half_open_success_threshold,
             self.probe_lease,
+            self.store_timeout,
         )
 
 

@@ -147,7 +147,7 @@ FRESH_FOR = 1.0
 """Seconds after which a circuit reads the store again."""
 
 STORE_TIMEOUT = 0.5
-"""Seconds that a call waits for the store to read or write a circuit."""
+"""Seconds that a call waits for the store to read or write a circuit, by default."""
 
 REFRESH_THREADS = BoundedThreads("ergon-gates", 4)
 """Read the state of circuits from a store that hangs, so that no call waits for it."""
@@ -214,6 +214,7 @@ class Circuit:
         emit: Emit | None = None,
         *,
         fresh_for: float = FRESH_FOR,
+        store_timeout: float = STORE_TIMEOUT,
         longest_probe: float | None = None,
         probe_renewer: ProbeRenewer = PROBE_RENEWER,
     ) -> None:
@@ -229,6 +230,7 @@ class Circuit:
         self._store = store
         self._emit = emit
         self._fresh_for = fresh_for
+        self._store_timeout = store_timeout
         self._lock = threading.Lock()
         self._view = LaneState()
         self._stale_at = float("-inf")
@@ -300,7 +302,7 @@ class Circuit:
         if self.is_fresh:
             return
         if self._is_store_down and self._is_slow:
-            # Each call would wait for STORE_TIMEOUT. One thread tries instead, and calls go on
+            # Each call would wait for the whole timeout. One thread tries instead, and calls go on
             # with the view that there is.
             self._refresh_in_background()
             return
@@ -324,12 +326,12 @@ class Circuit:
             self._is_looking = False
 
     def _ask(self, work: Callable[[], T]) -> T:
-        """Ask the store, for ``STORE_TIMEOUT`` at most: a change can be written later."""
+        """Ask the store, and wait for a limited time: a change can be written later."""
         began_at = monotonic()
         try:
-            answer = PROVIDER_BUDGET.run_within(STORE_TIMEOUT, work)
+            answer = PROVIDER_BUDGET.run_within(self._store_timeout, work)
         except StoreError:
-            self._is_slow = monotonic() - began_at >= STORE_TIMEOUT / 2
+            self._is_slow = monotonic() - began_at >= self._store_timeout / 2
             raise
         self._is_slow = False
         return answer
@@ -343,9 +345,10 @@ class Circuit:
             return
         found = self._without_false_pause(found)
         with self._lock:
-            self._stale_at = self._store.now() + self._fresh_for
             self._is_store_down = False
+            stale_at = self._store.now() + self._fresh_for
             if self._view is not mine:
+                self._stale_at = stale_at
                 return  # another thread has changed the view, and knows more than was just read
             owed_until, self._owed_until = self._owed_until, 0.0
             self._is_ahead &= mine.version == found.version and _opened_beside(mine, found)
@@ -355,6 +358,9 @@ class Circuit:
                 breaker = self._as_mine(mine.breaker, found.breaker)
                 found = replace(found, breaker=breaker)
             self._view, is_ahead = found, self._is_ahead
+            # After the view: other threads read both without the lock, and would take the old view
+            # for a fresh one. A closed view lets all of them in.
+            self._stale_at = stale_at
         if owed_until > max(found.cooldown_until, self._store.now()):
             self.extend_cooldown(owed_until - self._store.now())
         if is_ahead:

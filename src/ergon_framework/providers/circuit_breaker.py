@@ -26,6 +26,7 @@ from ergon_framework.providers.circuit import (
     MAX_PROBE,
     PROBE_LEASE,
     PROBE_RENEWER,
+    STORE_TIMEOUT,
     Circuit,
     ProbeRenewer,
 )
@@ -77,10 +78,12 @@ class CircuitBreaker:
         half_open_max_calls: int = 1,
         half_open_success_threshold: int | None = None,
         probe_lease_seconds: float | None = None,
+        store_timeout_seconds: float = STORE_TIMEOUT,
     ) -> None:
         """``half_open_success_threshold`` is as many as there may be probes, unless given;
         ``probe_lease_seconds`` is 5 seconds in a store that processes share, and renewed while the
-        probe is under way; in memory it is the cooldown, or a call's time if that is longer.
+        probe is under way; in memory it is the cooldown, or a call's time if that is longer. A call
+        that waits for the store for ``store_timeout_seconds`` goes on with what its process knows.
         """
         check_count("failure_threshold", failure_threshold, least=1)
         check_seconds("open_cooldown_seconds", open_cooldown_seconds)
@@ -90,11 +93,13 @@ class CircuitBreaker:
         check_count("half_open_success_threshold", half_open_success_threshold, least=1)
         if probe_lease_seconds is not None:
             check_seconds("probe_lease_seconds", probe_lease_seconds, least=0.001)
+        check_seconds("store_timeout_seconds", store_timeout_seconds, least=STORE_TIMEOUT)
         self.failure_threshold = failure_threshold
         self.open_cooldown_seconds = open_cooldown_seconds
         self.half_open_max_calls = half_open_max_calls
         self.half_open_success_threshold = half_open_success_threshold
         self.probe_lease_seconds = probe_lease_seconds
+        self.store_timeout_seconds = store_timeout_seconds
         self.probe_renewer: ProbeRenewer = PROBE_RENEWER
         """Renews the leases of probes; by default all breakers of a process share one."""
         self._circuits: dict[LaneKey, Circuit] = {}
@@ -165,6 +170,7 @@ class CircuitBreaker:
             key,
             self.rule(budget, is_shared=is_shared),
             emit,
+            store_timeout=self.store_timeout_seconds,
             longest_probe=longest,
             probe_renewer=self.probe_renewer,
         )
