@@ -14,6 +14,7 @@ import pytest
 
 from ergon_framework import App
 from ergon_framework.cli import invoke
+from ergon_framework.core.flow import CancelFlow
 from ergon_framework.errors import (
     JobError,
     JobFailedError,
@@ -22,6 +23,7 @@ from ergon_framework.errors import (
     ResultTimeoutError,
 )
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_client import flows_of
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 
 pytestmark = pytest.mark.req("JOBS:store")
@@ -207,6 +209,25 @@ def test_commands_show_decide_and_explain(shop: Shop, capsys: pytest.CaptureFixt
     assert "cannot be cancelled" in ergon(shop, capsys, "flows", "cancel", flow)
     shown = json.loads(ergon(shop, capsys, "jobs", "show", f"{flow}.1", "--json"))
     assert shown["flow_id"] == flow
+
+
+def test_a_large_flow_is_stopped_and_explained_whole(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However many steps it has: all are counted, and all are cancelled when the call returns."""
+    steps = [shop.add.step(1) for _ in range(1_100)]
+    flow = shop.app.group(steps, then=shop.total.step()).enqueue()
+    why = ergon(shop, capsys, "why", flow)
+    assert "1,097 more are pending, 1 wait for steps before them." in why
+    store = shop.app.client.store
+    flows_of(store).apply(flow, CancelFlow())  # as far as one commit goes
+    told = ergon(shop, capsys, "why", f"{flow}.1099")
+    assert "no worker starts it any more" in told
+    assert "ergon worker" not in told
+    assert "steps before" not in ergon(shop, capsys, "why", f"{flow}.1101")
+    assert ergon(shop, capsys, "flows", "retry", flow).count("running")
+    assert flow.cancel() == "cancelled"
+    assert flow.show().state.cancelled == 1_101
 
 
 def test_a_store_with_flows_is_not_moved(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:

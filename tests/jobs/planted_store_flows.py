@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.flow import (
     FlowChange,
     FlowEvent,
@@ -21,7 +22,7 @@ from ergon_framework.jobs.stores.memory.flows import MemoryFlowTables
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.flow import Flow
-from ergon_framework.ports.jobstore import NewJob, Settlement
+from ergon_framework.ports.jobstore import ClaimResult, Job, NewJob, Search, Settlement
 from tests.jobs.planted_stores import Honest, change
 
 
@@ -325,6 +326,25 @@ class CancelsOneSlice(Flows):
         def put_work(self, work: FlowWork) -> None:
             if work.kind == "release":
                 super().put_work(work)
+
+
+class StopsWhatIsSwept(Flows):
+    """Lets steps of a flow that stops start until a slice of the sweep has come to them."""
+
+    class PlantedLedger(Flows.PlantedLedger):
+        def claim(self, request: ClaimRequest, now: float) -> ClaimResult:
+            flows, self.flow_book.flows = self.flow_book.flows, {}
+            try:
+                return super().claim(request, now)
+            finally:
+                self.flow_book.flows = flows
+
+
+class FindsWhatWaits(Flows):
+    """Takes steps that wait for others for steps that have been released."""
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        return super().search(change(search, is_released=False), limit)
 
 
 class PurgesStepsAlone(Flows):

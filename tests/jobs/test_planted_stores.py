@@ -132,6 +132,8 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (flows.DoesNotLookAtFailures, "failed_job_is_dealt_with_at_once"),
     (flows.ReleasesOneSlice, "many_steps_are_released_and_counted"),
     (flows.CancelsOneSlice, "many_steps_are_cancelled_and_retried"),
+    (flows.StopsWhatIsSwept, "step_of_a_stopping_flow_is_not_claimed"),
+    (flows.FindsWhatWaits, "steps_that_wait_for_no_other_are_found"),
     (flows.PurgesStepsAlone, "steps_are_kept_with_their_flow"),
 ]
 REQUIRED = {check.name for check in JOB_STORE_CHECKS if check.required}

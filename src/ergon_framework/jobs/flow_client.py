@@ -197,8 +197,9 @@ def steps_of(store: FullJobStore, flow_id: str, limit: int | None = None) -> Ite
 
 def decide(store: FullJobStore, flow_id: str, event: FlowEvent) -> Flow:
     """Cancel, retry or skip; raises JobStateError where the flow is not in a state for it."""
+    flows = flows_of(store)
     try:
-        return flows_of(store).apply(str(flow_id), event)
+        changed = flows.apply(str(flow_id), event)
     except InvalidFlowChange as error:
         flow = found_flow(store, flow_id)
         what, remedy = _REFUSED[type(event)]
@@ -207,6 +208,11 @@ def decide(store: FullJobStore, flow_id: str, event: FlowEvent) -> Flow:
             remedy=remedy,
             details={"flow_id": flow.id, "status": flow.status.value},
         ) from error
+    # Workers would do the rest, too: they may be few, busy or away.
+    is_swept = False
+    while flows.sweep(changed.id):
+        is_swept = True
+    return found_flow(store, flow_id) if is_swept else changed
 
 
 def send_signal(store: FullJobStore, flow_id: str, name: str, value: Any) -> None:

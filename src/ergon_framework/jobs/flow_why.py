@@ -12,6 +12,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, failure_text
 from ergon_framework.jobs.views import decoded, moment
+from ergon_framework.jobs.why import NO_STEP, StepWhy
 from ergon_framework.ports.flow import Flow, Join, from_runs, step_id
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
 from ergon_framework.storage.urls import pasteable
@@ -50,16 +51,16 @@ def total(flow: Flow) -> int:
 # ---- a step -------------------------------------------------------------------------------------
 
 
-def what_a_step_waits_for(
-    job: Job, store: FullJobStore, flows: FlowStore, options: str
-) -> list[str]:
-    """Sentences about a step: whom it waits for, and which flow it belongs to."""
+def what_a_step_waits_for(job: Job, store: FullJobStore, options: str) -> StepWhy:
+    """Whom a step waits for, and which flow it belongs to."""
+    flows: FlowStore | None = getattr(store, "flows", None)
     step = job.step
-    flow = None if step is None else flows.find(step.flow_id)
-    if step is None or flow is None:
-        return []
+    if step is None or flows is None or (flow := flows.find(step.flow_id)) is None:
+        return NO_STEP
     told: list[str] = []
-    if job.status is JobStatus.PENDING and step.join_id is not None:
+    if flow.status.is_stopping:
+        told += _stopped(job, flow, options)
+    elif job.status is JobStatus.PENDING and step.join_id is not None:
         join = next((each for each in flows.joins(flow.id) if each.id == step.join_id), None)
         told += [] if join is None else _join(join, store)
     elif job.status is JobStatus.PENDING and step.signal is not None:
@@ -67,7 +68,18 @@ def what_a_step_waits_for(
     title = f" ({flow.name})" if flow.name else ""
     show = pasteable("flows show", flow.id, options)
     told.append(f"It is a step of the flow {flow.id}{title}, which is {flow.status}:  {show}")
-    return told
+    return StepWhy(told, flow.status.is_stopping)
+
+
+def _stopped(job: Job, flow: Flow, options: str) -> Iterator[str]:
+    """What becomes of a step whose flow stops."""
+    if job.status in (JobStatus.PENDING, JobStatus.RETRYING):
+        yield "Its flow was stopped: no worker starts it any more, and it is cancelled."
+    elif job.status is JobStatus.ACTIVE:
+        yield "Its flow was stopped: it ends by itself, and is not tried again."
+    elif job.status is not JobStatus.COMPLETED:
+        retry = pasteable("flows retry", flow.id, options)
+        yield f"It comes back with its flow:  {retry}"
 
 
 def _join(join: Join, store: FullJobStore) -> Iterator[str]:
@@ -147,17 +159,28 @@ def _decisions(flow: Flow, options: str) -> Iterator[str]:
 
 
 def _under_way(flow: Flow, store: FullJobStore, options: str) -> Iterator[str]:
-    live = (JobStatus.ACTIVE, JobStatus.RETRYING, JobStatus.PENDING)
-    found = store.search(Search(flow=flow.id, statuses=live), MAX_LOOKED_AT)
-    started = [each for each in found if each.step is not None and each.step.join_id is None]
-    for each in sorted(started, key=lambda job: job.key)[:MAX_NAMED]:
+    """The steps that have begun, a few by name and the others by number, and those that wait."""
+    named: list[Job] = []
+    others: list[str] = []
+    waiting = flow.state.unfinished
+    for status in (JobStatus.ACTIVE, JobStatus.RETRYING, JobStatus.PENDING):
+        wanted = Search(flow=flow.id, statuses=(status,), is_released=True)
+        number = store.count(wanted)
+        found = list(store.search(wanted, min(number, MAX_NAMED - len(named))))
+        named += sorted(found, key=lambda job: job.key)
+        waiting -= number
+        if number > len(found):
+            others.append(f"{number - len(found):,} more are {status}")
+    for each in named:
         if each.step is not None and each.step.signal is not None:
             yield from _signal(each, flow, options)
         else:
             why = pasteable("why", each.id, options)
             yield f"Step {each.id} ({each.handler}) is {each.status}.  {why}"
-    if len(started) > MAX_NAMED:
-        yield f"So are {len(started) - MAX_NAMED} more."
+    if waiting > 0:
+        others.append(f"{waiting:,} wait for steps before them")
+    if others:
+        yield f"{', '.join(others)}."
 
 
 # ---- as a tree ----------------------------------------------------------------------------------

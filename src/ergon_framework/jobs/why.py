@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import DISCARDED, WHY_ENDED, JobStatus, route
@@ -38,6 +38,16 @@ class Starters:
 UNKNOWN = Starters()
 
 
+class StepWhy(NamedTuple):
+    """What there is to say about a job as a step of a flow."""
+
+    sentences: Sequence[str] = ()
+    is_stopped: bool = False  # no step of its flow starts any more
+
+
+NO_STEP = StepWhy()
+
+
 def explain_job(
     job: Job,
     queue: Queue | None,
@@ -46,17 +56,20 @@ def explain_job(
     settings: JobsSettings,
     options: str = "",
     starters: Starters = UNKNOWN,
-    flow: Sequence[str] = (),
+    step: StepWhy = NO_STEP,
 ) -> list[str]:
     """Sentences: first where the job stands and why, then what led there.
 
-    ``options`` name the store, for the commands that are told. ``flow`` is what a step waits for,
+    ``options`` name the store, for the commands that are told. ``step`` is what a step waits for,
     and which flow it belongs to.
     """
+    flow = step.sentences
+    if step.is_stopped and job.status in (JobStatus.PENDING, JobStatus.RETRYING):
+        return [*flow, *_past(job, options)]
     if is_bound(job):
         return [*flow, *_expiry(job), *_past(job, options)]
     start = _starting(job, starters, options)
-    state = _state(job, queue, workers, now, settings, options, start)
+    state = _state(job, queue, workers, now, settings, options, start, step)
     return [*state, *flow, *_past(job, options), *_trace(job)]
 
 
@@ -75,6 +88,7 @@ def _state(
     settings: JobsSettings,
     options: str,
     start: str,
+    step: StepWhy,
 ) -> Iterator[str]:
     match job.status:
         case JobStatus.PENDING | JobStatus.RETRYING if job.run_at > now:
@@ -86,7 +100,10 @@ def _state(
         case JobStatus.COMPLETED:
             yield f"{_completed(job)}, after {counted(job.attempts, 'attempt')}."
         case JobStatus.FAILED:
-            yield from _died(job, options)
+            yield from _died(job)
+            if not step.is_stopped:  # one of a stopped flow does not come back alone
+                requeue = pasteable("dlq requeue", job.id, options)
+                yield f"This sends it back with fresh counters:  {requeue}"
         case JobStatus.CANCELLED:
             yield f"It was cancelled{_at(job.finished_at)}{_cancelled_for(job)}."
     yield from _expiry(job)
@@ -239,14 +256,12 @@ def _running(job: Job, workers: Sequence[WorkerRecord], now: float, start: str) 
             yield f"No worker is alive to do so. {start}"
 
 
-def _died(job: Job, options: str) -> Iterator[str]:
+def _died(job: Job) -> Iterator[str]:
     reason = WHY_ENDED.get(job.why, job.why or "nobody recorded why")
     yield f"It is dead-lettered{_since(job.finished_at)}, because {reason}."
     if job.last_error is not None and job.why != "expired":
         failure = job.last_error
         yield f"Its last failure was {failure_text(failure.code, failure.message)}."
-    requeue = pasteable("dlq requeue", job.id, options)
-    yield f"This sends it back with fresh counters:  {requeue}"
 
 
 def _completed(job: Job) -> str:

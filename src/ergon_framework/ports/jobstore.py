@@ -275,6 +275,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     before: float | None = None  # last changed before that instant
     ids: tuple[str, ...] = ()
     flow: str | None = None  # the steps of this flow
+    is_released: bool = False  # only jobs that wait for no step of their flow
     below: Any = None  # older than the job with this key, for the next page
 
 
@@ -467,8 +468,12 @@ class FlowStore(Protocol):
     def apply(self, flow_id: str, event: FlowEvent) -> Flow:
         """Cancel, retry or skip; raises JobNotFoundError, and InvalidFlowChange where it cannot be.
 
-        The answer is how the flow stands after the first slice.
+        The answer is how the flow stands after the first slice. From this commit on, no step of a
+        cancelled flow can be claimed, whether a slice has come to it or not.
         """
+
+    def sweep(self, flow_id: str) -> bool:
+        """Go on with what was applied, one slice of steps; False when nothing of it is left."""
 
     def signal(self, flow_id: str, name: str, value: bytes) -> bool:
         """Complete the steps that wait for this signal; keep the value for those not reached yet.

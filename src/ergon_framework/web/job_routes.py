@@ -13,6 +13,7 @@ from pydantic import Field
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_why import what_a_step_waits_for
 from ergon_framework.jobs.scheduler import Scheduler
 from ergon_framework.jobs.views import job_view, queue_views, schedule_view, worker_view
 from ergon_framework.jobs.why import Starters, explain_job
@@ -126,7 +127,13 @@ def _why(source: JobBackend, job_id: str) -> dict[str, Any]:
         queue = next((each for each in store.queues() if each.name == job.queue), None)
         starters = Starters(source.setup.executors)
         sentences = explain_job(
-            job, queue, store.workers(), store.now(), client.settings, starters=starters
+            job,
+            queue,
+            store.workers(),
+            store.now(),
+            client.settings,
+            starters=starters,
+            step=what_a_step_waits_for(job, store, ""),
         )
     return {"id": job.id, "status": job.status.value, "why": sentences}
 

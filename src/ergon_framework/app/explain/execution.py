@@ -49,10 +49,9 @@ def explain_job_id(asked: Question) -> Iterator[Explanation]:
         queue = next((each for each in store.queues() if each.name == found.queue), None)
         options = asked.options(setup.url)
         starters = Starters(setup.executors, _script(setup.url, executor_of(found, setup.jobs)))
-        flows: FlowStore | None = getattr(store, "flows", None)
-        bound = [] if flows is None else what_a_step_waits_for(found, store, flows, options)
+        step = what_a_step_waits_for(found, store, options)
         why = explain_job(
-            found, queue, store.workers(), store.now(), client.settings, options, starters, bound
+            found, queue, store.workers(), store.now(), client.settings, options, starters, step
         )
         gates = list(_gates(asked, found, store.now()))
         yield Explanation("job", found.id, found.status.value, [why[0], *gates, *why[1:]])

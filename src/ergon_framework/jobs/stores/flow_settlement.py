@@ -5,6 +5,10 @@ change, and has the store's own tables (:class:`FlowTables`) change it. A store 
 itself: it asks :meth:`FlowSettlement.plan` what the end of the step means, writes the row behind
 its fence, and tells :meth:`FlowSettlement.accept` only when the row was written.
 
+Stopping. A flow stops in one commit, and its steps are cancelled in slices. A step that no slice
+has come to must not start: whoever claims asks for work of the kind :data:`CANCEL`, which costs
+nothing where there is none, and cancels the candidates whose flow is the target of such work.
+
 Locks. A transaction that settles steps locks their flows first, in the order of their ids. Whoever
 releases or sweeps steps of a flow holds its lock, too: two transactions never wait for each other.
 """
@@ -44,6 +48,8 @@ from ergon_framework.storage.conflicts import ConflictError
 SLICE = 500
 """Steps that one transaction releases, cancels or brings back at once."""
 RELEASE = "release"
+CANCEL = Sweep.CANCEL.value
+"""The kind of work that cancels the steps of a flow which stops."""
 
 
 @dataclass(slots=True)
@@ -171,6 +177,9 @@ class FlowTables(Protocol):
     def first_work(self) -> FlowWork | None:
         """Something that is left to be done in slices."""
 
+    def find_work(self, target: str) -> FlowWork | None:
+        """What is left to be done there."""
+
     def put_work(self, work: FlowWork) -> None:
         """Note how far something has come, in the place of anything else for its target."""
 
@@ -261,6 +270,16 @@ class FlowSettlement:
         else:
             self._sweep(work)
         self.finish()
+
+    def sweep(self, flow_id: str) -> bool:
+        """Go on with the sweep of a flow, one slice of it; whether anything is left."""
+        self.row(flow_id)
+        work = self.tables.find_work(flow_id)
+        if work is None:
+            return False
+        self._sweep(work)
+        self.finish()
+        return self.tables.find_work(flow_id) is not None
 
     def _write(self, row: FlowRow) -> None:
         now = self.tables.at

@@ -49,6 +49,11 @@ class FlowBook:
         if record.flow_id is not None:
             self.steps.get(record.flow_id, {}).pop(record.key, None)
 
+    def is_stopping(self, record: Record) -> bool:
+        """Whether a step may not start any more, since its flow stops."""
+        flow = self.flows.get(record.flow_id or "")
+        return flow is not None and flow.state.status.is_stopping
+
     def due(self, now: float) -> list[FlowRow]:
         """Flows that were kept long enough."""
         rows = self.flows.values()
@@ -207,6 +212,10 @@ class MemoryFlowTables:
         """Something that is left to be done in slices."""
         return next(iter(self._book.work.values()), None)
 
+    def find_work(self, target: str) -> FlowWork | None:
+        """What is left to be done there."""
+        return self._book.work.get(target)
+
     def put_work(self, work: FlowWork) -> None:
         """Note how far something has come; at the end of the line."""
         self._book.work.pop(work.target, None)
@@ -268,6 +277,11 @@ class MemoryFlows:
         """Cancel, retry or skip."""
         with self._step() as ledger:
             return ledger.moves(self._now()).apply(flow_id, event)
+
+    def sweep(self, flow_id: str) -> bool:
+        """Go on with what was applied, one slice of steps; whether anything is left."""
+        with self._step() as ledger:
+            return ledger.moves(self._now()).sweep(flow_id)
 
     def signal(self, flow_id: str, name: str, value: bytes) -> bool:
         """Complete the steps that wait for a signal, or keep its value for them."""

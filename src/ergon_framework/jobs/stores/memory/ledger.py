@@ -252,8 +252,12 @@ class Ledger:
             if record is None:
                 continue
             turns.append(queue)
+            if self.flow_book.is_stopping(record):
+                self.settle(cancel_step(record.position(), now), now)
+                continue
             if record.is_outdated(now):
                 self.end_outdated(record, now)
+                self.finish(now)  # its flow may stop with it
                 outdated += 1
                 continue
             offer.take(record.new.queue, record.new.executor)

@@ -94,6 +94,7 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             and search.queue in {None, self.new.queue}
             and search.handler in {None, self.new.handler}
             and search.flow in {None, self.flow_id}
+            and not (search.is_released and self.join_id is not None)
             and search.code in {None, code}
             and (search.before is None or self.changed_at < search.before)
             and (search.below is None or self.key < search.below)

@@ -34,6 +34,7 @@ AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
 AND (:queue IS NULL OR queue = :queue)
 AND (:handler IS NULL OR handler = :handler)
 AND (:flow IS NULL OR flow_id = :flow)
+AND (NOT :is_released OR join_id IS NULL)
 AND (:before IS NULL OR changed_at < :before)
 AND (:code IS NULL OR CASE WHEN json_valid(last_error) THEN json_extract(last_error, '$.code') END
     = :code)

@@ -137,6 +137,21 @@ WHERE id IN (SELECT value FROM json_each(?)) AND status = 'completed' AND result
 -- first_work: something that is left to be done
 SELECT target, kind, after FROM ergon_flow_work ORDER BY seq LIMIT 1;
 
+-- work_of: what is left to be done to the steps at a join or of a flow
+SELECT target, kind, after FROM ergon_flow_work WHERE target = ?;
+
+-- any_stopping: whether the steps of a flow are being cancelled
+SELECT 1 FROM ergon_flow_work WHERE kind = 'cancel' LIMIT 1;
+
+-- stopped: of these jobs, whose numbers come as a JSON list, the steps of flows that stop
+SELECT seq, id, status, fence, attempts, deliveries, excused FROM ergon_jobs
+WHERE seq IN (SELECT value FROM json_each(?)) AND +flow_id IN (
+    SELECT target FROM ergon_flow_work WHERE kind = 'cancel'
+);
+
+-- still_due: of these jobs, whose numbers come as a JSON list, those that can be claimed
+SELECT seq FROM ergon_jobs WHERE seq IN (SELECT value FROM json_each(?)) AND stage = 2;
+
 -- put_work: how far it has come; at the end of the line
 INSERT OR REPLACE INTO ergon_flow_work (target, kind, after) VALUES (?, ?, ?);
 

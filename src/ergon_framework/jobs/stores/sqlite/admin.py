@@ -93,6 +93,7 @@ def _values(wanted: Search) -> dict[str, Any]:
         "queue": wanted.queue,
         "handler": wanted.handler,
         "flow": wanted.flow,
+        "is_released": wanted.is_released,
         "before": wanted.before,
         "code": wanted.code,
         "aside": UNREADABLE,

@@ -77,8 +77,15 @@ class SqliteClaim:
     """One claim of one worker, inside a transaction."""
 
     def __init__(
-        self, tx: Tx, request: ClaimRequest, turns: Turns, bounds: ClaimBounds = DEFAULT_BOUNDS
+        self,
+        tx: Tx,
+        request: ClaimRequest,
+        turns: Turns,
+        bounds: ClaimBounds = DEFAULT_BOUNDS,
+        *,
+        is_any_stopping: bool = False,
     ) -> None:
+        """``is_any_stopping``: there are flows that stop, whose steps may not start."""
         self._tx = tx
         self._bounds = bounds
         self._cursor = tx.cursor
@@ -92,6 +99,7 @@ class SqliteClaim:
         self._outdated = 0
         self._refused = 0
         self._next_at: list[float] = []
+        self._is_any_stopping = is_any_stopping
 
     def run(self) -> ClaimResult:
         """Take what the worker can take, and see what is left."""
@@ -184,7 +192,7 @@ class SqliteClaim:
                 break
             wanted = room if self._refused == 0 else max(room, self._bounds.scan_size)
             rows = self._candidates(names, queue, wanted)
-            sound = self._sound(rows)
+            sound = self._without_stopped(self._sound(rows))
             started = self._lease(self._admitted(sound, queue, room), queue)
             gate.enter(started, self._now)
             taken += started
@@ -236,13 +244,27 @@ class SqliteClaim:
             self._tx.end_outdated((seq, job_id, row[_STATUS], fence, *row[7:10]))
         if admission.blocked:
             self._tx.block(admission.blocked)
+        if admission.outdated:
+            self._tx.finish()  # flows may stop with them, and with those the next jobs
+            self._is_any_stopping = self._tx.is_any_stopping()
         self._outdated += len(admission.outdated)
         self._refused += len(admission.outdated) + len(admission.blocked)
         admitted = [by_seq[seq] for seq in admission.admitted]
+        if admission.outdated:
+            due = self._tx.still_due(admission.admitted)
+            admitted = self._without_stopped([row for row in admitted if row[0] in due])
         for row in admitted:
             if row[_KEY] is not None:
                 self._running[row[_KEY]] += 1
         return admitted
+
+    def _without_stopped(self, rows: list[CandidateRow]) -> list[CandidateRow]:
+        """Without the steps of flows that stop, which are cancelled: no sweep has come to them."""
+        if not self._is_any_stopping or not rows:
+            return rows
+        stopped = self._tx.cancel_stopped([row[0] for row in rows])
+        self._refused += len(stopped)
+        return [row for row in rows if row[0] not in stopped]
 
     def _running_of(self, key: str) -> int:
         """How many jobs of a limit key run, those of this claim included."""

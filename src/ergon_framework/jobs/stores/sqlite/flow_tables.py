@@ -160,6 +160,11 @@ class SqliteFlowTables:
         row = self._cursor.execute(_SQL["first_work"]).fetchone()
         return None if row is None else FlowWork(*row)
 
+    def find_work(self, target: str) -> FlowWork | None:
+        """What is left to be done there."""
+        row = self._cursor.execute(_SQL["work_of"], (target,)).fetchone()
+        return None if row is None else FlowWork(*row)
+
     def put_work(self, work: FlowWork) -> None:
         """Note how far something has come."""
         self._cursor.execute(_SQL["put_work"], work)

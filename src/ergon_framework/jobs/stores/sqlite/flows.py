@@ -79,6 +79,10 @@ class SqliteFlows:
         """Cancel, retry or skip."""
         return self._transactions.write(lambda tx: tx.flows.apply(flow_id, event), "desk")
 
+    def sweep(self, flow_id: str) -> bool:
+        """Go on with what was applied, one slice of steps; whether anything is left."""
+        return self._transactions.write(lambda tx: tx.flows.sweep(flow_id), "desk")
+
     def signal(self, flow_id: str, name: str, value: bytes) -> bool:
         """Complete the steps that wait for a signal, or keep its value for them."""
         return self._transactions.write(lambda tx: tx.flows.signal(flow_id, name, value), "desk")

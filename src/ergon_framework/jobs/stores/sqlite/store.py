@@ -146,11 +146,15 @@ class SqliteJobStore:
         def work(tx: Tx) -> tuple[list[bool], ClaimResult]:
             applied = [tx.apply(settlement) for settlement in settlements]
             tx.finish()  # before the claim: what was released may be claimed at once
-            if request is not None and tx.cursor.execute(_ANY_WORK).fetchone() is not None:
+            if request is None:
+                return applied, ClaimResult([])
+            is_stopping = False
+            if tx.cursor.execute(_ANY_WORK).fetchone() is not None:
                 tx.flows.do_slice()
-            return applied, ClaimResult([]) if request is None else SqliteClaim(
-                tx, request, self._turns, self._claim_bounds
-            ).run()
+                is_stopping = tx.is_any_stopping()
+            bounds = self._claim_bounds
+            claim = SqliteClaim(tx, request, self._turns, bounds, is_any_stopping=is_stopping)
+            return applied, claim.run()
 
         # A claim is not synced: if a power cut undoes it, the job is due again, and is run again.
         return self.transactions.write(work, "exchange", is_synced=bool(settlements))

@@ -189,6 +189,22 @@ class Tx:
         if change is not None:
             self.flows.accept(found[0], change, _feeds(found[1]))
 
+    def is_any_stopping(self) -> bool:
+        """Whether some flow stops, and no sweep has come to all its steps yet."""
+        return self.cursor.execute(_FLOWS["any_stopping"]).fetchone() is not None
+
+    def cancel_stopped(self, seqs: Sequence[int]) -> set[int]:
+        """Cancel those of these jobs that are steps of flows which stop; answers which."""
+        found = self.cursor.execute(_FLOWS["stopped"], (text_of(seqs),)).fetchall()
+        for position in found:
+            self.apply(cancel_step(position, self.now))
+        return {position[0] for position in found}
+
+    def still_due(self, seqs: Sequence[int]) -> set[int]:
+        """Those of these jobs that can be claimed."""
+        found = self.cursor.execute(_FLOWS["still_due"], (text_of(seqs),)).fetchall()
+        return {seq for (seq,) in found}
+
     def set_aside(self, seq: int, problem: str) -> None:
         """Set a row aside that cannot be read; nothing else of it is changed."""
         found = odd_row(self.cursor, seq, problem)

@@ -462,6 +462,39 @@ def many_steps_are_cancelled_and_retried(s: JobStoreSubject) -> None:
 
 
 @check("flows")
+def step_of_a_stopping_flow_is_not_claimed(s: JobStoreSubject) -> None:
+    """From the commit that stops the flow on, also where no slice has come to the step yet."""
+    for stop in ("cancel", "fail", "hold"):
+        flow = _group(s, MANY, on_failure="hold" if stop == "hold" else "cancel")
+        first, second = s.claim(2)
+        other = s.put(f"other-{stop}")[0].id
+        if stop != "cancel":
+            s.must(first, FAILS_FOR_GOOD)
+        if stop != "fail":
+            _flows(s).apply(flow, CancelFlow())
+        same(s.ids(3), [other], f"what can be claimed ({stop})")
+        while _flows(s).sweep(flow):
+            same(s.ids(3), [], f"what can be claimed between two slices ({stop})")
+        s.must(second, SUCCEEDED)
+        if stop == "cancel":
+            s.must(first, SUCCEEDED)
+        state = _flow(s, flow).state
+        wanted = FlowStatus.FAILED if stop == "fail" else FlowStatus.CANCELLED
+        cancelled = MANY + 1 - 2
+        same((state.status, state.cancelled), (wanted, cancelled), f"the flow ({stop})")
+
+
+@check("flows")
+def steps_that_wait_for_no_other_are_found(s: JobStoreSubject) -> None:
+    """Among all steps of a flow, those that have been released."""
+    flow = _group(s, 3, then="last")
+    found = Search(flow=flow, statuses=(_PENDING,), is_released=True)
+    same(sorted(ids_of(s.store.search(found))), _ids(flow, 1, 2, 3), "released steps")
+    same(s.store.count(found), 3, "how many they are")
+    same(s.store.count(Search(flow=flow)), 4, "all steps")
+
+
+@check("flows")
 def steps_are_kept_with_their_flow(s: JobStoreSubject) -> None:
     """Until it has ended, and as long as the step that asks for most; they cannot go alone."""
     flow = _chain(s, "a", "b", "c")
