@@ -16,6 +16,7 @@ import pytest
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus, LeaseExpired, Transition
+from ergon_framework.jobs.child_process import ChildProcess
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -269,6 +270,27 @@ def test_what_an_executor_started_dies_with_the_worker(tmp_path: Path) -> None:
         assert is_alive(pid)
         os.kill(parent.pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(pid), "the end of what the executor had started", 10.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="commands are started directly")
+def test_an_executor_begins_when_the_watchdog_knows_of_it(tmp_path: Path) -> None:
+    """What it starts before that would outlive a worker that is killed in between."""
+    file, had_begun = tmp_path / "begun", []
+
+    class Late(Watchdog):
+        def watch(self, group: int) -> None:
+            time.sleep(0.5)
+            had_begun.append(file.exists())
+            super().watch(group)
+
+    watchdog = Late()
+    child = ChildProcess(("touch", str(file)), os.environ, None, watchdog)
+    wait_until(child.has_exited, "its end")
+    child.close()
+    watchdog.close()
+    assert had_begun == [False]
+    assert file.exists()
+    assert child.status == 0
 
 
 STOPPED = """

@@ -52,12 +52,16 @@ class ChildProcess:
             self.stdout, out = _pipe(ours, theirs)
             self.stderr, err = _pipe(ours, theirs)
             self.ready, ready = _pipe(ours, theirs)
+            start, watched = os.pipe()
+            ours.append(watched)
+            theirs.append(start)
+            bound = bound_to_parent(command, env, cwd, start)
             self._process = subprocess.Popen(  # noqa: S603 - the operator's own command
-                bound_to_parent(command, env, cwd),
+                bound,
                 stdin=self._unread,
                 stdout=out,
                 stderr=err,
-                pass_fds=(ready,),
+                pass_fds=(ready,) if bound is command else (ready, start),
                 env={**env, "ERGON_READY_FD": str(ready)},
                 cwd=cwd,
                 start_new_session=True,
@@ -73,8 +77,15 @@ class ChildProcess:
             os.set_blocking(end, False)
         self.pid = self._process.pid
         self._watchdog = watchdog
-        if watchdog is not None:
-            watchdog.watch(self.pid)  # with start_new_session it leads a group of its own
+        try:
+            if watchdog is not None:
+                watchdog.watch(self.pid)  # with start_new_session it leads a group of its own
+            # Only now does a bound command begin: what it starts before the watchdog knows its
+            # group would outlive a worker that is killed at this point.
+            with suppress(BrokenPipeError):  # it was killed meanwhile
+                os.write(watched, b"+")
+        finally:
+            os.close(watched)
         self.exit_fd = _pidfd(self.pid)
         self.status: int | None = None
         self.queued = 0  # bytes handed to ``send``, ever
@@ -186,12 +197,15 @@ import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
 for number in (signal.SIGPIPE, signal.SIGXFSZ):
     signal.signal(number, signal.SIG_DFL)
-if os.getppid() != int(sys.argv[1]):
+start = int(sys.argv[2])
+if os.getppid() != int(sys.argv[1]) or start >= 0 and not os.read(start, 1):
     os._exit(1)
+if start >= 0:
+    os.close(start)
 try:
-    os.execvp(sys.argv[2], sys.argv[2:])
+    os.execvp(sys.argv[3], sys.argv[3:])
 except OSError as error:
-    os.write(2, f"cannot execute {sys.argv[2]}: {error.strerror}\\n".encode(errors="replace"))
+    os.write(2, f"cannot execute {sys.argv[3]}: {error.strerror}\\n".encode(errors="replace"))
     os._exit(126)
 """
 """A Python program that asks the system to kill it when its parent dies, then executes the command.
@@ -199,24 +213,30 @@ except OSError as error:
 The request (``prctl``) must be made between fork and exec, which Python cannot do safely in a
 process with threads; so a Python of its own makes it. "Parent" means the thread that forked: the
 worker's loop, which outlives its children. The parent may have died before the request, so that is
-checked after it. Python ignores SIGPIPE and SIGXFSZ, which the command may rely on.
+checked after it. It then waits for a byte from the parent, which comes when the watchdog knows of
+the new group; the end of that pipe means that the parent has died. Python ignores SIGPIPE and
+SIGXFSZ, which the command may rely on.
 """
 
 
 def bound_to_parent(
-    command: Sequence[str], env: Mapping[str, str], cwd: str | None
+    command: Sequence[str], env: Mapping[str, str], cwd: str | None, start: int = -1
 ) -> Sequence[str]:
-    """Wrap a command so that the system kills it when this process dies; only on Linux."""
+    """Wrap a command so that the system kills it when this process dies; only on Linux.
+
+    Wrapped, it begins when a byte can be read from ``start``, and closes that descriptor.
+    """
     if sys.platform != "linux" or not _has_ctypes():
         return command
-    program = command[0]
-    if os.sep in program:
-        found = os.access(Path(cwd or "", program), os.X_OK)
+    name = command[0]
+    if os.sep in name:
+        found = os.access(Path(cwd or "", name), os.X_OK)
     else:
-        found = shutil.which(program, path=env.get("PATH", os.defpath)) is not None
+        found = shutil.which(name, path=env.get("PATH", os.defpath)) is not None
     if not found:
         return command  # unchanged, so that starting it raises the proper error
-    return (sys.executable, "-I", "-S", "-c", _BIND_TO_PARENT, str(os.getpid()), *command)
+    program = (sys.executable, "-I", "-S", "-c", _BIND_TO_PARENT)
+    return (*program, str(os.getpid()), str(start), *command)
 
 
 @lru_cache(maxsize=1)
