@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.json_names import repeated_name
+from ergon_framework.core.json_names import has_text_keys, name_written_twice
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionContext
@@ -119,14 +119,20 @@ def validate_call(
         raise _refused("payload", f"cannot be written as JSON: {error}") from error
     if not is_fine:
         raise _refused("payload", "cannot be written as JSON: it holds NaN or an infinity")
-    repeated = repeated_name(payload, text)
+    if not has_text_keys(payload):
+        _check_names(text)
+    if type(context) is not ProviderExecutionContext or not _is_plain(context):
+        _check_context(context)
+    return text
+
+
+def _check_names(text: bytes) -> None:
+    """Refuse a payload of which a reader would get fewer keys than were written."""
+    repeated = name_written_twice(text)
     if repeated is not None:
         raise _refused(
             "payload", f"cannot be written as JSON: two of its keys are {repeated[:40]!r} there"
         )
-    if type(context) is not ProviderExecutionContext or not _is_plain(context):
-        _check_context(context)
-    return text
 
 
 def _has_only_finite_numbers(value: Any) -> bool:
