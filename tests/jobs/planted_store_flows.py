@@ -222,7 +222,7 @@ class RetriesTheFailedAlone(Flows):
             from ergon_framework.jobs.stores.transitions import bring_back
 
             ended = self.tables.ended(self._only(key), key - 1, 1)
-            self.tables.settle(bring_back(ended[0].position, self.tables.at))
+            self.tables.settle_all([bring_back(ended[0].position, self.tables.at)])
 
         def _only(self, key: int) -> str:
             return next(iter(self._rows))

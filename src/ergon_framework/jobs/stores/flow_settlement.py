@@ -168,14 +168,14 @@ class FlowTables(Protocol):
     def keep_signal(self, key: int, value: bytes) -> None:
         """Keep the value of a signal for a step that has not been reached."""
 
-    def settle(self, settlement: Settlement) -> bool:
-        """Apply a transition of a step, as one that a worker reports."""
+    def settle_all(self, settlements: Sequence[Settlement]) -> None:
+        """Apply transitions of steps, as those that a worker reports; at most one of each step."""
 
     def insert(self, steps: Sequence[NewJob]) -> None:
         """Add new steps."""
 
     def first_work(self) -> FlowWork | None:
-        """Something that is left to be done in slices."""
+        """Something that is left to be done in slices, and that nobody else does now."""
 
     def find_work(self, target: str) -> FlowWork | None:
         """What is left to be done there."""
@@ -210,10 +210,10 @@ class FlowSettlement:
         self._rows[flow_id] = row
         return row
 
-    def lock(self, flow_ids: Iterable[str]) -> None:
-        """Lock flows in the order of their ids: so no two transactions wait for each other."""
-        for flow_id in sorted(set(flow_ids) - self._rows.keys()):
-            self.row(flow_id)
+    def hold(self, rows: Iterable[FlowRow]) -> None:
+        """Take flows that the store has read and locked, in the order of their ids."""
+        for row in rows:
+            self._rows.setdefault(row.id, row)
 
     def plan(self, flow_id: str, event: FlowEvent) -> FlowChange | None:
         """What an event makes of a flow; None where it cannot happen."""
@@ -262,10 +262,14 @@ class FlowSettlement:
         work = self.tables.first_work()
         if work is None:
             return
-        flow_id = flow_of(work.target) if work.kind == RELEASE else work.target
-        if self.tables.get_flow(flow_id) is None:
-            self.tables.drop_work(work.target)
-        elif work.kind == RELEASE:
+        target = work.target
+        if self.tables.get_flow(flow_of(target) if work.kind == RELEASE else target) is None:
+            self.tables.drop_work(target)
+            return
+        work = self.tables.find_work(target)  # as it is now that nobody else changes it
+        if work is None:
+            return
+        if work.kind == RELEASE:
             self.release(work.target)
         else:
             self._sweep(work)
@@ -303,8 +307,10 @@ class FlowSettlement:
         released = self.tables.release(join, SLICE)
         if released.number:
             self.tables.changed()
-        for position, value in released.signalled:
-            self.tables.settle(complete_signal(position, value, self.tables.at))
+        now = self.tables.at
+        early = [complete_signal(position, value, now) for position, value in released.signalled]
+        if early:
+            self.tables.settle_all(early)
         if released.number == SLICE:
             self.tables.put_work(FlowWork(join, RELEASE, 0))
         else:
@@ -335,24 +341,28 @@ class FlowSettlement:
 
     def _cancel(self, flow_id: str, after: int) -> tuple[int, bool]:
         found = self.tables.waiting(flow_id, after, SLICE)
-        for position in found:
-            self.tables.settle(cancel_step(position, self.tables.at))
+        now = self.tables.at
+        self.tables.settle_all([cancel_step(position, now) for position in found])
         return (found[-1][0] if found else after), len(found) < SLICE
 
     def _bring_back(self, flow_id: str, after: int, *, skips: bool) -> tuple[int, bool]:
         found = self.tables.ended(flow_id, after, SLICE)
+        back: list[Settlement] = []
         for step in found:
             if not skips or step.why == CANCELLED_BY_FLOW:
-                self.tables.settle(bring_back(step.position, self.tables.at))
+                back.append(bring_back(step.position, self.tables.at))
             elif step.feeds and (change := self.plan(flow_id, StepSkipped())) is not None:
                 self.tables.set_feeds(step.position[0], ())
                 self.accept(flow_id, change, step.feeds)
+        self.tables.settle_all(back)
         return (found[-1].position[0] if found else after), len(found) < SLICE
 
     # ---- adding ----
 
     def add(self, new: NewFlow, steps: Sequence[NewJob]) -> None:
         """Add a flow with its steps, or steps to a flow that is there."""
+        if not new.is_new:
+            self.row(new.id)  # before any job is locked
         found = self._found(new)
         if new.is_new:
             now = self.tables.at
@@ -411,10 +421,11 @@ class FlowSettlement:
         """Complete the steps that wait for a signal, or keep the value for them."""
         self.row(flow_id)
         found = self.tables.waiting_signals(flow_id, name)
+        now = self.tables.at
+        reached = [complete_signal(each, value, now) for each, is_reached in found if is_reached]
+        self.tables.settle_all(reached)
         for position, is_reached in found:
-            if is_reached:
-                self.tables.settle(complete_signal(position, value, self.tables.at))
-            else:
+            if not is_reached:
                 self.tables.keep_signal(position[0], value)
         self.finish()
         return bool(found)

@@ -200,9 +200,10 @@ class MemoryFlowTables:
         """Keep the value of a signal for a step that has not been reached."""
         self._ledger.records[key].result = value
 
-    def settle(self, settlement: Settlement) -> bool:
-        """Apply a transition of a step."""
-        return self._ledger.settle(settlement, self._now)
+    def settle_all(self, settlements: Sequence[Settlement]) -> None:
+        """Apply transitions of steps."""
+        for settlement in settlements:
+            self._ledger.settle(settlement, self._now)
 
     def insert(self, steps: Sequence[NewJob]) -> None:
         """Add new steps."""

@@ -147,9 +147,10 @@ class SqliteFlowTables:
         """Keep the value of a signal for a step that has not been reached."""
         self._cursor.execute(_SQL["keep_signal"], (value, key))
 
-    def settle(self, settlement: Settlement) -> bool:
-        """Apply a transition of a step."""
-        return self._tx.apply(settlement)
+    def settle_all(self, settlements: Sequence[Settlement]) -> None:
+        """Apply transitions of steps."""
+        for settlement in settlements:
+            self._tx.apply(settlement)
 
     def insert(self, steps: Sequence[NewJob]) -> None:
         """Add new steps."""
