@@ -47,6 +47,9 @@ LONG_LOOKS = {
     "results": "the same",
     "release": "the steps of one join",
     "first_work": "it ends at the first",
+    "any_stopping": "flows with steps left to cancel are few",
+    "stopped": "it looks through the list that it is given, and such flows are few",
+    "still_due": "it looks through the list that it is given",
     "flows": "it ends with a page, in the order of the table",
     "soonest": "it ends at the first few",
 }
@@ -63,7 +66,7 @@ def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 def plan(connection: sqlite3.Connection, statement: str) -> list[str]:
     """How SQLite would go about a statement."""
-    named = set(re.findall(r":([a-z]+)", statement))
+    named = set(re.findall(r":([a-z_]+)", statement))
     numbers = [int(n) for n in re.findall(r"\?(\d+)", statement)]
     values = (
         dict.fromkeys(named)
@@ -123,6 +126,8 @@ def test_statements_use_indexes(connection: sqlite3.Connection, name: str, state
             "ergon_jobs_blocked (stage=? AND (limit_key,queue,executor)>(?,?,?))",
         ),
         ("transitions.sql", "complete", "INTEGER PRIMARY KEY (rowid=?)"),
+        ("flows.sql", "stopped", "INTEGER PRIMARY KEY (rowid=?)"),
+        ("flows.sql", "still_due", "INTEGER PRIMARY KEY (rowid=?)"),
         ("jobs.sql", "key_holder", "ergon_jobs_unique (unique_key=?)"),
         ("jobs.sql", "overdue", "ergon_jobs_running"),
         (

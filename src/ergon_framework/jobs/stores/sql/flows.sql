@@ -150,7 +150,7 @@ WHERE seq IN (SELECT value FROM json_each(?)) AND +flow_id IN (
 );
 
 -- still_due: of these jobs, whose numbers come as a JSON list, those that can be claimed
-SELECT seq FROM ergon_jobs WHERE seq IN (SELECT value FROM json_each(?)) AND stage = 2;
+SELECT seq FROM ergon_jobs WHERE seq IN (SELECT value FROM json_each(?)) AND +stage = 2;
 
 -- put_work: how far it has come; at the end of the line
 INSERT OR REPLACE INTO ergon_flow_work (target, kind, after) VALUES (?, ?, ?);
