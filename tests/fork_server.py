@@ -25,6 +25,7 @@ import importlib.util
 import inspect
 import io
 import json
+import linecache
 import os
 import signal
 import socket
@@ -371,6 +372,9 @@ def _run_main(words: Sequence[str]) -> None:
         sys.path.insert(0, "")
         sys.argv = ["-c", *rest[1:]]
         code = compile(rest[0], "<string>", "exec")
+        if sys.version_info >= (3, 13):  # whose tracebacks show the lines of such a program
+            lines = [f"{line}\n" for line in rest[0].splitlines()]
+            linecache.cache["<string>"] = (len(rest[0]), None, lines, "<string>")
     else:
         sys.path.insert(0, str(Path(first).resolve().parent))
         main.__file__ = str(Path.cwd() / first)
