@@ -31,7 +31,7 @@ test: $(VENV)/.ready-dev ## run every test
 	$(PY) tools/run_tests.py $(ARGS)
 
 fast: $(VENV)/.ready-dev ## run the unit and twin tests only, in seconds
-	$(PY) -m pytest -m "not slow and not campaign" tests/unit tests/core tests/engine/test_twins.py $(ARGS)
+	$(PY) tools/run_tests.py --fast $(ARGS)
 
 campaign: $(VENV)/.ready-dev ## every store: 1,000 kills, 100,000 compared operations, a minute without its server, every kill point; 10,000 faults in each engine
 	@code=0; \

@@ -1,6 +1,7 @@
 """Runs every test, in groups side by side: most of them wait for processes, servers and disks.
 
-    python tools/run_tests.py [ARGUMENT...]    with arguments it is pytest, and nothing else
+    python tools/run_tests.py [ARGUMENT...]           with arguments it is pytest, and nothing else
+    python tools/run_tests.py --fast [ARGUMENT...]    the unit and twin tests only
 
 A group is one pytest process over some folders or files of ``tests``. What no group names belongs
 to the group of the folder it is in, or to the last one. Each group's report is printed whole when
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = {
@@ -44,6 +45,9 @@ NAMED = {
 """In the order in which they are started: those that take longest first, so that no processor is
 without work in the end, and those that mostly wait among those that do not."""
 REST = "rest"
+FAST = ("unit", "core", "engine/test_twins.py")
+"""What ``--fast`` runs, without the tests that are marked as slow."""
+FAST_OPTIONS = ("-q", "-m", "not slow and not campaign")
 TELL_EVERY = 60.0  # seconds: whoever watches a log wants to see that something goes on
 _LOOK = 0.2
 _NOTHING_COLLECTED = 5
@@ -56,11 +60,13 @@ class Group:
 
     paths: tuple[Path, ...]
     ignored: tuple[Path, ...] = ()
+    options: tuple[str, ...] = ()
 
     def arguments(self) -> list[str]:
         """As pytest understands it."""
         paths = [str(path.relative_to(ROOT)) for path in self.paths]
-        return paths + [f"--ignore={path.relative_to(ROOT)}" for path in self.ignored]
+        ignored = [f"--ignore={path.relative_to(ROOT)}" for path in self.ignored]
+        return [*self.options, *paths, *ignored]
 
 
 def groups(tests: Path) -> dict[str, Group]:
@@ -73,6 +79,30 @@ def groups(tests: Path) -> dict[str, Group]:
     }
     found = {name: _group(homes, name) for name in (*NAMED, REST)}
     return {name: group for name, group in found.items() if group.paths}
+
+
+def fast_groups(tests: Path, number: int) -> dict[str, Group]:
+    """The files of ``FAST``, dealt to so many processes by their length.
+
+    A process takes seconds to start, so there is one for each processor, and four at most. How long the
+    tests of a file take is not known before they run; of these files, the longer take longer.
+    """
+    files = [path for part in FAST for path in _test_files(tests / part)]
+    shares: list[list[Path]] = [[] for _ in range(number)]
+    lengths = [0] * number
+    for path in sorted(files, key=lambda each: (-each.stat().st_size, each)):
+        least = lengths.index(min(lengths))
+        shares[least].append(path)
+        lengths[least] += path.stat().st_size
+    return {
+        f"fast-{place}": Group(tuple(share), options=FAST_OPTIONS)
+        for place, share in enumerate(shares, 1)
+        if share
+    }
+
+
+def _test_files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.rglob("test_*.py"))
 
 
 def _is_tested(path: Path) -> bool:
@@ -183,11 +213,27 @@ def compile_all() -> None:
         compileall.compile_dir(ROOT / name, quiet=2, workers=0, rx=_OF_PYTEST)
 
 
+def run_fast(arguments: Sequence[str]) -> int:
+    """The unit and twin tests, on every processor; with arguments, in one pytest process."""
+    if arguments:
+        paths = [str(Path("tests") / part) for part in FAST]
+        become_pytest([*FAST_OPTIONS, *paths, *arguments])
+    processes = min(4, os.cpu_count() or 1)
+    return run_all(fast_groups(ROOT / "tests", processes), processes)
+
+
+def become_pytest(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process, so that signals and the terminal are those of pytest."""
+    os.chdir(ROOT)
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])  # noqa: S606
+
+
 def main(arguments: Sequence[str]) -> int:
     """All groups, or pytest with the arguments given."""
+    if arguments[:1] == ["--fast"]:
+        return run_fast(arguments[1:])
     if arguments:
-        os.chdir(ROOT)
-        os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])  # noqa: S606
+        become_pytest(arguments)
     compile_all()
     # Two more than there are cores: with one more, a fifth of the time of two cores was unused,
     # because a group waits for leases, servers and disks while another one computes.

@@ -46,6 +46,19 @@ def test_what_nobody_thought_of_has_a_group(tmp_path: Path, path: str, group: st
     assert takers(run_tests.groups(tmp_path), tmp_path / path) == [group]
 
 
+def test_fast_deals_each_of_its_files_to_one_process() -> None:
+    """And every process gets about as much to do as the others."""
+    tests = run_tests.ROOT / "tests"
+    groups = run_tests.fast_groups(tests, 2)
+    for path in tests.rglob("test_*.py"):
+        is_fast = path.is_relative_to(tests / "unit") or path.is_relative_to(tests / "core")
+        is_fast = is_fast or path == tests / "engine" / "test_twins.py"
+        assert len(takers(groups, path)) == is_fast, path
+    lengths = [sum(path.stat().st_size for path in each.paths) for each in groups.values()]
+    assert max(lengths) < 1.1 * min(lengths)
+    assert all("not slow and not campaign" in each.arguments() for each in groups.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("body", "code"), [("pass", 0), ("assert 0", 1)])
 def test_a_failing_group_fails_the_run(
