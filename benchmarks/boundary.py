@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 
-from boundary_parts.appending import batched, in_process, over_socket, with_clients
-from boundary_parts.crossing import catch_up, healing
+from boundary_parts.appends import batched, in_process, over_socket, with_clients
+from boundary_parts.catch_up import catch_up, healing
 from boundary_parts.ledger import ledger
-from boundary_parts.putting import put
+from boundary_parts.artifacts import put
 from boundary_parts.sizes import by_size
-from frame import Bench
-from races import Record
+from harness import Bench
+from comparison import Record
 
 CASES = {
     "in-process": in_process,

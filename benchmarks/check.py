@@ -25,8 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frame import place
-from races import ONLY, Record
+from harness import place
+from comparison import ONLY, Record
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = "Ergon"

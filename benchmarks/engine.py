@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import lineup
-import memory
-from rounds import Effort, Watcher, race
+from engine_parts import memory
+from engine_parts.cases import plain, recorded
+from engine_parts.rounds import Effort, Watcher, race
 
 GROUPS = ("plain", "sdk", "sdk+metrics", *memory.shapes())
 LONGEST = 300.0
@@ -71,12 +71,12 @@ def _run_group(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     watcher = Watcher()
     if group != "plain":
         try:
-            from recording import Recording
+            from engine_parts.telemetry_sdk import Recording
         except ImportError as error:
             yield {"case": group, "skipped": f"opentelemetry-sdk is not installed: {error}"}
             return
         watcher = Recording(with_metrics=group == "sdk+metrics")
-    cases = lineup.plain() if group == "plain" else lineup.recorded(group)
+    cases = plain() if group == "plain" else recorded(group)
     yield from race(
         [case for case in cases if options.case in case.name], _effort(options), watcher
     )

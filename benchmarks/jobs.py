@@ -11,10 +11,10 @@ import json
 import sys
 from typing import Any
 
-from frame import asking, machine, place, show, told
+from harness import asking, machine, place, show, told
 from jobs_parts.cases import CASES, Effort
-from jobs_parts.contestants import ALL
-from jobs_parts.races import Ground
+from jobs_parts.queue_systems import ALL
+from jobs_parts.session import Ground
 
 
 def main() -> int:

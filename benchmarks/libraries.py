@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from importlib import metadata
 
-from frame import Bench
-from library_parts.http_pairs import http_client, http_client_async, http_server
-from library_parts.loops import event_loop, migrations
-from library_parts.stores import arrays, nats_headers, nats_key, pool, redis_command, statements
+from harness import Bench
+from library_parts.http_cases import http_client, http_client_async, http_server
+from library_parts.event_loop import event_loop, migrations
+from library_parts.drivers import arrays, nats_headers, nats_key, pool, redis_command, statements
 from library_parts.telemetry import metrics, spans
 from library_parts.values import (
     canonical_json,
@@ -25,7 +25,7 @@ from library_parts.values import (
     jobs,
     retry_after,
 )
-from races import Record
+from comparison import Record
 
 CASES = {
     "http-server": http_server,

@@ -10,16 +10,16 @@ import logging
 import sys
 from importlib import metadata
 
-from frame import Bench
-from provider_parts.crowds import threads
-from provider_parts.idling import memory
-from provider_parts.passing import retries, success, success_async
-from provider_parts.persisting import persisted
-from provider_parts.refusing import rejection
-from provider_parts.reserving import quota
-from provider_parts.summaries import summary
-from provider_parts.writing import writer
-from races import Record
+from harness import Bench
+from provider_parts.threads import threads
+from provider_parts.lane_memory import memory
+from provider_parts.successes import retries, success, success_async
+from provider_parts.persistence import persisted
+from provider_parts.rejections import rejection
+from provider_parts.quota import quota
+from provider_parts.health_summary import summary
+from provider_parts.recorder import writer
+from comparison import Record
 
 CASES = {
     "success": success,

@@ -13,15 +13,15 @@ import json
 import sys
 from pathlib import Path
 
-from frame import asking, machine, place, show, told
-from jobs_parts.races import Ground
-from races import Record
-from scale_parts.appending import ENGINES as LOGS
-from scale_parts.appending import appending
-from scale_parts.draining import crowding, draining, lengthening
-from scale_parts.effort import Effort
-from scale_parts.lineup import ENGINES, KEYS
-from scale_parts.queueing import queueing
+from harness import asking, machine, place, show, told
+from jobs_parts.session import Ground
+from comparison import Record
+from scale_parts.appends import ENGINES as LOGS
+from scale_parts.appends import appending
+from scale_parts.drains import crowding, draining, lengthening
+from scale_parts.options import Effort
+from scale_parts.engines import ENGINES, KEYS
+from scale_parts.queue_operations import queueing
 
 CASES = {
     "queue": queueing,

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeAlias
 
-from races import FailedError, Turn
+from comparison import FailedError, Turn
 
 from boundary_parts.messages import Message
-from boundary_parts.speech import APPEND, STREAM, SUBJECT
+from boundary_parts.wire_protocols import APPEND, STREAM, SUBJECT
 
 Append: TypeAlias = Callable[[bytes], Awaitable[Any]]
 Connect: TypeAlias = Callable[[int, AsyncExitStack], Awaitable[Append]]

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from races import Effort, Entry, Goal, Record, Turn, race, records
+from comparison import Effort, Entry, Goal, Record, Turn, race, records
 
 from boundary_parts.messages import FROM, TO, identifiers, shares
 from boundary_parts.producers import fresh, into, new_zone, threaded

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from races import FailedError, Turn
+from comparison import FailedError, Turn
 
 from boundary_parts.group_commit import FileGroupCommit, SqliteGroupCommit
 from boundary_parts.messages import FROM, Message, shares

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from jobs_parts.processes import Started, environment, wait_until
-from races import FailedError
+from comparison import FailedError
 from server_programs import MissingProgramError, redis_program
 
 from boundary_parts.messages import FROM
-from boundary_parts.speech import STREAM, resp, stream_settings
+from boundary_parts.wire_protocols import STREAM, resp, stream_settings
 
 STARTUP = 20.0
 PATIENCE = 10.0

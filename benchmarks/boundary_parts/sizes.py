@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from races import Effort, Entry, Goal, Record, Turn, race, record
+from comparison import Effort, Entry, Goal, Record, Turn, race, record
 
-from boundary_parts import load
+from boundary_parts import load_generator
 from boundary_parts.messages import messages
-from boundary_parts.putting import KIB, MIB, over_http
+from boundary_parts.artifacts import KIB, MIB, over_http
 from boundary_parts.servers import Node
-from boundary_parts.speech import Http
+from boundary_parts.wire_protocols import Http
 
 FACTS = {"200B": 200, "2KiB": 2 * KIB, "32KiB": 32 * KIB}
 OBJECTS = {"100KiB": 100 * KIB, "2MiB": 2 * MIB, "20MiB": 20 * MIB}
@@ -44,7 +44,7 @@ def by_size(effort: Effort) -> Iterator[Record]:
 def _append(node: Node, payload: int, effort: Effort) -> Turn:
     speech = Http()
     made = messages(max(100, int(1000 * effort.seconds)), payload + ENVELOPE)
-    return load.run(node.port, [load.Plan(speech, [speech.ask(each.body) for each in made])])
+    return load_generator.run(node.port, [load_generator.Plan(speech, [speech.ask(each.body) for each in made])])
 
 
 def _puts(size: int, effort: Effort) -> int:

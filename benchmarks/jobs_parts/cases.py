@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from races import Entry, FailedError, Goal, Record, records
+from comparison import Entry, FailedError, Goal, Record, records
 
 from jobs_parts import turns
-from jobs_parts.contestants import ALL, BARE, OURS, Who
+from jobs_parts.queue_systems import ALL, BARE, OURS, Who
 from jobs_parts.processes import environment
-from jobs_parts.races import Ground, time_record
+from jobs_parts.session import Ground, time_record
 
 US = next(who for who in ALL if who.key == OURS)
 DRAIN_GOALS = {
@@ -162,7 +162,7 @@ def round_trip(ground: Ground, effort: Effort) -> Iterator[Record]:
     """One request to a warm executor and its answer, one in flight."""
     chunks = 10 if effort.is_quick else 10 * ground.rounds
     child = subprocess.run(  # noqa: S603 - these parts
-        [sys.executable, "-m", "jobs_parts.roundtrip", str(chunks)],
+        [sys.executable, "-m", "jobs_parts.round_trip", str(chunks)],
         env=environment(),
         capture_output=True,
         text=True,

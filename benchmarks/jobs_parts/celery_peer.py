@@ -13,7 +13,7 @@ from uuid import uuid4
 import celery
 import redis
 
-from jobs_parts import client, marks
+from jobs_parts import client, run_file
 
 app = celery.Celery("bench", broker=f"{client.url()}/1", backend=f"{client.url()}/2")
 app.conf.update(
@@ -25,7 +25,7 @@ app.conf.update(
     task_ignore_result=False,
     redis_max_connections=10,
 )
-_run = marks.handler()
+_run = run_file.handler()
 THREADS = 4
 
 

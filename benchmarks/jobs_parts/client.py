@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jobs_parts.marks import Reader
+from jobs_parts.run_file import Reader
 
 URL = "JOBS_BENCH_URL"
 """The variable with the address of the server, or the path of a file."""

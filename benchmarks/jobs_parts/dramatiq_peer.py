@@ -14,12 +14,12 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
-from jobs_parts import client, marks
+from jobs_parts import client, run_file
 
 broker = RedisBroker(url=f"{client.url()}/3")
 broker.add_middleware(Results(backend=RedisBackend(url=f"{client.url()}/4"), store_results=True))
 dramatiq.set_broker(broker)
-_run = marks.handler()
+_run = run_file.handler()
 PROCESSES, THREADS = 2, 16
 
 

@@ -10,12 +10,12 @@ import redis
 from faststream import FastStream
 from faststream.redis import ListSub, RedisBroker
 
-from jobs_parts import client, marks
+from jobs_parts import client, run_file
 
 broker = RedisBroker(f"{client.url()}/9", logger=None)
 app = FastStream(broker, logger=None)
 logging.disable(logging.INFO)
-_run = marks.handler()
+_run = run_file.handler()
 
 
 @broker.subscriber(list=ListSub("bench", polling_interval=0.01), max_workers=1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from huey import RedisHuey
 
-from jobs_parts import client, huey_peer, marks
+from jobs_parts import client, huey_peer, run_file
 
 huey = RedisHuey("bench", url=f"{client.url()}/6", store_none=True)
-_run = marks.handler()
+_run = run_file.handler()
 
 
 @huey.task()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from huey import SqliteHuey
 
-from jobs_parts import huey_peer, marks
+from jobs_parts import huey_peer, run_file
 
 huey = SqliteHuey("bench", filename=huey_peer.file(), store_none=True)
-_run = marks.handler()
+_run = run_file.handler()
 
 
 @huey.task()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ergon_framework.executor import Registry
-from jobs_parts import marks
+from jobs_parts import run_file
 
 registry = Registry()
-_run = marks.handler()
+_run = run_file.handler()
 
 
 @registry.handler("noop")

@@ -17,7 +17,7 @@ from pgqueuer.models import Job
 from pgqueuer.queries import EntrypointExecutionParameter, Queries
 from pgqueuer.types import QueueEntrypoint, QueueManagerId
 
-from jobs_parts import client, marks
+from jobs_parts import client, run_file
 
 BATCH = 1000
 WANTED = {QueueEntrypoint("noop"): EntrypointExecutionParameter(concurrency_limit=0)}
@@ -25,7 +25,7 @@ WANTED = {QueueEntrypoint("noop"): EntrypointExecutionParameter(concurrency_limi
 
 async def serve() -> None:
     """A worker, until it is told to stop."""
-    run = marks.handler()
+    run = run_file.handler()
     queuer = PgQueuer(AsyncpgDriver(await asyncpg.connect(client.url())))
 
     @queuer.entrypoint("noop")

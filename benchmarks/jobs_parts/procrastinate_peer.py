@@ -11,14 +11,14 @@ import psycopg
 from procrastinate import App, PsycopgConnector
 from procrastinate.jobs import Job, Status
 
-from jobs_parts import client, marks
+from jobs_parts import client, run_file
 
 IN_FLIGHT = 30
 LINKS = 10
 BATCH = 1000
 
 app = App(connector=PsycopgConnector(conninfo=client.url(), min_size=1, max_size=LINKS))
-_run = marks.handler()
+_run = run_file.handler()
 _FILL = b"""INSERT INTO procrastinate_jobs (queue_name, task_name, priority, args)
 SELECT 'default', 'noop', 0, jsonb_build_object('number', number)
 FROM generate_series(%s::int, %s::int) AS number"""

@@ -7,12 +7,12 @@ import sys
 
 import redis
 
-from jobs_parts import client, marks
+from jobs_parts import client, run_file
 
 
 def serve() -> None:
     """Pop and run, for ever."""
-    link, run = redis.Redis.from_url(f"{client.url()}/10"), marks.handler()
+    link, run = redis.Redis.from_url(f"{client.url()}/10"), run_file.handler()
     while True:
         popped = link.blpop("bench")
         run(int(popped[1]))

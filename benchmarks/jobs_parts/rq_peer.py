@@ -8,9 +8,9 @@ import sys
 import redis
 import rq
 
-from jobs_parts import client, marks
+from jobs_parts import client, run_file
 
-_run = marks.handler()
+_run = run_file.handler()
 
 
 def noop(number: int) -> int:

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from races import FailedError
+from comparison import FailedError
 from server_programs import (
     MissingProgramError,
     postgres_programs,

@@ -13,7 +13,7 @@ from streaq import Worker
 from streaq.constants import REDIS_GROUP
 from streaq.types import StreamMessage, Streaq
 
-from jobs_parts import client, marks
+from jobs_parts import client, run_file
 
 IN_FLIGHT = 100
 BATCH = 1000
@@ -22,7 +22,7 @@ NOW = 1_750_000_000_000
 worker: Worker[Any] = Worker(
     f"{client.url()}/10", concurrency=IN_FLIGHT, anyio_kwargs={"use_uvloop": True}
 )
-_run = marks.handler()
+_run = run_file.handler()
 
 
 @worker.task(name="noop", ttl=86_400, silent=True)

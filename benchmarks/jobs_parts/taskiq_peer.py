@@ -8,12 +8,12 @@ import sys
 import redis
 from taskiq_redis import ListQueueBroker, RedisAsyncResultBackend
 
-from jobs_parts import client, marks
+from jobs_parts import client, run_file
 
 broker = ListQueueBroker(f"{client.url()}/7", queue_name="bench").with_result_backend(
     RedisAsyncResultBackend(f"{client.url()}/8", result_ex_time=86_400)
 )
-_run = marks.handler()
+_run = run_file.handler()
 
 
 @broker.task("noop")

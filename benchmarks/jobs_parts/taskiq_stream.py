@@ -12,7 +12,7 @@ import redis
 from taskiq import AckableMessage, TaskiqResult
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
-from jobs_parts import client, marks
+from jobs_parts import client, run_file
 
 IN_FLIGHT = 100
 STREAM = "bench"
@@ -20,7 +20,7 @@ STREAM = "bench"
 broker = RedisStreamBroker(
     f"{client.url()}/7", queue_name=STREAM, consumer_id="0", max_connection_pool_size=IN_FLIGHT
 ).with_result_backend(RedisAsyncResultBackend(f"{client.url()}/8", result_ex_time=86_400))
-_run = marks.handler()
+_run = run_file.handler()
 
 
 @broker.task("noop")

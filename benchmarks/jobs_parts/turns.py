@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from races import Turn
+from comparison import Turn
 
-from jobs_parts import marks
-from jobs_parts.contestants import FailedError, Seat
+from jobs_parts import run_file
+from jobs_parts.queue_systems import FailedError, Seat
 from jobs_parts.processes import Started, cpu_seconds, family, resident_bytes
 
 WARM = 0.1
@@ -26,7 +26,7 @@ def drain(seat: Seat, count: int) -> Turn:
     seat.ask("reset")
     marked = new_marks(seat, count)
     seat.ask("enqueue_many", count=count)
-    reader = marks.Reader(marked, count)
+    reader = run_file.Reader(marked, count)
     with running(seat, marked) as workers:
         await_jobs(reader, 1, STARTUP, workers)
         began_with = await_jobs(reader, int(count * WARM), STALL, workers)
@@ -69,7 +69,7 @@ def idle(seat: Seat, seconds: float) -> Turn:
     marked = new_marks(seat, 1)
     with running(seat, marked) as workers:
         seat.ask("enqueue", number=0)
-        await_jobs(marks.Reader(marked, 1), 1, STARTUP, workers)
+        await_jobs(run_file.Reader(marked, 1), 1, STARTUP, workers)
         time.sleep(1.0)  # what follows a start is not idling
         pids = [pid for worker in workers for pid in family(worker.pid)]
         before, began = cpu_seconds(pids), time.perf_counter()
@@ -83,7 +83,7 @@ def resident_mib(seat: Seat, queued: int, ran: int = 1000) -> float:
     marked = new_marks(seat, queued)
     seat.ask("enqueue_many", count=queued)
     with running(seat, marked) as workers:
-        await_jobs(marks.Reader(marked, queued), min(ran, queued), STARTUP, workers)
+        await_jobs(run_file.Reader(marked, queued), min(ran, queued), STARTUP, workers)
         return resident_bytes(workers[0].pid) / 2**20
 
 
@@ -101,7 +101,7 @@ def running(seat: Seat, marked: Path, *, stamps: bool = False) -> Iterator[list[
             worker.stop(PARTING)
 
 
-def await_jobs(reader: marks.Reader, count: int, seconds: float, workers: list[Started]) -> int:
+def await_jobs(reader: run_file.Reader, count: int, seconds: float, workers: list[Started]) -> int:
     """Wait until that many jobs ran, or none for so many seconds; how many they are by now."""
     ran, until = 0, time.monotonic() + seconds
     while (now := reader.ran()) < count:
@@ -131,5 +131,5 @@ def await_records(seat: Seat, count: int) -> float:
 def new_marks(seat: Seat, count: int) -> Path:
     """A file of its own for each turn, so that a worker that lingers leaves nothing in it."""
     path = seat.folder / f"marks-{time.monotonic_ns()}"
-    marks.create(path, count)
+    run_file.create(path, count)
     return path

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from races import Effort, Record
+from comparison import Effort, Record
 
-from library_parts.pairs import Call, beside
+from library_parts.compare import Call, beside
 
 FAMILIES, SERIES = 40, 8
 AT = 1_800_000_000_000_000_000

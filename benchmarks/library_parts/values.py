@@ -10,7 +10,7 @@ from itertools import count, cycle
 from typing import Any
 
 import msgspec
-from races import Effort, Record
+from comparison import Effort, Record
 
 from ergon_framework.boundary.facts.admission import admitted, parse_append
 from ergon_framework.boundary.facts.canonical import canonical, read
@@ -23,7 +23,7 @@ from ergon_framework.jobs.newjob import new_id, new_job
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.providers.mapping.retry_after import parse_retry_after
-from library_parts.pairs import Call, beside
+from library_parts.compare import Call, beside
 
 ENVELOPE = {
     "message_id": "order-4711-paid-3",

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from itertools import repeat
 from typing import Any
 
-from races import FailedError, Turn
+from comparison import FailedError, Turn
 
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from jobs_parts.servers import MissingError, Servers
-from races import Effort, FailedError
+from comparison import Effort, FailedError
 
 from ergon_framework.errors import MissingExtraError
 from ergon_framework.ports.providerstore import ProviderStore

@@ -12,8 +12,8 @@ from boundary_parts.group_commit import GroupCommit
 from boundary_parts.messages import FROM, Message
 from boundary_parts.producers import into, threaded
 from boundary_parts.servers import NatsServer
-from boundary_parts.speech import SUBJECT
-from races import FailedError, Turn
+from boundary_parts.wire_protocols import SUBJECT
+from comparison import FailedError, Turn
 
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import LocalZone

@@ -1,0 +1,126 @@
+"""The load generator: one small asyncio client for every server, so that none has a better one.
+
+Requests are made beforehand. Each connection sends one, waits for its answer and sends the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from comparison import FailedError, Turn
+
+from boundary_parts.wire_protocols import Speech
+
+PATIENCE = 60.0
+"""Seconds a whole turn may take."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one connection is to do: its requests, and how many answers each of them has."""
+
+    speech: Speech
+    requests: Sequence[bytes]
+    answers: int = 1
+
+
+class Wire(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, plan: Plan, over: asyncio.Future[None]) -> None:
+        self._hear = plan.speech.hear
+        self._hello = plan.speech.hello
+        self._requests = iter(plan.requests)
+        self._answers = plan.answers
+        self._left = 0
+        self._began = 0.0
+        self._data = b""
+        self._over = over
+        self.taken: list[float] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say hello, if one does."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - tells mypy
+        self._transport = transport
+        if self._hello:
+            transport.write(self._hello)
+
+    def begin(self) -> None:
+        """Send the next request; when there is none, that was all."""
+        request = next(self._requests, None)
+        if request is None:
+            self._over.set_result(None)
+            return
+        self._left = self._answers
+        self._began = time.perf_counter()
+        self._transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        """Count answers."""
+        if self._data:
+            data = self._data + data
+        try:
+            while data:
+                size, is_answer = self._hear(data)
+                if not size:
+                    break
+                data = data[size:]
+                if is_answer:
+                    self._left -= 1
+                    if not self._left:
+                        self.taken.append(time.perf_counter() - self._began)
+                        self.begin()
+        except (FailedError, ValueError) as error:
+            self._fail(FailedError(str(error)))
+        self._data = data
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Too early unless all is done."""
+        self._fail(FailedError(f"the connection was lost: {error}"))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._transport.abort()
+
+    def _fail(self, error: FailedError) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+
+
+def run(port: int, plans: Sequence[Plan], tls: ssl.SSLContext | None = None) -> Turn:
+    """Open one connection for each plan, then begin with all of them at once."""
+    return asyncio.run(_run(port, plans, tls))
+
+
+async def _run(port: int, plans: Sequence[Plan], tls: ssl.SSLContext | None) -> Turn:
+    loop = asyncio.get_running_loop()
+    overs = [loop.create_future() for _ in plans]
+    wires: list[Wire] = []
+    name = None if tls is None else "localhost"
+    try:
+        for plan, over in zip(plans, overs, strict=True):
+            wire = Wire(plan, over)
+            wires.append(wire)
+            await loop.create_connection(
+                lambda made=wire: made, "127.0.0.1", port, ssl=tls, server_hostname=name
+            )
+        began = time.perf_counter()
+        for wire in wires:
+            wire.begin()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*overs)
+        seconds = time.perf_counter() - began
+    except TimeoutError:
+        raise FailedError(f"not all was answered within {PATIENCE:g} seconds") from None
+    finally:
+        for over in overs:
+            if not over.done():
+                over.cancel()
+        for wire in wires:
+            wire.close()
+    taken = [each for wire in wires for each in wire.taken]
+    return Turn(len(taken), seconds, taken)
