@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 
 from boundary_parts.appends import batched, in_process, over_socket, with_clients
+from boundary_parts.artifacts import put
 from boundary_parts.catch_up import catch_up, healing
 from boundary_parts.ledger import ledger
-from boundary_parts.artifacts import put
 from boundary_parts.sizes import by_size
-from harness import Bench
 from comparison import Record
+from harness import Benchmark
 
 CASES = {
     "in-process": in_process,
@@ -39,7 +39,7 @@ def cells(record: Record) -> list[str]:
     return [f"{record['per_second']:,}", *times, ratio, spread]
 
 
-BENCH = Bench(
+BENCHMARK = Benchmark(
     name="boundary",
     text=__doc__,
     cases=CASES,
@@ -50,4 +50,4 @@ BENCH = Bench(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCH.main())
+    sys.exit(BENCHMARK.main())

@@ -16,12 +16,12 @@ ONLY = "ERGON_BENCHMARK_ONLY"
 """In the environment: everybody whose name begins otherwise is left out."""
 
 
-class FailedError(Exception):
+class ContestantError(Exception):
     """A contestant could not do its part, or is not here."""
 
 
 @dataclass(frozen=True)
-class Effort:
+class RunOptions:
     """How much to do."""
 
     folder: Path
@@ -35,14 +35,14 @@ class Effort:
 class Turn:
     """What came of one turn: how many in how many seconds, and the seconds of each.
 
-    ``burnt`` are seconds of processor time: of this process, or of the server where there is one.
+    ``cpu_time``: seconds of processor time, of this process or of the server where there is one.
     """
 
     count: int
     seconds: float
-    taken: Sequence[float] = ()
-    burnt: float = 0.0
-    facts: Record = field(default_factory=dict)
+    latencies: Sequence[float] = ()
+    cpu_time: float = 0.0
+    extra: Record = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -51,17 +51,17 @@ class Turn:
 
 
 @dataclass
-class Entry:
+class Contestant:
     """A contestant in a case."""
 
-    who: str
+    name: str
     run: Callable[[], Turn]
     turns: list[Turn] = field(default_factory=list)
     skipped: str | None = None
 
 
 @dataclass(frozen=True)
-class Goal:
+class Target:
     """What is good enough: our rate divided by a peer's, or a rate, or milliseconds."""
 
     ratio: float | None = None
@@ -78,7 +78,7 @@ class Goal:
         )
         return ", ".join(text for value, text in parts if value is not None)
 
-    def judged(self, record: Record) -> Record:
+    def checked(self, record: Record) -> Record:
         """The target and whether the record meets it."""
         checks = (
             (self.ratio, "ratio", True),
@@ -94,76 +94,82 @@ class Goal:
         return {"target": str(self), "met": met}
 
 
-def left_out(who: str) -> str | None:
+def exclusion(name: str) -> str | None:
     """Why a contestant does not take part, if it does not."""
     only = os.environ.get(ONLY, "")
-    return None if who.startswith(only) else f"only {only} was asked for"
+    return None if name.startswith(only) else f"only {only} was asked for"
 
 
-def race(entries: Sequence[Entry], rounds: int) -> None:
+def race(contestants: Sequence[Contestant], rounds: int) -> None:
     """Every contestant has a turn in each round; the order changes from round to round."""
-    for entry in entries:
-        entry.skipped = entry.skipped or left_out(entry.who)
+    for contestant in contestants:
+        contestant.skipped = contestant.skipped or exclusion(contestant.name)
     for number in range(rounds):
-        for entry in _order(entries, number):
-            if entry.skipped is None:
+        for contestant in _order(contestants, number):
+            if contestant.skipped is None:
                 gc.collect()
                 try:
-                    entry.turns.append(entry.run())
-                except (FailedError, OSError) as error:
-                    entry.skipped = f"{type(error).__name__}: {error}"[:300]
+                    contestant.turns.append(contestant.run())
+                except (ContestantError, OSError) as error:
+                    contestant.skipped = f"{type(error).__name__}: {error}"[:300]
 
 
-def _order(entries: Sequence[Entry], number: int) -> list[Entry]:
-    shift = number % len(entries)
-    rotated = [*entries[shift:], *entries[:shift]]
+def _order(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
+    shift = number % len(contestants)
+    rotated = [*contestants[shift:], *contestants[:shift]]
     return rotated[::-1] if number % 2 else rotated
 
 
 def records(
-    case: str, ours: Entry, peers: Sequence[tuple[Entry, Goal | None]], goal: Goal | None = None
+    case: str,
+    ours: Contestant,
+    peers: Sequence[tuple[Contestant, Target | None]],
+    target: Target | None = None,
 ) -> list[Record]:
     """One for us, with what our own figures must reach, and one for each peer with the ratio."""
     return [
-        record(case, ours, None, goal),
+        record(case, ours, None, target),
         *(record(case, peer, ours, wanted) for peer, wanted in peers),
     ]
 
 
-def record(case: str, entry: Entry, ours: Entry | None, goal: Goal | None = None) -> Record:
+def record(
+    case: str, contestant: Contestant, ours: Contestant | None, target: Target | None = None
+) -> Record:
     """Medians over the rounds; a ratio is our rate divided by theirs in the same round."""
-    made: Record = {"case": case, "who": entry.who}
-    if entry.skipped is not None:
-        return made | {"skipped": entry.skipped}
-    rates = [turn.rate for turn in entry.turns]
+    made: Record = {"case": case, "who": contestant.name}
+    if contestant.skipped is not None:
+        return made | {"skipped": contestant.skipped}
+    rates = [turn.rate for turn in contestant.turns]
     made |= {
         "per_second": round(statistics.median(rates), 1 if max(rates) < 1000 else None),
         "spread": [round(min(rates)), round(max(rates))],
         "rounds": len(rates),
-        "count": entry.turns[0].count,
+        "count": contestant.turns[0].count,
     }
-    if entry.turns[0].taken:
+    if contestant.turns[0].latencies:
         made |= {
-            f"p{percent}_ms": _median_ms(entry.turns, percent / 100) for percent in (50, 95, 99)
+            f"p{percent}_ms": _median_ms(contestant.turns, percent / 100)
+            for percent in (50, 95, 99)
         }
-    if any(turn.burnt for turn in entry.turns):
-        burnt = statistics.median(turn.burnt / turn.count for turn in entry.turns)
-        made["cpu_us"] = round(burnt * 1e6, 1)
-    made |= entry.turns[-1].facts
+    if any(turn.cpu_time for turn in contestant.turns):
+        cpu_time = statistics.median(turn.cpu_time / turn.count for turn in contestant.turns)
+        made["cpu_us"] = round(cpu_time * 1e6, 1)
+    made |= contestant.turns[-1].extra
     if ours is not None and ours.skipped is None:
-        pairs = zip(ours.turns, entry.turns, strict=True)
+        pairs = zip(ours.turns, contestant.turns, strict=True)
         quotients = [our.rate / their.rate for our, their in pairs]
         made |= {
             "ratio": round(statistics.median(quotients), 3),
             "ratio_spread": [round(min(quotients), 3), round(max(quotients), 3)],
         }
-    elif goal is not None and goal.ratio is not None:
-        goal = None
-    return made | (goal.judged(made) if goal is not None else {})
+    elif target is not None and target.ratio is not None:
+        target = None
+    return made | (target.checked(made) if target is not None else {})
 
 
 def _median_ms(turns: Sequence[Turn], part: float) -> float:
     """The median over the rounds of one quantile of each."""
-    found = [sorted(turn.taken)[min(len(turn.taken) - 1, int(len(turn.taken) * part))]
+    found = [sorted(turn.latencies)[min(len(turn.latencies) - 1, int(len(turn.latencies) * part))]
              for turn in turns]  # fmt: skip
     return round(statistics.median(found) * 1e3, 3)

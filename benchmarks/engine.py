@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from engine_parts import memory
-from engine_parts.cases import plain, recorded
-from engine_parts.rounds import Effort, Watcher, race
+from engine_parts.cases import with_sdk, without_sdk
+from engine_parts.rounds import EngineOptions, Instrumentation, race
 
-GROUPS = ("plain", "sdk", "sdk+metrics", *memory.shapes())
+GROUPS = ("plain", "sdk", "sdk+metrics", *memory.workloads())
 LONGEST = 300.0
 """Seconds after which a group is given up."""
 
 
 def main() -> int:
     """Run every group in a child and show what they say."""
-    options = _options()
-    if options.group is not None:
-        for record in _run_group(options):
+    arguments = _parse_arguments()
+    if arguments.group is not None:
+        for record in _run_group(arguments):
             print(json.dumps(record), flush=True)
         return 0
     records = []
@@ -38,7 +38,7 @@ def main() -> int:
     return 0
 
 
-def _options() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, help="turns of each contestant (5; quick: 3)")
     parser.add_argument("--count", type=int, help="transactions per turn, instead of a time")
@@ -62,29 +62,33 @@ def _ask_child(group: str) -> Iterator[dict[str, Any]]:
         yield {"case": group, "skipped": f"the process ended with exit code {child.returncode}"}
 
 
-def _run_group(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    group: str = options.group
-    if group in memory.shapes():
-        if options.case in group:
-            yield memory.measure(group, options.count or (50_000 if options.quick else 1_000_000))
+def _run_group(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    group: str = arguments.group
+    if group in memory.workloads():
+        if arguments.case in group:
+            yield memory.measure(
+                group, arguments.count or (50_000 if arguments.quick else 1_000_000)
+            )
         return
-    watcher = Watcher()
+    instrumentation = Instrumentation()
     if group != "plain":
         try:
-            from engine_parts.telemetry_sdk import Recording
+            from engine_parts.telemetry_sdk import SdkInstrumentation
         except ImportError as error:
             yield {"case": group, "skipped": f"opentelemetry-sdk is not installed: {error}"}
             return
-        watcher = Recording(with_metrics=group == "sdk+metrics")
-    cases = plain() if group == "plain" else recorded(group)
+        instrumentation = SdkInstrumentation(with_metrics=group == "sdk+metrics")
+    cases = without_sdk() if group == "plain" else with_sdk(group)
     yield from race(
-        [case for case in cases if options.case in case.name], _effort(options), watcher
+        [case for case in cases if arguments.case in case.name],
+        _run_options(arguments),
+        instrumentation,
     )
 
 
-def _effort(options: argparse.Namespace) -> Effort:
-    rounds = options.rounds or (3 if options.quick else 5)
-    return Effort(rounds, 0.03 if options.quick else 0.15, options.count)
+def _run_options(arguments: argparse.Namespace) -> EngineOptions:
+    rounds = arguments.rounds or (3 if arguments.quick else 5)
+    return EngineOptions(rounds, 0.03 if arguments.quick else 0.15, arguments.count)
 
 
 def _show(records: list[dict[str, Any]]) -> None:

@@ -20,16 +20,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from comparison import Effort, FailedError, Record
+from comparison import ContestantError, Record, RunOptions
 
 
 @dataclass(frozen=True)
-class Bench:
+class Benchmark:
     """The cases of a part, and how they are shown."""
 
     name: str
     text: str
-    cases: dict[str, Callable[[Effort], Iterator[Record]]]
+    cases: dict[str, Callable[[RunOptions], Iterator[Record]]]
     huge: str
     """What ``--huge`` adds."""
     seconds: tuple[float, float]
@@ -40,34 +40,36 @@ class Bench:
 
     def main(self, **about: Any) -> int:
         """Run the cases that were asked for and show what they say."""
-        parser = asking(self.text, self.cases)
+        parser = argument_parser(self.text, self.cases)
         parser.add_argument("--huge", action="store_true", help=self.huge)
-        options = parser.parse_args()
-        with place(f"{self.name}-bench-", options.folder) as folder:
-            print(json.dumps(machine(folder, **about)), flush=True)
-            names = options.case or self.cases
-            records = told(each for name in names for each in self._case(name, folder, options))
-        show(self.titles, self.cells, records)
+        arguments = parser.parse_args()
+        with temporary_folder(f"{self.name}-bench-", arguments.folder) as folder:
+            print(json.dumps(describe_machine(folder, **about)), flush=True)
+            names = arguments.case or self.cases
+            records = print_records(
+                each for name in names for each in self._case(name, folder, arguments)
+            )
+        print_table(self.titles, self.cells, records)
         return 0
 
-    def _case(self, name: str, folder: Path, options: argparse.Namespace) -> Iterator[Record]:
+    def _case(self, name: str, folder: Path, arguments: argparse.Namespace) -> Iterator[Record]:
         quick, full = self.seconds
-        with place(f"{name}-", folder) as inner:
-            effort = Effort(
+        with temporary_folder(f"{name}-", folder) as inner:
+            options = RunOptions(
                 folder=inner,
-                rounds=options.rounds or (1 if options.quick else 5),
-                seconds=quick if options.quick else full,
-                is_quick=options.quick,
-                is_huge=options.huge,
+                rounds=arguments.rounds or (1 if arguments.quick else 5),
+                seconds=quick if arguments.quick else full,
+                is_quick=arguments.quick,
+                is_huge=arguments.huge,
             )
             try:
-                yield from self.cases[name](effort)
-            except FailedError as error:
+                yield from self.cases[name](options)
+            except ContestantError as error:
                 yield {"case": name, "who": "", "skipped": str(error)}
 
 
-def asking(text: str, cases: Iterable[str]) -> argparse.ArgumentParser:
-    """The options that every benchmark of a part has."""
+def argument_parser(text: str, cases: Iterable[str]) -> argparse.ArgumentParser:
+    """The arguments that every benchmark of a part has."""
     parser = argparse.ArgumentParser(description=text)
     parser.add_argument("--quick", action="store_true", help="a rough answer within a minute")
     parser.add_argument("--case", action="append", choices=list(cases), help="this one; repeatable")
@@ -77,9 +79,9 @@ def asking(text: str, cases: Iterable[str]) -> argparse.ArgumentParser:
 
 
 @contextmanager
-def place(prefix: str, parent: Path | None) -> Iterator[Path]:
+def temporary_folder(prefix: str, parent: Path | None) -> Iterator[Path]:
     """A folder that is gone afterwards, also when we are told to stop."""
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         yield folder
@@ -87,20 +89,20 @@ def place(prefix: str, parent: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
+def _exit_on_signal(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(143)  # through every finally: nobody is left behind
 
 
-def machine(folder: Path, **more: Any) -> Record:
+def describe_machine(folder: Path, **more: Any) -> Record:
     """What absolute figures depend on."""
-    path, taken = folder / "sync", []
+    path, waits = folder / "sync", []
     with path.open("wb") as file:
         for _ in range(100):
             file.write(bytes(4096))
             file.flush()
             began = time.perf_counter()
             os.fdatasync(file.fileno()) if hasattr(os, "fdatasync") else os.fsync(file.fileno())
-            taken.append((time.perf_counter() - began) * 1e3)
+            waits.append((time.perf_counter() - began) * 1e3)
     return {
         "case": "machine",
         "cores": os.cpu_count(),
@@ -109,12 +111,12 @@ def machine(folder: Path, **more: Any) -> Record:
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         **more,
-        "sync_ms": round(statistics.median(taken), 3),
+        "sync_ms": round(statistics.median(waits), 3),
         "load": [round(each, 1) for each in os.getloadavg()],
     }
 
 
-def told(records: Iterable[Record]) -> list[Record]:
+def print_records(records: Iterable[Record]) -> list[Record]:
     """Each record as a line of JSON as soon as it is there, and all of them."""
     kept = []
     for record in records:
@@ -123,7 +125,7 @@ def told(records: Iterable[Record]) -> list[Record]:
     return kept
 
 
-def show(
+def print_table(
     titles: Sequence[str], cells: Callable[[Record], Sequence[str]], records: Iterable[Record]
 ) -> None:
     """A table for people: one line per record, with what was aimed at and whether it was met."""
@@ -138,8 +140,8 @@ def show(
 def _line(
     record: Record, cells: Callable[[Record], Sequence[str]], columns: int
 ) -> tuple[str, ...]:
-    who = (record["case"], record.get("who", ""))
+    head = (record["case"], record.get("who", ""))
     if "skipped" in record:
-        return (*who, "skipped", *[""] * columns, record["skipped"])
+        return (*head, "skipped", *[""] * columns, record["skipped"])
     met = {True: "yes", False: "NO"}.get(record.get("met"), "")  # type: ignore[arg-type]
-    return (*who, *cells(record), record.get("target", ""), met)
+    return (*head, *cells(record), record.get("target", ""), met)

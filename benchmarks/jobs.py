@@ -11,50 +11,52 @@ import json
 import sys
 from typing import Any
 
-from harness import asking, machine, place, show, told
-from jobs_parts.cases import CASES, Effort
+from harness import argument_parser, describe_machine, print_records, print_table, temporary_folder
+from jobs_parts.cases import CASES, JobsOptions
 from jobs_parts.queue_systems import ALL
-from jobs_parts.session import Ground
+from jobs_parts.session import Session
 
 
 def main() -> int:
     """Run the cases that were asked for and show what they say."""
-    options = _options()
-    with place("jobs-bench-", options.folder) as folder:
+    arguments = _parse_arguments()
+    with temporary_folder("jobs-bench-", arguments.folder) as folder:
         folder.chmod(0o711)  # PostgreSQL does not run as root, and has to get to its part of it
-        ground = Ground(folder, options.rounds or (1 if options.quick else 3))
+        session = Session(folder, arguments.rounds or (1 if arguments.quick else 3))
         try:
-            print(json.dumps(machine(folder)), flush=True)
-            effort = _effort(options)
-            names = options.case or CASES
-            records = told(each for name in names for each in CASES[name](ground, effort))
+            print(json.dumps(describe_machine(folder)), flush=True)
+            options = _run_options(arguments)
+            names = arguments.case or CASES
+            records = print_records(
+                each for name in names for each in CASES[name](session, options)
+            )
         finally:
-            ground.close()
-    show(("figure", "spread", "ratio"), _cells, records)
+            session.close()
+    print_table(("figure", "spread", "ratio"), _cells, records)
     return 0
 
 
-def _options() -> argparse.Namespace:
-    keys = [who.key for who in ALL]
-    parser = asking(__doc__, CASES)
+def _parse_arguments() -> argparse.Namespace:
+    keys = [system.key for system in ALL]
+    parser = argument_parser(__doc__, CASES)
     parser.add_argument("--peers", help=f"some of {','.join(keys)}; all if not given")
     parser.add_argument("--million", action="store_true", help="a million queued jobs as well")
-    options = parser.parse_args()
-    unknown = set((options.peers or "").split(",")) - {*keys, ""}
+    arguments = parser.parse_args()
+    unknown = set((arguments.peers or "").split(",")) - {*keys, ""}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(keys)}")
-    return options
+    return arguments
 
 
-def _effort(options: argparse.Namespace) -> Effort:
-    peers = None if options.peers is None else frozenset(options.peers.split(","))
-    quick: bool = options.quick
-    return Effort(
+def _run_options(arguments: argparse.Namespace) -> JobsOptions:
+    peers = None if arguments.peers is None else frozenset(arguments.peers.split(","))
+    quick: bool = arguments.quick
+    return JobsOptions(
         seconds=0.3 if quick else 1.0,
         samples=15 if quick else 30,
         idle=2.0 if quick else 5.0,
         is_quick=quick,
-        with_million=options.million,
+        with_million=arguments.million,
         peers=peers,
     )
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import sys
 from importlib import metadata
 
-from harness import Bench
-from library_parts.http_cases import http_client, http_client_async, http_server
-from library_parts.event_loop import event_loop, migrations
+from comparison import Record
+from harness import Benchmark
 from library_parts.drivers import arrays, nats_headers, nats_key, pool, redis_command, statements
+from library_parts.event_loop import event_loop, migrations
+from library_parts.http_cases import http_client, http_client_async, http_server
 from library_parts.telemetry import metrics, spans
 from library_parts.values import (
     canonical_json,
@@ -25,7 +26,6 @@ from library_parts.values import (
     jobs,
     retry_after,
 )
-from comparison import Record
 
 CASES = {
     "http-server": http_server,
@@ -68,7 +68,7 @@ LIBRARIES = (
 
 def main() -> int:
     """Run the cases that were asked for and show what they say."""
-    return BENCH.main(packages={name: found for name in LIBRARIES if (found := _version(name))})
+    return BENCHMARK.main(packages={name: found for name in LIBRARIES if (found := _version(name))})
 
 
 def _version(package: str) -> str | None:
@@ -85,7 +85,7 @@ def cells(record: Record) -> list[str]:
     return [f"{record['cpu_us']:,.4g}" if "cpu_us" in record else "", ratio, spread]
 
 
-BENCH = Bench(
+BENCHMARK = Benchmark(
     name="libraries",
     text=__doc__,
     cases=CASES,

@@ -10,16 +10,16 @@ import logging
 import sys
 from importlib import metadata
 
-from harness import Bench
-from provider_parts.threads import threads
-from provider_parts.lane_memory import memory
-from provider_parts.successes import retries, success, success_async
-from provider_parts.persistence import persisted
-from provider_parts.rejections import rejection
-from provider_parts.quota import quota
-from provider_parts.health_summary import summary
-from provider_parts.recorder import writer
 from comparison import Record
+from harness import Benchmark
+from provider_parts.health_summary import summary
+from provider_parts.lane_memory import memory
+from provider_parts.persistence import persisted
+from provider_parts.quota import quota
+from provider_parts.recorder import writer
+from provider_parts.rejections import rejection
+from provider_parts.successes import retries, success, success_async
+from provider_parts.threads import threads
 
 CASES = {
     "success": success,
@@ -39,7 +39,7 @@ PEERS = ("tenacity", "pybreaker", "aiobreaker", "limits", "stamina", "sqlalchemy
 def main() -> int:
     """Run the cases that were asked for and show what they say."""
     logging.getLogger("ergon_framework").setLevel(logging.CRITICAL)  # circuits open on purpose here
-    return BENCH.main(packages={name: found for name in PEERS if (found := _version(name))})
+    return BENCHMARK.main(packages={name: found for name in PEERS if (found := _version(name))})
 
 
 def _version(package: str) -> str | None:
@@ -60,7 +60,7 @@ def cells(record: Record) -> list[str]:
     return figures
 
 
-BENCH = Bench(
+BENCHMARK = Benchmark(
     name="providers",
     text=__doc__,
     cases=CASES,

@@ -13,59 +13,61 @@ import json
 import sys
 from pathlib import Path
 
-from harness import asking, machine, place, show, told
-from jobs_parts.session import Ground
 from comparison import Record
+from harness import argument_parser, describe_machine, print_records, print_table, temporary_folder
+from jobs_parts.session import Session
 from scale_parts.appends import ENGINES as LOGS
-from scale_parts.appends import appending
-from scale_parts.drains import crowding, draining, lengthening
-from scale_parts.options import Effort
+from scale_parts.appends import appends
+from scale_parts.drains import drain, queue_lengths, worker_counts
 from scale_parts.engines import ENGINES, KEYS
-from scale_parts.queue_operations import queueing
+from scale_parts.options import ScaleOptions
+from scale_parts.queue_operations import queue_operations
 
 CASES = {
-    "queue": queueing,
-    "drain": draining,
-    "queued": lengthening,
-    "workers": crowding,
-    "append": appending,
+    "queue": queue_operations,
+    "drain": drain,
+    "queued": queue_lengths,
+    "workers": worker_counts,
+    "append": appends,
 }
 LENGTHS, DRAINED, WORKERS = (1_000, 1_000_000), (10_000, 100_000), (1, 2, 4)
 
 
 def main() -> int:
     """Run the cases that were asked for and show what they say."""
-    options = _options()
-    with place("scale-bench-", options.folder) as folder:
+    arguments = _parse_arguments()
+    with temporary_folder("scale-bench-", arguments.folder) as folder:
         folder.chmod(0o711)  # PostgreSQL does not run as root, and has to get to its part of it
-        effort = _effort(options, folder)
-        ground = Ground(folder, effort.rounds)
+        options = _run_options(arguments, folder)
+        session = Session(folder, options.rounds)
         try:
-            print(json.dumps(machine(folder)), flush=True)
-            names = options.case or CASES
-            records = told(each for name in names for each in CASES[name](ground, effort))
+            print(json.dumps(describe_machine(folder)), flush=True)
+            names = arguments.case or CASES
+            records = print_records(
+                each for name in names for each in CASES[name](session, options)
+            )
         finally:
-            ground.close()
-    show(("per second", "spread", "ratio"), _cells, records)
+            session.close()
+    print_table(("per second", "spread", "ratio"), _cells, records)
     return 0
 
 
-def _options() -> argparse.Namespace:
-    parser = asking(__doc__, CASES)
+def _parse_arguments() -> argparse.Namespace:
+    parser = argument_parser(__doc__, CASES)
     engines = list(dict.fromkeys([*(engine.key for engine in ENGINES), *LOGS]))
     parser.add_argument("--engine", action="append", choices=engines, help="this one; repeatable")
-    parser.add_argument("--peers", type=_words, help=f"some of {','.join(KEYS)}; all if not given")
+    parser.add_argument("--peers", type=_names, help=f"some of {','.join(KEYS)}; all if not given")
     parser.add_argument("--lengths", type=_numbers, help="of queues, such as 1000,1000000")
     parser.add_argument("--drained", type=_numbers, help="jobs queued, such as 10000,100000")
     parser.add_argument("--workers", type=_numbers, help="such as 1,2,4")
-    options = parser.parse_args()
-    unknown = (options.peers or frozenset()) - {*KEYS, ""}
+    arguments = parser.parse_args()
+    unknown = (arguments.peers or frozenset()) - {*KEYS, ""}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(KEYS)}")
-    return options
+    return arguments
 
 
-def _words(text: str) -> frozenset[str]:
+def _names(text: str) -> frozenset[str]:
     return frozenset(text.split(","))
 
 
@@ -73,19 +75,19 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def _effort(options: argparse.Namespace, folder: Path) -> Effort:
-    quick: bool = options.quick
-    return Effort(
+def _run_options(arguments: argparse.Namespace, folder: Path) -> ScaleOptions:
+    quick: bool = arguments.quick
+    return ScaleOptions(
         folder=folder,
-        rounds=options.rounds or (1 if quick else 3),
+        rounds=arguments.rounds or (1 if quick else 3),
         seconds=0.2 if quick else 1.5,
-        lengths=options.lengths or (LENGTHS[:1] if quick else LENGTHS),
-        drained=options.drained or ((1_000,) if quick else DRAINED),
+        lengths=arguments.lengths or (LENGTHS[:1] if quick else LENGTHS),
+        drained=arguments.drained or ((1_000,) if quick else DRAINED),
         window=1.0 if quick else 5.0,
-        workers=options.workers or (WORKERS[:2] if quick else WORKERS),
-        engines=tuple(each for each in ENGINES if each.key in (options.engine or [each.key])),
-        logs=tuple(each for each in LOGS if each in (options.engine or [each])),
-        peers=options.peers,
+        workers=arguments.workers or (WORKERS[:2] if quick else WORKERS),
+        engines=tuple(each for each in ENGINES if each.key in (arguments.engine or [each.key])),
+        logs=tuple(each for each in LOGS if each in (arguments.engine or [each])),
+        peers=arguments.peers,
     )
 
 

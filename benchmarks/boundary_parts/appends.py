@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
+from comparison import Contestant, ContestantError, Record, RunOptions, Target, Turn, race, records
 from jobs_parts.processes import cpu_seconds
-from comparison import Effort, Entry, FailedError, Goal, Record, Turn, race, records
 
 from boundary_parts import clients, load_generator, producers
-from boundary_parts.messages import FROM, Message, shares
+from boundary_parts.messages import FROM, Message, split_messages
 from boundary_parts.servers import NatsServer, Node, RedisServer, Servers, make_certificates
-from boundary_parts.wire_protocols import Http, Nats, Redis, Speech
+from boundary_parts.wire_protocols import HttpProtocol, NatsProtocol, RedisProtocol, WireProtocol
 
 PRODUCERS = (1, 8, 64)
 BATCH = 100
@@ -26,153 +26,163 @@ REDIS, NATS = "Redis, appendfsync always", "NATS JetStream, sync_interval always
 Server: TypeAlias = Node | RedisServer | NatsServer
 
 
-def _count(pace: int, connections: int, effort: Effort) -> int:
-    return max(connections * 10, int(pace * effort.seconds) // connections * connections)
+def _count(pace: int, connections: int, options: RunOptions) -> int:
+    return max(connections * 10, int(pace * options.seconds) // connections * connections)
 
 
 # ---- in this process ----
 
 
-def in_process(effort: Effort) -> Iterator[Record]:
+def in_process(options: RunOptions) -> Iterator[Record]:
     """Threads that append one by one, beside the bare floors."""
     for number in PRODUCERS:
-        count = _count(IN_PROCESS[number], number, effort)
-        ours = _local(OURS, producers.ours, effort, number, count)
-        floor = _local("bare SQLite group commit", producers.bare_sqlite, effort, number, count)
-        file = _local("bare file group commit", producers.bare_file, effort, number, count)
-        others = [(floor, Goal(ratio=0.7)), (file, None)]
+        count = _count(IN_PROCESS[number], number, options)
+        ours = _local(OURS, producers.ours, options, number, count)
+        floor = _local("bare SQLite group commit", producers.bare_sqlite, options, number, count)
+        file = _local("bare file group commit", producers.bare_file, options, number, count)
+        others = [(floor, Target(ratio=0.7)), (file, None)]
         if number == 1:
-            direct = _local("bare SQLite, no queue", producers.direct_sqlite, effort, 1, count)
+            direct = _local("bare SQLite, no queue", producers.direct_sqlite, options, 1, count)
             others.append((direct, None))
-        race([ours, *(entry for entry, _ in others)], effort.rounds)
-        goal = Goal(p99_ms=10.0) if number == PRODUCERS[-1] else None
-        yield from records(f"in-process-{number}", ours, others, goal)
+        race([ours, *(contestant for contestant, _ in others)], options.rounds)
+        target = Target(p99_ms=10.0) if number == PRODUCERS[-1] else None
+        yield from records(f"in-process-{number}", ours, others, target)
 
 
-def _local(who: str, run: Callable[..., Turn], effort: Effort, number: int, count: int) -> Entry:
-    return Entry(who, partial(run, effort.folder, number, count))
+def _local(
+    name: str, run: Callable[..., Turn], options: RunOptions, number: int, count: int
+) -> Contestant:
+    return Contestant(name, partial(run, options.folder, number, count))
 
 
 # ---- over a socket ----
 
 
-def over_socket(effort: Effort) -> Iterator[Record]:
+def over_socket(options: RunOptions) -> Iterator[Record]:
     """Connections that append one by one."""
     servers = Servers()
     try:
         for number in PRODUCERS:
-            count = _count(OVER_SOCKET[number], number, effort)
+            count = _count(OVER_SOCKET[number], number, options)
             ours, secure, redis, nats = _field(
-                effort, servers, count, partial(_single, number, count)
+                options, servers, count, partial(_single, number, count)
             )
-            race([ours, secure, redis, nats], effort.rounds)
-            goal = Goal(p50_ms=3.0, p99_ms=10.0) if number == 8 else None
-            best = Goal(ratio=1.0) if number == PRODUCERS[-1] else None
-            others = [(secure, goal), (redis, best), (nats, None)]
-            yield from records(f"socket-{number}", ours, others, goal)
+            race([ours, secure, redis, nats], options.rounds)
+            target = Target(p50_ms=3.0, p99_ms=10.0) if number == 8 else None
+            best = Target(ratio=1.0) if number == PRODUCERS[-1] else None
+            others = [(secure, target), (redis, best), (nats, None)]
+            yield from records(f"socket-{number}", ours, others, target)
     finally:
         servers.stop()
 
 
-def batched(effort: Effort) -> Iterator[Record]:
+def batched(options: RunOptions) -> Iterator[Record]:
     """Connections that append a hundred at a time."""
     servers = Servers()
     try:
         for number, pace in IN_BATCHES.items():
-            count = _count(pace, number * BATCH, effort)
+            count = _count(pace, number * BATCH, options)
             ours, secure, redis, nats = _field(
-                effort, servers, count, partial(_batches, number, count)
+                options, servers, count, partial(_batches, number, count)
             )
-            race([ours, secure, redis, nats], effort.rounds)
+            race([ours, secure, redis, nats], options.rounds)
             others = [(secure, None), (redis, None), (nats, None)]
-            yield from records(f"batch-{number}", ours, others, Goal(rate=25_000.0))
+            yield from records(f"batch-{number}", ours, others, Target(rate=25_000.0))
     finally:
         servers.stop()
 
 
-def with_clients(effort: Effort) -> Iterator[Record]:
+def with_clients(options: RunOptions) -> Iterator[Record]:
     """The same as one by one, through the Python client of each server."""
     servers, number = Servers(), PRODUCERS[-1]
-    count = _count(OVER_SOCKET[number], number, effort)
+    count = _count(OVER_SOCKET[number], number, options)
     ways: list[tuple[str, Callable[[], Server], clients.Connect]] = [
-        (OURS, lambda: Node(effort.folder / "plain"), clients.ours),
-        (f"{REDIS}, redis-py", lambda: RedisServer(effort.folder / "redis"), clients.redis),
-        (f"{NATS}, nats-py", lambda: NatsServer(effort.folder / "nats"), clients.nats),
+        (OURS, lambda: Node(options.folder / "plain"), clients.ours),
+        (f"{REDIS}, redis-py", lambda: RedisServer(options.folder / "redis"), clients.redis),
+        (f"{NATS}, nats-py", lambda: NatsServer(options.folder / "nats"), clients.nats),
     ]
 
     def load_from(connect: clients.Connect) -> Callable[[Server], Turn]:
-        return lambda server: clients.run(server.port, connect, shares(count, number))
+        return lambda server: clients.run(server.port, connect, split_messages(count, number))
 
     try:
         ours, *others = [
-            Entry(who, partial(_against, servers, who, start, count, load_from(connect)))
-            for who, start, connect in ways
+            Contestant(name, partial(_against, servers, name, start, count, load_from(connect)))
+            for name, start, connect in ways
         ]
-        race([ours, *others], effort.rounds)
-        goals = (Goal(ratio=1.0), None)
-        yield from records(f"client-{number}", ours, list(zip(others, goals, strict=True)))
+        race([ours, *others], options.rounds)
+        targets = (Target(ratio=1.0), None)
+        yield from records(f"client-{number}", ours, list(zip(others, targets, strict=True)))
     finally:
         servers.stop()
 
 
-Plans: TypeAlias = Callable[[Callable[[], Speech]], list[load_generator.Plan]]
+Plans: TypeAlias = Callable[[Callable[[], WireProtocol]], list[load_generator.ConnectionPlan]]
 """What each connection does to store its part."""
 
 
-def _single(number: int, count: int, speech: Callable[[], Speech]) -> list[load_generator.Plan]:
-    def plan(part: Sequence[Message]) -> load_generator.Plan:
-        spoken = speech()
-        return load_generator.Plan(spoken, [spoken.ask(message.body) for message in part])
+def _single(
+    number: int, count: int, protocol: Callable[[], WireProtocol]
+) -> list[load_generator.ConnectionPlan]:
+    def plan(part: Sequence[Message]) -> load_generator.ConnectionPlan:
+        spoken = protocol()
+        return load_generator.ConnectionPlan(
+            spoken, [spoken.encode_append(message.body) for message in part]
+        )
 
-    return [plan(part) for part in shares(count, number)]
+    return [plan(part) for part in split_messages(count, number)]
 
 
-def _batches(number: int, count: int, speech: Callable[[], Speech]) -> list[load_generator.Plan]:
-    def plan(part: Sequence[Message]) -> load_generator.Plan:
-        spoken = speech()
+def _batches(
+    number: int, count: int, protocol: Callable[[], WireProtocol]
+) -> list[load_generator.ConnectionPlan]:
+    def plan(part: Sequence[Message]) -> load_generator.ConnectionPlan:
+        spoken = protocol()
         bodies = [message.body for message in part]
-        asked = [spoken.ask_all(bodies[at : at + BATCH]) for at in range(0, len(bodies), BATCH)]
-        return load_generator.Plan(spoken, asked, spoken.answers_to_all(BATCH))
+        asked = [
+            spoken.encode_appends(bodies[at : at + BATCH]) for at in range(0, len(bodies), BATCH)
+        ]
+        return load_generator.ConnectionPlan(spoken, asked, spoken.replies_to(BATCH))
 
-    return [plan(part) for part in shares(count, number)]
+    return [plan(part) for part in split_messages(count, number)]
 
 
-def _field(effort: Effort, servers: Servers, count: int, plans: Plans) -> list[Entry]:
-    folder = effort.folder
+def _field(options: RunOptions, servers: Servers, count: int, plans: Plans) -> list[Contestant]:
+    folder = options.folder
     certificates = folder / "certificates"
 
     def secure() -> Node:
         make_certificates(certificates, [FROM])
         return Node(folder / "secure", certificates=certificates)
 
-    def load_in(speech: Callable[[], Speech]) -> Callable[[Server], Turn]:
-        return lambda server: load_generator.run(server.port, plans(speech), server.tls)
+    def load_in(protocol: Callable[[], WireProtocol]) -> Callable[[Server], Turn]:
+        return lambda server: load_generator.run(server.port, plans(protocol), server.tls)
 
-    ways: list[tuple[str, Callable[[], Server], Callable[[], Speech]]] = [
-        (OURS, lambda: Node(folder / "plain"), Http),
-        (f"{OURS}, mTLS", secure, Http),
-        (REDIS, lambda: RedisServer(folder / "redis"), Redis),
-        (NATS, lambda: NatsServer(folder / "nats"), Nats),
+    ways: list[tuple[str, Callable[[], Server], Callable[[], WireProtocol]]] = [
+        (OURS, lambda: Node(folder / "plain"), HttpProtocol),
+        (f"{OURS}, mTLS", secure, HttpProtocol),
+        (REDIS, lambda: RedisServer(folder / "redis"), RedisProtocol),
+        (NATS, lambda: NatsServer(folder / "nats"), NatsProtocol),
     ]
     return [
-        Entry(who, partial(_against, servers, who, start, count, load_in(speech)))
-        for who, start, speech in ways
+        Contestant(name, partial(_against, servers, name, start, count, load_in(protocol)))
+        for name, start, protocol in ways
     ]
 
 
 def _against(
     servers: Servers,
-    who: str,
+    name: str,
     start: Callable[[], Server],
     count: int,
     store: Callable[[Server], Turn],
 ) -> Turn:
     """One turn against a server that keeps what earlier turns stored; all must be there."""
-    server: Server = servers.get(who, start)
-    before, burnt = server.head(), cpu_seconds([server.pid])
+    server: Server = servers.get(name, start)
+    before, cpu_time = server.head(), cpu_seconds([server.pid])
     turn = store(server)
-    burnt = cpu_seconds([server.pid]) - burnt
+    cpu_time = cpu_seconds([server.pid]) - cpu_time
     stored = server.head() - before
     if stored != count:
-        raise FailedError(f"{stored} of {count} facts are there")
-    return Turn(count, turn.seconds, turn.taken, burnt)
+        raise ContestantError(f"{stored} of {count} facts are there")
+    return Turn(count, turn.seconds, turn.latencies, cpu_time)

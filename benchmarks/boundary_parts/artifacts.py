@@ -12,17 +12,17 @@ from itertools import count
 from pathlib import Path
 
 from comparison import (
-    Effort,
-    Entry,
-    FailedError,
-    Goal,
+    Contestant,
+    ContestantError,
     Record,
+    RunOptions,
+    Target,
     Turn,
     race,
     records,
 )
 
-from boundary_parts.producers import fresh, new_zone
+from boundary_parts.producers import new_zone, turn_folder
 from boundary_parts.servers import Node
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -30,20 +30,22 @@ BUCKET = "batch-files"
 _names = count()
 
 
-def put(effort: Effort) -> Iterator[Record]:
+def put(options: RunOptions) -> Iterator[Record]:
     """Two mebibytes at a time, one after the other."""
-    number = max(5, int(20 * effort.seconds))
-    node = Node(effort.folder / "putting")
+    number = max(5, int(20 * options.seconds))
+    node = Node(options.folder / "putting")
     try:
-        local = Entry("Ergon", partial(_local, effort.folder, 2 * MIB, number))
-        remote = Entry("Ergon, over HTTP", partial(over_http, node, 2 * MIB, number))
-        plain = Entry("plain write and fsync", partial(_plain, effort.folder, 2 * MIB, number))
-        race([local, remote, plain], effort.rounds)
+        local = Contestant("Ergon", partial(_local, options.folder, 2 * MIB, number))
+        remote = Contestant("Ergon, over HTTP", partial(over_http, node, 2 * MIB, number))
+        plain = Contestant(
+            "plain write and fsync", partial(_plain, options.folder, 2 * MIB, number)
+        )
+        race([local, remote, plain], options.rounds)
     finally:
         node.stop()
     for made in (
-        *records("put-2MiB", local, [(plain, Goal(ratio=0.9))]),
-        *records("put-2MiB-http", remote, [(plain, Goal(ratio=0.9))]),
+        *records("put-2MiB", local, [(plain, Target(ratio=0.9))]),
+        *records("put-2MiB-http", remote, [(plain, Target(ratio=0.9))]),
     ):
         rate = made.get("per_second")
         yield made if rate is None else made | {"mb_per_second": round(rate * 2 * MIB / 1e6)}
@@ -51,21 +53,21 @@ def put(effort: Effort) -> Iterator[Record]:
 
 def over_http(node: Node, size: int, number: int) -> Turn:
     """One connection of the standard library's client."""
-    link = node.connect()
+    connection = node.connect()
 
     def store(data: bytes) -> None:
         name = f"{next(_names)}.bin"
-        link.request("PUT", f"/v1/objects/{BUCKET}/{name}", data)
-        answer = link.getresponse()
+        connection.request("PUT", f"/v1/objects/{BUCKET}/{name}", data)
+        answer = connection.getresponse()
         if json.loads(answer.read()).get("size") != size:
-            raise FailedError(f"a put was answered with {answer.status}")
+            raise ContestantError(f"a put was answered with {answer.status}")
 
     try:
         return _timed(store, size, number)
     except http.client.HTTPException as error:
-        raise FailedError(str(error)) from error
+        raise ContestantError(str(error)) from error
     finally:
-        link.close()
+        connection.close()
 
 
 def _local(folder: Path, size: int, number: int) -> Turn:
@@ -74,7 +76,7 @@ def _local(folder: Path, size: int, number: int) -> Turn:
 
 
 def _plain(folder: Path, size: int, number: int) -> Turn:
-    with fresh(folder) as path:
+    with turn_folder(folder) as path:
 
         def store(data: bytes) -> None:
             with (path / str(next(_names))).open("wb") as file:
@@ -87,10 +89,10 @@ def _plain(folder: Path, size: int, number: int) -> Turn:
 
 def _timed(store: Callable[[bytes], object], size: int, number: int) -> Turn:
     """Only the calls are timed; what they store is new each time, and made in between."""
-    base, taken = os.urandom(size - 16), []
+    base, latencies = os.urandom(size - 16), []
     for _ in range(number):
         data = os.urandom(16) + base
         began = time.perf_counter()
         store(data)
-        taken.append(time.perf_counter() - began)
-    return Turn(number, sum(taken), taken)
+        latencies.append(time.perf_counter() - began)
+    return Turn(number, sum(latencies), latencies)

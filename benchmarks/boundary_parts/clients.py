@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeAlias
 
-from comparison import FailedError, Turn
+from comparison import ContestantError, Turn
 
 from boundary_parts.messages import Message
 from boundary_parts.wire_protocols import APPEND, STREAM, SUBJECT
@@ -21,10 +21,10 @@ async def ours(port: int, stack: AsyncExitStack) -> Append:
     """The transport under ``AsyncProducer``."""
     from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 
-    link = AsyncHttpTransport(f"http://127.0.0.1:{port}", connections=1)
-    stack.push_async_callback(link.close)
+    connection = AsyncHttpTransport(f"http://127.0.0.1:{port}", connections=1)
+    stack.push_async_callback(connection.close)
     path = APPEND.removeprefix("/")
-    return lambda body: link.call(path, body)
+    return lambda body: connection.call(path, body)
 
 
 async def redis(port: int, stack: AsyncExitStack) -> Append:
@@ -32,10 +32,10 @@ async def redis(port: int, stack: AsyncExitStack) -> Append:
     try:
         from redis.asyncio import Redis
     except ImportError as error:
-        raise FailedError(f"redis-py is not installed: {error}") from None
-    link = Redis(host="127.0.0.1", port=port, single_connection_client=True)
-    stack.push_async_callback(link.aclose)
-    return lambda body: link.xadd(STREAM, {"fact": body})
+        raise ContestantError(f"redis-py is not installed: {error}") from None
+    connection = Redis(host="127.0.0.1", port=port, single_connection_client=True)
+    stack.push_async_callback(connection.aclose)
+    return lambda body: connection.xadd(STREAM, {"fact": body})
 
 
 async def nats(port: int, stack: AsyncExitStack) -> Append:
@@ -43,10 +43,10 @@ async def nats(port: int, stack: AsyncExitStack) -> Append:
     try:
         from nats import connect
     except ImportError as error:
-        raise FailedError(f"nats-py is not installed: {error}") from None
-    link = await connect(f"nats://127.0.0.1:{port}")
-    stack.push_async_callback(link.close)
-    stream = link.jetstream()
+        raise ContestantError(f"nats-py is not installed: {error}") from None
+    connection = await connect(f"nats://127.0.0.1:{port}")
+    stack.push_async_callback(connection.close)
+    stream = connection.jetstream()
     return lambda body: stream.publish(SUBJECT, body)
 
 
@@ -59,9 +59,9 @@ async def _run(port: int, connect: Connect, parts: Sequence[Sequence[Message]]) 
     async with _connected(port, connect, len(parts)) as appends:
         began = time.perf_counter()
         pairs = zip(appends, parts, strict=True)
-        taken = await asyncio.gather(*(_produce(append, part) for append, part in pairs))
+        latencies = await asyncio.gather(*(_produce(append, part) for append, part in pairs))
         seconds = time.perf_counter() - began
-    every = [each for times in taken for each in times]
+    every = [each for times in latencies for each in times]
     return Turn(len(every), seconds, every)
 
 
@@ -72,9 +72,9 @@ async def _connected(port: int, connect: Connect, number: int) -> AsyncIterator[
 
 
 async def _produce(append: Append, part: Sequence[Message]) -> list[float]:
-    taken: list[float] = []
+    latencies: list[float] = []
     for message in part:
         began = time.perf_counter()
         await append(message.body)
-        taken.append(time.perf_counter() - began)
-    return taken
+        latencies.append(time.perf_counter() - began)
+    return latencies

@@ -15,7 +15,7 @@ MOST = 512
 _sync = getattr(os, "fdatasync", os.fsync)
 
 
-class Waiting:
+class PendingWrite:
     """Bytes of a caller, and the lock it waits for; None ends the writer."""
 
     __slots__ = ("bodies", "error", "wake")
@@ -31,24 +31,24 @@ class GroupCommit:
     """A queue and a thread. ``append`` returns when the bytes are on disk."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Waiting] = SimpleQueue()
+        self._queue: SimpleQueue[PendingWrite] = SimpleQueue()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def append(self, body: bytes) -> None:
         """Leave it to the writer, and wait."""
-        self._hand_over(Waiting([body]))
+        self._hand_over(PendingWrite([body]))
 
     def append_all(self, bodies: list[bytes]) -> None:
         """Many of one caller in one commit."""
-        self._hand_over(Waiting(bodies))
+        self._hand_over(PendingWrite(bodies))
 
     def close(self) -> None:
         """End the writer."""
-        self._queue.put(Waiting(None))
+        self._queue.put(PendingWrite(None))
         self._thread.join()
 
-    def _hand_over(self, waiting: Waiting) -> None:
+    def _hand_over(self, waiting: PendingWrite) -> None:
         self._queue.put(waiting)
         waiting.wake.acquire()
         if waiting.error is not None:
@@ -84,7 +84,7 @@ class GroupCommit:
                 each.wake.release()
         self.end()
 
-    def _take(self) -> list[Waiting]:
+    def _take(self) -> list[PendingWrite]:
         group = [self._queue.get()]
         try:
             while len(group) < MOST:
@@ -103,20 +103,22 @@ class SqliteGroupCommit(GroupCommit):
 
     def open(self) -> None:
         """WAL, and the disk is waited for, as in our own store."""
-        self._link = sqlite3.connect(self._path, isolation_level=None)
+        self._connection = sqlite3.connect(self._path, isolation_level=None)
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY"):
-            self._link.execute(f"PRAGMA {pragma}")
-        self._link.execute("CREATE TABLE facts (id INTEGER PRIMARY KEY, body BLOB NOT NULL)")
+            self._connection.execute(f"PRAGMA {pragma}")
+        self._connection.execute("CREATE TABLE facts (id INTEGER PRIMARY KEY, body BLOB NOT NULL)")
 
     def commit(self, bodies: list[bytes]) -> None:
         """One transaction."""
-        self._link.execute("BEGIN IMMEDIATE")
-        self._link.executemany("INSERT INTO facts (body) VALUES (?)", [(body,) for body in bodies])
-        self._link.execute("COMMIT")
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.executemany(
+            "INSERT INTO facts (body) VALUES (?)", [(body,) for body in bodies]
+        )
+        self._connection.execute("COMMIT")
 
     def end(self) -> None:
         """Let go of the file."""
-        self._link.close()
+        self._connection.close()
 
 
 class FileGroupCommit(GroupCommit):

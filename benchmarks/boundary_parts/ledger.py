@@ -11,10 +11,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from comparison import Effort, Entry, Goal, Record, Turn, race, records
+from comparison import Contestant, Record, RunOptions, Target, Turn, race, records
 
-from boundary_parts.messages import FROM, TO, identifiers, shares
-from boundary_parts.producers import fresh, into, new_zone, threaded
+from boundary_parts.messages import FROM, TO, identifiers, split_messages
+from boundary_parts.producers import append_to, new_zone, run_producers, turn_folder
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.ports.factstore import OUTBOUND, NewFact
@@ -25,22 +25,25 @@ SLICE = 100_000
 PRODUCERS = 64
 
 
-def ledger(effort: Effort) -> Iterator[Record]:
+def ledger(options: RunOptions) -> Iterator[Record]:
     """Appends with so many ids known, beside appends to an empty ledger."""
-    sizes = [20_000 if effort.is_quick else 1_000_000, *([10_000_000] * effort.is_huge)]
+    sizes = [20_000 if options.is_quick else 1_000_000, *([10_000_000] * options.is_huge)]
     for size in sizes:
-        yield from _at(effort, size)
+        yield from _at(options, size)
 
 
-def _at(effort: Effort, size: int) -> Iterator[Record]:
-    count = max(PRODUCERS * 20, int(16_000 * effort.seconds) // PRODUCERS * PRODUCERS)
-    with fresh(effort.folder) as path, LocalZone.open(FROM, ZoneSettings(data=str(path))) as zone:
+def _at(options: RunOptions, size: int) -> Iterator[Record]:
+    count = max(PRODUCERS * 20, int(16_000 * options.seconds) // PRODUCERS * PRODUCERS)
+    with (
+        turn_folder(options.folder) as path,
+        LocalZone.open(FROM, ZoneSettings(data=str(path))) as zone,
+    ):
         slices = _fill(zone, size)
         used = _used(path / "facts.db")
-        full = Entry(f"Ergon, {size:,} ids", partial(_append, zone, count))
-        empty = Entry("Ergon, empty ledger", partial(_append_to_new, effort.folder, count))
-        race([full, empty], effort.rounds)
-    first, second = records(f"ledger-{size}", full, [(empty, Goal(ratio=0.8))])
+        full = Contestant(f"Ergon, {size:,} ids", partial(_append, zone, count))
+        empty = Contestant("Ergon, empty ledger", partial(_append_to_new, options.folder, count))
+        race([full, empty], options.rounds)
+    first, second = records(f"ledger-{size}", full, [(empty, Target(ratio=0.8))])
     per_id = round(used / size, 1)
     yield first | {
         "bytes_per_id": per_id,
@@ -75,16 +78,16 @@ def _fact(message_id: str) -> NewFact:
 
 def _used(path: Path) -> int:
     """Bytes of the file that hold something; the payloads are gone, so it is nearly all ids."""
-    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as link:
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
 
         def number(pragma: str) -> Any:
-            return link.execute(f"PRAGMA {pragma}").fetchone()[0]
+            return connection.execute(f"PRAGMA {pragma}").fetchone()[0]
 
         return int((number("page_count") - number("freelist_count")) * number("page_size"))
 
 
 def _append(zone: LocalZone, count: int) -> Turn:
-    return threaded(into(zone), shares(count, PRODUCERS))
+    return run_producers(append_to(zone), split_messages(count, PRODUCERS))
 
 
 def _append_to_new(folder: Path, count: int) -> Turn:

@@ -11,43 +11,43 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comparison import FailedError, Turn
+from comparison import ContestantError, Turn
 
-from boundary_parts.wire_protocols import Speech
+from boundary_parts.wire_protocols import WireProtocol
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds a whole turn may take."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConnectionPlan:
     """What one connection is to do: its requests, and how many answers each of them has."""
 
-    speech: Speech
+    protocol: WireProtocol
     requests: Sequence[bytes]
     answers: int = 1
 
 
-class Wire(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, plan: Plan, over: asyncio.Future[None]) -> None:
-        self._hear = plan.speech.hear
-        self._hello = plan.speech.hello
+    def __init__(self, plan: ConnectionPlan, over: asyncio.Future[None]) -> None:
+        self._parse_reply = plan.protocol.parse_reply
+        self._greeting = plan.protocol.greeting
         self._requests = iter(plan.requests)
         self._answers = plan.answers
         self._left = 0
         self._began = 0.0
         self._data = b""
         self._over = over
-        self.taken: list[float] = []
+        self.latencies: list[float] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say hello, if one does."""
+        """Send the greeting of protocols that have one."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - tells mypy
         self._transport = transport
-        if self._hello:
-            transport.write(self._hello)
+        if self._greeting:
+            transport.write(self._greeting)
 
     def begin(self) -> None:
         """Send the next request; when there is none, that was all."""
@@ -65,62 +65,62 @@ class Wire(asyncio.Protocol):
             data = self._data + data
         try:
             while data:
-                size, is_answer = self._hear(data)
+                size, is_answer = self._parse_reply(data)
                 if not size:
                     break
                 data = data[size:]
                 if is_answer:
                     self._left -= 1
                     if not self._left:
-                        self.taken.append(time.perf_counter() - self._began)
+                        self.latencies.append(time.perf_counter() - self._began)
                         self.begin()
-        except (FailedError, ValueError) as error:
-            self._fail(FailedError(str(error)))
+        except (ContestantError, ValueError) as error:
+            self._fail(ContestantError(str(error)))
         self._data = data
 
     def connection_lost(self, error: Exception | None) -> None:
         """Too early unless all is done."""
-        self._fail(FailedError(f"the connection was lost: {error}"))
+        self._fail(ContestantError(f"the connection was lost: {error}"))
 
     def close(self) -> None:
         """Hang up."""
         self._transport.abort()
 
-    def _fail(self, error: FailedError) -> None:
+    def _fail(self, error: ContestantError) -> None:
         if not self._over.done():
             self._over.set_exception(error)
 
 
-def run(port: int, plans: Sequence[Plan], tls: ssl.SSLContext | None = None) -> Turn:
+def run(port: int, plans: Sequence[ConnectionPlan], tls: ssl.SSLContext | None = None) -> Turn:
     """Open one connection for each plan, then begin with all of them at once."""
     return asyncio.run(_run(port, plans, tls))
 
 
-async def _run(port: int, plans: Sequence[Plan], tls: ssl.SSLContext | None) -> Turn:
+async def _run(port: int, plans: Sequence[ConnectionPlan], tls: ssl.SSLContext | None) -> Turn:
     loop = asyncio.get_running_loop()
     overs = [loop.create_future() for _ in plans]
-    wires: list[Wire] = []
+    connections: list[LoadConnection] = []
     name = None if tls is None else "localhost"
     try:
         for plan, over in zip(plans, overs, strict=True):
-            wire = Wire(plan, over)
-            wires.append(wire)
+            connection = LoadConnection(plan, over)
+            connections.append(connection)
             await loop.create_connection(
-                lambda made=wire: made, "127.0.0.1", port, ssl=tls, server_hostname=name
+                lambda made=connection: made, "127.0.0.1", port, ssl=tls, server_hostname=name
             )
         began = time.perf_counter()
-        for wire in wires:
-            wire.begin()
-        async with asyncio.timeout(PATIENCE):
+        for connection in connections:
+            connection.begin()
+        async with asyncio.timeout(TIMEOUT):
             await asyncio.gather(*overs)
         seconds = time.perf_counter() - began
     except TimeoutError:
-        raise FailedError(f"not all was answered within {PATIENCE:g} seconds") from None
+        raise ContestantError(f"not all was answered within {TIMEOUT:g} seconds") from None
     finally:
         for over in overs:
             if not over.done():
                 over.cancel()
-        for wire in wires:
-            wire.close()
-    taken = [each for wire in wires for each in wire.taken]
-    return Turn(len(taken), seconds, taken)
+        for connection in connections:
+            connection.close()
+    latencies = [each for connection in connections for each in connection.latencies]
+    return Turn(len(latencies), seconds, latencies)

@@ -37,7 +37,7 @@ def messages(number: int, size: int = SIZE) -> list[Message]:
     return [_message(f"{turn}/{each}", each, size) for each in range(number)]
 
 
-def shares(number: int, parts: int, size: int = SIZE) -> list[list[Message]]:
+def split_messages(number: int, parts: int, size: int = SIZE) -> list[list[Message]]:
     """The same, dealt to so many producers."""
     made = messages(number, size)
     return [made[part::parts] for part in range(parts)]

@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs_parts.processes import Started, environment, wait_until
-from comparison import FailedError
+from comparison import ContestantError
+from jobs_parts.processes import StartedProcess, environment, wait_until
 from server_programs import MissingProgramError, redis_program
 
 from boundary_parts.messages import FROM
 from boundary_parts.wire_protocols import STREAM, resp, stream_settings
 
-STARTUP = 20.0
-PATIENCE = 10.0
+STARTUP_TIMEOUT = 20.0
+TIMEOUT = 10.0
 
 
 class Node:
@@ -39,19 +39,19 @@ class Node:
         folder.mkdir(parents=True, exist_ok=True)
         self.tls = None if certificates is None else _client(certificates, zone)
         """How a client of the same zone calls it."""
-        words = ["--zone", zone, "--data", str(folder), "--listen", "127.0.0.1:0"]
+        arguments = ["--zone", zone, "--data", str(folder), "--listen", "127.0.0.1:0"]
         if certificates is None:
-            words += ["--insecure"]
+            arguments += ["--insecure"]
         else:
             paths = {"cert": f"{zone}.pem", "key": f"{zone}.key", "ca": "ca.pem"}
-            words += [word for option, name in paths.items()
+            arguments += [word for option, name in paths.items()
                       for word in (f"--{option}", str(certificates / name))]  # fmt: skip
         for name, url in (peers or {}).items():
-            words += ["--peer", f"{name}={url}"]
-        command = [sys.executable, "-m", "ergon_framework.cli", "boundary", "serve", *words]
+            arguments += ["--peer", f"{name}={url}"]
+        command = [sys.executable, "-m", "ergon_framework.cli", "boundary", "serve", *arguments]
         log = folder.parent / f"{folder.name}.log"
         log.unlink(missing_ok=True)
-        self._process = Started(command, environment(), log)
+        self._process = StartedProcess(command, environment(), log)
         self.port = self._await(log)
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -63,23 +63,23 @@ class Node:
     def connect(self) -> http.client.HTTPConnection:
         """A connection of the standard library."""
         if self.tls is None:
-            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
         return http.client.HTTPSConnection(
-            "localhost", self.port, timeout=PATIENCE, context=self.tls
+            "localhost", self.port, timeout=TIMEOUT, context=self.tls
         )
 
-    def ask(self, method: str, patience: float = PATIENCE, **fields: Any) -> dict[str, Any]:
+    def ask(self, method: str, timeout: float = TIMEOUT, **fields: Any) -> dict[str, Any]:
         """Call an operation."""
-        link = self.connect()
-        link.timeout = patience
+        connection = self.connect()
+        connection.timeout = timeout
         try:
-            link.request("POST", f"/bsfg.v1.{method}", json.dumps(fields).encode())
-            answer = link.getresponse()
+            connection.request("POST", f"/bsfg.v1.{method}", json.dumps(fields).encode())
+            answer = connection.getresponse()
             body: dict[str, Any] = json.loads(answer.read())
         finally:
-            link.close()
+            connection.close()
         if answer.status != 200:
-            raise FailedError(f"{method}: {body}")
+            raise ContestantError(f"{method}: {body}")
         return body
 
     def head(self, log: str = "outbound") -> int:
@@ -92,11 +92,13 @@ class Node:
         self._process.stop()
 
     def _await(self, log: Path) -> int:
-        wait_until(lambda: self._process.is_over() or "listen=" in log.read_text(), STARTUP, 0.01)
+        wait_until(
+            lambda: self._process.is_over() or "listen=" in log.read_text(), STARTUP_TIMEOUT, 0.01
+        )
         told = log.read_text()
         if "listen=" not in told:
             self.stop()
-            raise FailedError(f"the node did not start: {self._process.last_words()}")
+            raise ContestantError(f"the node did not start: {self._process.log_tail()}")
         return int(told.partition("listen=")[2].split()[0].rpartition(":")[2])
 
 
@@ -108,10 +110,10 @@ class RedisServer:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.port = free_port()
-        words = [str(redis_program()), "--bind", "127.0.0.1", "--port", str(self.port)]
-        words += ["--dir", str(folder), "--save", "", "--auto-aof-rewrite-percentage", "0"]
-        words += ["--appendonly", "yes", "--appendfsync", "always"]
-        self._process = Started(words, os.environ, folder / "log")
+        arguments = [str(redis_program()), "--bind", "127.0.0.1", "--port", str(self.port)]
+        arguments += ["--dir", str(folder), "--save", "", "--auto-aof-rewrite-percentage", "0"]
+        arguments += ["--appendonly", "yes", "--appendfsync", "always"]
+        self._process = StartedProcess(arguments, os.environ, folder / "log")
         self.pid = self._process.pid
         _await(self._process, lambda: self._ask(b"PING").startswith(b"+PONG"))
 
@@ -123,10 +125,10 @@ class RedisServer:
         """Ask it to end."""
         self._process.stop()
 
-    def _ask(self, *words: bytes) -> bytes:
-        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as link:
-            link.sendall(resp(*words))
-            return link.recv(1024)
+    def _ask(self, *arguments: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", self.port), TIMEOUT) as connection:
+            connection.sendall(resp(*arguments))
+            return connection.recv(1024)
 
 
 class NatsServer:
@@ -143,8 +145,8 @@ class NatsServer:
             'ping_interval: "1h"\n'
             f'jetstream {{ store_dir: "{folder}", sync_interval: always }}\n'
         )
-        words = [_program("nats-server"), "--config", str(settings)]
-        self._process = Started(words, os.environ, folder / "log")
+        arguments = [_program("nats-server"), "--config", str(settings)]
+        self._process = StartedProcess(arguments, os.environ, folder / "log")
         self.pid = self._process.pid
         _await(self._process, lambda: "config" in self._ask("STREAM.CREATE", stream_settings()))
 
@@ -157,16 +159,16 @@ class NatsServer:
         self._process.stop()
 
     def _ask(self, what: str, body: bytes = b"") -> dict[str, Any]:
-        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as link:
-            link.sendall(b'CONNECT {"verbose":false}\r\nSUB answer 1\r\n')
+        with socket.create_connection(("127.0.0.1", self.port), TIMEOUT) as connection:
+            connection.sendall(b'CONNECT {"verbose":false}\r\nSUB answer 1\r\n')
             subject = f"$JS.API.{what}.{STREAM}".encode()
-            link.sendall(b"PUB %b answer %d\r\n%b\r\n" % (subject, len(body), body))
-            lines = link.makefile("rb")
+            connection.sendall(b"PUB %b answer %d\r\n%b\r\n" % (subject, len(body), body))
+            lines = connection.makefile("rb")
             for line in lines:
                 if line.startswith(b"MSG"):
                     found: dict[str, Any] = json.loads(lines.read(int(line.split()[-1])))
                     return found
-        raise FailedError("NATS closed the connection")
+        raise ContestantError("NATS closed the connection")
 
 
 class Servers:
@@ -176,21 +178,21 @@ class Servers:
         self._found: dict[str, Any] = {}
 
     def get(self, name: str, start: Callable[[], Any]) -> Any:
-        """The server of that name; raises ``FailedError`` when there is none."""
+        """The server of that name; raises ``ContestantError`` when there is none."""
         if name not in self._found:
             try:
                 self._found[name] = start()
-            except (FailedError, MissingProgramError, OSError) as error:
-                self._found[name] = FailedError(f"no {name}: {error}")
+            except (ContestantError, MissingProgramError, OSError) as error:
+                self._found[name] = ContestantError(f"no {name}: {error}")
         found = self._found[name]
-        if isinstance(found, FailedError):
+        if isinstance(found, ContestantError):
             raise found
         return found
 
     def stop(self) -> None:
         """End what was started."""
         for found in self._found.values():
-            if not isinstance(found, FailedError):
+            if not isinstance(found, ContestantError):
                 found.stop()
 
 
@@ -222,18 +224,18 @@ def _program(name: str) -> str:
     paths = (sysconfig.get_path("scripts"), os.environ.get("PATH", ""))
     found = shutil.which(name, path=os.pathsep.join(paths))
     if found is None:
-        raise FailedError(f"{name} is not installed")
+        raise ContestantError(f"{name} is not installed")
     return found
 
 
-def _await(server: Started, answers: Callable[[], bool]) -> None:
+def _await(server: StartedProcess, answers: Callable[[], bool]) -> None:
     def is_there() -> bool:
         try:
             return server.is_over() or answers()
-        except (FailedError, OSError, ValueError):
+        except (ContestantError, OSError, ValueError):
             return False
 
-    if not wait_until(is_there, STARTUP, 0.05) or server.is_over():
-        words = server.last_words()
+    if not wait_until(is_there, STARTUP_TIMEOUT, 0.05) or server.is_over():
+        tail = server.log_tail()
         server.stop()
-        raise FailedError(words or "it does not answer")
+        raise ContestantError(tail or "it does not answer")

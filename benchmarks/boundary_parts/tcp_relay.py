@@ -1,4 +1,4 @@
-"""A link between two nodes that can be cut and healed: a TCP relay in a thread of its own."""
+"""A TCP relay between two nodes that can be cut and healed, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 CHUNK = 1 << 16
 
 
-class Link:
+class TcpRelay:
     """Listens on a port and passes bytes on to another, unless it is cut."""
 
     def __init__(self, target: int) -> None:

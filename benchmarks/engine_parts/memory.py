@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_parts import ours
-from engine_parts.noop import Hooks, Shape
+from engine_parts.noop import Hooks, Workload
 
 SLACK = 2 * 1024 * 1024
 """Bytes the resident set may wander; a million kept pointers would take four times as much."""
@@ -21,10 +21,10 @@ PER_ID = 16
 """Bytes a producer may keep for each id of one call, to recognise duplicates."""
 
 
-def shapes() -> dict[str, Shape]:
+def workloads() -> dict[str, Workload]:
     """The four engine kinds, by case name."""
     return {
-        f"memory-{role}-{'async' if is_async else 'sync'}": Shape(role, is_async, concurrency=8)
+        f"memory-{role}-{'async' if is_async else 'sync'}": Workload(role, is_async, concurrency=8)
         for role in ("consume", "produce")
         for is_async in (False, True)
     }
@@ -33,16 +33,16 @@ def shapes() -> dict[str, Shape]:
 def measure(name: str, count: int) -> dict[str, Any]:
     """Run ``count`` transactions in one call and say how much memory was added on the way."""
     record: dict[str, Any] = {"case": name, "who": ours.US}
-    shape = shapes()[name]
-    skipped = ours.engine(shape).skipped
+    workload = workloads()[name]
+    skipped = ours.engine(workload).skipped
     if skipped is not None:
         return record | {"skipped": skipped}
-    grown = _growth(shape, count, _resident)
+    grown = _growth(workload, count, _resident)
     tracemalloc.start()
     traced_count = count // 20
-    traced = _growth(shape, traced_count, _traced)
-    allowed = SLACK + (PER_ID * count if shape.role == "produce" else 0)
-    kept = f" + {PER_ID} bytes per id" if shape.role == "produce" else ""
+    traced = _growth(workload, traced_count, _traced)
+    allowed = SLACK + (PER_ID * count if workload.role == "produce" else 0)
+    kept = f" + {PER_ID} bytes per id" if workload.role == "produce" else ""
     return record | {
         "count": count,
         "resident_growth_bytes": grown,
@@ -54,7 +54,7 @@ def measure(name: str, count: int) -> dict[str, Any]:
     }
 
 
-def _growth(shape: Shape, count: int, used: Callable[[], int]) -> int:
+def _growth(workload: Workload, count: int, used: Callable[[], int]) -> int:
     """Bytes added between the first tenth and the last transaction."""
     from ergon_framework.connector.transaction import Transaction
 
@@ -66,7 +66,7 @@ def _growth(shape: Shape, count: int, used: Callable[[], int]) -> int:
                 samples.append(used())
             yield Transaction(transaction_id=f"transaction-{number}")
 
-    ended = ours.start(shape, ours.policy(shape), transactions(), Hooks())()
+    ended = ours.start(workload, ours.policy(workload), transactions(), Hooks())()
     if ended != count:
         raise RuntimeError(f"{ended} of {count} transactions ended well")
     return samples[-1] - samples[0]

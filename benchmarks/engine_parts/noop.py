@@ -1,4 +1,4 @@
-"""The work of the race: transactions that need nothing done, the same for every contestant."""
+"""The work of the race: transactions that need nothing done, the same for every runner."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CountingHooks(Hooks):
 
 
 @dataclass(frozen=True)
-class Shape:
+class Workload:
     """What is asked of an engine: role, colour and the numbers of its policy."""
 
     role: str = "consume"

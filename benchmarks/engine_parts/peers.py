@@ -13,8 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any
 
-from engine_parts.noop import Hooks, Run, Shape, Source, coroutines, task_class
-from engine_parts.rounds import Contestant
+from engine_parts.noop import Hooks, Run, Source, Workload, coroutines, task_class
+from engine_parts.rounds import Runner
 
 PACKAGE = "ergon-framework-python"
 THREAD_WINDOW = "ThreadPoolExecutor window"
@@ -36,7 +36,7 @@ def _items(count: int) -> list[Item]:
     return [Item(number) for number in range(count)]
 
 
-def thread_window(concurrency: int) -> Contestant:
+def thread_window(concurrency: int) -> Runner:
     """Submit up to ``concurrency`` futures, wait for the first, refill."""
 
     def prepare(hooks: Hooks, count: int) -> Run:
@@ -55,10 +55,10 @@ def thread_window(concurrency: int) -> Contestant:
 
         return run
 
-    return Contestant(THREAD_WINDOW, prepare)
+    return Runner(THREAD_WINDOW, prepare)
 
 
-def permit_window(concurrency: int) -> Contestant:
+def permit_window(concurrency: int) -> Runner:
     """Submit whenever a semaphore has room: faster, since nobody looks at the futures."""
 
     def prepare(hooks: Hooks, count: int) -> Run:
@@ -79,7 +79,7 @@ def permit_window(concurrency: int) -> Contestant:
 
         return run
 
-    return Contestant(PERMIT_WINDOW, prepare)
+    return Runner(PERMIT_WINDOW, prepare)
 
 
 def _lifecycle(hooks: Hooks) -> Callable[[Item], None]:
@@ -91,7 +91,7 @@ def _lifecycle(hooks: Hooks) -> Callable[[Item], None]:
     return lifecycle
 
 
-def task_window(concurrency: int, batch: int = 100) -> Contestant:
+def task_window(concurrency: int, batch: int = 100) -> Runner:
     """One task per transaction of a batch, a semaphore inside: the fastest plain form we found."""
 
     def prepare(hooks: Hooks, count: int) -> Run:
@@ -114,59 +114,59 @@ def task_window(concurrency: int, batch: int = 100) -> Contestant:
 
         return lambda: asyncio.run(main())
 
-    return Contestant(TASK_WINDOW, prepare)
+    return Runner(TASK_WINDOW, prepare)
 
 
-def package(shape: Shape) -> Contestant:
+def package(workload: Workload) -> Runner:
     """The public package with the same batch size, concurrency and timeout."""
     try:
         from ergon import connector, task
     except ImportError as error:
-        return Contestant(PACKAGE, _unavailable, skipped=f"{PACKAGE} is not installed: {error}")
+        return Runner(PACKAGE, _unavailable, skipped=f"{PACKAGE} is not installed: {error}")
     transactions = cache(
         lambda count: [connector.Transaction(id=str(n), payload=None) for n in range(count)]
     )
     parts = task.mixins, task.policies
-    if shape.role == "produce":
-        return _package_producer(shape, transactions, *parts)
-    return _package_consumer(shape, transactions, *parts)
+    if workload.role == "produce":
+        return _package_producer(workload, transactions, *parts)
+    return _package_consumer(workload, transactions, *parts)
 
 
 def _unavailable(hooks: Hooks, count: int) -> Run:
     raise NotImplementedError
 
 
-def _package_consumer(shape: Shape, transactions: Any, mixins: Any, policies: Any) -> Contestant:
-    retry = policies.RetryPolicy(timeout=shape.timeout)
+def _package_consumer(workload: Workload, transactions: Any, mixins: Any, policies: Any) -> Runner:
+    retry = policies.RetryPolicy(timeout=workload.timeout)
     policy = policies.ConsumerPolicy(
         loop=policies.ConsumerLoopPolicy(
-            concurrency=policies.ConcurrencyPolicy(value=shape.concurrency)
+            concurrency=policies.ConcurrencyPolicy(value=workload.concurrency)
         ),
-        fetch=policies.FetchPolicy(batch=policies.BatchPolicy(size=shape.batch)),
+        fetch=policies.FetchPolicy(batch=policies.BatchPolicy(size=workload.batch)),
         transaction_runtime=policies.TransactionRuntimePolicy(timeout=None),
         process=policies.ProcessPolicy(retry=retry),
         success=policies.SuccessPolicy(retry=retry),
     )
 
     def prepare(hooks: Hooks, count: int) -> Run:
-        base = mixins.AsyncConsumerTask if shape.is_async else mixins.ConsumerTask
+        base = mixins.AsyncConsumerTask if workload.is_async else mixins.ConsumerTask
         names = ("process_transaction", "handle_process_success")
-        kind = task_class(base, names, hooks, shape.is_async)
+        kind = task_class(base, names, hooks, workload.is_async)
         source = Source(transactions(count))
         noop = kind(connectors={"source": source}, services={}, policies=[])
-        if shape.is_async:
+        if workload.is_async:
             return lambda: int(asyncio.run(noop.consume_transactions(policy)))
         return lambda: int(noop.consume_transactions(policy))
 
-    return Contestant(PACKAGE, prepare)
+    return Runner(PACKAGE, prepare)
 
 
-def _package_producer(shape: Shape, transactions: Any, mixins: Any, policies: Any) -> Contestant:
-    retry = policies.RetryPolicy(timeout=shape.timeout)
+def _package_producer(workload: Workload, transactions: Any, mixins: Any, policies: Any) -> Runner:
+    retry = policies.RetryPolicy(timeout=workload.timeout)
     policy = policies.ProducerPolicy(
         loop=policies.ProducerLoopPolicy(
-            concurrency=policies.ConcurrencyPolicy(value=shape.concurrency),
-            batch=policies.BatchPolicy(size=shape.batch),
+            concurrency=policies.ConcurrencyPolicy(value=workload.concurrency),
+            batch=policies.BatchPolicy(size=workload.batch),
         ),
         transaction_runtime=policies.TransactionRuntimePolicy(timeout=None),
         prepare=policies.PreparePolicy(retry=retry),
@@ -174,13 +174,13 @@ def _package_producer(shape: Shape, transactions: Any, mixins: Any, policies: An
     )
 
     def prepare(hooks: Hooks, count: int) -> Run:
-        base = mixins.AsyncProducerTask if shape.is_async else mixins.ProducerTask
+        base = mixins.AsyncProducerTask if workload.is_async else mixins.ProducerTask
         names = ("prepare_transaction", "handle_prepare_success")
-        kind = task_class(base, names, hooks, shape.is_async)
+        kind = task_class(base, names, hooks, workload.is_async)
         noop = kind(connectors={}, services={}, policies=[])
         given = transactions(count)
-        if shape.is_async:
+        if workload.is_async:
             return lambda: int(asyncio.run(noop.produce_transactions(given, policy)))
         return lambda: int(noop.produce_transactions(given, policy))
 
-    return Contestant(PACKAGE, prepare)
+    return Runner(PACKAGE, prepare)

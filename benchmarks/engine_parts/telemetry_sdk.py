@@ -17,7 +17,8 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from engine_parts.rounds import Watcher
+
+from engine_parts.rounds import Instrumentation
 
 
 class _SpansToNowhere(SpanExporter):
@@ -42,8 +43,8 @@ class _MetricsToNowhere(MetricExporter):
         return None
 
 
-class Recording(Watcher):
-    """Installs the global providers and counts the spans of each contestant."""
+class SdkInstrumentation(Instrumentation):
+    """Installs the global providers and counts the spans of each runner."""
 
     def __init__(self, *, with_metrics: bool) -> None:
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)
@@ -56,7 +57,7 @@ class Recording(Watcher):
             reader = PeriodicExportingMetricReader(_MetricsToNowhere())
             metrics.set_meter_provider(MeterProvider([reader]))
 
-    def examine(self, work: Callable[[], None], count: int) -> dict[str, Any]:
+    def run_and_count(self, work: Callable[[], None], count: int) -> dict[str, Any]:
         """How many spans one transaction leaves."""
         self._provider.force_flush()
         before = self._exporter.seen
@@ -64,7 +65,7 @@ class Recording(Watcher):
         self._provider.force_flush()
         return {"spans_per_transaction": (self._exporter.seen - before) // count}
 
-    def between(self) -> None:
+    def before_turn(self) -> None:
         """Send off what the last turn left behind."""
         self._provider.force_flush()
         gc.collect()

@@ -22,18 +22,18 @@ class Peer(client.Peer):
     """No key but the row's number, no second index, no check, no trace: nothing but the write."""
 
     keys: tuple[str, ...] = ()
-    _link: sqlite3.Connection | None = None
+    _connection: sqlite3.Connection | None = None
 
     def reset(self) -> None:
-        if self._link is not None:
-            self._link.close()
+        if self._connection is not None:
+            self._connection.close()
         for file in Path(client.url()).glob("bare.db*"):
             file.unlink()
-        self._link = sqlite3.connect(Path(client.url()) / "bare.db", isolation_level=None)
-        self._link.execute("PRAGMA journal_mode = WAL")
-        self._link.execute("PRAGMA synchronous = FULL")
+        self._connection = sqlite3.connect(Path(client.url()) / "bare.db", isolation_level=None)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")
         for statement in (_TABLE, *self.keys):
-            self._link.execute(statement)
+            self._connection.execute(statement)
 
     def enqueue(self, number: int) -> None:
         self._open.execute(_INSERT, _row(number))  # a commit of its own
@@ -49,9 +49,9 @@ class Peer(client.Peer):
 
     @property
     def _open(self) -> sqlite3.Connection:
-        if self._link is None:
+        if self._connection is None:
             raise RuntimeError("reset comes first")
-        return self._link
+        return self._connection
 
 
 def _row(number: int) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ class Peer(client.Peer):
             redis.Redis.from_url(f"{client.url()}/{number}") for number in (1, 2)
         )
 
-        self._link = app.connection_for_write()
+        self._connection = app.connection_for_write()
         self._pool = ThreadPoolExecutor(THREADS)
         self._held: list[Any] = []
 
@@ -52,10 +52,10 @@ class Peer(client.Peer):
         self._held = []
 
     def workers(self) -> list[list[str]]:
-        words = [sys.executable, "-m", "celery", "-A", "jobs_parts.celery_peer", "worker"]
-        words += ["--pool", "threads", "--concurrency", str(THREADS), "--loglevel", "error"]
-        words += ["--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname"]
-        return [[*words, name] for name in ("one", "two")]
+        arguments = [sys.executable, "-m", "celery", "-A", "jobs_parts.celery_peer", "worker"]
+        arguments += ["--pool", "threads", "--concurrency", str(THREADS), "--loglevel", "error"]
+        arguments += ["--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname"]
+        return [[*arguments, name] for name in ("one", "two")]
 
     def enqueue(self, number: int) -> None:
         noop.delay(number)
@@ -66,11 +66,11 @@ class Peer(client.Peer):
             return
         sample = self._broker.lindex("celery", 0)
         made = [_like(sample, number) for number in range(first + 1, first + count)]
-        for start in range(0, len(made), client.FILLED):
-            self._broker.lpush("celery", *made[start : start + client.FILLED])
+        for start in range(0, len(made), client.FILL_BATCH):
+            self._broker.lpush("celery", *made[start : start + client.FILL_BATCH])
 
     def claim(self, count: int) -> None:
-        with self._link.SimpleQueue("celery") as queue:
+        with self._connection.SimpleQueue("celery") as queue:
             self._held += [queue.get_nowait() for _ in range(count)]
 
     def settle(self, count: int) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jobs_parts.run_file import Reader
+from jobs_parts.run_file import RunFileReader
 
 URL = "JOBS_BENCH_URL"
 """The variable with the address of the server, or the path of a file."""
@@ -28,12 +28,12 @@ CASE = "JOBS_BENCH_CASE"
 """The variable with the name of the case, for settings that depend on it."""
 WORKERS = "JOBS_BENCH_WORKERS"
 """The variable with the number of workers, for who is asked to start more of them."""
-TWIN = "JOBS_BENCH_TWIN"
+STORE_NUMBER = "JOBS_BENCH_STORE_NUMBER"
 """The variable with the number of the contestant's store, when it has several."""
 LONGEST_WAIT = 15.0
 GAPS = 0.01, 0.05
 """Seconds of rest between two latency samples, so that workers fall asleep."""
-FILLED = 1000
+FILL_BATCH = 1000
 """Jobs that one command or pipeline brings into a queue that is filled."""
 T = TypeVar("T")
 
@@ -53,9 +53,9 @@ def workers() -> int:
     return int(os.environ.get(WORKERS, "1"))
 
 
-def twin() -> int:
+def store_number() -> int:
     """Which of its stores a contestant shall use."""
-    return int(os.environ.get(TWIN, "0"))
+    return int(os.environ.get(STORE_NUMBER, "0"))
 
 
 def clear(*databases: Any) -> None:
@@ -67,7 +67,9 @@ def clear(*databases: Any) -> None:
         each.flushdb()
 
 
-async def at_once(one: Callable[[T], Awaitable[object]], items: Iterable[T], number: int) -> None:
+async def run_concurrently(
+    one: Callable[[T], Awaitable[object]], items: Iterable[T], number: int
+) -> None:
     """Do this with each of them, so many at a time."""
     left = iter(items)
 
@@ -114,7 +116,7 @@ class Peer:
         """Add jobs from that number on by whatever means, its own format kept: nobody times it."""
         raise NotImplementedError
 
-    def filled(self) -> None:
+    def after_fill(self) -> None:
         """Called when the queue is as long as it shall be: let a planner know, where one plans."""
 
     def claim(self, count: int) -> None:
@@ -181,7 +183,7 @@ def _timed(peer: Peer, how: str, count: int) -> float:
 
 def _latencies(peer: Peer, path: str, count: int, warm: int) -> list[float]:
     """Milliseconds from just before the call that enqueues to the start of the handler."""
-    reader, taken = Reader(Path(path), count + warm), []
+    reader, measured = RunFileReader(Path(path), count + warm), []
     for number in range(count + warm):
         time.sleep(random.uniform(*GAPS))  # noqa: S311 - so that no poller keeps step with us
         began = peer.sample(number)
@@ -190,8 +192,8 @@ def _latencies(peer: Peer, path: str, count: int, warm: int) -> list[float]:
             if time.monotonic() > until:
                 raise TimeoutError(f"job {number} was not begun in {LONGEST_WAIT:g} s")
             time.sleep(0.001)
-        taken.append((reader.instant(number) - began) / 1e6)
-    return taken[warm:]
+        measured.append((reader.instant(number) - began) / 1e6)
+    return measured[warm:]
 
 
 def _do(peer: Peer, asked: dict[str, Any]) -> Any:

@@ -47,17 +47,17 @@ class Peer(client.Peer):
         self._held: list[dramatiq.MessageProxy] = []
 
     def workers(self) -> list[list[str]]:
-        words = [sys.executable, "-m", "dramatiq", "jobs_parts.dramatiq_peer"]
-        return [[*words, "--processes", str(PROCESSES), "--threads", str(THREADS)]]
+        arguments = [sys.executable, "-m", "dramatiq", "jobs_parts.dramatiq_peer"]
+        return [[*arguments, "--processes", str(PROCESSES), "--threads", str(THREADS)]]
 
     def enqueue(self, number: int) -> None:
         noop.send(number)
 
     def fill(self, first: int, count: int) -> None:
         sample = json.loads(noop.message(0).encode())
-        for start in range(first, first + count, client.FILLED):
+        for start in range(first, first + count, client.FILL_BATCH):
             made = {}
-            for number in range(start, min(start + client.FILLED, first + count)):
+            for number in range(start, min(start + client.FILL_BATCH, first + count)):
                 key = str(uuid4())
                 sample |= {"args": [number], "message_id": key}
                 made[key] = json.dumps(sample | {"options": {"redis_message_id": key}})

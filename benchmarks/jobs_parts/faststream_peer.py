@@ -36,8 +36,8 @@ class Peer(client.AsyncPeer):
         client.clear(self._redis)
 
     def workers(self) -> list[list[str]]:
-        words = ["run", "jobs_parts.faststream_peer:app", "--workers", "2"]
-        return [[sys.executable, "-m", "faststream", *words]]
+        arguments = ["run", "jobs_parts.faststream_peer:app", "--workers", "2"]
+        return [[sys.executable, "-m", "faststream", *arguments]]
 
     async def add(self, number: int) -> None:
         await broker.publish(number, list="bench")

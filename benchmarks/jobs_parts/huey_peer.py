@@ -23,10 +23,16 @@ class Peer(client.Peer):
         self._huey.storage.flush_all()
 
     def workers(self) -> list[list[str]]:
-        words = [sys.executable, "-m", "huey.bin.huey_consumer", self._path, "--quiet"]
-        words += ["--workers", str(self._processes), "--worker-type", "process", "--no-periodic"]
+        arguments = [sys.executable, "-m", "huey.bin.huey_consumer", self._path, "--quiet"]
+        arguments += [
+            "--workers",
+            str(self._processes),
+            "--worker-type",
+            "process",
+            "--no-periodic",
+        ]
         # Where it has to poll, it polls often; its default is ten times a second at most.
-        return [[*words, "--delay", "0.001", "--max-delay", "0.01", "--backoff", "1.2"]]
+        return [[*arguments, "--delay", "0.001", "--max-delay", "0.01", "--backoff", "1.2"]]
 
     def enqueue(self, number: int) -> None:
         self._task(number)

@@ -39,7 +39,7 @@ ASK = ClaimRequest(
 )
 
 _DONE = Reply("", Status.SUCCESS)
-_DATABASE = f"ergon_{client.twin()}"
+_DATABASE = f"ergon_{client.store_number()}"
 
 
 def address() -> str:
@@ -49,7 +49,7 @@ def address() -> str:
         return f"sqlite:///{_folder()}/work.db"
     if given.startswith("postgresql"):
         return f"{given.rpartition('/')[0]}/{_DATABASE}"
-    return f"{given}/{9 + client.twin() + (client.twin() > 0)}"  # 10 is taken
+    return f"{given}/{9 + client.store_number() + (client.store_number() > 0)}"  # 10 is taken
 
 
 def _folder() -> Path:
@@ -98,12 +98,12 @@ max_in_flight = {in_flight}
         numbers = range(first, first + count)
         self._open.enqueue_many((("noop", [number]) for number in numbers), chunk=CHUNK)
 
-    def filled(self) -> None:
+    def after_fill(self) -> None:
         if address().startswith("postgresql"):
             import psycopg
 
-            with psycopg.connect(address(), autocommit=True) as link:
-                link.execute("VACUUM ANALYZE")
+            with psycopg.connect(address(), autocommit=True) as connection:
+                connection.execute("VACUUM ANALYZE")
 
     def enqueue_threads(self, count: int) -> None:
         def some(first: int) -> None:
@@ -163,16 +163,16 @@ def _no_file() -> None:
 def _no_database() -> None:
     import psycopg
 
-    with psycopg.connect(client.url(), autocommit=True) as link:
-        link.execute(f"DROP DATABASE IF EXISTS {_DATABASE} WITH (FORCE)".encode())
-        link.execute(f"CREATE DATABASE {_DATABASE}".encode())
+    with psycopg.connect(client.url(), autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE IF EXISTS {_DATABASE} WITH (FORCE)".encode())
+        connection.execute(f"CREATE DATABASE {_DATABASE}".encode())
 
 
 def _no_keys() -> None:
     import redis
 
-    with redis.Redis.from_url(address()) as link:
-        client.clear(link)
+    with redis.Redis.from_url(address()) as connection:
+        client.clear(connection)
 
 
 _EMPTY = {"sqlite": _no_file, "postgresql": _no_database, "redis": _no_keys}

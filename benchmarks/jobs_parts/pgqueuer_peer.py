@@ -41,13 +41,13 @@ class Peer(client.AsyncPeer):
 
     async def open(self) -> None:
         self._id, self._held = QueueManagerId(uuid4()), list[Job]()
-        self._link = await asyncpg.connect(client.url())
-        self._queries = Queries(AsyncpgDriver(self._link))
+        self._connection = await asyncpg.connect(client.url())
+        self._queries = Queries(AsyncpgDriver(self._connection))
         if not await self._queries.has_table("pgqueuer"):
             await self._queries.install()
 
     def reset(self) -> None:
-        self.run(self._link.execute("TRUNCATE pgqueuer, pgqueuer_log"))
+        self.run(self._connection.execute("TRUNCATE pgqueuer, pgqueuer_log"))
         self._held = []
 
     def workers(self) -> list[list[str]]:
@@ -68,8 +68,8 @@ class Peer(client.AsyncPeer):
 
         self.run(batches())
 
-    def filled(self) -> None:
-        self.run(self._link.execute("VACUUM ANALYZE"))
+    def after_fill(self) -> None:
+        self.run(self._connection.execute("VACUUM ANALYZE"))
 
     def claim(self, count: int) -> None:
         async def batches() -> None:
@@ -98,7 +98,7 @@ class Peer(client.AsyncPeer):
         return self._count("SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'")
 
     def _count(self, question: str) -> int:
-        answer: Any = self.run(self._link.fetchval(question))
+        answer: Any = self.run(self._connection.fetchval(question))
         return int(answer)
 
 

@@ -25,7 +25,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(paths), **more}
 
 
-class Started:
+class StartedProcess:
     """A process whose output goes to a file, for the case that it has something to complain of."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Started:
         """Whether it has ended by itself."""
         return self._process.poll() is not None
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The end of what it wrote."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return " / ".join(lines[-3:])[-TAIL:]
@@ -64,7 +64,7 @@ class Started:
         self._process.wait()
 
 
-def family(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """A process and all its descendants, where the system tells (Linux)."""
     found, left = [], [pid]
     while left:

@@ -34,16 +34,18 @@ class Peer(client.AsyncPeer):
     """Two worker processes with thirty jobs each in flight."""
 
     async def open(self) -> None:
-        self._link = psycopg.connect(client.url(), autocommit=True)
+        self._connection = psycopg.connect(client.url(), autocommit=True)
         await app.open_async()
-        if self._link.execute("SELECT to_regclass('procrastinate_jobs')").fetchone() == (None,):
+        if self._connection.execute("SELECT to_regclass('procrastinate_jobs')").fetchone() == (
+            None,
+        ):
             await app.schema_manager.apply_schema_async()
         self._worker = await app.job_manager.register_worker()
         self._held: list[Job] = []
 
     def reset(self) -> None:
         tables = "procrastinate_jobs, procrastinate_events, procrastinate_periodic_defers"
-        self._link.execute(f"TRUNCATE {tables}".encode())
+        self._connection.execute(f"TRUNCATE {tables}".encode())
         self._held = []
 
     def workers(self) -> list[list[str]]:
@@ -61,10 +63,10 @@ class Peer(client.AsyncPeer):
         self.run(batches())
 
     def fill(self, first: int, count: int) -> None:
-        self._link.execute(_FILL, (first, first + count - 1))
+        self._connection.execute(_FILL, (first, first + count - 1))
 
-    def filled(self) -> None:
-        self._link.execute("VACUUM ANALYZE")
+    def after_fill(self) -> None:
+        self._connection.execute("VACUUM ANALYZE")
 
     def claim(self, count: int) -> None:
         async def each() -> None:
@@ -81,7 +83,7 @@ class Peer(client.AsyncPeer):
             await app.job_manager.finish_job(job, Status.SUCCEEDED, delete_job=False)
 
         held, self._held = self._held, []
-        self.run(client.at_once(one, held, IN_FLIGHT))
+        self.run(client.run_concurrently(one, held, IN_FLIGHT))
 
     def waiting(self) -> int:
         return self._count("todo")
@@ -91,7 +93,7 @@ class Peer(client.AsyncPeer):
 
     def _count(self, status: str) -> int:
         question = b"SELECT count(*) FROM procrastinate_jobs WHERE status = %s"
-        found: Any = self._link.execute(question, (status,)).fetchone()
+        found: Any = self._connection.execute(question, (status,)).fetchone()
         return int(found[0])
 
 

@@ -12,9 +12,9 @@ from jobs_parts import client, run_file
 
 def serve() -> None:
     """Pop and run, for ever."""
-    link, run = redis.Redis.from_url(f"{client.url()}/10"), run_file.handler()
+    connection, run = redis.Redis.from_url(f"{client.url()}/10"), run_file.handler()
     while True:
-        popped = link.blpop("bench")
+        popped = connection.blpop("bench")
         run(int(popped[1]))
 
 

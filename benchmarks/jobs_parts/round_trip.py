@@ -27,7 +27,7 @@ TIMEOUT = 60.0
 _ECHO = "import os\nwhile data := os.read(0, 65536): os.write(1, data)"
 
 
-class Ours:
+class ExecutorRoundTrip:
     """A process, and who listens to it."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Ours:
         while not self._runner.is_up:
             self._loop.turn(self._loop.now() + TIMEOUT)
 
-    def trip(self, number: int) -> float:
+    def measure(self, number: int) -> float:
         """Seconds of one round trip."""
         claim = _claim(number)
         began = time.perf_counter()
@@ -84,7 +84,7 @@ class Ours:
         """It ended; only at the end, or the next trip fails."""
 
 
-class Pipe:
+class PipeRoundTrip:
     """A child that writes back what it reads."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Pipe:
             raise RuntimeError("no pipes")
         self._write, self._read = self._child.stdin.fileno(), self._child.stdout.fileno()
 
-    def trip(self, number: int) -> float:
+    def measure(self, number: int) -> float:
         """Seconds of one round trip."""
         line = request(_claim(number).job)
         began = time.perf_counter()
@@ -139,16 +139,16 @@ def _claim(number: int) -> Claim:
 
 def main() -> None:
     """Alternate between the two."""
-    ours, pipe = Ours(), Pipe()
-    taken: dict[str, list[float]] = {"ours": [], "pipe": []}
+    ours, pipe = ExecutorRoundTrip(), PipeRoundTrip()
+    measured: dict[str, list[float]] = {"ours": [], "pipe": []}
     for chunk in range(int(sys.argv[1]) + 1):
         for name, one in (("ours", ours), ("pipe", pipe)):
-            trips = [one.trip(chunk * IN_CHUNK + n) * 1e3 for n in range(IN_CHUNK)]
+            trips = [one.measure(chunk * IN_CHUNK + n) * 1e3 for n in range(IN_CHUNK)]
             if chunk:  # the first warms up
-                taken[name] += trips
+                measured[name] += trips
     ours.close()
     pipe.close()
-    print(json.dumps(taken))
+    print(json.dumps(measured))
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ class Peer(client.Peer):
         client.clear(self._redis)
 
     def workers(self) -> list[list[str]]:
-        words = ["from rq.cli import main; main()", "worker", "default", "--quiet"]
-        words += ["--worker-class", "rq.worker.SimpleWorker", "--url", f"{client.url()}/5"]
-        return [[sys.executable, "-c", *words]] * 2
+        arguments = ["from rq.cli import main; main()", "worker", "default", "--quiet"]
+        arguments += ["--worker-class", "rq.worker.SimpleWorker", "--url", f"{client.url()}/5"]
+        return [[sys.executable, "-c", *arguments]] * 2
 
     def enqueue(self, number: int) -> None:
         self._queue.enqueue(noop, number, result_ttl=86_400)

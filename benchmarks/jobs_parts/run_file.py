@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATH = "JOBS_BENCH_MARKS"
+PATH = "JOBS_BENCH_RUN_FILE"
 """The variable that names the file."""
-STAMPS = "JOBS_BENCH_STAMPS"
+TIMESTAMPS = "JOBS_BENCH_TIMESTAMPS"
 """Set when instants are wanted."""
 _INSTANT = struct.Struct("q")
 
@@ -32,18 +32,18 @@ def handler() -> Callable[[int], int]:
         return lambda number: number
     mapped = _mapped(Path(path))
 
-    def mark(number: int) -> int:
+    def count_run(number: int) -> int:
         mapped[number] += 1
         return number
 
-    def stamp(number: int) -> int:
+    def record_start(number: int) -> int:
         _INSTANT.pack_into(mapped, number * _INSTANT.size, time.monotonic_ns())
         return number
 
-    return stamp if os.environ.get(STAMPS) else mark
+    return record_start if os.environ.get(TIMESTAMPS) else count_run
 
 
-class Reader:
+class RunFileReader:
     """Looks at what the handlers left."""
 
     def __init__(self, path: Path, jobs: int) -> None:
@@ -54,7 +54,7 @@ class Reader:
         """How many of the jobs ran at least once."""
         return self._jobs - self._mapped[: self._jobs].count(0)
 
-    def flaw(self) -> str | None:
+    def mismatch(self) -> str | None:
         """None when every job ran exactly once."""
         seen = self._mapped[: self._jobs]
         never, once = seen.count(0), seen.count(1)
@@ -62,7 +62,7 @@ class Reader:
             return None
         return f"of {self._jobs} jobs {never} never ran and {self._jobs - never - once} ran again"
 
-    def again(self) -> int:
+    def repeated(self) -> int:
         """How many jobs ran more than once."""
         seen = self._mapped[: self._jobs]
         return self._jobs - seen.count(0) - seen.count(1)

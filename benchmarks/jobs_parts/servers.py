@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from comparison import FailedError
+from comparison import ContestantError
 from server_programs import (
     MissingProgramError,
     postgres_programs,
@@ -18,15 +18,15 @@ from server_programs import (
     server_user,
 )
 
-from jobs_parts.processes import Started, family, wait_until
+from jobs_parts.processes import StartedProcess, process_tree, wait_until
 
-STARTUP = 20.0
+STARTUP_TIMEOUT = 20.0
 
 
 _TROUBLE = (MissingProgramError, OSError, subprocess.SubprocessError)
 
 
-class MissingError(FailedError):
+class MissingServerError(ContestantError):
     """There is no such server here."""
 
 
@@ -35,13 +35,13 @@ class Servers:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._started: list[Started] = []
-        self._urls: dict[str, str | MissingError] = {}
+        self._started: list[StartedProcess] = []
+        self._urls: dict[str, str | MissingServerError] = {}
         self._pids: dict[str, int] = {}
         self._folders: list[Path] = []
 
     def url(self, kind: str) -> str:
-        """Where the server is; raises MissingError when there is none."""
+        """Where the server is; raises MissingServerError when there is none."""
         if kind not in self._urls:
             starts: dict[str, Callable[[], str]] = {
                 "redis": self._redis,
@@ -52,20 +52,20 @@ class Servers:
                 self._urls[kind] = starts[kind]()
                 self._pids[kind] = self._started[-1].pid
             except (
-                MissingError,
+                MissingServerError,
                 MissingProgramError,
                 OSError,
                 subprocess.SubprocessError,
             ) as error:
-                self._urls[kind] = MissingError(f"no {kind} server: {error}")
+                self._urls[kind] = MissingServerError(f"no {kind} server: {error}")
         found = self._urls[kind]
-        if isinstance(found, MissingError):
+        if isinstance(found, MissingServerError):
             raise found
         return found
 
     def pids(self, kind: str) -> list[int]:
         """The processes of a server that was started; none where there is no server."""
-        return family(self._pids[kind]) if kind in self._pids else []
+        return process_tree(self._pids[kind]) if kind in self._pids else []
 
     def stop(self) -> None:
         """End what was started."""
@@ -79,42 +79,50 @@ class Servers:
 
     def _redis_always(self) -> str:
         """It answers when a write is on disk, and never stops to tidy up its log."""
-        words = ("--appendonly", "yes", "--appendfsync", "always")
-        return self._start_redis(*words, "--auto-aof-rewrite-percentage", "0")
+        arguments = ("--appendonly", "yes", "--appendfsync", "always")
+        return self._start_redis(*arguments, "--auto-aof-rewrite-percentage", "0")
 
     def _start_redis(self, *durability: str) -> str:
         port = _free_port()
         log = self._folder / "redis.log"
-        words = [str(redis_program()), "--bind", "127.0.0.1", "--port", str(port), *durability]
-        words += ["--dir", str(self._folder), "--save", ""]
-        self._await(Started(words, os.environ, log), lambda: _answers(port))
+        arguments = [str(redis_program()), "--bind", "127.0.0.1", "--port", str(port), *durability]
+        arguments += ["--dir", str(self._folder), "--save", ""]
+        self._await(StartedProcess(arguments, os.environ, log), lambda: _answers(port))
         return f"redis://127.0.0.1:{port}"
 
     def _postgres(self) -> str:
         programs, port = postgres_programs(), _free_port()
-        data, who = server_folder(self._folder), server_user()
+        data, user = server_folder(self._folder), server_user()
         self._folders.append(data)
-        words = [str(programs / "initdb"), "-D", str(data), "-U", "bench", "-A", "trust"]
-        words += ["-E", "UTF8", "--no-locale"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, **who)  # type: ignore[call-overload] # noqa: S603
+        arguments = [str(programs / "initdb"), "-D", str(data), "-U", "bench", "-A", "trust"]
+        arguments += ["-E", "UTF8", "--no-locale"]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False, **user)  # type: ignore[call-overload] # noqa: S603
         if done.returncode:
-            raise MissingError(f"initdb: {done.stderr.strip()[-200:]}")
+            raise MissingServerError(f"initdb: {done.stderr.strip()[-200:]}")
         log = self._folder / "postgres.log"
-        words = [str(programs / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port)]
-        words += ["-k", "", "-c", "shared_buffers=256MB", "-c", "max_wal_size=4GB"]
+        arguments = [
+            str(programs / "postgres"),
+            "-D",
+            str(data),
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(port),
+        ]
+        arguments += ["-k", "", "-c", "shared_buffers=256MB", "-c", "max_wal_size=4GB"]
         url = f"postgresql://bench@127.0.0.1:{port}/postgres"
         ready = [str(programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
         self._await(
-            Started(words, os.environ, log, **who),
+            StartedProcess(arguments, os.environ, log, **user),
             lambda: subprocess.run(ready, check=False).returncode == 0,  # noqa: S603
         )
         return url
 
-    def _await(self, server: Started, answers: Callable[[], bool]) -> None:
+    def _await(self, server: StartedProcess, answers: Callable[[], bool]) -> None:
         self._started.append(server)
-        wait_until(lambda: server.is_over() or answers(), STARTUP, 0.05)
+        wait_until(lambda: server.is_over() or answers(), STARTUP_TIMEOUT, 0.05)
         if server.is_over() or not answers():
-            raise MissingError(server.last_words() or "it does not answer")
+            raise MissingServerError(server.log_tail() or "it does not answer")
 
 
 def _free_port() -> int:
@@ -125,8 +133,8 @@ def _free_port() -> int:
 
 def _answers(port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), 1.0) as link:
-            link.sendall(b"PING\r\n")
-            return link.recv(64).startswith(b"+PONG")
+        with socket.create_connection(("127.0.0.1", port), 1.0) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith(b"+PONG")
     except OSError:
         return False

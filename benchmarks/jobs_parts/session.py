@@ -6,43 +6,47 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from comparison import Entry, Record, Turn, race
+from comparison import Contestant, Record, Turn, race
 
-from jobs_parts.queue_systems import Seat, Who
+from jobs_parts.queue_systems import ClientProcess, QueueSystem
 from jobs_parts.servers import Servers
 
 
-class Ground:
+class Session:
     """Where a run takes place: a folder, servers, and the clients that were started so far."""
 
     def __init__(self, folder: Path, rounds: int) -> None:
         self.folder = folder
         self.rounds = rounds
         self.servers = Servers(folder)
-        self._seats: dict[str, Seat] = {}
+        self._clients: dict[str, ClientProcess] = {}
 
-    def entry(
-        self, who: Who, case: str, turn: Callable[[Seat], Turn], label: str | None = None
-    ) -> Entry:
+    def contestant(
+        self,
+        system: QueueSystem,
+        case: str,
+        turn: Callable[[ClientProcess], Turn],
+        label: str | None = None,
+    ) -> Contestant:
         """A contestant in a case; its client and its server start with its first turn."""
-        return Entry(label or who.name, lambda: turn(self.seat(who, case)))
+        return Contestant(label or system.name, lambda: turn(self.queue_client(system, case)))
 
-    def seat(self, who: Who, case: str) -> Seat:
-        """The contestant with its client; raises ``FailedError`` when there is none."""
-        name = f"{who.key}-{case}" if who.has_cases else who.key
-        if name not in self._seats:
-            url = self.servers.url(who.server) if who.server else ""
-            self._seats[name] = Seat(who, case, url, self.folder / name)
-        return self._seats[name]
+    def queue_client(self, system: QueueSystem, case: str) -> ClientProcess:
+        """The contestant with its client; raises ``ContestantError`` when there is none."""
+        name = f"{system.key}-{case}" if system.has_cases else system.key
+        if name not in self._clients:
+            url = self.servers.url(system.server) if system.server else ""
+            self._clients[name] = ClientProcess(system, case, url, self.folder / name)
+        return self._clients[name]
 
-    def race(self, entries: Sequence[Entry], rounds: int | None = None) -> None:
+    def race(self, contestants: Sequence[Contestant], rounds: int | None = None) -> None:
         """Every contestant has a turn in each round."""
-        race(entries, rounds or self.rounds)
+        race(contestants, rounds or self.rounds)
 
     def close(self) -> None:
         """End all clients, then the servers."""
-        for seat in self._seats.values():
-            seat.close()
+        for queue_client in self._clients.values():
+            queue_client.close()
         self.servers.stop()
 
 

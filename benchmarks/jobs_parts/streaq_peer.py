@@ -65,7 +65,7 @@ class Peer(client.AsyncPeer):
                 data = {"f": "noop", "a": (number,), "k": {}, "t": NOW}
                 pipe.set(worker.task_key + key, pickle.dumps(data))
                 pipe.xadd(stream, {"task_id": key, "enqueue_time": NOW})
-                if len(pipe) >= client.FILLED:
+                if len(pipe) >= client.FILL_BATCH:
                     pipe.execute()
             pipe.execute()
 
@@ -74,7 +74,7 @@ class Peer(client.AsyncPeer):
             await worker._lib.create_groups(worker.stream_key, REDIS_GROUP, *worker.priorities)
             for start in range(0, count, IN_FLIGHT):
                 messages = await self._read(min(IN_FLIGHT, count - start))
-                await client.at_once(_begin, messages, IN_FLIGHT)
+                await client.run_concurrently(_begin, messages, IN_FLIGHT)
                 self._held += messages
 
         self.run(batches())
@@ -96,7 +96,7 @@ class Peer(client.AsyncPeer):
 
     def settle(self, count: int) -> None:
         held, self._held = self._held, []
-        self.run(client.at_once(_finish, held, IN_FLIGHT))
+        self.run(client.run_concurrently(_finish, held, IN_FLIGHT))
 
     def waiting(self) -> int:
         return int(self._redis.xlen(worker.stream_key + worker.priorities[-1]))

@@ -35,9 +35,9 @@ class Peer(client.AsyncPeer):
         client.clear(self._queue, self._results)
 
     def workers(self) -> list[list[str]]:
-        words = ["worker", "jobs_parts.taskiq_peer:broker", "--workers", "2", "--no-parse"]
-        words += ["--max-async-tasks", "100", "--log-level", "ERROR"]
-        return [[sys.executable, "-m", "taskiq", *words]]
+        arguments = ["worker", "jobs_parts.taskiq_peer:broker", "--workers", "2", "--no-parse"]
+        arguments += ["--max-async-tasks", "100", "--log-level", "ERROR"]
+        return [[sys.executable, "-m", "taskiq", *arguments]]
 
     async def add(self, number: int) -> None:
         await noop.kiq(number)

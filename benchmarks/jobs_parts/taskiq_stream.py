@@ -46,9 +46,9 @@ class Peer(client.AsyncPeer):
         self.run(broker.startup())  # the group was in there, too
 
     def workers(self) -> list[list[str]]:
-        words = ["worker", "jobs_parts.taskiq_stream:broker", "--workers", "2", "--no-parse"]
-        words += ["--max-async-tasks", str(IN_FLIGHT), "--log-level", "ERROR"]
-        return [[sys.executable, "-m", "taskiq", *words]]
+        arguments = ["worker", "jobs_parts.taskiq_stream:broker", "--workers", "2", "--no-parse"]
+        arguments += ["--max-async-tasks", str(IN_FLIGHT), "--log-level", "ERROR"]
+        return [[sys.executable, "-m", "taskiq", *arguments]]
 
     async def add(self, number: int) -> None:
         await noop.kiq(number)
@@ -59,7 +59,7 @@ class Peer(client.AsyncPeer):
             for number in range(first, first + count):
                 sample |= {"task_id": uuid4().hex, "args": [number]}
                 pipe.xadd(STREAM, {b"data": json.dumps(sample)})
-                if len(pipe) == client.FILLED:
+                if len(pipe) == client.FILL_BATCH:
                     pipe.execute()
             pipe.execute()
 
@@ -74,7 +74,7 @@ class Peer(client.AsyncPeer):
 
     def settle(self, count: int) -> None:
         held, self._held = self._held, []
-        self.run(client.at_once(_settle, held, IN_FLIGHT))
+        self.run(client.run_concurrently(_settle, held, IN_FLIGHT))
 
     def waiting(self) -> int:
         group = self._queue.xinfo_groups(STREAM)[0]

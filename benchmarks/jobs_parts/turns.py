@@ -10,126 +10,133 @@ from pathlib import Path
 from comparison import Turn
 
 from jobs_parts import run_file
-from jobs_parts.queue_systems import FailedError, Seat
-from jobs_parts.processes import Started, cpu_seconds, family, resident_bytes
+from jobs_parts.processes import StartedProcess, cpu_seconds, process_tree, resident_bytes
+from jobs_parts.queue_systems import ClientProcess, ContestantError
 
-WARM = 0.1
+WARMUP = 0.1
 """The part of a drain that passes before the clock starts: workers come up one after the other."""
-STARTUP, STALL = 20.0, 10.0
-LOOK = 0.002
-PARTING = 0.25
+STARTUP_TIMEOUT, STALL_TIMEOUT = 20.0, 10.0
+POLL_INTERVAL = 0.002
+STOP_GRACE = 0.25
 """Seconds a worker has to leave; all is recorded by then, so nothing is lost by killing it."""
 
 
-def drain(seat: Seat, count: int) -> Turn:
+def drain(queue_client: ClientProcess, count: int) -> Turn:
     """From a full queue until the last result is kept."""
-    seat.ask("reset")
-    marked = new_marks(seat, count)
-    seat.ask("enqueue_many", count=count)
-    reader = run_file.Reader(marked, count)
-    with running(seat, marked) as workers:
-        await_jobs(reader, 1, STARTUP, workers)
-        began_with = await_jobs(reader, int(count * WARM), STALL, workers)
-        pids = [pid for worker in workers for pid in family(worker.pid)]
-        burnt, began = cpu_seconds(pids), time.perf_counter()
-        await_jobs(reader, count, STALL, workers)
-        ended = await_records(seat, count)
-        burnt = cpu_seconds(pids) - burnt
-        facts = {"resident_mib": round(resident_bytes(workers[0].pid) / 2**20, 1)}
-    flaw = reader.flaw()
-    if flaw is not None:
-        raise FailedError(flaw)
-    return Turn(count - began_with, ended - began, (), burnt, facts)
+    queue_client.call("reset")
+    run_path = new_run_file(queue_client, count)
+    queue_client.call("enqueue_many", count=count)
+    reader = run_file.RunFileReader(run_path, count)
+    with running_workers(queue_client, run_path) as workers:
+        wait_for_jobs(reader, 1, STARTUP_TIMEOUT, workers)
+        began_with = wait_for_jobs(reader, int(count * WARMUP), STALL_TIMEOUT, workers)
+        pids = [pid for worker in workers for pid in process_tree(worker.pid)]
+        cpu_time, began = cpu_seconds(pids), time.perf_counter()
+        wait_for_jobs(reader, count, STALL_TIMEOUT, workers)
+        ended = wait_for_results(queue_client, count)
+        cpu_time = cpu_seconds(pids) - cpu_time
+        extra = {"resident_mib": round(resident_bytes(workers[0].pid) / 2**20, 1)}
+    mismatch = reader.mismatch()
+    if mismatch is not None:
+        raise ContestantError(mismatch)
+    return Turn(count - began_with, ended - began, (), cpu_time, extra)
 
 
-def enqueue(seat: Seat, how: str, count: int) -> Turn:
+def enqueue(queue_client: ClientProcess, how: str, count: int) -> Turn:
     """Into an empty queue nobody works on."""
-    seat.ask("reset")
-    seconds = float(seat.ask("time", how=how, count=count))
-    found = seat.ask("waiting")
+    queue_client.call("reset")
+    seconds = float(queue_client.call("time", how=how, count=count))
+    found = queue_client.call("waiting")
     if found != count:
-        raise FailedError(f"{found} of {count} jobs are in the queue")
+        raise ContestantError(f"{found} of {count} jobs are in the queue")
     return Turn(count, seconds)
 
 
-def latencies(seat: Seat, count: int, warm: int = 3) -> Turn:
+def latencies(queue_client: ClientProcess, count: int, warm: int = 3) -> Turn:
     """From enqueue to the start of the handler in a worker that is idle."""
-    seat.ask("reset")
-    marked = new_marks(seat, count + warm)
-    with running(seat, marked, stamps=True):
-        taken = [
-            each / 1e3 for each in seat.ask("latencies", path=str(marked), count=count, warm=warm)
+    queue_client.call("reset")
+    run_path = new_run_file(queue_client, count + warm)
+    with running_workers(queue_client, run_path, timestamps=True):
+        measured = [
+            each / 1e3
+            for each in queue_client.call("latencies", path=str(run_path), count=count, warm=warm)
         ]
-    return Turn(count, sum(taken), taken)
+    return Turn(count, sum(measured), measured)
 
 
-def idle(seat: Seat, seconds: float) -> Turn:
+def idle(queue_client: ClientProcess, seconds: float) -> Turn:
     """What workers use while there is nothing to do."""
-    seat.ask("reset")
-    marked = new_marks(seat, 1)
-    with running(seat, marked) as workers:
-        seat.ask("enqueue", number=0)
-        await_jobs(run_file.Reader(marked, 1), 1, STARTUP, workers)
+    queue_client.call("reset")
+    run_path = new_run_file(queue_client, 1)
+    with running_workers(queue_client, run_path) as workers:
+        queue_client.call("enqueue", number=0)
+        wait_for_jobs(run_file.RunFileReader(run_path, 1), 1, STARTUP_TIMEOUT, workers)
         time.sleep(1.0)  # what follows a start is not idling
-        pids = [pid for worker in workers for pid in family(worker.pid)]
+        pids = [pid for worker in workers for pid in process_tree(worker.pid)]
         before, began = cpu_seconds(pids), time.perf_counter()
         time.sleep(seconds)
         return Turn(1, time.perf_counter() - began, (), cpu_seconds(pids) - before)
 
 
-def resident_mib(seat: Seat, queued: int, ran: int = 1000) -> float:
+def resident_mib(queue_client: ClientProcess, queued: int, ran: int = 1000) -> float:
     """The worker's resident set when it has run some of the jobs of a long queue."""
-    seat.ask("reset")
-    marked = new_marks(seat, queued)
-    seat.ask("enqueue_many", count=queued)
-    with running(seat, marked) as workers:
-        await_jobs(run_file.Reader(marked, queued), min(ran, queued), STARTUP, workers)
+    queue_client.call("reset")
+    run_path = new_run_file(queue_client, queued)
+    queue_client.call("enqueue_many", count=queued)
+    with running_workers(queue_client, run_path) as workers:
+        wait_for_jobs(
+            run_file.RunFileReader(run_path, queued), min(ran, queued), STARTUP_TIMEOUT, workers
+        )
         return resident_bytes(workers[0].pid) / 2**20
 
 
 @contextmanager
-def running(seat: Seat, marked: Path, *, stamps: bool = False) -> Iterator[list[Started]]:
+def running_workers(
+    queue_client: ClientProcess, run_path: Path, *, timestamps: bool = False
+) -> Iterator[list[StartedProcess]]:
     """The contestant's workers, ended by their ids at the end."""
-    workers = seat.start_workers(marked, stamps=stamps)
+    workers = queue_client.start_workers(run_path, timestamps=timestamps)
     try:
         yield workers
-    except FailedError as error:
-        words = workers[0].last_words()
-        raise FailedError(f"{error} ({words})" if words else str(error)) from None
+    except ContestantError as error:
+        tail = workers[0].log_tail()
+        raise ContestantError(f"{error} ({tail})" if tail else str(error)) from None
     finally:
         for worker in workers:
-            worker.stop(PARTING)
+            worker.stop(STOP_GRACE)
 
 
-def await_jobs(reader: run_file.Reader, count: int, seconds: float, workers: list[Started]) -> int:
+def wait_for_jobs(
+    reader: run_file.RunFileReader, count: int, seconds: float, workers: list[StartedProcess]
+) -> int:
     """Wait until that many jobs ran, or none for so many seconds; how many they are by now."""
     ran, until = 0, time.monotonic() + seconds
     while (now := reader.ran()) < count:
         if now > ran:
             ran, until = now, time.monotonic() + seconds
         if time.monotonic() > until:
-            raise FailedError(f"{now} of {count} jobs ran, and then none for {seconds:g} s")
+            raise ContestantError(f"{now} of {count} jobs ran, and then none for {seconds:g} s")
         if any(worker.is_over() for worker in workers):
-            raise FailedError(f"a worker ended after {now} of {count} jobs")
-        time.sleep(LOOK)
+            raise ContestantError(f"a worker ended after {now} of {count} jobs")
+        time.sleep(POLL_INTERVAL)
     return now
 
 
-def await_records(seat: Seat, count: int) -> float:
+def wait_for_results(queue_client: ClientProcess, count: int) -> float:
     """Wait until all jobs have ended in the contestant's own books; when that was."""
-    until = time.monotonic() + STARTUP
+    until = time.monotonic() + STARTUP_TIMEOUT
     while True:
         asked = time.perf_counter()
-        found = seat.ask("recorded")
+        found = queue_client.call("recorded")
         if found == count:
             return asked
         if time.monotonic() > until:
-            raise FailedError(f"{found} of {count} results are kept")
-        time.sleep(LOOK)
+            raise ContestantError(f"{found} of {count} results are kept")
+        time.sleep(POLL_INTERVAL)
 
 
-def new_marks(seat: Seat, count: int) -> Path:
+def new_run_file(queue_client: ClientProcess, count: int) -> Path:
     """A file of its own for each turn, so that a worker that lingers leaves nothing in it."""
-    path = seat.folder / f"marks-{time.monotonic_ns()}"
+    path = queue_client.folder / f"runs-{time.monotonic_ns()}"
     run_file.create(path, count)
     return path

@@ -9,12 +9,12 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import repeat
 
-from provider_parts.calls import turns
-from provider_parts.costs import Goal, entry, records
-from comparison import Effort, Entry, Record, Turn, race
+from comparison import Contestant, Record, RunOptions, Turn, race
+from provider_parts.calls import timed_turns
+from provider_parts.costs import CostTarget, contestant, records
 
 OURS = "Ergon"
-WORTH_IT = Goal(most=round(1 / 1.2, 2))
+TARGET = CostTarget(most=round(1 / 1.2, 2))
 """What a part written by hand must reach: the library takes at least 20 % more processor time."""
 
 Call = Callable[[], object]
@@ -24,26 +24,28 @@ AsyncCall = Callable[[], Awaitable[object]]
 Session = Callable[[], AbstractAsyncContextManager[AsyncCall]]
 
 
-def beside(
-    case: str, effort: Effort, ours: Make, libraries: Mapping[str, Make]
+def compare(
+    case: str, options: RunOptions, ours: Make, libraries: Mapping[str, Make]
 ) -> Iterator[Record]:
     """Compare one call of ours with the same call of each library."""
     made = {
-        name: entry(name, partial(_timed, make, effort.seconds))
+        name: contestant(name, partial(_timed, make, options.seconds))
         for name, make in {OURS: ours, **libraries}.items()
     }
-    yield from raced(case, effort, made)
+    yield from compare_contestants(case, options, made)
 
 
 def _timed(make: Make, seconds: float) -> Callable[[], Turn]:
-    return turns(make(), seconds)
+    return timed_turns(make(), seconds)
 
 
-def raced(case: str, effort: Effort, made: dict[str, Entry]) -> Iterator[Record]:
+def compare_contestants(
+    case: str, options: RunOptions, made: dict[str, Contestant]
+) -> Iterator[Record]:
     """Let all of them have their turns; ours is the first one."""
     ours, *others = made.values()
-    race([ours, *others], effort.rounds)
-    yield from records(case, ours, [(other, WORTH_IT) for other in others])
+    race([ours, *others], options.rounds)
+    yield from records(case, ours, [(other, TARGET) for other in others])
 
 
 def session_turns(session: Session, seconds: float) -> Callable[[], Turn]:
@@ -52,10 +54,10 @@ def session_turns(session: Session, seconds: float) -> Callable[[], Turn]:
     async def loop(count: int) -> Turn:
         async with session() as call:
             await call()
-            burnt, began = time.process_time(), time.perf_counter()
+            cpu_time, began = time.process_time(), time.perf_counter()
             for _ in repeat(None, count):
                 await call()
-            return Turn(count, time.perf_counter() - began, burnt=time.process_time() - burnt)
+            return Turn(count, time.perf_counter() - began, cpu_time=time.process_time() - cpu_time)
 
     trial = asyncio.run(loop(50))
     count = max(50, int(seconds * trial.rate))

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from comparison import ContestantError, Record, RunOptions
 from provider_parts.postgres import postgres
-from comparison import Effort, FailedError, Record
 
-from library_parts.compare import Call, beside
+from library_parts.compare import Call, compare
 
 HEADERS = b"Nats-Msg-Id: order-4711-paid-3\r\nErgon-From: plant-a\r\nErgon-Digest: " + b"0" * 64
 HEADERS += b"\r\nNats-Expected-Stream: office\r\n\r\n"
@@ -20,9 +20,9 @@ KEYS = [f"{{jobs}}:{name}".encode() for name in ("rows", "bodies", "due", "lease
 ARGS = [b"1800000000.25", b"100", b"worker-1", b"queue-a", b"queue-b"]
 
 
-def pool(effort: Effort) -> Iterator[Record]:
+def pool(options: RunOptions) -> Iterator[Record]:
     """A connection that is borrowed and given back, without a word to the server."""
-    with postgres(effort) as url, ExitStack() as stack:
+    with postgres(options) as url, ExitStack() as stack:
 
         def ours() -> Call:
             from ergon_framework.storage.deadlines import SocketWatchdog
@@ -72,12 +72,12 @@ def pool(effort: Effort) -> Iterator[Record]:
             "psycopg_pool, which asks the server": checked,
             "SQLAlchemy QueuePool": with_sqlalchemy,
         }
-        yield from beside("pool", effort, ours, others)
+        yield from compare("pool", options, ours, others)
 
 
-def statements(effort: Effort) -> Iterator[Record]:
+def statements(options: RunOptions) -> Iterator[Record]:
     """Four prepared statements in one round trip, and their rows."""
-    with postgres(effort) as url, ExitStack() as stack:
+    with postgres(options) as url, ExitStack() as stack:
 
         def connection() -> Any:
             import psycopg
@@ -87,32 +87,34 @@ def statements(effort: Effort) -> Iterator[Record]:
         def ours() -> Call:
             from ergon_framework.storage.postgres.pipeline import Pipeline
 
-            line, text = connection(), b"SELECT %(number)s::int, %(word)s::text"
+            session, text = connection(), b"SELECT %(number)s::int, %(word)s::text"
 
             def call() -> list[Any]:
-                with Pipeline(line) as pipeline:
+                with Pipeline(session) as pipeline:
                     said = [pipeline.execute(text, {"number": n, "word": "some"}) for n in range(4)]
                     return [answer.fetchall() for answer in said]
 
             return call
 
         def with_psycopg() -> Call:
-            line, text = connection(), "SELECT %(number)s::int, %(word)s::text"
+            session, text = connection(), "SELECT %(number)s::int, %(word)s::text"
 
             def call() -> list[Any]:
-                with line.pipeline():
+                with session.pipeline():
                     said = [
-                        line.execute(text, {"number": n, "word": "some"}, prepare=True, binary=True)
+                        session.execute(
+                            text, {"number": n, "word": "some"}, prepare=True, binary=True
+                        )
                         for n in range(4)
                     ]
                     return [cursor.fetchall() for cursor in said]
 
             return call
 
-        yield from beside("statements", effort, ours, {"psycopg": with_psycopg})
+        yield from compare("statements", options, ours, {"psycopg": with_psycopg})
 
 
-def arrays(effort: Effort) -> Iterator[Record]:
+def arrays(options: RunOptions) -> Iterator[Record]:
     """Columns of 200 rows as binary arrays: ids, digests and times."""
     ids = [os.urandom(16).hex().encode() for _ in range(200)]
     digests = [os.urandom(32) for _ in ids]
@@ -133,10 +135,10 @@ def arrays(effort: Effort) -> Iterator[Record]:
         transformer = Transformer()
         return lambda: (dumped(ids), dumped(digests), dumped(times))
 
-    yield from beside("arrays", effort, ours, {"psycopg": with_psycopg})
+    yield from compare("arrays", options, ours, {"psycopg": with_psycopg})
 
 
-def redis_command(effort: Effort) -> Iterator[Record]:
+def redis_command(options: RunOptions) -> Iterator[Record]:
     """The call of a script as the bytes that are sent: five keys and five values."""
 
     def ours() -> Call:
@@ -152,10 +154,10 @@ def redis_command(effort: Effort) -> Iterator[Record]:
         import redis
 
         pack = redis.Connection().pack_command
-        words = (b"EVALSHA", b"0" * 40, len(KEYS), *KEYS)
-        return lambda: pack(*words, *ARGS)
+        arguments = (b"EVALSHA", b"0" * 40, len(KEYS), *KEYS)
+        return lambda: pack(*arguments, *ARGS)
 
-    yield from beside("redis-command", effort, ours, {"redis-py": with_redis})
+    yield from compare("redis-command", options, ours, {"redis-py": with_redis})
 
 
 def _folder(package: str) -> Path:
@@ -164,7 +166,7 @@ def _folder(package: str) -> Path:
     return Path(str(resources.files(package)))
 
 
-def nats_headers(effort: Effort) -> Iterator[Record]:
+def nats_headers(options: RunOptions) -> Iterator[Record]:
     """The headers of a message, read."""
 
     def ours() -> Call:
@@ -180,13 +182,13 @@ def nats_headers(effort: Effort) -> Iterator[Record]:
             raise ImportError("this release of nats-py reads headers elsewhere")
         return lambda: read(HEADERS)
 
-    yield from beside("nats-headers", effort, ours, {"nats-py": with_nats})
+    yield from compare("nats-headers", options, ours, {"nats-py": with_nats})
 
 
-def nats_key(effort: Effort) -> Iterator[Record]:
+def nats_key(options: RunOptions) -> Iterator[Record]:
     """What one connect takes: read a seed, name its public key, sign what the server says."""
     nonce = "dGhlIG5vbmNlIG9mIGEgc2VydmVy"
-    file = effort.folder / "seed"
+    file = options.folder / "seed"
 
     def ours() -> Call:
         from ergon_framework.storage.nats.connect import signer_of
@@ -196,7 +198,7 @@ def nats_key(effort: Effort) -> Iterator[Record]:
         def call() -> tuple[str, bytes]:
             signer = signer_of(None, str(file))
             if signer is None:
-                raise FailedError("there is no key")
+                raise ContestantError("there is no key")
             return signer.public(), signer.sign(nonce)
 
         return call
@@ -209,10 +211,10 @@ def nats_key(effort: Effort) -> Iterator[Record]:
             return pair.public_key.decode(), base64.b64encode(pair.sign(nonce.encode()))
 
         if not file.exists():
-            raise FailedError("there is no key")
+            raise ContestantError("there is no key")
         return call
 
-    yield from beside("nats-key", effort, ours, {"nkeys (PyNaCl)": with_nkeys})
+    yield from compare("nats-key", options, ours, {"nkeys (PyNaCl)": with_nkeys})
 
 
 def _write_seed(file: Path) -> None:

@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from provider_parts.costs import entry
-from comparison import Effort, Record, Turn
+from comparison import Record, RunOptions, Turn
+from provider_parts.costs import contestant
 
 from ergon_framework.jobs.event_loop import READ, EventLoop
-from library_parts.compare import OURS, Call, beside, raced
+from library_parts.compare import OURS, Call, compare, compare_contestants
 
 PER_CALL = 50
 """Bytes that go round in one call, so that starting a loop does not count."""
 
 
-def event_loop(effort: Effort) -> Iterator[Record]:
+def event_loop(options: RunOptions) -> Iterator[Record]:
     """What a loop adds to a system call that waits and two that read and write."""
 
     def ours() -> Call:
@@ -46,18 +46,18 @@ def event_loop(effort: Effort) -> Iterator[Record]:
 
         return call
 
-    yield from beside("event-loop", effort, ours, {"asyncio": _asyncio})
+    yield from compare("event-loop", options, ours, {"asyncio": _asyncio})
 
 
-def migrations(effort: Effort) -> Iterator[Record]:
+def migrations(options: RunOptions) -> Iterator[Record]:
     """A process that loads what brings tables up to date, without a database."""
     ours = "import ergon_framework.storage.sqlite.migrations"
     alembic = "import alembic.command, alembic.script, sqlalchemy"
     made = {
-        name: entry(name, partial(_cold, program))
+        name: contestant(name, partial(_cold, program))
         for name, program in {OURS: ours, "alembic": alembic}.items()
     }
-    yield from raced("migrations", effort, made)
+    yield from compare_contestants("migrations", options, made)
 
 
 def _cold(program: str) -> Callable[[], Turn]:
@@ -66,10 +66,10 @@ def _cold(program: str) -> Callable[[], Turn]:
     def once() -> Turn:
         before, began = _children(), time.perf_counter()
         subprocess.run([sys.executable, "-c", program], check=True)  # noqa: S603
-        return Turn(1, time.perf_counter() - began, burnt=_children() - before)
+        return Turn(1, time.perf_counter() - began, cpu_time=_children() - before)
 
     once()  # so that compiled files are there
-    return lambda: min((once() for _ in range(3)), key=lambda turn: turn.burnt)
+    return lambda: min((once() for _ in range(3)), key=lambda turn: turn.cpu_time)
 
 
 def _children() -> float:

@@ -12,13 +12,13 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
-from provider_parts.costs import entry
-from comparison import Effort, FailedError, Record, Turn
+from comparison import ContestantError, Record, RunOptions, Turn
+from provider_parts.costs import contestant
 
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.client import HttpTransport
+from library_parts.compare import OURS, AsyncCall, Call, compare, compare_contestants, session_turns
 from library_parts.http_programs import CPU
-from library_parts.compare import OURS, AsyncCall, Call, beside, raced, session_turns
 
 PROGRAM = Path(__file__).with_name("http_programs.py")
 METHOD = "bsfg.v1.Boundary/AppendFact"
@@ -38,25 +38,25 @@ def server(kind: str) -> Iterator[int]:
         try:
             port = process.stdout.readline()
             if not port:
-                raise FailedError(f"the server {kind} did not start")
+                raise ContestantError(f"the server {kind} did not start")
             yield int(port)
         finally:
             process.stdin.close()
             process.wait(10.0)
 
 
-def http_server(effort: Effort) -> Iterator[Record]:
+def http_server(options: RunOptions) -> Iterator[Record]:
     """Processor time of the server for a small request; one load generator for both."""
     with ExitStack() as stack:
 
         def started(kind: str) -> Callable[[], Turn]:
-            return loaded(stack.enter_context(server(kind)), effort.seconds)
+            return loaded(stack.enter_context(server(kind)), options.seconds)
 
         made = {
-            OURS: entry(OURS, partial(started, "ergon")),
-            "uvicorn": entry("uvicorn", partial(started, "uvicorn")),
+            OURS: contestant(OURS, partial(started, "ergon")),
+            "uvicorn": contestant("uvicorn", partial(started, "uvicorn")),
         }
-        yield from raced("http-server", effort, made)
+        yield from compare_contestants("http-server", options, made)
 
 
 def loaded(port: int, seconds: float) -> Callable[[], Turn]:
@@ -72,52 +72,54 @@ def _load(port: int, count: int) -> Turn:
     request = f"{head}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
     with ExitStack() as stack:
         address = ("127.0.0.1", port)
-        lines = [stack.enter_context(socket.create_connection(address)) for _ in range(CONNECTIONS)]
-        lengths = {_first_answer(line, request) for line in lines}
+        connections = [
+            stack.enter_context(socket.create_connection(address)) for _ in range(CONNECTIONS)
+        ]
+        lengths = {_first_answer(connection, request) for connection in connections}
         length = lengths.pop()
-        burnt, began = _burnt(port), time.perf_counter()
+        cpu_time, began = _cpu_time(port), time.perf_counter()
         for _ in range(count // CONNECTIONS):
-            for line in lines:
-                line.sendall(request)
-            for line in lines:
+            for connection in connections:
+                connection.sendall(request)
+            for connection in connections:
                 left = length
                 while left > 0:
-                    data = line.recv(left)
+                    data = connection.recv(left)
                     if not data:
-                        raise FailedError("the server hung up")
+                        raise ContestantError("the server hung up")
                     left -= len(data)
         seconds = time.perf_counter() - began
         done = count // CONNECTIONS * CONNECTIONS
-        return Turn(done, seconds, burnt=_burnt(port) - burnt)
+        return Turn(done, seconds, cpu_time=_cpu_time(port) - cpu_time)
 
 
-def _first_answer(line: socket.socket, request: bytes) -> int:
+def _first_answer(connection: socket.socket, request: bytes) -> int:
     """How many bytes an answer has: all have as many."""
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    line.sendall(request)
-    answer = http.client.HTTPResponse(line)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(request)
+    answer = http.client.HTTPResponse(connection)
     answer.begin()
     body = answer.read()
     if answer.status != 200:
-        raise FailedError(f"answered with {answer.status}")
-    line.sendall(request)
+        raise ContestantError(f"answered with {answer.status}")
+    connection.sendall(request)
     seen = b""
     while not seen.endswith(body):
-        seen += line.recv(65536)
+        seen += connection.recv(65536)
     return len(seen)
 
 
-def _burnt(port: int) -> float:
+def _cpu_time(port: int) -> float:
     """Seconds of processor time that the server says it has taken."""
-    line = http.client.HTTPConnection("127.0.0.1", port)
+    connection = http.client.HTTPConnection("127.0.0.1", port)
     try:
-        line.request("GET", CPU)
-        return float(line.getresponse().read())
+        connection.request("GET", CPU)
+        return float(connection.getresponse().read())
     finally:
-        line.close()
+        connection.close()
 
 
-def http_client(effort: Effort) -> Iterator[Record]:
+def http_client(options: RunOptions) -> Iterator[Record]:
     """Processor time of a client that waits for each answer."""
     with server("ergon") as port, ExitStack() as stack:
         base = f"http://127.0.0.1:{port}"
@@ -139,20 +141,20 @@ def http_client(effort: Effort) -> Iterator[Record]:
             return lambda: pool.request("POST", f"/{METHOD}", body=BODY, headers=JSON).data
 
         def with_http_client() -> Call:
-            line = http.client.HTTPConnection("127.0.0.1", port)
-            stack.callback(line.close)
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            stack.callback(connection.close)
 
             def call() -> bytes:
-                line.request("POST", f"/{METHOD}", BODY, JSON)
-                return line.getresponse().read()
+                connection.request("POST", f"/{METHOD}", BODY, JSON)
+                return connection.getresponse().read()
 
             return call
 
         others = {"httpx": with_httpx, "urllib3": with_urllib3, "http.client": with_http_client}
-        yield from beside("http-client", effort, ours, others)
+        yield from compare("http-client", options, ours, others)
 
 
-def http_client_async(effort: Effort) -> Iterator[Record]:
+def http_client_async(options: RunOptions) -> Iterator[Record]:
     """The same in an event loop."""
     with server("ergon") as port:
         base = f"http://127.0.0.1:{port}"
@@ -183,7 +185,7 @@ def http_client_async(effort: Effort) -> Iterator[Record]:
 
         sessions = {OURS: ours, "httpx": with_httpx, "aiohttp": with_aiohttp}
         made = {
-            name: entry(name, partial(session_turns, session, effort.seconds))
+            name: contestant(name, partial(session_turns, session, options.seconds))
             for name, session in sessions.items()
         }
-        yield from raced("http-client-async", effort, made)
+        yield from compare_contestants("http-client-async", options, made)

@@ -29,15 +29,15 @@ def serve_ergon() -> None:
             return False
 
         def handle(self, exchange: Exchange) -> None:
-            exchange.reply(200, burnt() if exchange.path == CPU else ANSWER)
+            exchange.reply(200, cpu_time() if exchange.path == CPU else ANSWER)
 
     async def serve() -> None:
-        over = asyncio.Event()
+        stopped = asyncio.Event()
         server = Server(Application(), host="127.0.0.1", port=0)
         await server.start()
-        when_told(asyncio.get_running_loop(), over)
+        stop_at_end_of_input(asyncio.get_running_loop(), stopped)
         print(server.address[1], flush=True)
-        await over.wait()
+        await stopped.wait()
         await server.stop(0.0)
 
     asyncio.run(serve())
@@ -52,14 +52,14 @@ def serve_uvicorn() -> None:
     async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
         while (await receive()).get("more_body"):
             pass
-        body = burnt() if scope["path"] == CPU else ANSWER
+        body = cpu_time() if scope["path"] == CPU else ANSWER
         length = (b"content-length", b"%d" % len(body))
         start = {"type": "http.response.start", "status": 200, "headers": [*headers, length]}
         await send(start)
         await send({"type": "http.response.body", "body": body})
 
     async def serve() -> None:
-        over = asyncio.Event()
+        stopped = asyncio.Event()
         config = uvicorn.Config(
             application, http="httptools", loop="asyncio", lifespan="off", ws="none",
             log_config=None, access_log=False, timeout_keep_alive=60,
@@ -67,26 +67,26 @@ def serve_uvicorn() -> None:
         server = uvicorn.Server(config)
         listening = socket.create_server(("127.0.0.1", 0))
         serving = asyncio.create_task(server.serve(sockets=[listening]))
-        when_told(asyncio.get_running_loop(), over)
+        stop_at_end_of_input(asyncio.get_running_loop(), stopped)
         print(listening.getsockname()[1], flush=True)
-        await over.wait()
+        await stopped.wait()
         server.should_exit = server.force_exit = True
         await serving
 
     asyncio.run(serve())
 
 
-def burnt() -> bytes:
+def cpu_time() -> bytes:
     """Seconds of processor time of this process."""
     return repr(time.process_time()).encode()
 
 
-def when_told(loop: asyncio.AbstractEventLoop, over: asyncio.Event) -> None:
-    """Let ``over`` happen when whoever started this process has nothing more to say."""
+def stop_at_end_of_input(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+    """Set the event when standard input ends, by which the parent says that it is done."""
 
     def wait() -> None:
         sys.stdin.read()
-        loop.call_soon_threadsafe(over.set)
+        loop.call_soon_threadsafe(stopped.set)
 
     threading.Thread(target=wait, daemon=True).start()
 

@@ -14,7 +14,7 @@ def _whole(pattern: re.Pattern[str]) -> str:
     return f"^(?:{pattern.pattern})$"
 
 
-def _text(pattern: re.Pattern[str], longest: int) -> Any:
+def _pydantic_text(pattern: re.Pattern[str], longest: int) -> Any:
     return Annotated[str, Field(max_length=longest, pattern=_whole(pattern))]
 
 
@@ -28,29 +28,31 @@ class _Strict(BaseModel):
     )
 
 
-_Zone, _Note = _text(schema.ZONE, 128), _text(schema.NOTE, 255)
-_Labels = Annotated[dict[_text(schema.NOTE, 63), _Note], Field(max_length=schema.MAX_LABELS)]
+_Zone, _Note = _pydantic_text(schema.ZONE, 128), _pydantic_text(schema.NOTE, 255)
+_Labels = Annotated[
+    dict[_pydantic_text(schema.NOTE, 63), _Note], Field(max_length=schema.MAX_LABELS)
+]
 
 
 class Envelope(_Strict):
     """An envelope."""
 
-    message_id: _text(schema.MESSAGE_ID, 255)
+    message_id: _pydantic_text(schema.MESSAGE_ID, 255)
     from_zone: _Zone
     to_zone: _Zone
     produced_at_unix_ms: Annotated[int, Field(gt=0, le=schema.MAX_INT64)]
     correlation_id: _Note | None = None
     causation_id: _Note | None = None
     labels: _Labels | None = None
-    object_media_type: _text(schema.MEDIA_TYPE, 255) | None = None
+    object_media_type: _pydantic_text(schema.MEDIA_TYPE, 255) | None = None
     object_schema: _Note | None = None
 
 
 class Fact(_Strict):
     """A fact; what its object may hold is not looked at."""
 
-    subject: _text(schema.SUBJECT, schema.MAX_SUBJECT)
-    predicate: _text(schema.PREDICATE, schema.MAX_PREDICATE)
+    subject: _pydantic_text(schema.SUBJECT, schema.MAX_SUBJECT)
+    predicate: _pydantic_text(schema.PREDICATE, schema.MAX_PREDICATE)
     object_json: Any
 
 
@@ -85,45 +87,45 @@ class Job(BaseModel):
 # ---- the same fact for msgspec --------------------------------------------------------------
 
 
-def _shaped(pattern: re.Pattern[str], longest: int) -> Any:
+def _msgspec_text(pattern: re.Pattern[str], longest: int) -> Any:
     return Annotated[str, msgspec.Meta(max_length=longest, pattern=_whole(pattern))]
 
 
-_ShapedNote = _shaped(schema.NOTE, 255)
+_MsgspecNote = _msgspec_text(schema.NOTE, 255)
 
 
-class ShapedEnvelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MsgspecEnvelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An envelope."""
 
-    message_id: _shaped(schema.MESSAGE_ID, 255)
-    from_zone: _shaped(schema.ZONE, 128)
-    to_zone: _shaped(schema.ZONE, 128)
+    message_id: _msgspec_text(schema.MESSAGE_ID, 255)
+    from_zone: _msgspec_text(schema.ZONE, 128)
+    to_zone: _msgspec_text(schema.ZONE, 128)
     produced_at_unix_ms: Annotated[int, msgspec.Meta(gt=0, le=schema.MAX_INT64)]
-    correlation_id: _ShapedNote | None = None
-    causation_id: _ShapedNote | None = None
-    labels: dict[_shaped(schema.NOTE, 63), _ShapedNote] | None = None
-    object_media_type: _shaped(schema.MEDIA_TYPE, 255) | None = None
-    object_schema: _ShapedNote | None = None
+    correlation_id: _MsgspecNote | None = None
+    causation_id: _MsgspecNote | None = None
+    labels: dict[_msgspec_text(schema.NOTE, 63), _MsgspecNote] | None = None
+    object_media_type: _msgspec_text(schema.MEDIA_TYPE, 255) | None = None
+    object_schema: _MsgspecNote | None = None
 
 
-class ShapedFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MsgspecFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fact."""
 
-    subject: _shaped(schema.SUBJECT, schema.MAX_SUBJECT)
-    predicate: _shaped(schema.PREDICATE, schema.MAX_PREDICATE)
+    subject: _msgspec_text(schema.SUBJECT, schema.MAX_SUBJECT)
+    predicate: _msgspec_text(schema.PREDICATE, schema.MAX_PREDICATE)
     object_json: msgspec.Raw
 
 
-class ShapedGivenFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MsgspecGivenFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fact whose object is a value."""
 
-    subject: _shaped(schema.SUBJECT, schema.MAX_SUBJECT)
-    predicate: _shaped(schema.PREDICATE, schema.MAX_PREDICATE)
+    subject: _msgspec_text(schema.SUBJECT, schema.MAX_SUBJECT)
+    predicate: _msgspec_text(schema.PREDICATE, schema.MAX_PREDICATE)
     object_json: Any
 
 
-class ShapedItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MsgspecItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Both."""
 
-    envelope: ShapedEnvelope
-    fact: ShapedFact
+    envelope: MsgspecEnvelope
+    fact: MsgspecFact

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from comparison import Effort, Record
+from comparison import Record, RunOptions
 
-from library_parts.compare import Call, beside
+from library_parts.compare import Call, compare
 
 FAMILIES, SERIES = 40, 8
 AT = 1_800_000_000_000_000_000
@@ -19,7 +19,7 @@ ATTRIBUTES: dict[str, Any] = {
 }
 
 
-def metrics(effort: Effort) -> Iterator[Record]:
+def metrics(options: RunOptions) -> Iterator[Record]:
     """The answer to a scrape: 40 gauges with eight series each, made anew each time."""
     labels = [{"queue": f"queue-{n}", "state": "pending"} for n in range(SERIES)]
 
@@ -53,10 +53,10 @@ def metrics(effort: Effort) -> Iterator[Record]:
         return lambda: generate_latest(registry)
 
     others = {"prometheus_client": with_prometheus_client}
-    yield from beside("metrics", effort, ours, others)
+    yield from compare("metrics", options, ours, others)
 
 
-def spans(effort: Effort) -> Iterator[Record]:
+def spans(options: RunOptions) -> Iterator[Record]:
     """One span below another, started and ended at given instants, with attributes."""
 
     def made(kind: str) -> Call:
@@ -83,4 +83,4 @@ def spans(effort: Effort) -> Iterator[Record]:
         return call
 
     others = {"OpenTelemetry SDK": lambda: made("plain")}
-    yield from beside("spans", effort, lambda: made("lean"), others)
+    yield from compare("spans", options, lambda: made("lean"), others)

@@ -10,7 +10,7 @@ from itertools import count, cycle
 from typing import Any
 
 import msgspec
-from comparison import Effort, Record
+from comparison import Record, RunOptions
 
 from ergon_framework.boundary.facts.admission import admitted, parse_append
 from ergon_framework.boundary.facts.canonical import canonical, read
@@ -23,7 +23,7 @@ from ergon_framework.jobs.newjob import new_id, new_job
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.providers.mapping.retry_after import parse_retry_after
-from library_parts.compare import Call, beside
+from library_parts.compare import Call, compare
 
 ENVELOPE = {
     "message_id": "order-4711-paid-3",
@@ -44,7 +44,7 @@ RAW = json.dumps({"envelope": ENVELOPE, "fact": FACT}, separators=(",", ":")).en
 EPOCH = 1_767_225_600.0
 
 
-def facts(effort: Effort) -> Iterator[Record]:
+def facts(options: RunOptions) -> Iterator[Record]:
     """A fact as it arrives, until it can be stored: fields, canonical form, digest, the row."""
     limits = LimitSettings()
 
@@ -52,20 +52,20 @@ def facts(effort: Effort) -> Iterator[Record]:
         return lambda: admitted(*parse_append(RAW), limits, is_thorough=False)
 
     others = {"pydantic": _pydantic_admission, "msgspec with patterns": _msgspec_admission}
-    yield from beside("facts", effort, ours, others)
+    yield from compare("facts", options, ours, others)
 
 
-def given_facts(effort: Effort) -> Iterator[Record]:
+def given_facts(options: RunOptions) -> Iterator[Record]:
     """The same for a fact that a producer in this process gives as dicts."""
     limits = LimitSettings()
 
     def ours() -> Call:
         return lambda: admitted(ENVELOPE, FACT, limits, is_thorough=False)
 
-    yield from beside("given-facts", effort, ours, {"pydantic": _pydantic_given})
+    yield from compare("given-facts", options, ours, {"pydantic": _pydantic_given})
 
 
-def fact_records(effort: Effort) -> Iterator[Record]:
+def fact_records(options: RunOptions) -> Iterator[Record]:
     """The same for records, as links and producers with types have them."""
     limits, (envelope, fact) = LimitSettings(), (Envelope(**ENVELOPE), Fact(**FACT))
 
@@ -73,18 +73,18 @@ def fact_records(effort: Effort) -> Iterator[Record]:
         return lambda: admitted(envelope, fact, limits, is_thorough=False)
 
     def with_msgspec() -> Call:
-        from library_parts.models import ShapedEnvelope, ShapedGivenFact, ShapedItem
+        from library_parts.models import MsgspecEnvelope, MsgspecGivenFact, MsgspecItem
 
         convert, encode = msgspec.convert, msgspec.json.encode
 
         def call() -> NewFact:
-            said = convert(envelope, ShapedEnvelope, from_attributes=True)
-            told = convert(fact, ShapedGivenFact, from_attributes=True)
-            return _admitted(ShapedItem(said, told), encode(said), canonical(told.object_json))
+            said = convert(envelope, MsgspecEnvelope, from_attributes=True)
+            told = convert(fact, MsgspecGivenFact, from_attributes=True)
+            return _admitted(MsgspecItem(said, told), encode(said), canonical(told.object_json))
 
         return call
 
-    yield from beside("fact-records", effort, ours, {"msgspec with patterns": with_msgspec})
+    yield from compare("fact-records", options, ours, {"msgspec with patterns": with_msgspec})
 
 
 def _pydantic_admission() -> Call:
@@ -114,9 +114,9 @@ def _pydantic_given() -> Call:
 
 
 def _msgspec_admission() -> Call:
-    from library_parts.models import ShapedItem
+    from library_parts.models import MsgspecItem
 
-    decode, encode = msgspec.json.Decoder(ShapedItem).decode, msgspec.json.encode
+    decode, encode = msgspec.json.Decoder(MsgspecItem).decode, msgspec.json.encode
 
     def call() -> NewFact:
         item = decode(RAW)
@@ -141,7 +141,7 @@ def _admitted(item: Any, envelope: bytes, form: bytes) -> NewFact:
     return NewFact(said.from_zone, said.message_id, said.to_zone, digest, envelope, row, (), None)
 
 
-def jobs(effort: Effort) -> Iterator[Record]:
+def jobs(options: RunOptions) -> Iterator[Record]:
     """What a client hands in, checked, with an id and its arguments as JSON."""
     args, kwargs = ["someone@example.org", 3], {"subject": "hello", "tags": ["a", "b"]}
     options: dict[str, Any] = {"queue": "mail", "delay": 5, "max_attempts": 3, "unique": "mail-1"}
@@ -158,15 +158,15 @@ def jobs(effort: Effort) -> Iterator[Record]:
             job = Job(handler="mail.send", args=args, kwargs=kwargs, **options)
             encoded = {"args": to_json(job.args), "kwargs": to_json(job.kwargs)}
             more = {"queue": job.queue, "delay": job.delay, "max_attempts": job.max_attempts}
-            words = {"handler": job.handler, "executor": "", "unique_key": job.unique}
-            return NewJob(id=new_id(), **words, **encoded, **more)
+            arguments = {"handler": job.handler, "executor": "", "unique_key": job.unique}
+            return NewJob(id=new_id(), **arguments, **encoded, **more)
 
         return call
 
-    yield from beside("jobs", effort, ours, {"pydantic": with_pydantic})
+    yield from compare("jobs", options, ours, {"pydantic": with_pydantic})
 
 
-def canonical_json(effort: Effort) -> Iterator[Record]:
+def canonical_json(options: RunOptions) -> Iterator[Record]:
     """The canonical form of an object."""
 
     def ours() -> Call:
@@ -177,16 +177,16 @@ def canonical_json(effort: Effort) -> Iterator[Record]:
 
         return lambda: rfc8785.dumps(OBJECT)
 
-    yield from beside("canonical-json", effort, ours, {"rfc8785": with_rfc8785})
+    yield from compare("canonical-json", options, ours, {"rfc8785": with_rfc8785})
 
 
-def instants(effort: Effort) -> Iterator[Record]:
+def instants(options: RunOptions) -> Iterator[Record]:
     """RFC 3339, read and written: first as workers do, then each instant once."""
     for case, several in (("instants", 40), ("instants-new", 600)):
-        yield from _instants(case, effort, [EPOCH + 6 * n + n / 1000 for n in range(several)])
+        yield from _instants(case, options, [EPOCH + 6 * n + n / 1000 for n in range(several)])
 
 
-def _instants(case: str, effort: Effort, moments: list[float]) -> Iterator[Record]:
+def _instants(case: str, options: RunOptions, moments: list[float]) -> Iterator[Record]:
     texts = [format_rfc3339(each) for each in moments]
 
     def ours() -> Call:
@@ -203,10 +203,10 @@ def _instants(case: str, effort: Effort, moments: list[float]) -> Iterator[Recor
         convert, plain, made = msgspec.convert, msgspec.to_builtins, datetime.fromtimestamp
         return lambda: (convert(read(), datetime).timestamp(), plain(made(write(), UTC)))
 
-    yield from beside(case, effort, ours, {"datetime": with_datetime, "msgspec": with_msgspec})
+    yield from compare(case, options, ours, {"datetime": with_datetime, "msgspec": with_msgspec})
 
 
-def ids(effort: Effort) -> Iterator[Record]:
+def ids(options: RunOptions) -> Iterator[Record]:
     """A UUIDv7 as text."""
 
     def with_uuid_utils() -> Call:
@@ -220,10 +220,10 @@ def ids(effort: Effort) -> Iterator[Record]:
         return lambda: str(uuid7())
 
     others = {"uuid-utils": with_uuid_utils, "uuid6": with_uuid6}
-    yield from beside("ids", effort, lambda: new_id, others)
+    yield from compare("ids", options, lambda: new_id, others)
 
 
-def retry_after(effort: Effort) -> Iterator[Record]:
+def retry_after(options: RunOptions) -> Iterator[Record]:
     """A number of seconds, and a date, as they stand in the header."""
     date = format_datetime(datetime.fromtimestamp(EPOCH, UTC), usegmt=True)
     spellings = ("120", date)
@@ -238,4 +238,4 @@ def retry_after(effort: Effort) -> Iterator[Record]:
         numbers, parse = count(), Retry().parse_retry_after
         return lambda: parse(spellings[next(numbers) % 2])
 
-    yield from beside("retry-after", effort, ours, {"urllib3": with_urllib3})
+    yield from compare("retry-after", options, ours, {"urllib3": with_urllib3})

@@ -52,11 +52,11 @@ def bare(rows: list[AttemptRow], *, is_text: bool) -> list[tuple[Any, ...]]:
     return [tuple(row._replace(created_at=at(row.created_at))) for row in rows]
 
 
-def insertion(mark: str) -> str:
+def insertion(placeholder: str) -> str:
     """The statement that a driver inserts one with."""
     names = AttemptRow._fields
-    marks = ", ".join(mark for _ in names)
-    return f"INSERT INTO {TABLE} ({', '.join(names)}) VALUES ({marks})"  # noqa: S608 - our own names
+    placeholders = ", ".join(placeholder for _ in names)
+    return f"INSERT INTO {TABLE} ({', '.join(names)}) VALUES ({placeholders})"  # noqa: S608 - our own names
 
 
 def parts(rows: list[Any], size: int) -> Iterator[list[Any]]:

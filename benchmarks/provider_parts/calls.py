@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from itertools import repeat
 from typing import Any
 
-from comparison import FailedError, Turn
+from comparison import ContestantError, Turn
 
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
@@ -47,7 +47,7 @@ class AsyncNoop(ProviderBase):
         return ANSWER
 
 
-def calling(provider: ProviderBase) -> Callable[[], ProviderExecutionResult]:
+def sync_call(provider: ProviderBase) -> Callable[[], ProviderExecutionResult]:
     """One call, names and all given, as the targets say."""
     context = ProviderExecutionContext(correlation_id=CORRELATION, idempotency_key=KEY)
 
@@ -59,7 +59,7 @@ def calling(provider: ProviderBase) -> Callable[[], ProviderExecutionResult]:
     return call
 
 
-def acalling(provider: ProviderBase) -> Callable[[], Awaitable[ProviderExecutionResult]]:
+def async_call(provider: ProviderBase) -> Callable[[], Awaitable[ProviderExecutionResult]]:
     """The same to be awaited."""
     context = ProviderExecutionContext(correlation_id=CORRELATION, idempotency_key=KEY)
 
@@ -71,33 +71,33 @@ def acalling(provider: ProviderBase) -> Callable[[], Awaitable[ProviderExecution
     return call
 
 
-def sure(result: ProviderExecutionResult, stop: str, attempts: int = 1) -> None:
+def expect_end(result: ProviderExecutionResult, stop: str, attempts: int = 1) -> None:
     """Fail when a call did not end as it should: a quick error would look good."""
     if (result.stop_reason, result.attempts) != (stop, attempts):
-        raise FailedError(f"ended as {result.stop_reason} after {result.attempts} attempts")
+        raise ContestantError(f"ended as {result.stop_reason} after {result.attempts} attempts")
 
 
-def turns(call: Call, seconds: float, most: int = 10**9) -> Callable[[], Turn]:
+def timed_turns(call: Call, seconds: float, most: int = 10**9) -> Callable[[], Turn]:
     """A turn is as many calls as take about that long; how many is found out once."""
     count = min(most, _enough(call, seconds))
 
     def turn() -> Turn:
-        burnt, began = time.process_time(), time.perf_counter()
+        cpu_time, began = time.process_time(), time.perf_counter()
         for _ in repeat(None, count):
             call()
-        return Turn(count, time.perf_counter() - began, burnt=time.process_time() - burnt)
+        return Turn(count, time.perf_counter() - began, cpu_time=time.process_time() - cpu_time)
 
     return turn
 
 
-def aturns(call: AsyncCall, seconds: float) -> Callable[[], Turn]:
+def timed_async_turns(call: AsyncCall, seconds: float) -> Callable[[], Turn]:
     """The same in an event loop of its own, which is started before."""
 
     async def loop(count: int) -> Turn:
-        burnt, began = time.process_time(), time.perf_counter()
+        cpu_time, began = time.process_time(), time.perf_counter()
         for _ in repeat(None, count):
             await call()
-        return Turn(count, time.perf_counter() - began, burnt=time.process_time() - burnt)
+        return Turn(count, time.perf_counter() - began, cpu_time=time.process_time() - cpu_time)
 
     trial = asyncio.run(loop(TRIAL))
     count = max(TRIAL, int(seconds * trial.rate))

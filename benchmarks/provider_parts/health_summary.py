@@ -9,14 +9,14 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from comparison import Effort, Entry, FailedError, Record, Turn, race
+from comparison import Contestant, ContestantError, Record, RunOptions, Turn, race
 
 from ergon_framework.ports.providerstore import AttemptRow, ProviderStore, RecordBatch
 from ergon_framework.providers import open_store
 from ergon_framework.providers.service import ProviderHealthService
-from provider_parts.calls import TENANT
-from provider_parts.costs import Goal, compared, record
 from provider_parts.attempt_rows import TABLE, attempts, parts
+from provider_parts.calls import TENANT
+from provider_parts.costs import CostTarget, ratio_to, record
 
 LANES = 200
 HOUR = 3_500.0
@@ -27,40 +27,40 @@ beyond are copies of them in the table alone, which a summary does not read.
 READS = 100
 
 
-def summary(effort: Effort) -> Iterator[Record]:
+def summary(options: RunOptions) -> Iterator[Record]:
     """Reads between which something happened, at every size in turn."""
-    sizes = [2_000] if effort.is_quick else [10_000, 1_000_000, *([10_000_000] * effort.is_huge)]
-    reads = READS // 5 if effort.is_quick else READS
-    stores = {size: _filled(effort.folder / f"{size}.db", size) for size in sizes}
-    first = {size: _first(effort.folder / f"{size}.db") for size in sizes}
-    entries = {
-        size: Entry(f"Ergon, {size:,} attempts", partial(_read, store, reads))
+    sizes = [2_000] if options.is_quick else [10_000, 1_000_000, *([10_000_000] * options.is_huge)]
+    reads = READS // 5 if options.is_quick else READS
+    stores = {size: _filled(options.folder / f"{size}.db", size) for size in sizes}
+    first = {size: _first(options.folder / f"{size}.db") for size in sizes}
+    contestants = {
+        size: Contestant(f"Ergon, {size:,} attempts", partial(_read, store, reads))
         for size, store in stores.items()
     }
-    race(list(entries.values()), effort.rounds)
+    race(list(contestants.values()), options.rounds)
     for store in stores.values():
         store.close()
-    goal, least = Goal(p95_us=10_000.0), entries[sizes[0]]
-    for size, each in entries.items():
-        told = record(f"summary-{size}", each, None, goal, by="wall")
+    target, least = CostTarget(p95_us=10_000.0), contestants[sizes[0]]
+    for size, each in contestants.items():
+        made = record(f"summary-{size}", each, None, target, by="wall")
         if each.skipped is None and least.skipped is None and each is not least:
-            told |= compared(each, least, "wall")
-        yield told | {"first_ms": round(first[size] * 1e3, 1), "lanes": LANES}
+            made |= ratio_to(each, least, "wall")
+        yield made | {"first_ms": round(first[size] * 1e3, 1), "lanes": LANES}
 
 
 def _read(store: ProviderStore, reads: int) -> Turn:
     """Before each read some lanes had a call, or the store would only remember."""
-    service, taken = ProviderHealthService(store), []
-    burnt = 0.0
+    service, latencies = ProviderHealthService(store), []
+    cpu_time = 0.0
     for _ in range(reads):
         store.record(RecordBatch(attempts(LANES // 10, LANES)))
         cpu, began = time.process_time(), time.perf_counter()
         found = service.summary(TENANT)
-        taken.append(time.perf_counter() - began)
-        burnt += time.process_time() - cpu
+        latencies.append(time.perf_counter() - began)
+        cpu_time += time.process_time() - cpu
         if len(found["providers"]) != LANES:
-            raise FailedError(f"{len(found['providers'])} lanes instead of {LANES}")
-    return Turn(reads, sum(taken), taken, burnt)
+            raise ContestantError(f"{len(found['providers'])} lanes instead of {LANES}")
+    return Turn(reads, sum(latencies), latencies, cpu_time)
 
 
 def _first(path: Path) -> float:
@@ -71,9 +71,9 @@ def _first(path: Path) -> float:
     store = SqlProviderStore(SqliteProviderDatabase(path))
     began = time.perf_counter()
     ProviderHealthService(store).summary(TENANT)
-    taken = time.perf_counter() - began
+    seconds = time.perf_counter() - began
     store.close()
-    return taken
+    return seconds
 
 
 def _filled(path: Path, size: int) -> ProviderStore:
@@ -96,7 +96,7 @@ def _copy(path: Path, recorded: int, size: int) -> None:
         f" SELECT 'copy-' || ? || '-' || rowid, {names} FROM {TABLE} WHERE id < 'row.' AND"
         " id >= 'row-' LIMIT ?"
     )
-    with closing(sqlite3.connect(path, isolation_level=None)) as link:
-        link.execute("PRAGMA synchronous = OFF")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
         for number, start in enumerate(range(recorded, size, recorded)):
-            link.execute(sql, (number, min(recorded, size - start)))
+            connection.execute(sql, (number, min(recorded, size - start)))

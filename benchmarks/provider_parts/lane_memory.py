@@ -6,7 +6,7 @@ import gc
 import tracemalloc
 from collections.abc import Iterator
 
-from comparison import Effort, Record
+from comparison import Record, RunOptions
 
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.execution import ProviderExecutionContext
@@ -15,10 +15,10 @@ from provider_parts.calls import PAYLOAD, PLENTY, Noop
 TARGET = 4096
 
 
-def memory(effort: Effort) -> Iterator[Record]:
+def memory(options: RunOptions) -> Iterator[Record]:
     """Growth per lane, each of which has had one call; the first thousand are not counted."""
-    count = 500 if effort.is_quick else 5_000
-    filed = Noop(quota=PLENTY, store=f"sqlite:///{effort.folder / 'lanes.db'}")
+    count = 500 if options.is_quick else 5_000
+    filed = Noop(quota=PLENTY, store=f"sqlite:///{options.folder / 'lanes.db'}")
     yield _record("Ergon on SQLite", _growth(filed, count), count)
     filed.store.close()
     bare = Noop(quota=PLENTY)
@@ -49,9 +49,9 @@ def _after(provider: ProviderBase, tenants: range) -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-def _record(who: str, bytes_each: float, count: int) -> Record:
-    is_lane = "SQLite" in who
-    made: Record = {"case": "memory", "who": who, "bytes": round(bytes_each), "count": count}
+def _record(name: str, bytes_each: float, count: int) -> Record:
+    is_lane = "SQLite" in name
+    made: Record = {"case": "memory", "who": name, "bytes": round(bytes_each), "count": count}
     if is_lane:
         made |= {"target": f"<= {TARGET} bytes", "met": bytes_each <= TARGET}
     return made

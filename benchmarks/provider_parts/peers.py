@@ -30,7 +30,7 @@ def plain() -> Call:
     return lambda: answer(PAYLOAD)
 
 
-def stacked(work: Callable[[dict[str, Any]], Any] = answer) -> Call:
+def retry_breaker_limiter(work: Callable[[dict[str, Any]], Any] = answer) -> Call:
     """tenacity's decorator around pybreaker, behind limits: as their manuals show it."""
     import tenacity
 
@@ -47,7 +47,7 @@ def stacked(work: Callable[[dict[str, Any]], Any] = answer) -> Call:
     return call
 
 
-def restacked(work: Callable[[dict[str, Any]], Any] = answer) -> Call:
+def reused_retry_breaker_limiter(work: Callable[[dict[str, Any]], Any] = answer) -> Call:
     """The same with one ``Retrying`` for all calls, which spares it a copy for each."""
     import tenacity
 
@@ -61,7 +61,7 @@ def restacked(work: Callable[[dict[str, Any]], Any] = answer) -> Call:
     return call
 
 
-def astacked(*, is_limited: bool) -> AsyncCall:
+def async_retry_breaker(*, is_limited: bool) -> AsyncCall:
     """tenacity around aiobreaker, behind limits or not."""
     import aiobreaker
     import tenacity
@@ -92,7 +92,7 @@ def stamina() -> Call:
     return lambda: tried(PAYLOAD)
 
 
-def broken() -> Call:
+def open_breaker() -> Call:
     """A pybreaker that is open: it raises, and whoever calls it catches that."""
     import pybreaker
 
@@ -109,7 +109,7 @@ def broken() -> Call:
     return call
 
 
-def full() -> Call:
+def exhausted_limiter() -> Call:
     """limits with nothing left."""
     take = _limiter(limit=1)
     take()
@@ -124,13 +124,13 @@ def full() -> Call:
     return call
 
 
-def guarded(work: Callable[[dict[str, Any]], Any]) -> Call:
+def breaker_only(work: Callable[[dict[str, Any]], Any]) -> Call:
     """A pybreaker alone."""
     breaker = _breaker()
     return lambda: breaker.call(work, PAYLOAD)
 
 
-def taking() -> Call:
+def limiter_only() -> Call:
     """A unit of limits in memory."""
     return _limiter()
 

@@ -10,12 +10,21 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from comparison import Effort, Entry, FailedError, Record, Turn, race
+from comparison import Contestant, ContestantError, Record, RunOptions, Turn, race
 
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.recorder import recorder_of
-from provider_parts.calls import CORRELATION, KEY, PAYLOAD, TENANT, Noop, calling, sure, turns
-from provider_parts.costs import Goal, entry, records
+from provider_parts.calls import (
+    CORRELATION,
+    KEY,
+    PAYLOAD,
+    TENANT,
+    Noop,
+    expect_end,
+    sync_call,
+    timed_turns,
+)
+from provider_parts.costs import CostTarget, contestant, records
 from provider_parts.peers import answer
 
 BURST = 10_000
@@ -24,93 +33,93 @@ PACE = 0.0005
 """Seconds between two calls of a steady trickle."""
 
 
-def persisted(effort: Effort) -> Iterator[Record]:
+def persisted(options: RunOptions) -> Iterator[Record]:
     """A success with its row handed to the writer, beside one insert and commit per call."""
-    filed = Noop(store=f"sqlite:///{effort.folder / 'calls.db'}")
-    durable = Noop(store=f"sqlite:///{effort.folder / 'durable.db'}", durable=True)
-    sure(calling(filed)(), "succeeded")
-    entries = [
-        Entry("Ergon on SQLite", _bursts(filed, effort)),
-        Entry("Ergon on SQLite, a trickle of calls", _trickle(filed, effort)),
-        Entry("Ergon in memory", _bursts(Noop(), effort)),
-        Entry("Ergon on SQLite, durable", turns(calling(durable), effort.seconds)),
-        entry("SQLAlchemy ORM, a commit per call", lambda: _each(effort, _by_orm)),
-        entry("SQLAlchemy Core, a commit per call", lambda: _each(effort, _by_core)),
+    filed = Noop(store=f"sqlite:///{options.folder / 'calls.db'}")
+    durable = Noop(store=f"sqlite:///{options.folder / 'durable.db'}", durable=True)
+    expect_end(sync_call(filed)(), "succeeded")
+    contestants = [
+        Contestant("Ergon on SQLite", _bursts(filed, options)),
+        Contestant("Ergon on SQLite, a trickle of calls", _trickle(filed, options)),
+        Contestant("Ergon in memory", _bursts(Noop(), options)),
+        Contestant("Ergon on SQLite, durable", timed_turns(sync_call(durable), options.seconds)),
+        contestant("SQLAlchemy ORM, a commit per call", lambda: _each(options, _by_orm)),
+        contestant("SQLAlchemy Core, a commit per call", lambda: _each(options, _by_core)),
     ]
-    race(entries, effort.rounds)
-    _check(filed, entries[:2])
+    race(contestants, options.rounds)
+    _check(filed, contestants[:2])
     for provider in (filed, durable):
         provider.close()
         provider.store.close()
-    ours, trickle, memory, kept, *others = entries
+    ours, trickle, memory, kept, *others = contestants
     yield from records(
         "persisted",
         ours,
-        [(memory, Goal(extra_us=3.0)), *((other, None) for other in others)],
-        Goal(p99_us=200.0),
+        [(memory, CostTarget(extra_us=3.0)), *((other, None) for other in others)],
+        CostTarget(p99_us=200.0),
     )
-    yield from records("persisted-trickle", trickle, [], Goal(p99_us=200.0), by="wall")
-    yield from records("durable", kept, [], Goal(us=150.0), by="wall")
+    yield from records("persisted-trickle", trickle, [], CostTarget(p99_us=200.0), by="wall")
+    yield from records("durable", kept, [], CostTarget(us=150.0), by="wall")
 
 
-def _bursts(provider: ProviderBase, effort: Effort) -> Callable[[], Turn]:
+def _bursts(provider: ProviderBase, options: RunOptions) -> Callable[[], Turn]:
     """Calls without a pause while the writer works; what is left to write is waited for untimed.
 
     The processor time is the caller's own: the writer's thread is not in it.
     """
-    call = calling(provider)
-    count = min(BURST, max(500, int(20_000 * effort.seconds)))
+    call = sync_call(provider)
+    count = min(BURST, max(500, int(20_000 * options.seconds)))
 
     def turn() -> Turn:
-        taken: list[float] = []
-        note, clock = taken.append, time.perf_counter
-        burnt = time.thread_time()
+        latencies: list[float] = []
+        note, clock = latencies.append, time.perf_counter
+        cpu_time = time.thread_time()
         for _ in repeat(None, count):
             began = clock()
             call()
             note(clock() - began)
-        burnt = time.thread_time() - burnt
+        cpu_time = time.thread_time() - cpu_time
         if not provider.flush(60.0):
-            raise FailedError("rows are not written after a minute")
-        return Turn(count, sum(taken), taken, burnt)
+            raise ContestantError("rows are not written after a minute")
+        return Turn(count, sum(latencies), latencies, cpu_time)
 
     return turn
 
 
-def _trickle(provider: ProviderBase, effort: Effort) -> Callable[[], Turn]:
+def _trickle(provider: ProviderBase, options: RunOptions) -> Callable[[], Turn]:
     """A call now and then, so that nearly all of them happen beside a small write."""
-    call = calling(provider)
-    count = max(100, int(effort.seconds / PACE))
+    call = sync_call(provider)
+    count = max(100, int(options.seconds / PACE))
 
     def turn() -> Turn:
-        taken: list[float] = []
+        latencies: list[float] = []
         for _ in repeat(None, count):
             time.sleep(PACE)
             began = time.perf_counter()
             call()
-            taken.append(time.perf_counter() - began)
-        return Turn(count, sum(taken), taken)
+            latencies.append(time.perf_counter() - began)
+        return Turn(count, sum(latencies), latencies)
 
     return turn
 
 
-def _check(provider: ProviderBase, entries: list[Entry]) -> None:
+def _check(provider: ProviderBase, contestants: list[Contestant]) -> None:
     provider.flush(60.0)
     stats = recorder_of(provider.store).stats()
     if stats.dropped_rows or stats.lost_rows or stats.spilled_rows:
-        for each in entries:
+        for each in contestants:
             each.skipped = f"rows were not written in time: {stats}"
 
 
-def _each(effort: Effort, make: Callable[[Any], Callable[[], None]]) -> Callable[[], Turn]:
-    insert = make(_engine(effort.folder / f"{make.__name__}.db"))
+def _each(options: RunOptions, make: Callable[[Any], Callable[[], None]]) -> Callable[[], Turn]:
+    insert = make(_engine(options.folder / f"{make.__name__}.db"))
 
     def call() -> Any:
         data = answer(PAYLOAD)
         insert()
         return data
 
-    return turns(call, effort.seconds)
+    return timed_turns(call, options.seconds)
 
 
 def _by_orm(engine: Any) -> Callable[[], None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from jobs_parts.servers import MissingError, Servers
-from comparison import Effort, FailedError
+from comparison import ContestantError, RunOptions
+from jobs_parts.servers import MissingServerError, Servers
 
 from ergon_framework.errors import MissingExtraError
 from ergon_framework.ports.providerstore import ProviderStore
@@ -14,17 +14,17 @@ from ergon_framework.providers import open_store
 
 
 @contextmanager
-def postgres(effort: Effort) -> Iterator[Callable[[], str]]:
+def postgres(options: RunOptions) -> Iterator[Callable[[], str]]:
     """Starts when its URL is first asked for, which fails when there is no server here."""
-    servers = Servers(effort.folder)
-    for folder in (effort.folder, effort.folder.parent):
+    servers = Servers(options.folder)
+    for folder in (options.folder, options.folder.parent):
         folder.chmod(0o711)  # PostgreSQL does not run as root, and has to get to its part of it
 
     def url() -> str:
         try:
             return servers.url("postgres")
-        except MissingError as error:
-            raise FailedError(str(error)) from error
+        except MissingServerError as error:
+            raise ContestantError(str(error)) from error
 
     try:
         yield url
@@ -37,4 +37,4 @@ def opened(url: str) -> ProviderStore:
     try:
         return open_store(url)
     except MissingExtraError as error:
-        raise FailedError(str(error)) from error
+        raise ContestantError(str(error)) from error

@@ -10,38 +10,40 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from comparison import Effort, Entry, FailedError, Record, Turn, race
+from comparison import Contestant, ContestantError, Record, RunOptions, Turn, race
 
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers import open_store
 from ergon_framework.providers.recorder import Recorder
-from provider_parts.costs import Goal, entry, records
-from provider_parts.postgres import opened, postgres
 from provider_parts.attempt_rows import TABLE, attempts, bare, insertion, parts
+from provider_parts.costs import CostTarget, contestant, records
+from provider_parts.postgres import opened, postgres
 
 BATCH = 500
 LANES = 20
 _numbers = itertools.count(1)
 
 
-def writer(effort: Effort) -> Iterator[Record]:
+def writer(options: RunOptions) -> Iterator[Record]:
     """Rows handed over one by one until the last is in the store."""
-    count = max(1_000, int(20_000 * effort.seconds))
-    ours = Entry("Ergon", partial(_into_file, effort.folder, count))
-    theirs = Entry("bare sqlite3", partial(_bare_sqlite, effort.folder, count))
-    race([ours, theirs], effort.rounds)
-    yield from _told("writer-sqlite", ours, theirs, Goal(rate=20_000))
-    with postgres(effort) as url:
-        ours = entry("Ergon", lambda: _into_server(url(), count))
-        theirs = entry("bare psycopg", lambda: _bare_postgres(url(), count))
-        race([ours, theirs], effort.rounds)
+    count = max(1_000, int(20_000 * options.seconds))
+    ours = Contestant("Ergon", partial(_into_file, options.folder, count))
+    theirs = Contestant("bare sqlite3", partial(_bare_sqlite, options.folder, count))
+    race([ours, theirs], options.rounds)
+    yield from _writer_records("writer-sqlite", ours, theirs, CostTarget(rate=20_000))
+    with postgres(options) as url:
+        ours = contestant("Ergon", lambda: _into_server(url(), count))
+        theirs = contestant("bare psycopg", lambda: _bare_postgres(url(), count))
+        race([ours, theirs], options.rounds)
         if ours.skipped is None:
             opened(url()).close()
-        yield from _told("writer-postgres", ours, theirs, Goal(rate=10_000))
+        yield from _writer_records("writer-postgres", ours, theirs, CostTarget(rate=10_000))
 
 
-def _told(case: str, ours: Entry, theirs: Entry, goal: Goal) -> list[Record]:
-    return records(case, ours, [(theirs, Goal(least=0.3))], goal, by="rate")
+def _writer_records(
+    case: str, ours: Contestant, theirs: Contestant, target: CostTarget
+) -> list[Record]:
+    return records(case, ours, [(theirs, CostTarget(least=0.3))], target, by="rate")
 
 
 def _into_file(folder: Path, count: int) -> Turn:
@@ -66,15 +68,15 @@ def _into_server(url: str, count: int) -> Callable[[], Turn]:
 def _recorded(store: ProviderStore, count: int) -> Turn:
     rows = [[row] for row in attempts(count, LANES)]
     recorder = Recorder(store, spill=None)
-    burnt, began = time.process_time(), time.perf_counter()
+    cpu_time, began = time.process_time(), time.perf_counter()
     for row in rows:
         recorder.add(row)
     is_done = recorder.flush(120.0)
-    turn = Turn(count, time.perf_counter() - began, burnt=time.process_time() - burnt)
+    turn = Turn(count, time.perf_counter() - began, cpu_time=time.process_time() - cpu_time)
     stats = recorder.stats()
     recorder.close()
     if not is_done or stats.written_rows != count:
-        raise FailedError(f"not every row was written: {stats}")
+        raise ContestantError(f"not every row was written: {stats}")
     return turn
 
 
@@ -82,15 +84,15 @@ def _bare_sqlite(folder: Path, count: int) -> Turn:
     path = _fresh(folder)
     open_store(f"sqlite:///{path}").close()  # the same table with the same indexes
     rows, sql = bare(attempts(count, LANES), is_text=True), insertion("?")
-    with closing(sqlite3.connect(path, isolation_level=None)) as link:
-        link.execute("PRAGMA journal_mode = WAL")
-        link.execute("PRAGMA synchronous = FULL")
-        burnt, began = time.process_time(), time.perf_counter()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        cpu_time, began = time.process_time(), time.perf_counter()
         for part in parts(rows, BATCH):
-            link.execute("BEGIN IMMEDIATE")
-            link.executemany(sql, part)
-            link.execute("COMMIT")
-        return Turn(count, time.perf_counter() - began, burnt=time.process_time() - burnt)
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(sql, part)
+            connection.execute("COMMIT")
+        return Turn(count, time.perf_counter() - began, cpu_time=time.process_time() - cpu_time)
 
 
 def _bare_postgres(url: str, count: int) -> Callable[[], Turn]:
@@ -102,12 +104,12 @@ def _bare_postgres(url: str, count: int) -> Callable[[], Turn]:
     def turn() -> Turn:
         _empty(url)
         rows = bare(attempts(count, LANES), is_text=False)
-        with psycopg.connect(url) as link, link.cursor() as cursor:
-            burnt, began = time.process_time(), time.perf_counter()
+        with psycopg.connect(url) as connection, connection.cursor() as cursor:
+            cpu_time, began = time.process_time(), time.perf_counter()
             for part in parts(rows, BATCH):
                 cursor.executemany(sql, part)
-                link.commit()
-            return Turn(count, time.perf_counter() - began, burnt=time.process_time() - burnt)
+                connection.commit()
+            return Turn(count, time.perf_counter() - began, cpu_time=time.process_time() - cpu_time)
 
     return turn
 
@@ -115,8 +117,8 @@ def _bare_postgres(url: str, count: int) -> Callable[[], Turn]:
 def _empty(url: str) -> None:
     import psycopg
 
-    with psycopg.connect(url, autocommit=True) as link:
-        link.execute(f"TRUNCATE {TABLE}, provider_metric_rollups".encode())
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"TRUNCATE {TABLE}, provider_metric_rollups".encode())
 
 
 def _fresh(folder: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from comparison import Effort, Entry, Record, race
+from comparison import Contestant, Record, RunOptions, race
 
 from ergon_framework.core.circuit_breaker import Breaker
 from ergon_framework.core.limits import Window
@@ -18,12 +18,12 @@ from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from provider_parts import peers
-from provider_parts.calls import Call, Noop, calling, sure, turns
-from provider_parts.costs import Goal, entry, record, records
+from provider_parts.calls import Call, Noop, expect_end, sync_call, timed_turns
+from provider_parts.costs import CostTarget, contestant, record, records
 
 LONG = 3_000.0
 ONE = QuotaPolicy(limit=1, window_seconds=10 * 365 * 86_400)
-GOAL = Goal(us=4.0)
+TARGET = CostTarget(us=4.0)
 
 
 class CountingStore(MemoryProviderStore):
@@ -73,24 +73,24 @@ def opened(store: ProviderStore) -> ProviderBase:
     """A provider whose circuit is open."""
     breaker = CircuitBreaker(failure_threshold=1, open_cooldown_seconds=LONG)
     provider = Failing(store=store, circuit_breaker=breaker, retry_policy=RetryPolicy(1))
-    calling(provider)()
-    sure(calling(provider)(), "circuit_open", 0)
+    sync_call(provider)()
+    expect_end(sync_call(provider)(), "circuit_open", 0)
     return provider
 
 
 def cooling(store: ProviderStore) -> ProviderBase:
     """A provider that asked for a pause longer than a call may take."""
     provider = Pausing(store=store, retry_policy=RetryPolicy(1))
-    calling(provider)()
-    sure(calling(provider)(), "cooldown", 0)
+    sync_call(provider)()
+    expect_end(sync_call(provider)(), "cooldown", 0)
     return provider
 
 
 def exhausted(store: ProviderStore) -> ProviderBase:
     """A provider whose quota is used up."""
     provider = Noop(store=store, quota=ONE)
-    calling(provider)()
-    sure(calling(provider)(), "quota_exhausted", 0)
+    sync_call(provider)()
+    expect_end(sync_call(provider)(), "quota_exhausted", 0)
     return provider
 
 
@@ -103,31 +103,31 @@ class Gate(NamedTuple):
 
 
 GATES = {
-    "open": Gate(opened, "pybreaker, open", peers.broken),
-    "cooldown": Gate(cooling, "pybreaker, open", peers.broken),
-    "quota": Gate(exhausted, "limits, used up", peers.full),
+    "open": Gate(opened, "pybreaker, open", peers.open_breaker),
+    "cooldown": Gate(cooling, "pybreaker, open", peers.open_breaker),
+    "quota": Gate(exhausted, "limits, used up", peers.exhausted_limiter),
 }
 
 
-def rejection(effort: Effort) -> Iterator[Record]:
+def rejection(options: RunOptions) -> Iterator[Record]:
     """What a refusal costs, in memory and beside a file."""
     for name, gate in GATES.items():
-        yield from _refused(effort, name, gate)
+        yield from _refused(options, name, gate)
 
 
-def _refused(effort: Effort, name: str, gate: Gate) -> Iterator[Record]:
+def _refused(options: RunOptions, name: str, gate: Gate) -> Iterator[Record]:
     store = CountingStore()
     provider = gate.make(store)
     store.writes = 0
-    ours = Entry("Ergon", turns(calling(provider), effort.seconds))
-    other = entry(gate.peer, lambda: turns(gate.theirs(), effort.seconds))
-    stored = gate.make(open_store(f"sqlite:///{effort.folder / name}.db"))
-    filed = Entry("Ergon on SQLite", turns(calling(stored), effort.seconds))
-    race([ours, other, filed], effort.rounds)
+    ours = Contestant("Ergon", timed_turns(sync_call(provider), options.seconds))
+    other = contestant(gate.peer, lambda: timed_turns(gate.theirs(), options.seconds))
+    stored = gate.make(open_store(f"sqlite:///{options.folder / name}.db"))
+    filed = Contestant("Ergon on SQLite", timed_turns(sync_call(stored), options.seconds))
+    race([ours, other, filed], options.rounds)
     stored.close()
     stored.store.close()
     case, calls = f"rejection-{name}", sum(turn.count for turn in ours.turns)
-    first, second = records(case, ours, [(other, None)], GOAL)
+    first, second = records(case, ours, [(other, None)], TARGET)
     yield first | {"store_writes": store.writes, "calls": calls}
     yield second
-    yield record(case, filed, None, GOAL, by="processor")
+    yield record(case, filed, None, TARGET, by="processor")

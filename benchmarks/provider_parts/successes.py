@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from comparison import Effort, Entry, Record, Turn, race
+from comparison import Contestant, Record, RunOptions, Turn, race
 
 from ergon_framework.engine.clocks import SystemClock
 from ergon_framework.providers.base import ProviderBase
@@ -17,13 +17,13 @@ from provider_parts.calls import (
     PLENTY,
     AsyncNoop,
     Noop,
-    acalling,
-    aturns,
-    calling,
-    sure,
-    turns,
+    async_call,
+    expect_end,
+    sync_call,
+    timed_async_turns,
+    timed_turns,
 )
-from provider_parts.costs import Goal, entry, records
+from provider_parts.costs import CostTarget, contestant, records
 
 STACK = "tenacity + pybreaker + limits"
 ROWS = 50_000
@@ -61,61 +61,73 @@ class Flaky(ProviderBase):
         return ANSWER
 
 
-def success(effort: Effort) -> Iterator[Record]:
+def success(options: RunOptions) -> Iterator[Record]:
     """Quota, circuit, retry loop, row; nothing goes wrong."""
     provider = Noop(quota=PLENTY)
-    sure(calling(provider)(), "succeeded")
-    ours = entry("Ergon", lambda: turns(calling(provider), effort.seconds))
+    expect_end(sync_call(provider)(), "succeeded")
+    ours = contestant("Ergon", lambda: timed_turns(sync_call(provider), options.seconds))
     _fill(provider)
-    first = Entry("Ergon, the first calls of a process", partial(_first, effort.seconds))
-    alone = entry("Ergon without quota", lambda: turns(calling(Noop()), effort.seconds))
-    stack = entry(STACK, lambda: turns(peers.stacked(), effort.seconds))
-    restack = entry(f"{STACK}, reused", lambda: turns(peers.restacked(), effort.seconds))
-    stamina = entry("stamina", lambda: turns(peers.stamina(), effort.seconds))
-    plain = entry("plain call", lambda: turns(peers.plain(), effort.seconds))
-    race([ours, first, alone, stack, restack, stamina, plain], effort.rounds)
-    rivals = [(first, None), (alone, None), (stack, Goal(most=0.25)), (restack, None)]
-    yield from records("success", ours, [*rivals, (stamina, None), (plain, None)], Goal(us=10.0))
+    first = Contestant("Ergon, the first calls of a process", partial(_first, options.seconds))
+    alone = contestant(
+        "Ergon without quota", lambda: timed_turns(sync_call(Noop()), options.seconds)
+    )
+    stack = contestant(STACK, lambda: timed_turns(peers.retry_breaker_limiter(), options.seconds))
+    restack = contestant(
+        f"{STACK}, reused",
+        lambda: timed_turns(peers.reused_retry_breaker_limiter(), options.seconds),
+    )
+    stamina = contestant("stamina", lambda: timed_turns(peers.stamina(), options.seconds))
+    plain = contestant("plain call", lambda: timed_turns(peers.plain(), options.seconds))
+    race([ours, first, alone, stack, restack, stamina, plain], options.rounds)
+    rivals = [(first, None), (alone, None), (stack, CostTarget(most=0.25)), (restack, None)]
+    yield from records(
+        "success", ours, [*rivals, (stamina, None), (plain, None)], CostTarget(us=10.0)
+    )
 
 
-def success_async(effort: Effort) -> Iterator[Record]:
+def success_async(options: RunOptions) -> Iterator[Record]:
     """The same in an event loop."""
     provider = AsyncNoop(quota=PLENTY)
-    ours = entry("Ergon", lambda: aturns(acalling(provider), effort.seconds))
+    ours = contestant("Ergon", lambda: timed_async_turns(async_call(provider), options.seconds))
     _fill(provider)
-    stack = entry(
+    stack = contestant(
         "tenacity + aiobreaker",
-        lambda: aturns(peers.astacked(is_limited=False), effort.seconds),
+        lambda: timed_async_turns(peers.async_retry_breaker(is_limited=False), options.seconds),
     )
-    limited = entry(
+    limited = contestant(
         "tenacity + aiobreaker + limits",
-        lambda: aturns(peers.astacked(is_limited=True), effort.seconds),
+        lambda: timed_async_turns(peers.async_retry_breaker(is_limited=True), options.seconds),
     )
-    race([ours, stack, limited], effort.rounds)
-    yield from records("success-async", ours, [(stack, Goal(most=0.25)), (limited, None)])
+    race([ours, stack, limited], options.rounds)
+    yield from records("success-async", ours, [(stack, CostTarget(most=0.25)), (limited, None)])
 
 
-def retries(effort: Effort) -> Iterator[Record]:
+def retries(options: RunOptions) -> Iterator[Record]:
     """Two failures that may pass, then success; nobody sleeps."""
     provider = Flaky(quota=PLENTY, clock=SkippingClock())
-    sure(calling(provider)(), "succeeded", 3)
-    ours = entry("Ergon", lambda: turns(calling(provider), effort.seconds))
-    stack = entry(STACK, lambda: turns(peers.stacked(_flaky()), effort.seconds))
-    restack = entry(f"{STACK}, reused", lambda: turns(peers.restacked(_flaky()), effort.seconds))
-    race([ours, stack, restack], effort.rounds)
-    yield from records("retries", ours, [(stack, None), (restack, None)], Goal(us=25.0))
+    expect_end(sync_call(provider)(), "succeeded", 3)
+    ours = contestant("Ergon", lambda: timed_turns(sync_call(provider), options.seconds))
+    stack = contestant(
+        STACK, lambda: timed_turns(peers.retry_breaker_limiter(_flaky()), options.seconds)
+    )
+    restack = contestant(
+        f"{STACK}, reused",
+        lambda: timed_turns(peers.reused_retry_breaker_limiter(_flaky()), options.seconds),
+    )
+    race([ours, stack, restack], options.rounds)
+    yield from records("retries", ours, [(stack, None), (restack, None)], CostTarget(us=25.0))
 
 
 def _fill(provider: ProviderBase) -> None:
     """Let the steady state begin, in which each row in displaces an old one."""
-    call = calling(Noop(quota=PLENTY, store=provider.store))
+    call = sync_call(Noop(quota=PLENTY, store=provider.store))
     for _ in range(ROWS):
         call()
 
 
 def _first(seconds: float) -> Turn:
     """Calls whose rows nobody has read yet; a provider of its own for each turn."""
-    return turns(calling(Noop(quota=PLENTY)), seconds, most=ROWS - 10_000)()
+    return timed_turns(sync_call(Noop(quota=PLENTY)), seconds, most=ROWS - 10_000)()
 
 
 def _flaky() -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from comparison import Effort, Entry, Record, Turn, race
+from comparison import Contestant, Record, RunOptions, Turn, race
 
 from ergon_framework.providers.base import ProviderBase
 from provider_parts import peers
-from provider_parts.calls import ANSWER, PLENTY, Call, calling
-from provider_parts.costs import Goal, entry, records
+from provider_parts.calls import ANSWER, PLENTY, Call, sync_call
+from provider_parts.costs import CostTarget, contestant, records
 
 THREADS = 16
 SLOW = 0.05
@@ -29,20 +29,20 @@ class Slow(ProviderBase):
         return _slow({})
 
 
-def threads(effort: Effort) -> Iterator[Record]:
+def threads(options: RunOptions) -> Iterator[Record]:
     """Sixteen at once, beside the same without anything around them."""
-    each = 1 if effort.is_quick else 4
-    filed = Slow(quota=PLENTY, store=f"sqlite:///{effort.folder / 'threads.db'}")
-    ours = Entry("Ergon", partial(_together, calling(Slow(quota=PLENTY)), each))
-    stored = Entry("Ergon on SQLite", partial(_together, calling(filed), each))
-    plain = Entry("plain calls", partial(_together, lambda: _slow({}), each))
-    pybreaker = entry("pybreaker", lambda: partial(_together, peers.guarded(_slow), each))
-    race([ours, stored, plain, pybreaker], effort.rounds)
+    each = 1 if options.is_quick else 4
+    filed = Slow(quota=PLENTY, store=f"sqlite:///{options.folder / 'threads.db'}")
+    ours = Contestant("Ergon", partial(_together, sync_call(Slow(quota=PLENTY)), each))
+    stored = Contestant("Ergon on SQLite", partial(_together, sync_call(filed), each))
+    plain = Contestant("plain calls", partial(_together, lambda: _slow({}), each))
+    pybreaker = contestant("pybreaker", lambda: partial(_together, peers.breaker_only(_slow), each))
+    race([ours, stored, plain, pybreaker], options.rounds)
     filed.close()
     filed.store.close()
-    goal = Goal(most=1.2)
-    yield from records("threads", ours, [(plain, goal), (pybreaker, None)], by="wall")
-    yield from records("threads-sqlite", stored, [(plain, goal)], by="wall")
+    target = CostTarget(most=1.2)
+    yield from records("threads", ours, [(plain, target), (pybreaker, None)], by="wall")
+    yield from records("threads-sqlite", stored, [(plain, target)], by="wall")
 
 
 def _slow(_payload: dict[str, Any]) -> dict[str, Any]:
@@ -59,11 +59,11 @@ def _together(call: Call, each: int) -> Turn:
         for _ in range(each):
             call()
 
-    crowd = [threading.Thread(target=work) for _ in range(THREADS)]
-    for thread in crowd:
+    running = [threading.Thread(target=work) for _ in range(THREADS)]
+    for thread in running:
         thread.start()
     gate.wait()
     began = time.perf_counter()
-    for thread in crowd:
+    for thread in running:
         thread.join()
     return Turn(THREADS * each, time.perf_counter() - began)

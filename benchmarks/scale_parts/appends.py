@@ -7,46 +7,46 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from boundary_parts.group_commit import SqliteGroupCommit
-from boundary_parts.messages import messages, shares
+from boundary_parts.messages import messages, split_messages
 from boundary_parts.servers import NatsServer, Servers
-from jobs_parts.queue_systems import FailedError
-from jobs_parts.session import Ground
-from comparison import Entry, Goal, Record, Turn, records
+from comparison import Contestant, Record, Target, Turn, records
+from jobs_parts.queue_systems import ContestantError
+from jobs_parts.session import Session
 
 from scale_parts.bare_inserts import ArrayInsert, KeyedInsert, ManyInsert
-from scale_parts.options import Effort
 from scale_parts.logs import GroupLog, Log, NatsLog, ZoneLog, new_database
+from scale_parts.options import ScaleOptions
 
 PRODUCERS = 64
 BATCH = 500
 PACE = 4_000
 """Rough facts per second, only to give turns a fitting length."""
-PATIENCE = 300.0
+TIMEOUT = 300.0
 """Seconds in which a log must have come to its length."""
-GOALS = {"postgres-append": Goal(ratio=0.6)}
+TARGETS = {"postgres-append": Target(ratio=0.6)}
 ENGINES = ("sqlite", "postgres", "nats")
 
 
-def appending(ground: Ground, effort: Effort) -> Iterator[Record]:
+def appends(session: Session, options: ScaleOptions) -> Iterator[Record]:
     """Producers that append one by one and share commits, and one that appends many at once."""
-    for engine in effort.logs:
-        for length in effort.lengths:
+    for engine in options.logs:
+        for length in options.lengths:
             servers = Servers()  # of NATS; what a long log takes shall be free again
-            openers = _openers(engine, length, ground, servers)
-            sides = [Side(*each, length) for each in openers]
+            openers = _openers(engine, length, session, servers)
+            logs = [FilledLog(*each, length) for each in openers]
             try:
-                yield from _at(ground, effort, engine, sides)
+                yield from _at(session, options, engine, logs)
             finally:
-                for side in sides:
-                    side.close()
+                for log in logs:
+                    log.close()
                 servers.stop()
 
 
-class Side:
+class FilledLog:
     """A log that is filled to its length before the first turn."""
 
-    def __init__(self, who: str, opener: Callable[[], Log], length: int) -> None:
-        self.who = who
+    def __init__(self, name: str, opener: Callable[[], Log], length: int) -> None:
+        self.name = name
         self.length = length
         self._open = opener
         self._log: Log | None = None
@@ -54,17 +54,17 @@ class Side:
     def each(self, count: int) -> Turn:
         """Producers that append one by one."""
         log = self._filled()
-        return self._checked(log, count, lambda: log.append_each(shares(count, PRODUCERS)))
+        return self._checked(log, count, lambda: log.append_each(split_messages(count, PRODUCERS)))
 
     def many(self, count: int) -> Turn:
         """One that appends many at once."""
         log, made = self._filled(), messages(count)
 
         def run() -> Turn:
-            began, burnt = time.perf_counter(), time.process_time()
+            began, cpu_time = time.perf_counter(), time.process_time()
             for start in range(0, count, BATCH):
                 log.append_all(made[start : start + BATCH])
-            return Turn(count, time.perf_counter() - began, (), time.process_time() - burnt)
+            return Turn(count, time.perf_counter() - began, (), time.process_time() - cpu_time)
 
         return self._checked(log, count, run)
 
@@ -76,10 +76,10 @@ class Side:
     def _filled(self) -> Log:
         if self._log is None:
             self._log = self._open()
-            until = time.monotonic() + PATIENCE
+            until = time.monotonic() + TIMEOUT
             for start in range(0, self.length, BATCH):
                 if time.monotonic() > until:
-                    raise FailedError(f"{start} of {self.length} facts after {PATIENCE:g} s")
+                    raise ContestantError(f"{start} of {self.length} facts after {TIMEOUT:g} s")
                 self._log.append_all(messages(min(BATCH, self.length - start)))
         return self._log
 
@@ -89,30 +89,32 @@ class Side:
         turn = run()
         stored = log.head() - before
         if stored != count:
-            raise FailedError(f"{stored} of {count} facts are there")
+            raise ContestantError(f"{stored} of {count} facts are there")
         return turn
 
 
-def _at(ground: Ground, effort: Effort, engine: str, sides: Sequence[Side]) -> Iterator[Record]:
-    count = max(PRODUCERS * 10, int(PACE * effort.seconds) // PRODUCERS * PRODUCERS)
-    for name, way in {"append": Side.each, "append-batch": Side.many}.items():
-        entries = [Entry(side.who, partial(way, side, count)) for side in sides]
-        ground.race(entries)
-        goal = GOALS.get(f"{engine}-{name}")
-        ours, *bare = entries
-        case = f"{engine}-{name}-{sides[0].length}"
-        yield from records(case, ours, [(each, goal) for each in bare])
+def _at(
+    session: Session, options: ScaleOptions, engine: str, logs: Sequence[FilledLog]
+) -> Iterator[Record]:
+    count = max(PRODUCERS * 10, int(PACE * options.seconds) // PRODUCERS * PRODUCERS)
+    for name, way in {"append": FilledLog.each, "append-batch": FilledLog.many}.items():
+        contestants = [Contestant(log.name, partial(way, log, count)) for log in logs]
+        session.race(contestants)
+        target = TARGETS.get(f"{engine}-{name}")
+        ours, *bare = contestants
+        case = f"{engine}-{name}-{logs[0].length}"
+        yield from records(case, ours, [(each, target) for each in bare])
 
 
 def _openers(
-    engine: str, length: int, ground: Ground, servers: Servers
+    engine: str, length: int, session: Session, servers: Servers
 ) -> list[tuple[str, Callable[[], Log]]]:
     """Ours, and each bare one on an engine."""
-    folder = ground.folder / f"{engine}-{length}"
+    folder = session.folder / f"{engine}-{length}"
     folder.mkdir()
 
     def postgres() -> str:
-        return ground.servers.url("postgres")
+        return session.servers.url("postgres")
 
     def nats() -> NatsServer:
         server: NatsServer = servers.get("NATS", partial(NatsServer, folder / "nats"))

@@ -27,20 +27,22 @@ class ArrayInsert(GroupCommit):
         """A table of its own."""
         import psycopg
 
-        self._link = psycopg.connect(self._url, autocommit=True)
-        self._link.execute(f"DROP TABLE IF EXISTS {self.table}".encode())
-        self._link.execute(
+        self._connection = psycopg.connect(self._url, autocommit=True)
+        self._connection.execute(f"DROP TABLE IF EXISTS {self.table}".encode())
+        self._connection.execute(
             f"CREATE TABLE {self.table}"
             f" (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, {self.columns})".encode()
         )
 
     def commit(self, bodies: list[bytes]) -> None:
         """All in one round trip."""
-        self._link.execute("INSERT INTO bare_array (body) SELECT unnest(%b::bytea[])", (bodies,))
+        self._connection.execute(
+            "INSERT INTO bare_array (body) SELECT unnest(%b::bytea[])", (bodies,)
+        )
 
     def end(self) -> None:
         """Let go of the connection."""
-        self._link.close()
+        self._connection.close()
 
 
 class ManyInsert(ArrayInsert):
@@ -50,7 +52,7 @@ class ManyInsert(ArrayInsert):
 
     def commit(self, bodies: list[bytes]) -> None:
         """One transaction, as the floor on SQLite has it."""
-        with self._link.transaction(), self._link.cursor() as cursor:
+        with self._connection.transaction(), self._connection.cursor() as cursor:
             cursor.executemany("INSERT INTO bare_many (body) VALUES (%b)", [(x,) for x in bodies])
 
 
@@ -63,7 +65,7 @@ class KeyedInsert(ArrayInsert):
     def commit(self, bodies: list[bytes]) -> None:
         """All in one round trip."""
         ids = [message_id_in(body) for body in bodies]
-        found = self._link.execute(
+        found = self._connection.execute(
             "INSERT INTO bare_keyed (message_id, body)"
             " SELECT * FROM unnest(%b::text[], %b::bytea[]) ON CONFLICT DO NOTHING RETURNING id",
             (ids, bodies),

@@ -10,10 +10,10 @@ from typing import Protocol
 from boundary_parts import clients
 from boundary_parts.group_commit import GroupCommit
 from boundary_parts.messages import FROM, Message
-from boundary_parts.producers import into, threaded
+from boundary_parts.producers import append_to, run_producers
 from boundary_parts.servers import NatsServer
 from boundary_parts.wire_protocols import SUBJECT
-from comparison import FailedError, Turn
+from comparison import ContestantError, Turn
 
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
@@ -46,11 +46,11 @@ class ZoneLog:
         try:
             self._zone = LocalZone.open(FROM, ZoneSettings(data=str(folder), **more))
         except (ErgonError, ImportError, ValueError) as error:
-            raise FailedError(f"{type(error).__name__}: {error}") from error
+            raise ContestantError(f"{type(error).__name__}: {error}") from error
 
     def append_each(self, parts: Parts) -> Turn:
         """Threads, which share commits."""
-        return threaded(into(self._zone), parts)
+        return run_producers(append_to(self._zone), parts)
 
     def append_all(self, batch: Sequence[Message]) -> None:
         """As a producer does that has many at once."""
@@ -74,7 +74,7 @@ class GroupLog:
 
     def append_each(self, parts: Parts) -> Turn:
         """Threads, which share commits."""
-        turn = threaded(lambda message: self._log.append(message.body), parts)
+        turn = run_producers(lambda message: self._log.append(message.body), parts)
         self._head += turn.count
         return turn
 
@@ -109,13 +109,13 @@ class NatsLog:
     async def _publish(self, batch: Sequence[Message]) -> None:
         from nats import connect
 
-        link = await connect(f"nats://127.0.0.1:{self._server.port}")
+        connection = await connect(f"nats://127.0.0.1:{self._server.port}")
         try:
-            stream = link.jetstream()
+            stream = connection.jetstream()
             asked = [await stream.publish_async(SUBJECT, each.body) for each in batch]
             await asyncio.gather(*asked)
         finally:
-            await link.close()
+            await connection.close()
 
     def head(self) -> int:
         """What the stream says."""
@@ -129,7 +129,7 @@ def new_database(url: str, name: str) -> str:
     """An empty database beside the one that the URL names."""
     import psycopg
 
-    with psycopg.connect(url, autocommit=True) as link:
-        link.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
-        link.execute(f"CREATE DATABASE {name}".encode())
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
+        connection.execute(f"CREATE DATABASE {name}".encode())
     return f"{url.rpartition('/')[0]}/{name}"

@@ -9,7 +9,7 @@ from scale_parts.engines import Engine
 
 
 @dataclass(frozen=True)
-class Effort:
+class ScaleOptions:
     """What was asked for."""
 
     folder: Path
