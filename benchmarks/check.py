@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shlex
 import shutil
 import statistics
@@ -25,8 +26,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness import place
 from comparison import ONLY, Record
+from harness import temporary_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = "Ergon"
@@ -44,7 +45,7 @@ class Race:
     """What one turn runs: a benchmark with arguments, or a program that is timed from its start."""
 
     name: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     is_cold: bool = False
 
 
@@ -116,7 +117,7 @@ def main() -> int:
     if not races:
         print(f"no race is called {' or '.join(options.race)}; see --list", file=sys.stderr)
         return 2
-    with place("bench-check-", options.folder) as folder:
+    with temporary_folder("bench-check-", options.folder) as folder:
         folder.chmod(0o711)  # PostgreSQL does not run as root, and has to get to its part of it
         problem = _checked_out(options.base, folder / "base")
         if problem:
@@ -203,9 +204,9 @@ def _ratio(figure: Figure, ours: float, theirs: float) -> float:
 
 def _turn(race: Race, side: Path, problems: list[str]) -> dict[Figure, float]:
     """The figures of one turn; a side that cannot take part says why."""
-    command = [sys.executable, *race.words]
+    command = [sys.executable, *race.arguments]
     if not race.is_cold:
-        command[1] = str(side / race.words[0])
+        command[1] = str(side / race.arguments[0])
     path = os.pathsep.join([str(side / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment = {**os.environ, "PYTHONPATH": path, ONLY: OURS}
     try:
@@ -254,19 +255,20 @@ def _cold(
     race: Race, command: Sequence[str], environment: Mapping[str, str]
 ) -> dict[Figure, float]:
     """The least processor time of some starts: whatever disturbs one makes it longer."""
-    taken = []
+    cpu_times = []
     for _start in range(STARTS):
-        before = _burnt()
+        before = _cpu_time()
         subprocess.run(  # noqa: S603 - our own program
             command, env=environment, stdout=subprocess.DEVNULL, timeout=LONGEST, check=True
         )
-        taken.append(_burnt() - before)
-    return {(race.name, OURS, "cpu_seconds"): min(taken)}
+        cpu_times.append(_cpu_time() - before)
+    return {(race.name, OURS, "cpu_seconds"): min(cpu_times)}
 
 
-def _burnt() -> float:
-    used = os.times()
-    return used.children_user + used.children_system
+def _cpu_time() -> float:
+    # Not ``os.times``: it counts in hundredths of a second, a tenth of what a start takes.
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _show(records: Sequence[Record]) -> None:
