@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 
 from ergon_framework.errors import ErgonError
-from ergon_framework.storage.nats import NatsClient, address_of
-from ergon_framework.storage.nats.address import NatsTimeouts
-from ergon_framework.storage.nats.diagnostics import Account
 from tests.servers.nats import NatsServer
 from tests.servers.server import free_port, started
 from tests.servers.skip_loudly import STARTUP, MissingServerError
@@ -49,6 +46,11 @@ class NatsCluster:
                 raise MissingServerError("the servers of the cluster did not find each other")
 
     def _leads_to_an_answer(self, server: NatsServer) -> bool:
+        # Here and not above: every run of the tests loads this file, and few of them NATS.
+        from ergon_framework.storage.nats import NatsClient, address_of
+        from ergon_framework.storage.nats.address import NatsTimeouts
+        from ergon_framework.storage.nats.diagnostics import Account
+
         if not self._asked(server, "/jsz").get("meta_cluster", {}).get("leader"):
             return False
         # What is asked too early is never answered.

@@ -14,14 +14,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    PrivateFormat,
-    load_pem_private_key,
-)
-
-from ergon_framework.boundary.certs import issue, make_ca
 
 Target: TypeAlias = "tuple[str, int] | str"
 """Host and port, or the path of a socket."""
@@ -50,6 +42,9 @@ class Papers:
 
 def papers(folder: Path) -> Papers:
     """Make them in a folder."""
+    # Here and not above: every run of the tests loads this file, and few of them certificates.
+    from ergon_framework.boundary.certs import issue, make_ca
+
     make_ca(folder)
     issue(folder, "server")
     issue(folder, "client")
@@ -59,6 +54,13 @@ def papers(folder: Path) -> Papers:
 
 def locked(papers: Papers, folder: Path) -> Path:
     """The key of the client, with a passphrase."""
+    from cryptography.hazmat.primitives.serialization import (
+        BestAvailableEncryption,
+        Encoding,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+
     key = load_pem_private_key(papers.key("client").read_bytes(), None)
     found = folder / "locked.key"
     found.write_bytes(
