@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import threading
 from typing import Any
 
@@ -104,6 +105,27 @@ def test_a_bounded_coroutine_sees_the_callers_context_and_keeps_its_own() -> Non
         return await run_with_timeout_async(note, 5.0), NOTE.get()
 
     assert VirtualClock().run(scene()) == ("outside", "outside")
+
+
+def test_what_a_coroutine_raises_while_it_is_cancelled_is_not_called_lost() -> None:
+    """asyncio complains of exceptions that nobody looked at; here the timeout says it all."""
+    complaints: list[dict[str, Any]] = []
+
+    async def stumble() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            raise ValueError("on its way out")
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: complaints.append(context))
+        with pytest.raises(TimeoutError):
+            await run_with_timeout_async(stumble, 5.0)
+        gc.collect()
+
+    VirtualClock().run(scene())
+    assert complaints == []
 
 
 @pytest.mark.req("RFC-004:9e", "RFC-005:11d")

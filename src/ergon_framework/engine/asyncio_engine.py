@@ -48,6 +48,7 @@ from ergon_framework.engine.run import (
     Run,
     SettlementAttempt,
 )
+from ergon_framework.engine.time_limit import keep
 from ergon_framework.engine.trampoline import (
     DONE,
     FAILED,
@@ -66,16 +67,6 @@ FAIR_TURNS = 32
 await anything."""
 FAIR_TIME = 0.01
 """Seconds after which it does so. All workers of a call share them, however many there are."""
-
-
-_KEPT: set[asyncio.Task[Any]] = set()
-"""Tasks that are not awaited: the event loop itself holds them only weakly."""
-
-
-def keep(task: asyncio.Task[Any]) -> None:
-    """Hold on to a task until it is done."""
-    _KEPT.add(task)
-    task.add_done_callback(_KEPT.discard)
 
 
 def forgive() -> None:
@@ -203,6 +194,7 @@ class AsyncioEngine(EngineCall):
     def _cancel(self, worker: EngineWorker, attempt: InProgress, now: float) -> None:
         """Ask an overdue call to end; it has a short grace to do so."""
         attempt.expired = True
+        # Its second deadline: a coroutine that swallows the cancellation is given up by then.
         attempt.deadline_at = now + self.plan.bounds.cancel_grace
         self.watchdog.next_check = min(self.watchdog.next_check, attempt.deadline_at)
         self._cancel_task(worker)
@@ -445,6 +437,8 @@ class AsyncioEngine(EngineCall):
         value, stepper.value = stepper.value, None
         if outcome is FAILED:
             return self._failed(doing, step.step, value)
+        # The hook returned and left a cancellation on its worker's task: ``_resume`` finds out
+        # whether it came from outside, in which case the call ends.
         if worker.handle.cancelling():
             return Suspended(worker, doing, run, step.step, given_back(value))
         if type(value) is CoroutineType:

@@ -15,10 +15,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
 from ergon_framework.ports.lifespan import LifespanHooks
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 Overdue = Callable[[], TimeoutError]
@@ -77,18 +80,43 @@ async def await_within(awaitable: Awaitable[T], seconds: float | None, overdue: 
     error = overdue()
     task = asyncio.ensure_future(_awaited(awaitable))
     with _stuck_after(seconds + RETURN_GRACE, error):
-        try:
-            await asyncio.wait({task}, timeout=seconds)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if task.done():
+        if await ended_within(task, seconds, RETURN_GRACE / 2):
             return task.result()
-        task.cancel()
-        await asyncio.wait({task}, timeout=RETURN_GRACE / 2)
-        if task.done() and not task.cancelled():
-            task.exception()  # what it raised when it was cancelled says less than the limit
         raise error
+
+
+async def ended_within(task: asyncio.Future[Any], seconds: float, grace: float) -> bool:
+    """Wait for a task for so many seconds, then cancel it; whether it ended in time.
+
+    It has a grace to end when it is cancelled. One that swallows that is left behind. A caller that
+    is cancelled meanwhile cancels the task, too.
+    """
+    import asyncio
+
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if task.done():
+        return True
+    task.cancel()
+    await asyncio.wait({task}, timeout=grace)
+    if not task.done():
+        keep(task)
+    elif not task.cancelled():
+        task.exception()  # what it raised when it was cancelled says less than the limit
+    return False
+
+
+_LEFT_BEHIND: set[asyncio.Future[Any]] = set()
+"""Tasks that nobody awaits: the event loop itself holds them only weakly."""
+
+
+def keep(task: asyncio.Future[Any]) -> None:
+    """Hold on to a task until it is done."""
+    _LEFT_BEHIND.add(task)
+    task.add_done_callback(_LEFT_BEHIND.discard)
 
 
 async def _awaited(awaitable: Awaitable[T]) -> T:

@@ -371,6 +371,14 @@ def test_a_part_that_fails_on_the_way_opens_the_zones_again(program: Path, tmp_p
         assert client.store.count(Search()) == 2
 
 
+def assert_takes_nothing(url: str) -> None:
+    """A store whose move has not ended takes no job and no provider call."""
+    with pytest.raises(StoreError, match="has not ended"), JobClient(url) as client:
+        client.enqueue("greet", ["Grace"])
+    with pytest.raises(StoreError, match="has not ended"):
+        asked(url)
+
+
 @pytest.mark.slow
 def test_a_new_store_is_refused_until_all_of_the_program_is_there(
     program: Path, postgres_url: str
@@ -383,10 +391,7 @@ def test_a_new_store_is_refused_until_all_of_the_program_is_there(
     def killed_at(place: str) -> None:
         killed = ergon(*move, failpoints=f"{place}=kill")
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-        with pytest.raises(StoreError, match="has not ended"), JobClient(postgres_url) as client:
-            client.enqueue("greet", ["Grace"])
-        with pytest.raises(StoreError, match="has not ended"):
-            asked(postgres_url)
+        assert_takes_nothing(postgres_url)
         with pytest.raises(StoreError, match="has not ended"):
             published(there, "lab", 2)
 
@@ -417,8 +422,5 @@ def test_jobs_of_a_new_store_are_refused_while_the_first_zone_is_copied(
     move = ["move", str(program), "--to", postgres_url]
     killed = ergon(*move, failpoints="move.part.copied=kill")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    with pytest.raises(StoreError, match="has not ended"), JobClient(postgres_url) as client:
-        client.enqueue("greet", ["Grace"])
-    with pytest.raises(StoreError, match="has not ended"):
-        asked(postgres_url)
+    assert_takes_nothing(postgres_url)
     assert invoke(move) == 0

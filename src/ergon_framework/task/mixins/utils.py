@@ -17,8 +17,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 from opentelemetry import context as otel_context
 
 from ergon_framework.core.retry import MAX_DELAY
-from ergon_framework.engine.asyncio_engine import keep
 from ergon_framework.engine.clocks import current_clock
+from ergon_framework.engine.time_limit import ended_within
 from ergon_framework.engine.trampoline import await_inside
 
 P = ParamSpec("P")
@@ -87,17 +87,8 @@ async def run_with_timeout_async(
     if timeout is None:
         return await awaitable
     task = asyncio.ensure_future(_await(awaitable))
-    try:
-        await asyncio.wait({task}, timeout=timeout)
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
-    if task.done():
+    if await ended_within(task, timeout, CANCEL_GRACE):
         return task.result()
-    task.cancel()
-    await asyncio.wait({task}, timeout=CANCEL_GRACE)
-    if not task.done():
-        keep(task)
     raise TimeoutError(f"{_name(fn)} did not return within {timeout} s")
 
 
