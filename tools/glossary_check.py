@@ -1,7 +1,9 @@
 """Fails when a name contradicts ``docs/glossary.md``: one word has one meaning.
 
-- A file is not called by a word that the glossary lists under "Words we do not use".
-- A class name has at most two homes, however private: a reader who searches for it finds one.
+- A file is not called by a word that the glossary lists under "Words we do not use", and neither is
+  a class. Classes of tests are left out: planted defects are named by what they do.
+- A class name has at most two homes, however private: a reader who searches for it finds one. That
+  holds for the package, the tools and the benchmarks, each for itself.
 - A class that the documentation names has one home. ``SHARED`` lists the exceptions and why.
 - A word that the glossary explains is not also one that it forbids.
 """
@@ -20,12 +22,22 @@ GLOSSARY = Path("docs/glossary.md")
 FORBIDDEN = "Words we do not use"
 NAMED_FOLDERS = ("src", "tests", "tools", "benchmarks", "examples")
 NAMED_KINDS = (".py", ".sql", ".lua")
+PACKAGE = "src/ergon_framework"
+CLASS_FOLDERS = (PACKAGE, "tools", "benchmarks", "examples")
+EXAMPLES = "examples"  # each is a program of its own: all of them may have an ``Order``
 MOST_HOMES = 2
+FINE_IN_COMPOUNDS = frozenset({"line"})
+"""What says enough beside another word: a ``LineSplitter`` splits lines of text."""
 SHARED: Mapping[str, str] = {
     "TelemetrySettings": "the section of the settings file, and what a program passes to configure",
     "RetrySettings": "the same section of the settings file, under a job and under a provider",
     "RetryPolicy": "two specifications name it: that of the engines and that of provider calls",
 }
+MANY: Mapping[str, str] = {
+    "Peer": "each module of a queue that is measured offers its client under this name",
+}
+"""Names with any number of homes."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
 _BULLET = re.compile(r"^- ((?:\*\*[^*]+\*\*(?:[^*:]*, )?)+[^:]*):", re.MULTILINE)
 _BOLD = re.compile(r"\*\*([^*]+)\*\*")
 _CODE_SPAN = re.compile(r"`([A-Z]\w+)(?:\(\)|\.\w+)*`")
@@ -63,12 +75,29 @@ def bad_file_names(root: Path, forbidden: Iterable[str]) -> Iterator[str]:
                 yield f"{name}: {min(bad)!r} is not a word of ours; {GLOSSARY} says which one is"
 
 
+def bad_class_names(
+    folder: str, homes: Mapping[str, list[str]], forbidden: Iterable[str]
+) -> Iterator[str]:
+    """Classes whose names have a forbidden word between capitals."""
+    refused = set(forbidden)
+    for name, places in sorted(homes.items()):
+        found = {word.lower() for word in _WORD.findall(name)}
+        bad = refused & found
+        if len(found) > 1:
+            bad -= FINE_IN_COMPOUNDS
+        for place in places if bad else ():
+            yield (
+                f"{folder}/{place}: class {name}: {min(bad)!r} is not a word of ours;"
+                f" {GLOSSARY} says which one is"
+            )
+
+
 def class_homes(package: Path) -> dict[str, list[str]]:
-    """Where each public top-level class of the package is defined."""
+    """Where each top-level class below a folder is defined."""
     homes = defaultdict(list)
     for path in sorted(package.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef):
                 homes[node.name].append(path.relative_to(package).as_posix())
     return homes
 
@@ -89,6 +118,8 @@ def documented_names(root: Path) -> set[str]:
 def shared_names(homes: Mapping[str, list[str]], documented: set[str]) -> Iterator[str]:
     """Class names with more homes than a reader can tell apart."""
     for name, places in sorted(homes.items()):
+        if name in MANY or name.startswith("_"):
+            continue  # a private one is looked for in its own file
         most = 1 if name in documented and name not in SHARED else MOST_HOMES
         if len(places) > most:
             why = (
@@ -100,12 +131,15 @@ def shared_names(homes: Mapping[str, list[str]], documented: set[str]) -> Iterat
 def violations(root: Path) -> list[str]:
     """Everything in a checkout that contradicts its glossary."""
     text = (root / GLOSSARY).read_text(encoding="utf-8")
-    homes = class_homes(root / "src" / "ergon_framework")
-    return [
-        *contradictions(text),
-        *bad_file_names(root, words(text)[1]),
-        *shared_names(homes, documented_names(root)),
-    ]
+    forbidden = words(text)[1]
+    homes = {folder: class_homes(root / folder) for folder in CLASS_FOLDERS}
+    documented = documented_names(root)
+    found = [*contradictions(text), *bad_file_names(root, forbidden)]
+    for folder, classes in homes.items():
+        found += bad_class_names(folder, classes, forbidden)
+        if folder != EXAMPLES:
+            found += shared_names(classes, documented if folder == PACKAGE else set())
+    return found
 
 
 def main() -> int:

@@ -84,8 +84,8 @@ def groups(tests: Path) -> dict[str, Group]:
 def fast_groups(tests: Path, number: int) -> dict[str, Group]:
     """The files of ``FAST``, dealt to so many processes by their length.
 
-    A process takes seconds to start, so there is one for each processor, and four at most. How long the
-    tests of a file take is not known before they run; of these files, the longer take longer.
+    A process takes seconds to start: there is one for each processor, and four at most. How long
+    the tests of a file take is not known before they run; of these, the longer files take longer.
     """
     files = [path for part in FAST for path in _test_files(tests / part)]
     shares: list[list[Path]] = [[] for _ in range(number)]

@@ -45,8 +45,8 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of the table: what should be, beside what is."""
+class SumRow:
+    """One row of the table: what should be, beside what is."""
 
     what: str
     expected: int
@@ -97,21 +97,21 @@ def _labels(file: Path) -> list[str]:
 # ---- adding up ----
 
 
-def lines(ledger: Ledger) -> list[Line]:
+def lines(ledger: Ledger) -> list[SumRow]:
     """The table: appended = delivered = finished + dead-lettered, nothing lost, nothing doubled."""
     appended = len(ledger.packed)
     finished, dead = ledger.ended(JobStatus.COMPLETED), ledger.ended(JobStatus.FAILED)
     with_reason = [job for job in dead if job.last_error is not None and job.last_error.code]
     return [
-        Line("packed, and appended to the plant's log", appended, len(ledger.plant)),
-        Line("delivered to the enterprise's log", appended, len(ledger.enterprise)),
-        Line("made a job", appended, len(ledger.jobs)),
-        Line("finished + dead-lettered with reason", appended, len(finished) + len(with_reason)),
-        Line("dead-lettered: the two that cannot be sent", len(HOPELESS), len(with_reason)),
-        Line("effects of the finished jobs", len(finished), _with_effect(ledger, finished)),
-        Line("effects of any other job", 0, len(ledger.effects) - _with_effect(ledger, finished)),
-        Line("lost", 0, len(lost(ledger))),
-        Line("doubled", 0, doubled(ledger)),
+        SumRow("packed, and appended to the plant's log", appended, len(ledger.plant)),
+        SumRow("delivered to the enterprise's log", appended, len(ledger.enterprise)),
+        SumRow("made a job", appended, len(ledger.jobs)),
+        SumRow("finished + dead-lettered with reason", appended, len(finished) + len(with_reason)),
+        SumRow("dead-lettered: the two that cannot be sent", len(HOPELESS), len(with_reason)),
+        SumRow("effects of the finished jobs", len(finished), _with_effect(ledger, finished)),
+        SumRow("effects of any other job", 0, len(ledger.effects) - _with_effect(ledger, finished)),
+        SumRow("lost", 0, len(lost(ledger))),
+        SumRow("doubled", 0, doubled(ledger)),
     ]
 
 
@@ -140,7 +140,7 @@ def equation(ledger: Ledger) -> str:
     )
 
 
-def problems(table: Iterable[Line]) -> list[str]:
+def problems(table: Iterable[SumRow]) -> list[str]:
     """Every line that is not as it should be, in words."""
     return [
         f"{each.what}: {each.found}, and should be {each.expected}"

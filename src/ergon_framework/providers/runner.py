@@ -54,7 +54,7 @@ from ergon_framework.providers.delivery.owner_locks import (
     OwnerLock,
     seconds_since_boot,
 )
-from ergon_framework.providers.delivery.results import ResultKeeping
+from ergon_framework.providers.delivery.results import ResultStorage
 from ergon_framework.providers.errors import (
     ERROR_OF,
     ProviderBadRequestError,
@@ -192,10 +192,10 @@ def settle(
     run: CallDelivery,
     result: ProviderExecutionResult,
     table: dict[str, Decision],
-    keeping: ResultKeeping,
+    storage: ResultStorage,
     recorder: Recorder,
 ) -> None:
-    """Record the end of the call under its key, with its result as ``keeping`` says.
+    """Record the end of the call under its key, with its result as ``storage`` says.
 
     What the store does not take now waits on disk, and ``recorder`` writes it when the store
     answers again: a success that is not under its key would be called again after the lease. If
@@ -203,9 +203,9 @@ def settle(
     """
     if not run.is_ours:
         return
-    ending = _key_ending(run, result, table, keeping)
+    ending = _key_ending(run, result, table, storage)
     try:
-        is_ours = keeping.write(run.guard, ending)
+        is_ours = storage.write(run.guard, ending)
     except StoreError as fault:
         if not recorder.write_later(RecordBatch(keys=[ending])):
             emit("key.left_open", key=run.lane, error=type(fault).__name__)
@@ -218,11 +218,11 @@ def _key_ending(
     run: CallDelivery,
     result: ProviderExecutionResult,
     table: dict[str, Decision],
-    keeping: ResultKeeping,
+    storage: ResultStorage,
 ) -> KeyEnding:
     guard, error, end = run.guard, result.error, run.verdict.end
     if end is TaskEnd.DONE:
-        return keeping.ending(guard, result.data or {})
+        return storage.ending(guard, result.data or {})
     if end is TaskEnd.FAILED and error is not None:
         reason = error.reason_code
         if not may_run_again(table[reason], reason):
@@ -298,7 +298,7 @@ class ProviderTaskRunner:
         self._longest_wait = longest_wait
         self._secret_names = squeezed_names(self.options.secret_names)
         self._volatile_names = squeezed_names(self.options.volatile_names)
-        self._keeping = ResultKeeping(
+        self._result_storage = ResultStorage(
             KeepResults(self.options.keep_results),
             self.options.max_result_bytes,
             self.options.result_cipher,
@@ -502,7 +502,7 @@ class ProviderTaskRunner:
 
     def _end_unclaimed(self, run: CallDelivery, claim: ClaimResult) -> TaskEnding:
         if claim.state is ClaimState.REPLAY:
-            kept = self._keeping.read(run.guard, claim)
+            kept = self._result_storage.read(run.guard, claim)
             if isinstance(kept, ProviderError):
                 return self._failed_early(run, kept, replayed=True)
             return self._ended(run, DeliveryDecision(TaskEnd.REPLAYED), run.not_called(None, kept))
@@ -631,7 +631,7 @@ class ProviderTaskRunner:
 
     def _settled(self, run: CallDelivery, result: ProviderExecutionResult) -> TaskEnding:
         try:
-            settle(run, result, self._table, self._keeping, self._runtime.recorder)
+            settle(run, result, self._table, self._result_storage, self._runtime.recorder)
             return self._ended(run, run.verdict, result)
         except BaseException:
             run.let_go()

@@ -17,7 +17,7 @@ from ergon_framework.boundary.store_urls import is_server, open_fact_store
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.nats import NatsClient, NatsTimeouts, address_of
-from ergon_framework.storage.nats.connect import QuickClient
+from ergon_framework.storage.nats.connect import PatchedClient
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.servers.by_url import doctor, refused
 from tests.servers.nats import NatsServer
@@ -94,7 +94,7 @@ def test_a_server_that_hung_up_before_we_listened(
     async def cut(*_: object, **__: object) -> None:
         raise ConnectionResetError(104, "Connection reset by peer")
 
-    monkeypatch.setattr(QuickClient, "connect", cut)
+    monkeypatch.setattr(PatchedClient, "connect", cut)
     for wrong in ({}, own(strange)):
         with refused("wants a certificate of ours", "tls_cert"):
             version(url(server, tls_ca=signed.ca, tls_first=first, **wrong))
@@ -164,7 +164,7 @@ def test_a_library_that_asks_nobody(
     served: Started, signed: Papers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Should a later version not ask before it talks, TLS is refused rather than hoped for."""
-    monkeypatch.delattr(QuickClient, "_connect_command")
+    monkeypatch.delattr(PatchedClient, "_connect_command")
     server = served()
     with refused("does not speak it there"):
         version(url(server, tls_ca=signed.ca))

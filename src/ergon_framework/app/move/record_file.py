@@ -97,7 +97,7 @@ def version_in(line: bytes) -> Any:
     return found.get("version", "none")
 
 
-class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _RecordLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str
     key: Any
     record: dict[str, Any]
@@ -111,7 +111,7 @@ class _Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _read_header = msgspec.json.Decoder(Header).decode
-_read_line = msgspec.json.Decoder(_Line).decode
+_read_line = msgspec.json.Decoder(_RecordLine).decode
 _read_trailer = msgspec.json.Decoder(Trailer).decode
 
 
@@ -339,7 +339,7 @@ class RecordFile:
             yield number, position, line
             position += len(line)
 
-    def _decoded(self, number: int, line: bytes) -> _Line:
+    def _decoded(self, number: int, line: bytes) -> _RecordLine:
         try:
             found = _read_line(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -349,7 +349,7 @@ class RecordFile:
             raise self._damaged(number, f"{parts} have no records of kind {found.kind[:40]!r}")
         return found
 
-    def _record(self, number: int, line: _Line) -> TransferRecord:
+    def _record(self, number: int, line: _RecordLine) -> TransferRecord:
         try:
             copy = self._kinds[line.kind].from_document(line.record)
             if isinstance(copy, JobRecord):
@@ -399,7 +399,9 @@ class RecordFile:
 
     # ---- bytes of objects
 
-    def _chunk(self, number: int, position: int, line: _Line, blob: _Blob | None) -> _Blob | None:
+    def _chunk(
+        self, number: int, position: int, line: _RecordLine, blob: _Blob | None
+    ) -> _Blob | None:
         """Add a chunk to its object, and compare the object's digest when it is whole."""
         try:
             found = msgspec.convert(line.record, _Chunk)

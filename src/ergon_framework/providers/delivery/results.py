@@ -24,7 +24,7 @@ _SEALED = "sealed"
 
 
 @dataclass(frozen=True, slots=True)
-class ResultKeeping:
+class ResultStorage:
     """How the results of one task are kept."""
 
     keep: KeepResults = KeepResults.WHOLE

@@ -189,7 +189,7 @@ def read_headers(raw: bytes) -> dict[str, str]:
     return found
 
 
-class QuickClient(Client):
+class PatchedClient(Client):
     """A client of the library, changed in four places.
 
     It reads what our own messages and the server's answers have for headers, and nothing else.
@@ -239,14 +239,14 @@ async def connect(
     address: NatsAddress,
     when_over: Callable[[], None],
     timeouts: NatsTimeouts = DEFAULT_TIMEOUTS,
-) -> QuickClient:
+) -> PatchedClient:
     """A connection, not mended when it is lost: ``when_over`` is called then.
 
     The files that the URL names are read each time, so that they can be renewed.
     """
     signer = signer_of(address.creds, address.nkey)
     public_key = None if signer is None else signer.public()
-    client = QuickClient(needs_tls=address.has_tls, public_key=public_key)
+    client = PatchedClient(needs_tls=address.has_tls, public_key=public_key)
     troubles = list[Exception]()
 
     async def trouble(error: Exception) -> None:
@@ -317,7 +317,7 @@ def _context(address: NatsAddress) -> ssl.SSLContext:
     return context_of(TLS_OPTIONS, address.tls_ca, address.tls_cert, address.tls_key)
 
 
-def _refuse_unchecked(client: QuickClient) -> None:
+def _refuse_unchecked(client: PatchedClient) -> None:
     """Refuse TLS with a version of the library that does not call our check before it sends."""
     if client.needs_tls and not client.is_checked:
         raise PlainServerError("nobody asked whether the line is encrypted")

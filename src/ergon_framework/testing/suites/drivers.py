@@ -15,7 +15,7 @@ from ergon_framework.testing.suites.framework import fail
 Thunk = Callable[[], Any]
 
 
-class Hands(Protocol):
+class CheckCaller(Protocol):
     """Something that makes calls for a check."""
 
     def start(self, call: Thunk) -> Future[Any]:
@@ -28,7 +28,7 @@ class Hands(Protocol):
         """Let go; a call that hangs is left behind."""
 
 
-class ThreadHands:
+class ThreadCaller:
     """Makes calls from a thread of its own, and from another one when that one hangs."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class ThreadHands:
         self._calls.put(None)
 
 
-class LoopHands:
+class LoopCaller:
     """Makes calls on an event loop that runs in a thread of its own."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from ergon_framework.errors import WiringError, describe
-from ergon_framework.testing.suites.drivers import ThreadHands, outcome
+from ergon_framework.testing.suites.drivers import ThreadCaller, outcome
 from ergon_framework.testing.suites.framework import (
     Check,
     CheckFailed,
@@ -50,7 +50,7 @@ class StoreSubject(Generic[T]):
 
     def together(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
         """Make calls from a thread each, all at once; what they returned."""
-        futures = ThreadHands().together(list(calls))
+        futures = ThreadCaller().together(list(calls))
         return [outcome(each, self.patience, "a call") for each in futures]
 
     def refusal(self, call: Callable[[], Any]) -> Exception | None:
@@ -65,11 +65,11 @@ class StoreSubject(Generic[T]):
 
     def hurry(self, call: Callable[[], Any], what: str) -> Any:
         """Make a call in a thread of its own and wait for it, but not for ever."""
-        hands = ThreadHands()
+        caller = ThreadCaller()
         try:
-            return outcome(hands.start(call), self.patience, what)
+            return outcome(caller.start(call), self.patience, what)
         finally:
-            hands.close()
+            caller.close()
 
 
 S = TypeVar("S", bound=StoreSubject[Any])
@@ -135,13 +135,13 @@ def _run(check: Check[S], subject: S) -> tuple[CheckOutcome, str]:
     missing = check.needs - subject.capabilities
     if missing:
         return CheckOutcome.SKIPPED, f"needs {', '.join(sorted(missing))}"
-    hands = ThreadHands()
+    caller = ThreadCaller()
     try:
-        outcome(hands.start(lambda: check.run(subject)), PATIENT * subject.patience, "the check")
+        outcome(caller.start(lambda: check.run(subject)), PATIENT * subject.patience, "the check")
     except CheckFailed as error:
         return CheckOutcome.FAILED, str(error)
     except Exception as error:
         return CheckOutcome.FAILED, describe(error)
     finally:
-        hands.close()
+        caller.close()
     return CheckOutcome.PASSED, ""

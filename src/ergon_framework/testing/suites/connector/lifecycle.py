@@ -93,8 +93,8 @@ def cancelled_fetch_loses_nothing(s: ConnectorSubject) -> None:
 @check(colours=("async",), required=False)
 def loop_stays_responsive(s: ConnectorSubject) -> None:
     """The event loop goes on while a fetch finds nothing."""
-    fetch = s.hands.start(lambda: s.methods["fetch"](1))
-    outcome(s.hands.start(lambda: None), s.patience, "the event loop, during a fetch,")
+    fetch = s.caller.start(lambda: s.methods["fetch"](1))
+    outcome(s.caller.start(lambda: None), s.patience, "the event loop, during a fetch,")
     outcome(fetch, s.patience, "the fetch")
 
 

@@ -17,7 +17,7 @@ from ergon_framework.testing.suites.connector.subject import (
     Shape,
     methods_of,
 )
-from ergon_framework.testing.suites.drivers import Hands, LoopHands, ThreadHands, outcome
+from ergon_framework.testing.suites.drivers import CheckCaller, LoopCaller, ThreadCaller, outcome
 from ergon_framework.testing.suites.framework import (
     Check,
     CheckFailed,
@@ -160,12 +160,12 @@ class _Suite:
 
     @contextlib.contextmanager
     def _subject(self, colour: str) -> Iterator[ConnectorSubject]:
-        hands: Hands = ThreadHands() if colour == "sync" else LoopHands()
-        with contextlib.closing(hands), _entered(self._make, hands, self._patience) as connector:
+        caller: CheckCaller = ThreadCaller() if colour == "sync" else LoopCaller()
+        with contextlib.closing(caller), _entered(self._make, caller, self._patience) as connector:
             yield ConnectorSubject(
                 connector,
                 colour,
-                hands,
+                caller,
                 seed=self._seed,
                 dead_letters=self._dead_letters,
                 patience=self._patience,
@@ -175,31 +175,31 @@ class _Suite:
 
 
 @contextlib.contextmanager
-def _entered(make: Callable[[], Any], hands: Hands, patience: float) -> Iterator[Any]:
+def _entered(make: Callable[[], Any], caller: CheckCaller, patience: float) -> Iterator[Any]:
     """What ``make`` gives: a connector, closed at the end, or a context manager around one."""
-    made = _called(make, hands, "make_connector")
+    made = _called(make, caller, "make_connector")
     is_manager = hasattr(made, "__enter__") or hasattr(made, "__aenter__")
     if is_manager and not _is_connector(made):
         enter = getattr(made, "__aenter__", None) or made.__enter__
         leave = getattr(made, "__aexit__", None) or made.__exit__
-        connector = _called(enter, hands, "entering what make_connector gave")
+        connector = _called(enter, caller, "entering what make_connector gave")
         try:
             yield connector
         finally:
-            _called(lambda: leave(None, None, None), hands, "leaving what make_connector gave")
+            _called(lambda: leave(None, None, None), caller, "leaving what make_connector gave")
         return
     try:
         yield made
     finally:
-        close = getattr(made, "aclose", None) if isinstance(hands, LoopHands) else None
+        close = getattr(made, "aclose", None) if isinstance(caller, LoopCaller) else None
         close = close or getattr(made, "close", None)
         if close is not None:
             with contextlib.suppress(Exception):  # closing has checks of its own
-                outcome(hands.start(close), patience, "close")
+                outcome(caller.start(close), patience, "close")
 
 
-def _called(call: Callable[[], Any], hands: Hands, what: str) -> Any:
-    result = outcome(hands.start(call), LONGEST_SETUP, what)
+def _called(call: Callable[[], Any], caller: CheckCaller, what: str) -> Any:
+    result = outcome(caller.start(call), LONGEST_SETUP, what)
     if not inspect.isawaitable(result):
         return result
     if inspect.iscoroutine(result):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ergon_framework.ports.transaction import FIELDS, Transaction, new_id
-from ergon_framework.testing.suites.drivers import Hands, outcome
+from ergon_framework.testing.suites.drivers import CheckCaller, outcome
 from ergon_framework.testing.suites.framework import CheckFailed, expect, fail
 
 POLLS = 3  # so many empty fetches in a row mean that there is nothing
@@ -40,7 +40,7 @@ class ConnectorSubject:
         self,
         connector: Any,
         colour: str,
-        hands: Hands,
+        caller: CheckCaller,
         *,
         seed: Seed | None,
         dead_letters: DeadLetters | None,
@@ -50,7 +50,7 @@ class ConnectorSubject:
     ) -> None:
         self.connector = connector
         self.colour = colour
-        self.hands = hands
+        self.caller = caller
         self.patience = patience
         self.promised = promised
         self._shape = shape
@@ -77,7 +77,7 @@ class ConnectorSubject:
 
     def run(self, call: Callable[[], Any], what: str) -> Any:
         """Run any code where the connector's calls run, and wait for it."""
-        return outcome(self.hands.start(call), self.patience, what)
+        return outcome(self.caller.start(call), self.patience, what)
 
     def together(self, calls: list[tuple[Any, ...]]) -> None:
         """Make several calls, each a verb and its arguments, at the same time."""
@@ -85,7 +85,7 @@ class ConnectorSubject:
             _bound(self.methods[verb], [self._shaped(*args)] if verb == "dispatch" else args)
             for verb, *args in calls
         ]
-        for future, (verb, *_) in zip(self.hands.together(thunks), calls, strict=True):
+        for future, (verb, *_) in zip(self.caller.together(thunks), calls, strict=True):
             outcome(future, self.patience, self._name(verb))
 
     def refusal(self, call: Callable[[], Any]) -> Exception | None:

@@ -19,7 +19,7 @@ from ergon_framework.testing.suites.executor import (
     outcomes,
     requests,
 )
-from ergon_framework.testing.suites.executor.harness import Patience, Program
+from ergon_framework.testing.suites.executor.harness import AnswerTimeout, Program
 from ergon_framework.testing.suites.executor.subject import ExecutorSubject, HandlerCall, NotTried
 from ergon_framework.testing.suites.framework import (
     Check,
@@ -72,7 +72,7 @@ def exercise_executor(
     checks = chosen_checks(only, required_only=required_only)
     program = Program(tuple(command), dict(env or {}), None if cwd is None else Path(cwd))
     program.check()
-    subject = ExecutorSubject(program, Patience(timeout), call)
+    subject = ExecutorSubject(program, AnswerTimeout(timeout), call)
     results: list[CheckResult] = []
     try:
         for check in checks if subject.first.is_answered else _after_the_first(checks):

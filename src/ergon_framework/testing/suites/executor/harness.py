@@ -403,7 +403,7 @@ HURRY = 2.0
 MOST_LINES = 2_000  # from one process; no check asks for so many
 
 
-class Patience:
+class AnswerTimeout:
     """How long to wait for an answer; less when waiting was in vain again and again."""
 
     def __init__(self, seconds: float) -> None:
@@ -419,7 +419,7 @@ class Patience:
 class Conversation:
     """What was said to a process, and everything it said."""
 
-    def __init__(self, process: Process, patience: Patience) -> None:
+    def __init__(self, process: Process, patience: AnswerTimeout) -> None:
         self.process = process
         self.patience = patience
         self.replies: list[OutputLine] = []

@@ -13,9 +13,9 @@ from ergon_framework.testing.suites.executor.harness import (
     GRACE,
     HANDLER_NOT_FOUND,
     NO_SUCH_HANDLER,
+    AnswerTimeout,
     Conversation,
     OutputLine,
-    Patience,
     Process,
     Program,
     Request,
@@ -71,7 +71,7 @@ class NotTried(Exception):
 class ExecutorSubject:
     """The executor under test. Checks share a process until one of them spoils it."""
 
-    def __init__(self, program: Program, patience: Patience, call: HandlerCall | None) -> None:
+    def __init__(self, program: Program, patience: AnswerTimeout, call: HandlerCall | None) -> None:
         self.program = program
         self.patience = patience
         self.call = call
