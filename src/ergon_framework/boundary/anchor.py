@@ -106,6 +106,7 @@ class Anchor:
 
     def close(self) -> None:
         """Sync it and let go of it. Closing twice is fine."""
+        # In this order: the thread wakes by ``_is_written``, and must see then that it is to end.
         self._is_closed.set()
         self._is_written.set()
         if self._thread is not None:
@@ -124,6 +125,7 @@ class Anchor:
         if len(slot) > _SLOT:
             return  # more logs than anybody has: what was written last still holds
         try:
+            # Into each slot in turn: a write that a power cut tears leaves the one before whole.
             os.pwrite(self._file, slot, _SLOT * (self._now.count % 2))
         except OSError as error:  # a full disk: the store will say so, too
             self._failed(error)
@@ -137,6 +139,7 @@ class Anchor:
     def _sync(self) -> None:
         while not self._is_closed.is_set():
             self._is_written.wait()
+            # Before the sync: a write that comes during it is synced in the next round.
             self._is_written.clear()
             try:
                 sync_file(self._file)

@@ -422,6 +422,7 @@ class EngineCall:
 
     def begin_abort(self, reason: StopReason) -> None:
         """From here on no hook is called any more."""
+        # Before the sweep: a worker that takes a transaction meanwhile sees it and calls no hook.
         self.is_aborted = True
         self.loop.reason = reason
         self.stop_reading()
@@ -468,6 +469,7 @@ class EngineCall:
             self.idle_wakeup.notify_all()
             return action
         if isinstance(action, Fetch):
+            # Noted under the lock, before the fetch: no second worker plans one beside it.
             self.loop.fetch_began(self.now())
             return action
         self.resume_at = action.until
@@ -526,6 +528,7 @@ class EngineCall:
         """Start one more worker, which goes on with ``run`` if one is given. The lock is held."""
         worker = EngineWorker()
         worker.run = run
+        # Before it runs: a worker that ends at once removes itself from the list.
         self.workers.append(worker)
         try:
             self._spawn(worker, first)
@@ -556,6 +559,7 @@ class EngineCall:
 
     def _leave(self, worker: EngineWorker) -> None:
         """Let go of a worker; the run that it still holds is cut short. The lock is held."""
+        # Read before anything else: ``dismiss`` forgets the run.
         key = None if worker.run is None else worker.run.transaction.transaction_id
         try:
             self.abandon(worker)
@@ -768,10 +772,12 @@ class EngineCall:
             # The frames of its traceback hold on to the run, and the run to its payload: such a
             # circle would live until the collector comes by.
             run.exception = run.handler_exception = None
+        # Without the lock: popping is atomic, so one counts the run, this worker or the supervisor.
         if self.live.pop(key, None) is None:  # the supervisor has counted it, see end_early
             worker.run = None
             return False
         if end is SUCCEEDED:
+            # Each worker counts for itself, which takes no lock; ``tally`` adds them up.
             worker.succeeded += 1
         else:
             if end.how is Ending.ABORTED:

@@ -223,6 +223,7 @@ class ThreadEngine(EngineCall):
                 if isinstance(action, Finish):
                     return False
             try:
+                # Without the lock: a source may take as long as it likes.
                 if not self._fetch(worker, action.at_most):
                     return False
             except BaseException:
@@ -313,6 +314,8 @@ class ThreadEngine(EngineCall):
         """Call a hook. None when the supervisor took the run away meanwhile."""
         if self.is_timed and not self.arm(doing, run, step.timeout):
             return Expired(doing.scope) if self._owns(doing) else None
+        # Published before ``is_aborted`` is read; an abort sets that before it looks at attempts.
+        # One of the two sees the other, or a hook could begin that nobody cuts off.
         worker.attempt = doing
         if doing.deadline_at is not None and doing.deadline_at < self.watchdog.next_check:
             self._watch_for(doing.deadline_at)
@@ -322,6 +325,7 @@ class ThreadEngine(EngineCall):
         if self.sink is not None:
             self.instrumentation.enter(doing, context)
         try:
+            # In a copy: what a hook sets in context variables ends with the hook.
             context.run(set_current, current)
             result = context.run(step.hook, *given)
         except BaseException as error:
@@ -513,6 +517,7 @@ class ThreadEngine(EngineCall):
                     return is_ours
                 while self.now() < again_at and left.is_waited_for(transaction):
                     self.backoff_wakeup.wait(again_at)
+                # The supervisor gave up meanwhile, and has called it stranded.
                 if not left.is_waited_for(transaction):
                     return False
                 number += 1

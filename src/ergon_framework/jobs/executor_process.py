@@ -203,6 +203,7 @@ class ExecutorProcess:
         request = InFlight(claim, self.child.queued, timeout)
         if self.is_up:
             request.deadline_at = self._loop.now() + timeout + DEADLINE_SLACK
+        # ``begins`` is compared with what the child has read, to tell which requests it had begun.
         self.in_flight[claim.job.id] = request
         self.given += 1
         self.child.send(line)
@@ -257,6 +258,7 @@ class ExecutorProcess:
             if request.deadline_at is not None and request.deadline_at <= now
             if not request.is_overdue
         ]
+        # Asked of the system only when something is overdue: this runs after every turn.
         taken = self.child.taken() if found else 0
         for request in found:
             request.is_overdue = True

@@ -475,6 +475,8 @@ class ExecutorPool:
         deadline_at = wall + timeout + starting  # by the executor's clock, which is ours
         line = request_line(claim, self._owner.settler, self._owner.name, deadline_at)
         failpoint("worker.before_send")
+        # In this order: the store thread charges what is written and old enough, and must not see
+        # a claim that is written since 0.0.
         claim.written_at = now
         claim.is_written = True
         process.give(claim, line, timeout)
@@ -486,6 +488,7 @@ class ExecutorPool:
         free = self._slots(self._now()) - len(self._waiting) - len(self._solos)
         wanted = max(0, free) if self.is_open else 0
         if wanted != self._offered:
+            # Fewer may be taken back than asked: a claim under way is using the others.
             self._offered += self._owner.offer(self.name, wanted - self._offered)
 
 

@@ -183,6 +183,8 @@ class HeldLeases:
         holds = [claim.renewal() for claim in claims]
         kept = self._store.renew(holds, self._lease)
         for claim, hold in zip(claims, holds, strict=True):
+            # By what the store was told, not by ``is_written`` as it is now: the loop may have
+            # written the request while the store answered, and that attempt is not charged.
             claim.is_recorded = claim.is_recorded or hold.is_charged
         self._lose([claim for claim, is_kept in zip(claims, kept, strict=True) if not is_kept])
 
@@ -373,6 +375,8 @@ class StoreThread:
         began = self._began = self._now()
         self._check_outage()
         with self._lock:
+            # Decided and marked as busy in one hold of the lock: ``stop_claiming`` must not find a
+            # claim that was decided on and is not under way yet.
             settlements, self._settlements = self._settlements, []
             request = self._due_request()
             self._is_busy = True
@@ -518,6 +522,8 @@ class StoreThread:
             if any(job.uses is not None for job in claimed.jobs):
                 flows: FlowStore | None = getattr(self.store, "flows", None)
                 hand_over(claims, None if flows is None else flows.results)
+            # A worker that dies here has begun nothing: the leases expire, and a rescue finds
+            # deliveries without an attempt.
             failpoint("worker.claimed")
             self._deliver(claims)
         return bool(claims)

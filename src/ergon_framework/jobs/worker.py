@@ -389,6 +389,7 @@ class Worker:
                 times.append(pool.next_at)
         if until is not None:
             times.append(until)
+        # Before the loop waits, or the outcomes of this turn would wait with it.
         self._hand_over()
         if not self._is_ending or self._pools_left():
             self.loop.turn(min(times))

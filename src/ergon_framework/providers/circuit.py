@@ -111,6 +111,7 @@ class ProbeRenewer:
         now = self._ticks()
         with self._changed:
             due = [each for each in self._kept.values() if each.due_at <= now]
+        # Without the lock: calls take it to report their end, and a store may hang.
         for each in due:
             is_held = now < each.until and _renewed(each)
             each.due_at = self._ticks() + each.lease / _RENEWALS_PER_LEASE

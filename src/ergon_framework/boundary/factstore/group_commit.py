@@ -394,6 +394,7 @@ class GroupCommit(Generic[Request, Answer]):
                     return self._taken()
                 return self._kept(self._line.get(timeout=self._idle_timeout))
             with self._lock:
+                # Requests are queued under this lock: none can come between this look and the end.
                 if self._line.empty() and not self._seen:
                     if self._thread is threading.current_thread():
                         self._thread = None

@@ -465,6 +465,8 @@ class Puller:
             made = await self._artifacts.fetched(made, link, batch, now)
             after = replication_plan.moved(link, made, batch)
             if after != link:
+                # In one commit: the facts, those set aside, the gaps, and how far the peer's log is
+                # read. Apart, a process that dies between two commits would lose or repeat some.
                 outcomes = await self._in_thread(
                     lambda: zone.store.receive(
                         self.peer, made.facts, after, made.refused, made.gaps
@@ -482,6 +484,7 @@ class Puller:
         self._told_lost(made.gaps)
         for item in made.refused:
             self._told_aside(item)
+        # Last: what could be taken in is stored and told, and the next turn goes on behind it.
         if self._artifacts.trouble is not None:
             raise self._artifacts.trouble
         return after

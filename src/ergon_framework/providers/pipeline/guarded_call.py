@@ -454,6 +454,7 @@ class GuardedCall:
             return self.without_quota()
         if taken is None:
             return self._guard.reserved(self.clock.now() + limiter.retry_after())
+        # First: should the deadline end the call here, ``finish`` gives back what was taken.
         self._reservations.append(taken)
         return self._guard.reserved(None, self.clock.now())
 

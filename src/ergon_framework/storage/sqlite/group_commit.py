@@ -452,6 +452,7 @@ class GroupCommitWriter:
         except Exception as error:
             pending.error = self._own_error(connection, error)
             connection.execute("ROLLBACK TO ergon_caller")
+        # Work that commits or rolls back by itself has ended the transaction of the whole group.
         if not connection.in_transaction:
             raise ended_early(self._path)
         connection.execute("RELEASE ergon_caller")

@@ -99,6 +99,8 @@ class Exchange:
             return self._transactions.pipelined(send, "exchange", topics=self._topics)
         except StoreUnavailableError as error:
             if error.details.get("is_lost"):
+                # The commit may have been made: without this note the repeated settlement would
+                # look late, although it is this very outcome that was stored.
                 self._unconfirmed |= {(each.key, each.fence) for each in self._settlements}
             raise
         except StoreError as error:

@@ -184,12 +184,15 @@ class SqliteClaim:
         gate = self._gates[queue]
         taken = 0
         while taken < most:
+            # A claim holds the write lock of the file: however many jobs are refused, it ends
+            # soon, and the next claim goes on behind them.
             if self._refused >= self._bounds.max_refused:
                 self._next_at.append(self._now)  # there may be more: ask again at once
                 break
             room = gate.room(most - taken, self._now)
             if room == 0:
                 break
+            # Where one was refused, the next ones often are too: read more of them at once.
             wanted = room if self._refused == 0 else max(room, self._bounds.scan_size)
             rows = self._candidates(names, queue, wanted)
             sound = self._without_stopped(self._sound(rows))

@@ -166,6 +166,7 @@ class SqliteJobStore:
             until = tx.now + lease
             return [_renew(tx.cursor, hold, until) for hold in holds]
 
+        # Not synced: a power cut that undoes a renewal ends the worker, too.
         return self.transactions.write(work, "renew", is_synced=False)
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:

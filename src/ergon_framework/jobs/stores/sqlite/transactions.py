@@ -98,6 +98,8 @@ class SqliteTransactions:
 
         result, is_work_too, is_done = self._retrying(whole, is_synced=is_synced)
         failpoint(AFTER[call])
+        # Only now: a worker that is woken before the commit finds nothing, and sleeps again. Should
+        # this process die before the next line, the job is found by the next poll.
         if is_work or is_work_too:
             self.notifier.notify(_WORK)
         if is_done:
