@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.app.inline_worker import InlineWorker
 from ergon_framework.compat.celery import (
     CanvasError,
     Celery,
@@ -27,6 +28,7 @@ from ergon_framework.executor import Registry
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
+from tests.executor.link import Link
 
 SOON = datetime.now(UTC) + timedelta(hours=1)
 RATES = JobsSettings.model_validate({"queues": {"api": {"rate": 0.1}}})
@@ -121,6 +123,26 @@ def test_an_eta_that_has_passed_is_now(plain: Celery, client: JobClient) -> None
     """As with Celery; and an instant without a zone is in UTC."""
     ago = datetime(2020, 1, 1)  # noqa: DTZ001 - on purpose
     assert stored(client, shop(plain).apply_async((1,), eta=ago))["status"] == "pending"
+
+
+@pytest.mark.parametrize(
+    "expires", [datetime(2020, 1, 1, tzinfo=UTC), -5, 0, "2020-01-01T00:00:00+00:00"]
+)
+def test_a_call_that_has_expired_is_recorded_and_not_run(
+    plain: Celery, bridge: CeleryBridge, client: JobClient, expires: Any
+) -> None:
+    """Celery takes it, and its worker revokes it; nobody who calls has to catch an error."""
+    tasks = both(plain, bridge)
+    bridge.load_tasks()
+    for task in tasks:
+        result = task.apply_async((1,), expires=expires)
+        assert result.state == "PENDING"
+        with InlineWorker(client.store, bridge.registry) as worker:
+            assert worker.drain().completed == 0
+        assert (result.state, result.ready(), result.failed()) == ("REVOKED", True, False)
+        assert (stored(client, result)["why"], stored(client, result)["attempts"]) == ("expired", 0)
+        later = task.apply_async((1,), countdown=60, expires=30)
+        assert stored(client, later)["expires_at"] < stored(client, later)["run_at"]
 
 
 @pytest.mark.parametrize(
@@ -228,8 +250,11 @@ def test_what_cannot_be_kept_is_refused(
     assert list(client.store.search(_everything(), None)) == []
 
 
-def test_chains_groups_and_chords_are_refused(plain: Celery, bridge: CeleryBridge) -> None:
+def test_chains_groups_and_chords_are_refused(
+    plain: Celery, bridge: CeleryBridge, client: JobClient
+) -> None:
     """At the first call of one, which names the task and the way back to Celery."""
+    from celery import chain as chain_of_celery
     from celery import chord, group
 
     task = shop(bridge.celery_app)
@@ -238,6 +263,8 @@ def test_chains_groups_and_chords_are_refused(plain: Celery, bridge: CeleryBridg
             canvas.apply_async()
     with pytest.raises(CanvasError):
         chord([task.s(1)], task.si(2)).apply_async()
+    alone = chain_of_celery(task.s(1)).apply_async()
+    assert stored(client, alone)["args"] == [1], "nothing follows it"
     for make in (shop(plain).s, shop_other(plain).si, chain, group_of_plain):
         with pytest.raises(CanvasError, match="no chains"):
             make(1)
@@ -330,6 +357,25 @@ def test_results_of_the_application_find_jobs(bridge: CeleryBridge) -> None:
     assert bridge.celery_app.AsyncResult("nobody").state == "PENDING"
     bridge.detach()
     assert bridge.celery_app.AsyncResult(made.id).state == "PENDING"  # as Celery has it
+
+
+def test_the_control_of_the_application_cancels_jobs(bridge: CeleryBridge) -> None:
+    """By one id or several, and what a plain AsyncResult revokes; Celery hears of all others."""
+    from celery.result import AsyncResult
+
+    told: list[Any] = []
+    control, task = bridge.celery_app.control, shop(bridge.celery_app)
+    control.broadcast = lambda command, arguments, **_: told.append((command, arguments["task_id"]))
+    jobs = [task.delay(number) for number in range(3)]
+    control.revoke(jobs[0].id)
+    control.revoke([jobs[1].id, "other"])
+    AsyncResult(jobs[2].id, app=bridge.celery_app).revoke()
+    assert [each.state for each in jobs] == ["REVOKED"] * 3
+    control.revoke("another", terminate=True)
+    assert told == [("revoke", ["other"]), ("revoke", "another")]
+    bridge.detach()
+    control.revoke(jobs[0].id)
+    assert told[-1] == ("revoke", jobs[0].id)
 
 
 def test_names_without_a_counterpart_say_what_to_do(plain: Celery) -> None:
@@ -434,6 +480,31 @@ def test_a_result_knows_its_state(plain: Celery, client: JobClient) -> None:
     assert plain.AsyncResult("nobody").state == "PENDING"
     assert plain.AsyncResult("nobody").traceback is None
     assert plain.AsyncResult(result.id) == result
+
+
+@pytest.mark.parametrize(
+    ("attempt", "remedy"),
+    [
+        (9_999, None),
+        (10_000, "no job has more; call apply_async for one that goes on, and return"),
+    ],
+)
+def test_a_task_that_retries_for_ever_is_told_what_to_do_at_the_last_attempt(
+    plain: Celery, attempt: int, remedy: str | None
+) -> None:
+    """``max_retries=None`` has no end with Celery, and a job has one."""
+
+    @plain.task(bind=True, max_retries=None, name="shop.poll")
+    def poll(self: Any) -> None:
+        raise self.retry(countdown=7)
+
+    with Link(plain.registry) as link:
+        told = link.ask("shop.poll", _attempt=attempt)
+    if remedy is None:
+        assert (told["status"], told["retry_after_seconds"]) == ("retry", 7)
+    else:
+        assert told["error_type"] == "UnsupportedOptionError"
+        assert told["error_message"].endswith(f"for 10000 attempts ({remedy})")
 
 
 def test_a_bound_task_can_be_called_directly(plain: Celery) -> None:

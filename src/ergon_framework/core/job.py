@@ -120,6 +120,7 @@ class ProcessDied:
     was_alone: bool = True
     detail: str = "the executor's process ended"
     output: str | None = None  # its last lines, for the history
+    message: str | None = None  # why it ended before it had read the request, for the history
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +273,7 @@ def _waited(snapshot: JobSnapshot, event: Expired | ExecutorMissing) -> Transiti
         if snapshot.attempts:  # it was, and keeps the failure after which it was to be tried again
             return _ended(snapshot.attempts, snapshot.excused, "expired", None, EXPIRED_RETRYING)
         failure = Failure(Kind.REJECTED, "expired", "it was not started before its expiry")
-        return _ended(snapshot.attempts, snapshot.excused, "expired", failure, "expired")
+        return _ended(snapshot.attempts, snapshot.excused, "expired", failure, EXPIRED)
     text = f"no worker has had an executor {event.executor!r} for as long as a job may wait for one"
     failure = Failure(Kind.REJECTED, "unknown_executor", text)
     return _ended(snapshot.attempts, snapshot.excused, "unserved", failure, UNSERVED)
@@ -388,6 +389,7 @@ def _ended(
 
 DELIVERIES_SPENT = "deliveries_spent"
 DISCARDED = "discarded"
+EXPIRED = "expired"
 EXPIRED_RETRYING = "expired_retrying"
 UNSERVED = "unserved"
 WHY_ENDED = {
@@ -395,7 +397,7 @@ WHY_ENDED = {
     GiveUpReason.ATTEMPTS_SPENT.value: "all its attempts are spent",
     GiveUpReason.BUDGET_SPENT.value: "its time for retries is spent",
     DELIVERIES_SPENT: "it was delivered as often as it may be without coming to an end",
-    "expired": "it was not started before its expiry",
+    EXPIRED: "it was not started before its expiry",
     EXPIRED_RETRYING: "its expiry passed before it could be tried again",
     UNSERVED: "no worker had its executor for as long as a job may wait for one",
 }

@@ -109,6 +109,7 @@ class CeleryBridge:
         self._send: Callable[..., Any] = celery_app.send_task
         self._result_class: Any = celery_app.AsyncResult
         self._warned: set[str] = set()
+        self._revoke: Callable[..., Any] | None = None
 
     @property
     def registry(self) -> Registry:
@@ -165,14 +166,41 @@ class CeleryBridge:
     # ---- sending tasks ----
 
     def attach(self) -> None:
-        """Route calls from now on, and let ``AsyncResult`` of the application find jobs."""
+        """Route calls from now on, and let ``AsyncResult`` and ``control`` of the application find
+        jobs.
+        """
         self.celery_app.send_task = self.send_task
         self.celery_app.AsyncResult = result_class(self._result_class, self._find_job)
+        self._revoke = self._revoke or self.celery_app.control.revoke
+        self.celery_app.control.revoke = self.revoke
 
     def detach(self) -> None:
         """Let all calls go to Celery again, as before."""
         self.celery_app.send_task = self._send
         self.celery_app.AsyncResult = self._result_class
+        self.celery_app.control.revoke = self._revoke
+
+    def revoke(
+        self,
+        task_id: str | Sequence[str],
+        destination: Any = None,
+        terminate: bool = False,
+        signal: str | None = "SIGTERM",
+        **options: Any,
+    ) -> Any:
+        """What ``app.control.revoke`` does: cancel ids that are jobs, and tell workers of others.
+
+        ``celery.result.AsyncResult(id).revoke()`` ends up here, too.
+        """
+        ids = [task_id] if isinstance(task_id, str) else [*task_id]
+        jobs = {each: found for each in ids if (found := self._find_job(str(each))) is not None}
+        for found in jobs.values():
+            found.revoke(terminate=terminate)
+        others = [each for each in ids if each not in jobs]
+        if not others or self._revoke is None:
+            return None
+        whole = task_id if len(others) == len(ids) else others
+        return self._revoke(whole, destination, terminate, signal, **options)
 
     def send_task(
         self,

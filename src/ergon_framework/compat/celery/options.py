@@ -114,8 +114,9 @@ def job_options(
 
     ``is_smaller_first``: priority 0 is the highest, as with Redis, and not 9, as with RabbitMQ.
     """
-    call = {key: value for key, value in given.items() if value is not None}
-    refuse_canvas(policy.name, call)
+    refuse_canvas(policy.name, given)
+    # A chain of one task says that nothing follows it: chain=[].
+    call = {key: value for key, value in given.items() if value is not None and key not in CANVAS}
     for key in call.keys() - MAPPED - DROPPED:
         _refuse(policy.name, key, call[key])
     if str(call.get("serializer", "json")) == "pickle":
@@ -236,6 +237,29 @@ def _expiry(value: Any) -> dict[str, Any]:
     if isinstance(value, datetime | str):
         return {"expires_at": instant("expires", value)}
     return {"expires_in": float(value)}
+
+
+def expired_at(options: JobOptions, now: float) -> float | None:
+    """The expiry of a call that can no longer be started before it; None: there is time.
+
+    Celery takes such a call, and its worker revokes it.
+    """
+    expires_in, expires_at = options.get("expires_in"), options.get("expires_at")
+    if isinstance(expires_at, datetime):
+        expiry = expires_at.timestamp()
+    elif expires_in is not None:
+        expiry = now + expires_in
+    else:
+        return None
+    run_at = options.get("run_at")
+    due = run_at.timestamp() if isinstance(run_at, datetime) else now + options.get("delay", 0.0)
+    return expiry if expiry <= max(now, due) else None
+
+
+def without_expiry(options: JobOptions) -> JobOptions:
+    """The same options for a job that does not expire."""
+    left = {key: value for key, value in options.items() if not key.startswith("expires_")}
+    return cast(JobOptions, left)
 
 
 def seconds_of(countdown: Any) -> float:

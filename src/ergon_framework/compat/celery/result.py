@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ergon_framework.compat.celery import arguments
 from ergon_framework.compat.celery.exceptions import missing_name
-from ergon_framework.core.job import JobStatus
+from ergon_framework.core.job import EXPIRED, JobStatus
 from ergon_framework.errors import (
     ErgonError,
     JobFailedError,
@@ -77,11 +77,16 @@ class JobResult:
 
     @property
     def state(self) -> str:
-        """PENDING, STARTED, RETRY, SUCCESS, FAILURE or REVOKED; PENDING for an unknown id."""
+        """PENDING, STARTED, RETRY, SUCCESS, FAILURE or REVOKED; PENDING for an unknown id.
+
+        One that has expired is revoked: it was never run.
+        """
         try:
-            return _STATES[self._opened.status(self.id)]
+            job = self._opened.find(self.id)
         except JobNotFoundError:
             return "PENDING"
+        is_expired = job.status is JobStatus.FAILED and job.why == EXPIRED
+        return "REVOKED" if is_expired else _STATES[job.status]
 
     status = state
 

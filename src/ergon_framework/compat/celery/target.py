@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ergon_framework.compat.celery.options import TaskPolicy, check_rate
+from msgspec import structs
+
+from ergon_framework.compat.celery.options import (
+    TaskPolicy,
+    check_rate,
+    expired_at,
+    without_expiry,
+)
 from ergon_framework.compat.celery.result import JobResult
 from ergon_framework.errors import WiringError
 from ergon_framework.executor import Registry, current_job
@@ -73,7 +80,7 @@ class CallTarget:
     def send(
         self, policy: TaskPolicy, args: list[Any], kwargs: Mapping[str, Any], options: JobOptions
     ) -> JobResult:
-        """Store the job of a call."""
+        """Store the job of a call, also of one that has expired: a worker records that of it."""
         refuse_while_loading(f"calls the task {policy.name!r}")
         client = self.client
         if policy.rate_limit is not None and "rate_limit" not in self._ignore:
@@ -84,7 +91,13 @@ class CallTarget:
             options.setdefault("correlation_id", job.correlation or job.job_id)
         executor = "" if self._app is None else self._app.executor
         name = f"{executor}#{policy.name}" if executor else policy.name
-        return JobResult(client.enqueue(name, args, kwargs, **options), client)
+        late = expired_at(options, client.store.now())
+        if late is None:
+            return JobResult(client.enqueue(name, args, kwargs, **options), client)
+        in_time = without_expiry(options)
+        job = structs.replace(client.job(name, args, kwargs, **in_time), expires_at=late)
+        client.store.add([job])
+        return JobResult(job.id, client)
 
     def result(self, job_id: str) -> JobResult:
         """The result of a job that was stored before."""
