@@ -9,6 +9,7 @@
     │   │   └── HookError (TypeError)        a hook that is missing or of the wrong colour
     │   └── MissingExtraError (ImportError)  an optional dependency is not installed
     ├── LifespanTimeoutError (TimeoutError)  a lifespan took longer to open or to close than it may
+    ├── ExecutorError                        an executor does not start, or did not end well
     ├── EnvelopeError (ValueError)           a transaction with an invalid field
     │   └── FrozenError (AttributeError)     … or an attempt to change one
     ├── PayloadError (ValueError)            a payload the connector cannot serialise
@@ -85,6 +86,7 @@ __all__ = [
     "ErgonError",
     "ExceptionCategory",
     "ExceptionType",
+    "ExecutorError",
     "FactInvalidError",
     "FetchException",
     "FetchTimeoutException",
@@ -200,6 +202,12 @@ class LifespanTimeoutError(ErgonError, TimeoutError):
     """A lifespan did not come to its yield, or to its end, in the time that it has for it."""
 
     code = "lifespan_timeout"
+
+
+class ExecutorError(ErgonError):
+    """An executor does not start, or did not end well when it was asked to."""
+
+    code = "executor"
 
 
 class MissingExtraError(ConfigurationError, ImportError):

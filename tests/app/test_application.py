@@ -707,6 +707,47 @@ def test_a_script_ends_by_a_signal(tmp_path: Path) -> None:
     assert shape["history"][-1]["event"] == "released"
 
 
+UNOPENED = """
+from collections.abc import Iterator
+from ergon_framework import App
+
+app = App()
+
+@app.lifespan
+def database() -> Iterator[None]:
+    raise OSError("no route to the database")
+    yield
+
+@app.job
+def send() -> None: ...
+
+if __name__ == "__main__":
+    send.options(id="a").enqueue()
+    app.run(processes=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_whose_lifespan_does_not_open_ends_with_an_error(tmp_path: Path) -> None:
+    """Not at the first failure, and not never; the job waits, and says what it waits for."""
+    path = tmp_path / "work.py"
+    path.write_text(UNOPENED)
+    done = subprocess.run(  # noqa: S603 - our own script
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=50, check=False
+    )
+    reason = "the lifespan 'database' failed before its yield: OSError: no route to the database"
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "ergon_framework.errors.ExecutorError: executor 'work' does not start, tried 6 times:"
+    )
+    assert f"{reason} (it is declared in {path}:7)" in done.stderr.splitlines()[-1]
+    with JobClient(f"sqlite:///{tmp_path / 'ergon.db'}") as client:
+        shape = client.show("a")
+    assert (shape["status"], shape["attempts"]) == ("pending", 0)
+    unread = [each for each in shape["history"] if each["why"] == "executor_not_up"]
+    assert all(reason in each["message"] for each in unread)
+
+
 FAILING = """
 from ergon_framework import App
 

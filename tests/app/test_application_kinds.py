@@ -25,6 +25,7 @@ from ergon_framework import (
 )
 from ergon_framework.connector.boundary import Zone
 from ergon_framework.errors import ConfigurationError, FetchException, HookError, WiringError
+from ergon_framework.task.functions import consumer
 from tests.servers.server import free_port
 
 pytestmark = pytest.mark.req("ONE:run")
@@ -97,6 +98,46 @@ def test_a_connector_may_be_one_of_the_settings(tmp_path: Path) -> None:
     lost.consumer("ordres")(charge.function)
     with lost, pytest.raises(WiringError, match=r"connector 'ordres'.*did you mean 'orders'"):
         lost.run(burst=True)
+
+
+POLICIES = """
+[policies.careful]
+loop = { streaming = false, limit = 2 }
+steps.process.retry = { max_attempts = 4, backoff = 0.0 }
+
+[policies.outgoing]
+steps.produce.retry.max_attempts = 2
+"""
+
+
+def test_a_consumer_may_name_a_policy_of_the_settings(tmp_path: Path) -> None:
+    """Its own options add to it; a name that is not there is told with those that are."""
+    (tmp_path / "ergon.toml").write_text(POLICIES)
+    attempts: list[int] = []
+    with App(tmp_path / "ergon.toml", url="memory://") as app:
+        source = orders(1, 2, 3)
+
+        @app.consumer(source, policy="careful", timeout=5)
+        def charge(order: Order) -> None:
+            attempts.append(order.amount)
+            raise ConnectionResetError("the line broke")
+
+        policy = charge.policy.steps.process.retry
+        assert (policy.max_attempts, policy.timeout) == (4, 5)
+        assert app.run(burst=True).consumers["charge"].failed == 2
+        assert attempts == [1] * 4 + [2] * 4
+        for name, told in (
+            ("carful", r"no such one; did you mean 'careful'\? \(.*\[policies\.carful\]"),
+            ("outgoing", "which is one for producers"),
+        ):
+            wrong = app.consumer(source, name=name, policy=name)(lambda amount: None)
+            with pytest.raises(WiringError, match=told):
+                wrong.policy.model_dump()
+        clash = app.consumer(source, name="x", policy="careful", attempts=9)(lambda amount: None)
+        with pytest.raises(WiringError, match=r"'attempts' .* contradicts"):
+            clash.policy.model_dump()
+    with pytest.raises(WiringError, match="has no settings to find it in"):
+        consumer(source, policy="careful")(lambda amount: None)
 
 
 def test_two_consumers_of_one_name_and_a_forgotten_source_are_refused() -> None:
@@ -172,6 +213,7 @@ def test_a_table_of_the_settings_feeds_a_provider_of_the_script(
             app.provider("rates", attempts=2, budget=60.0, quota="9/s"),
         )
         mail, other = app.provider("mail"), app.provider("other")
+        free = app.provider("rates", quota="unlimited")
         seen: list[float] = []
 
         @fed.call(attempts=4)
@@ -191,6 +233,8 @@ def test_a_table_of_the_settings_feeds_a_provider_of_the_script(
         assert (tmp_path / "calls.db").exists()
         assert whole.quota is not None
         assert (whole.quota.limit, whole.timeout_budget_seconds) == (9, 60.0)
+        assert free.base.runtime.options.quota is None
+        assert free.base.runtime.options.max_lanes == 7
         retry = whole.retry_policy
         assert (retry.max_attempts, retry.base_delay_seconds, retry.jitter_ratio) == (2, 0.0, 0.5)
         assert (whole.attempt_timeout_seconds, whole.max_lanes) == (4.0, 7)

@@ -72,3 +72,16 @@ def test_an_older_process_does_not_vouch_for_new_ones() -> None:
     assert (gate.failures, gate.open_until) == (1, 11.0)
     gate.answered(11.5)
     assert gate.failures == 0
+
+
+def test_processes_that_were_started_together_fail_once() -> None:
+    """Eight that meet the same server that is away are one failed start, and not eight."""
+    gate = StartGate(PLAIN)
+    waits = [
+        gate.died(at, 0.5, "no", had_answered=False, started_at=0.0) for at in (1.0, 1.25, 1.5)
+    ]
+    assert waits == [1.0, 0.75, 0.5]
+    assert gate.failures == 1
+    assert gate.died(3.0, 0.5, "no", had_answered=False, started_at=2.0) == 2.0
+    assert gate.died(3.5, 0.5, "crash", had_answered=True, started_at=0.0) == 2.0
+    assert gate.failures == 3

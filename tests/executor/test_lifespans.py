@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import ErgonError, HookError, WiringError
+from ergon_framework.errors import ErgonError, ExecutorError, HookError, WiringError
 from ergon_framework.executor import InvalidArgumentsError, JobContext, Registry
+from ergon_framework.executor.hooks import HookRunner, HookStep
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.lifespan import Dependencies
+from ergon_framework.ports.lifespan import SHUTDOWN_TIMEOUT, STARTUP_TIMEOUT, Dependencies
 from tests.executor.link import Link, request, runtime_command
-from tests.jobs.real_worker import get, job, worker
+from tests.jobs.real_worker import get, history, job, worker
 
 pytestmark = pytest.mark.req("JOBS:executor")
 
@@ -206,8 +207,10 @@ def test_a_process_that_cannot_open_its_lifespan_says_why(tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (1, b"")
     expected = b"the lifespan 'database' failed before its yield: OSError: no route to the database"
     assert expected in done.stderr
+    assert f"(it is declared in {tmp_path / 'broken.py'}:4)".encode() in done.stderr
 
 
+PROCESS = "the executor's process"
 STUCK = """
 import threading
 from collections.abc import Iterator
@@ -215,21 +218,26 @@ from ergon_framework.executor import Registry
 
 registry, event = Registry(), threading.Event()
 
-@registry.lifespan(startup_timeout=0.05, shutdown_timeout=0.05)
+@registry.lifespan(startup_timeout=0.05, shutdown_timeout={limit})
 def database() -> Iterator[None]:
-    {}
+    {before}
     yield
-    {}
+    {after}
 
 registry.add(len, "size")
 """
 
 
+def stuck(half: str, limit: float | None = 0.05) -> str:
+    """A script whose lifespan hangs before its yield or after it."""
+    before, after = ("event.wait()", "") if half == "startup" else ("", "event.wait()")
+    return STUCK.format(before=before, after=after, limit=limit)
+
+
 @pytest.mark.parametrize("half", ["startup", "shutdown"])
 def test_a_process_whose_lifespan_hangs_ends_in_time(half: str, tmp_path: Path) -> None:
     """Plain code cannot be interrupted: the process ends without it, and names it."""
-    before, after = ("event.wait()", "") if half == "startup" else ("", "event.wait()")
-    (tmp_path / "stuck.py").write_text(STUCK.format(before, after), encoding="utf-8")
+    (tmp_path / "stuck.py").write_text(stuck(half), encoding="utf-8")
     done = subprocess.run(  # noqa: S603 - our own program
         runtime_command(f"{tmp_path / 'stuck.py'}:registry"),
         input=request("size", "four"),
@@ -241,6 +249,7 @@ def test_a_process_whose_lifespan_hangs_ends_in_time(half: str, tmp_path: Path) 
     assert done.stdout.count(b"\n") == (0 if half == "startup" else 1)
     which = b"come to its yield" if half == "startup" else b"end"
     assert b"the lifespan 'database' did not %b within 0.05 s" % which in done.stderr
+    assert f", in {tmp_path / 'stuck.py'}:8".encode() in done.stderr, "where it is declared"
 
 
 def test_a_process_without_async_code_does_not_load_asyncio() -> None:
@@ -288,7 +297,7 @@ def test_an_application_shares_its_dependencies() -> None:
 @pytest.mark.slow
 def test_a_burst_names_the_lifespan_that_keeps_its_executor_from_starting(tmp_path: Path) -> None:
     """The job waits as it was: it was charged neither an attempt nor a delivery."""
-    (tmp_path / "stuck.py").write_text(STUCK.format("event.wait()", ""), encoding="utf-8")
+    (tmp_path / "stuck.py").write_text(stuck("startup"), encoding="utf-8")
     command = runtime_command(f"{tmp_path / 'stuck.py'}:registry")
     executor = ExecutorSettings(command=tuple(command), pool_size=1)
     store = MemoryJobStore()
@@ -301,3 +310,54 @@ def test_a_burst_names_the_lifespan_that_keeps_its_executor_from_starting(tmp_pa
         0,
         waiting.deliveries,
     )
+    unread = [each for each in history(waiting) if each["why"] == "executor_not_up"]
+    late = "the lifespan 'database' did not come to its yield"
+    assert all(late in each["message"] for each in unread)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit", "how"),
+    [
+        (0.05, "exited with status 1: ergon executor: the lifespan 'database' did not end within"),
+        (
+            None,
+            "was ended by SIGKILL: ergon executor: asked to end, and the lifespan 'database' is",
+        ),
+    ],
+)
+def test_a_worker_ends_with_an_error_when_a_lifespan_does_not_end(
+    limit: float | None, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether its own limit ends it or that of the worker; the jobs have their outcomes."""
+    (tmp_path / "stuck.py").write_text(stuck("shutdown", limit), encoding="utf-8")
+    command = runtime_command(f"{tmp_path / 'stuck.py'}:registry")
+    executor = ExecutorSettings(
+        command=tuple(command),
+        pool_size=1,
+        shutdown_grace=0.3 if limit is None else 20,
+        kill_grace=0.3,
+    )
+    store = MemoryJobStore()
+    store.add([job("size", "four")])
+    with pytest.raises(ExecutorError, match=f"did not end well: {PROCESS} {how}"):
+        worker(store, executor=executor, burst=True).run()
+    assert get(store, "size").status is JobStatus.COMPLETED
+    assert (
+        f"executor 'python' was asked to leave, and did not end well: {PROCESS} {how}"
+        in caplog.text
+    )
+
+
+def test_hooks_have_the_limits_of_a_lifespan_that_says_nothing() -> None:
+    """60 seconds before the first job and 10 after the last; the error says where the hook is."""
+    registry, steps = Registry(), list[HookStep]()
+    registry.on_startup(refuse)
+    registry.on_shutdown(refuse)
+    runner = HookRunner(registry, lambda _awaitable, _step: None, steps.append)
+    runner.open()
+    assert runner.close() is None
+    assert [each.timeout for each in steps] == [STARTUP_TIMEOUT, SHUTDOWN_TIMEOUT]
+    late = str(steps[0].overdue())
+    assert late.startswith("the start-up hook 'refuse' did not return within 60 s (see what it")
+    assert f"{__file__}:{refuse.__code__.co_firstlineno}" in late

@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import ConfigurationError, ErgonError
+from ergon_framework.errors import ConfigurationError, ErgonError, ExecutorError
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import Worker, WorkerTiming
@@ -118,6 +118,28 @@ def test_a_burst_gives_up_on_an_executor_that_never_starts() -> None:
         worker(store, executor=unruly("no-such-file"), burst=True).run()
     waiting = get(store, "echo")
     assert (waiting.status, waiting.attempts) == (JobStatus.PENDING, 0)
+
+
+@pytest.mark.req("X7")
+def test_a_worker_with_a_limit_gives_up_on_an_executor_that_never_came_up(tmp_path: Path) -> None:
+    """Two that are started together fail once; one that has come up before is tried for ever."""
+    store = MemoryJobStore()
+    store.add([job("echo")])
+    subject = worker(store, executor=unruly("no-such-file", pool_size=2), max_failed_starts=1)
+    with pytest.raises(ExecutorError, match=r"'python' does not start, tried 2 times:.*status 7"):
+        subject.run()
+    waiting = get(store, "echo")
+    assert (waiting.status, waiting.attempts) == (JobStatus.PENDING, 0)
+    cure = tmp_path / "cure"
+    cure.touch()
+    subject = worker(store, executor=unruly(str(cure)), max_failed_starts=1)
+    with at_work(subject):
+        wait_until(lambda: get(store, "echo").status.is_final)
+        cure.unlink()
+        store.add([job("crash", max_attempts=1), job("echo", id="last")])
+        wait_until(lambda: executor_status(subject)["failed_starts"] >= 2)
+        cure.touch()
+        wait_until(lambda: get(store, "last").status.is_final)
 
 
 @pytest.mark.req("X7")

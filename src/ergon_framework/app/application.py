@@ -50,7 +50,13 @@ from ergon_framework.app.job_handlers import JobHandler
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.executor import Registry
 from ergon_framework.ports.job_options import HandlerOptions
-from ergon_framework.ports.lifespan import Dependencies, DependencyScope, LifespanOptions
+from ergon_framework.ports.lifespan import (
+    SHUTDOWN_TIMEOUT,
+    STARTUP_TIMEOUT,
+    Dependencies,
+    DependencyScope,
+    LifespanOptions,
+)
 from ergon_framework.ports.middleware import MiddlewareStack
 
 if TYPE_CHECKING:
@@ -66,6 +72,7 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.worker import WorkerReport
     from ergon_framework.providers.functions import Provider, ShortProviderOptions
     from ergon_framework.task.functions import ConsumerDecorator, FunctionConsumer
+    from ergon_framework.task.mixins.policies import ConsumerPolicy
     from ergon_framework.task.options import ConsumerOptions
 
 P = ParamSpec("P")
@@ -76,8 +83,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 EXECUTOR = "python"
 """The executor of a script without a name, and of one whose settings define executors."""
 STARTUP_GRACE = 10.0
-"""Seconds that an executor has to start, beside what its lifespans may take: a process that ends by
-itself because one of them hangs costs no job a delivery."""
+"""Seconds that an executor has to start, beside what its lifespans and hooks may take: a process
+that ends by itself because one of them hangs costs no job a delivery."""
+SHUTDOWN_GRACE = 2.0
+"""Seconds that it has to leave, beside the same: one that ends by itself says which one hangs."""
 
 
 class App:
@@ -302,6 +311,7 @@ class App:
                 options=options,
                 middleware=self._middleware,
                 dependencies=self._dependencies,
+                find_policy=self._policy_named,
             )
             if made.name in self._consumers:
                 raise WiringError(
@@ -311,6 +321,12 @@ class App:
             return made
 
         return declare
+
+    def _policy_named(self, consumer: str, name: str) -> ConsumerPolicy:
+        """The policy ``[policies.NAME]`` of the settings, for a consumer that names it."""
+        from ergon_framework.app.run_app import named_policy
+
+        return named_policy(consumer, name, self.settings)
 
     # ---- provider calls ----
 
@@ -501,7 +517,7 @@ class App:
             ZonePart,
             shared_lifespans,
         )
-        from ergon_framework.core.restart import RestartRule
+        from ergon_framework.core.restart import MAX_FAILED_STARTS, RestartRule
         from ergon_framework.executor.loading import refuse_while_loading
 
         refuse_while_loading("starts a worker")
@@ -519,7 +535,14 @@ class App:
             if self.registry.names or self.setup.executors or not (consumers or self._zones):
                 setup, store = self.worker_setup(given), self.client.store
                 setup.limit_queues(store)
-                worker = WorkerPart(lambda: setup.worker(store, queues=served, burst=burst))
+                worker = WorkerPart(
+                    lambda: setup.worker(
+                        store,
+                        queues=served,
+                        burst=burst,
+                        max_failed_starts=MAX_FAILED_STARTS,
+                    )
+                )
             workers: list[AppPart] = [] if worker is None else [worker]
             stages: list[list[AppPart]] = [[*consumers, *workers]]
             if burst:
@@ -589,7 +612,8 @@ class App:
             "command": command,
             "pass_secrets": ["*"],
             "env": self._import_path(),
-            "startup_grace": STARTUP_GRACE + self._dependencies.startup_timeout,
+            "startup_grace": STARTUP_GRACE + self._startup_timeout,
+            "shutdown_grace": SHUTDOWN_GRACE + self._shutdown_timeout,
         }
         own = ExecutorSettings.model_validate({**more, **given})
         few = own.model_copy(update={"pool_size": 1})
@@ -597,6 +621,17 @@ class App:
         default = setup.jobs.default_executor or own_name
         jobs = setup.jobs.model_copy(update={"default_executor": default})
         return replace(setup, jobs=jobs, executors={**setup.executors, **added})
+
+    @property
+    def _startup_timeout(self) -> float:
+        """Seconds that what an executor opens may take, one after the other."""
+        hooks = len(self.registry.startup_hooks) * STARTUP_TIMEOUT
+        return self._dependencies.startup_timeout + hooks
+
+    @property
+    def _shutdown_timeout(self) -> float:
+        hooks = len(self.registry.shutdown_hooks) * SHUTDOWN_TIMEOUT
+        return self._dependencies.shutdown_timeout + hooks
 
     def declared_schedules(self) -> dict[str, dict[str, ScheduleSettings]]:
         """The schedules of this script under its own source, none included: then old ones go."""

@@ -92,6 +92,7 @@ class JobSetup:
         queues: Sequence[str] | None = None,
         burst: bool = False,
         name: str | None = None,
+        max_failed_starts: int | None = None,
     ) -> Worker:
         """A worker for these executors and schedules on an open store."""
         from ergon_framework.jobs.worker import Worker
@@ -106,6 +107,7 @@ class JobSetup:
             schedules=Scheduler(store, self.schedules, source=self.source, more=self.declared),
             prepare=lambda: self.limit_again(store),
             read_elsewhere=self.read_elsewhere,
+            max_failed_starts=max_failed_starts,
         )
 
 

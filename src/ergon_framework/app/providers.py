@@ -30,7 +30,7 @@ from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import Built, Reference, Section, Settings
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import base_of, store_url
-from ergon_framework.core.limits import read_quota
+from ergon_framework.core.limits import UNLIMITED, read_quota
 from ergon_framework.core.text import toml_table
 from ergon_framework.errors import ConfigurationError, SettingsError, WiringError
 from ergon_framework.ports.settings_model import (
@@ -173,9 +173,11 @@ class BreakerSettings(SettingsModel):
 
 
 def _written_quota(value: object) -> object:
-    """``quota = "1000/day"`` is short for a table."""
+    """``quota = "1000/day"`` is short for a table, and ``"unlimited"`` is none."""
     if not isinstance(value, str) or value.strip().lower() in ("", "none", "null"):
         return value
+    if value.strip().lower() == UNLIMITED:
+        return None
     with _told():
         limit, seconds, period = read_quota(value)
     return {"limit": limit, **({"window": seconds} if period is None else {"period": period})}

@@ -24,6 +24,7 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.engine.time_limit import close_lifespan, giving_up_by, open_lifespan
 from ergon_framework.errors import (
     ConfigurationError,
+    ExecutorError,
     LifespanTimeoutError,
     WiringError,
     describe,
@@ -275,6 +276,28 @@ def _policy_of(consumer: FunctionConsumer[..., Any], *, burst: bool) -> Consumer
     return policy.model_copy(update={"loop": loop, "steps": steps})
 
 
+def named_policy(consumer: str, name: str, settings: Settings) -> ConsumerPolicy:
+    """The policy ``[policies.NAME]`` of the settings, for a consumer that names it."""
+    from ergon_framework.app.settings.source import did_you_mean
+    from ergon_framework.core.text import toml_table
+
+    known, table = settings.policies, toml_table("policies", name)
+    if name not in known:
+        hint = did_you_mean(name, list(known)) if known else "the settings have none"
+        raise WiringError(
+            f"the consumer {consumer!r} names the policy {name!r}, and there is no such one;"
+            f" {hint}",
+            remedy=f"write a table {table} in ergon.toml, or pass ConsumerPolicy(...)",
+        )
+    policy = known[name].consumer
+    if policy is None:
+        raise WiringError(
+            f"the consumer {consumer!r} names the policy {name!r}, which is one for producers",
+            remedy=f"let {table} have the keys of a ConsumerPolicy, or name another",
+        )
+    return policy
+
+
 def _connector_of(consumer: FunctionConsumer[..., Any], settings: Settings) -> Any:
     from ergon_framework.app.factories import connector_factory
     from ergon_framework.app.settings.source import did_you_mean
@@ -434,7 +457,8 @@ class AppRun:
     def _is_restarted(self, running: _Running, error: BaseException) -> bool:
         """Decide what follows a failure, and wait for as long as that takes."""
         name, now = running.part.name, time.monotonic()
-        is_refused = isinstance(error, ConfigurationError)
+        # Its worker has tried to start an executor as often as the rule allows.
+        is_refused = isinstance(error, ConfigurationError | ExecutorError)
         decision = None
         if self._rule is not None and not self._stopped.is_set():
             decision = after_exit(

@@ -51,7 +51,8 @@ def worker(
 
     SIGTERM or SIGINT lets what runs finish within jobs.grace and gives back the rest without
     charging an attempt; a second signal ends it at once. Exit code 0 after a stop that was asked
-    for, and after a burst. A server that is away is waited for, at the start too, unless
+    for, and after a burst; 1 when an executor does not start, or does not end when it is asked to.
+    A server that is away is waited for, at the start too, unless
     jobs.wait_for_store or --no-wait says otherwise, and never by a burst.
     """
     from ergon_framework.app.jobs import job_settings

@@ -63,6 +63,10 @@ class QuotaText(NamedTuple):
     period: Literal["day", "month"] | None = None
 
 
+UNLIMITED = "unlimited"
+"""A quota that lifts another one, which is said elsewhere."""
+
+
 def read_quota(text: object) -> QuotaText:
     """Read ``1000/day``, ``5/s``, ``100/min`` or ``300/15min``.
 
@@ -79,7 +83,7 @@ def read_quota(text: object) -> QuotaText:
     raise ConfigurationError(
         f"{shown(text)} is no quota",
         remedy="write how many calls per which time: '1000/day', '5/s', '100/min', '300/15min',"
-        " '20000/month'",
+        f" '20000/month'; or {UNLIMITED!r} for none",
     )
 
 

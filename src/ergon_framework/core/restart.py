@@ -8,6 +8,7 @@ that was started after the last failure resets the count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,6 +16,9 @@ from typing import TypeAlias
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import Backoff, RetryAfter, RetryRule, judge
 
+MAX_FAILED_STARTS = 5
+"""Failed starts in a row after which a program that has never come up is started no more: as often
+as :class:`RestartRule` allows a worker to die."""
 START_BACKOFF = Backoff(base=0.2, factor=2.0, cap=30.0, low=0.8, high=1.2)
 
 
@@ -34,8 +38,22 @@ class StartGate:
         """Whether a process may be started now."""
         return now >= self.open_until
 
-    def died(self, now: float, dice: float, reason: str, *, had_answered: bool) -> float:
-        """A process ended unasked; answers how long the next start has to wait."""
+    def died(
+        self,
+        now: float,
+        dice: float,
+        reason: str,
+        *,
+        had_answered: bool,
+        started_at: float = math.inf,
+    ) -> float:
+        """A process ended unasked; answers how long the next start has to wait.
+
+        One that was started before the last failure was known, and has answered nothing, failed
+        with that one: it does not count again.
+        """
+        if self.failures and not had_answered and started_at <= self.died_at:
+            return max(0.0, self.open_until - now)
         self.failures += 1
         self.died_at = now
         self.reason = reason
@@ -59,7 +77,7 @@ class StartGate:
 class RestartRule:
     """How often within ``window`` seconds one worker may die, and how long it stays away."""
 
-    limit: int = 5
+    limit: int = MAX_FAILED_STARTS
     window: float = 60.0
     backoff: Backoff = Backoff(0.5, 2.0, 30.0)
 

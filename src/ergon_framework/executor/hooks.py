@@ -17,9 +17,6 @@ from ergon_framework.executor.stdio import stderr_line
 if TYPE_CHECKING:
     from ergon_framework.ports.lifespan import LifespanHooks
 
-SHUTDOWN_TIMEOUT = 10.0
-"""Seconds that an async shut-down hook has; a loop that is stuck must not hold the process."""
-
 
 class HookStep(NamedTuple):
     """One hook, or one half of a lifespan."""
@@ -30,6 +27,8 @@ class HookStep(NamedTuple):
     timeout: float | None
     overdue: Callable[[], TimeoutError]
     """The error when it has had its time."""
+    place: str
+    """Where it is declared."""
 
 
 WaitFor = Callable[[Awaitable[Any], HookStep], Any]
@@ -55,7 +54,7 @@ class HookRunner:
                 self._run(_opening(lifespan))
                 self._opened.append(lifespan)
             for hook in self._registry.startup_hooks:
-                self._run(_hook(hook, "start-up", None))
+                self._run(_startup(hook))
         except BaseException:
             self._close_lifespans()
             raise
@@ -67,7 +66,7 @@ class HookRunner:
         """
         first = None
         for hook in reversed(self._registry.shutdown_hooks):
-            failure = self._tried(_hook(hook, "shut-down", SHUTDOWN_TIMEOUT))
+            failure = self._tried(_shutdown(hook))
             first = first or failure
         failure = self._close_lifespans()
         return first or failure
@@ -95,25 +94,49 @@ class HookRunner:
         except (KeyboardInterrupt, LifespanTimeoutError):
             raise
         except BaseException as error:  # SystemExit and a cancellation are failures like others
-            raise HookError(f"{step.failed}: {describe(error)}") from error
+            remedy = f"it is declared in {step.place}" if step.place else ""
+            raise HookError(f"{step.failed}: {describe(error)}", remedy=remedy) from error
 
 
 def _opening(hooks: LifespanHooks) -> HookStep:
     name = f"the lifespan {hooks.name!r}"
     failed = f"{name} failed before its yield"
-    return HookStep(name, hooks.open, failed, hooks.lifespan.startup_timeout, hooks.not_opened)
+    limit, place = hooks.lifespan.startup_timeout, hooks.lifespan.place
+    return HookStep(name, hooks.open, failed, limit, hooks.not_opened, place)
 
 
 def _closing(hooks: LifespanHooks) -> HookStep:
     name = f"the lifespan {hooks.name!r}"
     failed = f"{name} failed after its yield"
-    return HookStep(name, hooks.close, failed, hooks.lifespan.shutdown_timeout, hooks.not_closed)
+    limit, place = hooks.lifespan.shutdown_timeout, hooks.lifespan.place
+    return HookStep(name, hooks.close, failed, limit, hooks.not_closed, place)
 
 
-def _hook(hook: Hook, kind: str, timeout: float | None) -> HookStep:
+def _startup(hook: Hook) -> HookStep:
+    from ergon_framework.ports.lifespan import STARTUP_TIMEOUT  # late: few registries have hooks
+
+    return _hook(hook, "start-up", STARTUP_TIMEOUT)
+
+
+def _shutdown(hook: Hook) -> HookStep:
+    from ergon_framework.ports.lifespan import SHUTDOWN_TIMEOUT
+
+    return _hook(hook, "shut-down", SHUTDOWN_TIMEOUT)
+
+
+def _hook(hook: Hook, kind: str, timeout: float) -> HookStep:
+    from ergon_framework.ports.lifespan import place_of
+
     name = f"the {kind} hook {getattr(hook, '__name__', type(hook).__name__)!r}"
 
-    def overdue() -> TimeoutError:
-        return LifespanTimeoutError(f"{name} did not return within {timeout:g} s")
+    place = place_of(hook)
 
-    return HookStep(name, hook, f"{name} failed", timeout, overdue)
+    def overdue() -> TimeoutError:
+        at = f", in {place}" if place else ""
+        return LifespanTimeoutError(
+            f"{name} did not return within {timeout:g} s",
+            remedy=f"see what it waits for{at}; what needs longer belongs in a lifespan, which"
+            " takes a limit of its own",
+        )
+
+    return HookStep(name, hook, f"{name} failed", timeout, overdue, place)

@@ -19,7 +19,7 @@ from ergon_framework import redaction
 from ergon_framework.core.executor_protocol import OrchestratorSession, Reply, Stray
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, ProcessDied, Released, Unread
-from ergon_framework.core.text import one_line, several_lines
+from ergon_framework.core.text import one_line, one_sentence, several_lines
 from ergon_framework.jobs.child_process import ChildProcess
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.event_loop import READ, WRITE, EventLoop
@@ -300,7 +300,7 @@ class ExecutorProcess:
         if self.end_reason is None:
             self.end_reason = EndReason.RECYCLED
             self.close_input()
-            self.term_at = now + self.settings.kill_grace
+            self.term_at = now + self.settings.leaves_within
 
     def finish_requests(self) -> list[tuple[InFlight, Event]]:
         """The process has ended: read what it wrote last, and decide each request in flight."""
@@ -346,8 +346,11 @@ class ExecutorProcess:
             EndReason.LEASE_LOST,
         ):
             return Released()  # the process was ended because of another request, or by us
-        was_read = is_read and self.end_reason is not EndReason.NOT_UP
-        return ProcessDied(was_read, is_alone, self.how_it_ended())
+        how = self.how_it_ended()
+        if is_read and self.end_reason is not EndReason.NOT_UP:
+            return ProcessDied(was_alone=is_alone, detail=how)
+        reason = with_reason(how, self.child.last_words)
+        return ProcessDied(was_read=False, was_alone=is_alone, detail=how, message=reason)
 
     @staticmethod
     def expired(request: InFlight) -> Failed | Unread:
@@ -501,6 +504,12 @@ class ExecutorProcess:
     def _forget(self, descriptor: int) -> None:
         if descriptor >= 0:
             self._loop.forget(descriptor)
+
+
+def with_reason(how: str, last_words: str) -> str:
+    """How a process ended, and the last line that it wrote: mostly that says why."""
+    line = one_sentence(one_line(last_words.rpartition("\n")[2]))
+    return f"{how}: {line}" if line else how
 
 
 def _log_lines(lines: Sequence[bytes]) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import shutil
+import signal
 import sys
 import time
 from collections import deque
@@ -23,7 +24,7 @@ from ergon_framework.core.executor_protocol import Reply, Status, encode_request
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import Event, Failed, ProcessDied, Released
 from ergon_framework.core.restart import StartGate
-from ergon_framework.core.text import indented, one_line, one_sentence
+from ergon_framework.core.text import indented
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.child_process import ChildProcess, executor_environment
 from ergon_framework.jobs.claims import Claim, Settler
@@ -33,6 +34,7 @@ from ergon_framework.jobs.executor_process import (
     EndReason,
     ExecutorProcess,
     InFlight,
+    with_reason,
 )
 from ergon_framework.jobs.settings import MAX_IN_FLIGHT, ExecutorSettings
 from ergon_framework.jobs.tracing import request_carrier
@@ -124,6 +126,10 @@ class PoolOwner(Protocol):
     def wall(self) -> float:
         """The store's clock, about."""
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether somebody asked for an end at once, and executors are killed on purpose."""
+
     def dirty(self, pool: ExecutorPool) -> None:
         """Something happened that the pool has to attend to after this turn."""
 
@@ -147,12 +153,15 @@ class ExecutorPool:
         self.next_at: float | None = 0.0
         self.is_open = True  # starts processes and takes jobs
         self.strays = 0
+        self.bad_end = ""
+        """How a process ended that was asked to leave and did not end well; empty: none."""
         self._owner = owner
         self._now: Callable[[], float] = owner.loop.now
         self._waiting: deque[Claim] = deque()
         self._solos: deque[Claim] = deque()
         self._offered = 0
         self._says_ready = False  # an earlier process of this executor did
+        self._has_answered = False
         self._stopping = False
 
     # ---- what the worker asks ----
@@ -171,6 +180,11 @@ class ExecutorPool:
     def is_up(self) -> bool:
         """Whether at least one process works."""
         return any(process.is_up and process.end_reason is None for process in self.processes)
+
+    @property
+    def never_started(self) -> bool:
+        """Whether no process of it has ever said that it is ready, or answered a request."""
+        return not self._says_ready and not self._has_answered
 
     @property
     def is_gone(self) -> bool:
@@ -270,6 +284,7 @@ class ExecutorPool:
         """An executor answered."""
         failpoint("worker.answered")
         self.gate.answered(process.started_at)
+        self._has_answered = True
         claim = request.claim
         if request.is_overdue and reply.status is not Status.SUCCESS:
             event: Event = process.expired(request)
@@ -383,14 +398,22 @@ class ExecutorPool:
         name = "executor.stopped" if is_asked else "executor.died"
         self._owner.tell(name, executor=self.name, pid=process.child.pid, how=how)
         last = process.child.last_words
-        if is_asked and (process.child.status or 0) > 0:
+        if is_asked and self._ended_badly(process, is_idle=not ends):
             # Its jobs have their outcomes; what it had opened may not be closed.
             text = "executor %r was asked to leave, and did not end well: %s"
-            logger.warning(text, self.name, _with_reason(how, last))
+            logger.warning(text, self.name, with_reason(how, last))
+            if self._stopping:
+                self.bad_end = self.bad_end or with_reason(how, last)
         if is_expected or is_clean:
             return
-        reason = _with_reason(how, last)
-        delay = self.gate.died(now, _dice(), reason, had_answered=process.answers > 0)
+        reason = with_reason(how, last)
+        delay = self.gate.died(
+            now,
+            _dice(),
+            reason,
+            had_answered=process.answers > 0,
+            started_at=process.started_at,
+        )
         logger.warning(
             "executor %r: %s%s; the next start waits %.1f s%s",
             self.name,
@@ -401,6 +424,17 @@ class ExecutorPool:
         )
         if delay:
             self._owner.tell("executor.held_back", executor=self.name, delay=delay, reason=reason)
+
+    def _ended_badly(self, process: ExecutorProcess, *, is_idle: bool) -> bool:
+        """Whether a process that was asked to leave did so with an error, or not by itself.
+
+        One that is killed in the middle of a job has used up the grace of the worker, and the job
+        is released. One that is killed without any was closing what it had opened.
+        """
+        status = process.child.status or 0
+        is_left_alone = self._stopping or process.end_reason is EndReason.RECYCLED
+        is_killed = status == -signal.SIGKILL and is_idle and is_left_alone
+        return status > 0 or (is_killed and not self._owner.is_forced)
 
     def _start_missing(self, now: float) -> float | None:
         if len(self.processes) >= self.settings.pool_size:
@@ -507,12 +541,6 @@ def request_line(claim: Claim, settler: Settler, worker: str, deadline_at: float
         trace_context=request_carrier(claim, settler, worker),
         worker_id=worker,
     )
-
-
-def _with_reason(how: str, last_words: str) -> str:
-    """How a process ended, and the last line that it wrote: mostly that says why."""
-    line = one_sentence(one_line(last_words.rpartition("\n")[2]))
-    return f"{how}: {line}" if line else how
 
 
 def _dice() -> float:

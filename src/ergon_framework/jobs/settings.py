@@ -217,9 +217,15 @@ class ExecutorSettings(SettingsModel):
     max_in_flight: Annotated[Count, Field(le=MAX_IN_FLIGHT)] = 1
     startup_grace: PositiveOrZero = 10.0
     response_limit: Annotated[Count, Field(ge=1024)] = 16 * 1024 * 1024
+    shutdown_grace: PositiveOrZero | None = None
     kill_grace: PositiveOrZero = 2.0
     recycle_after: CountOrZero = 0
     keep_output: Annotated[CountOrZero, Field(le=100)] = 0
+
+    @property
+    def leaves_within(self) -> float:
+        """Seconds that a process has to leave by itself, once its input has ended."""
+        return self.kill_grace if self.shutdown_grace is None else self.shutdown_grace
 
     @property
     def sets_max_in_flight(self) -> bool:

@@ -24,7 +24,12 @@ from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, JobStatus
 from ergon_framework.core.text import failure_text, indented, one_line, toml_table
-from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    ExecutorError,
+    StoreError,
+)
 from ergon_framework.jobs.claims import Claim, Settler, told_of
 from ergon_framework.jobs.event_loop import EventLoop
 from ergon_framework.jobs.executor_process import CONFUSED_AFTER
@@ -173,7 +178,7 @@ class BurstEnd:
         if not down or not all(pool.is_free for pool in others):
             return False
         name, pool = next(iter(down.items()))
-        self.error = ErgonError(
+        self.error = ExecutorError(
             f"jobs are left, but executor {name!r} does not start: {pool.gate.reason}",
             remedy="run its command by hand; the jobs wait and lost no attempt",
         )
@@ -231,10 +236,13 @@ class Worker:
         prepare: Callable[[], Iterable[str]] | None = None,
         read_elsewhere: frozenset[str] = frozenset(),
         timing: WorkerTiming | None = None,
+        max_failed_starts: int | None = None,
     ) -> None:
         """``prepare`` writes the limits of queues that the store has lost, and names each then.
 
         ``read_elsewhere``: variables that hold secrets of other parts; executors do not get them.
+        ``max_failed_starts``: failed starts in a row after which the worker ends with an error, if
+        the executor has never come up; None: it is tried for ever, and its jobs wait.
         """
         self.settings = settings or JobsSettings()
         self.executors = {key: checked(key, value) for key, value in executors.items()}
@@ -250,6 +258,7 @@ class Worker:
         self._poll_interval = timing.burst_poll_interval if burst else timing.poll_interval
         self._schedules = schedules
         self._prepare = prepare
+        self._max_failed_starts = max_failed_starts
         self._stops = 0
         self._stop_lock = threading.Lock()
         self._is_ending = False  # only the ends of processes are waited for
@@ -267,7 +276,11 @@ class Worker:
     # ---- for programs that embed a worker ----
 
     def run(self) -> WorkerReport:
-        """Work until stopped; returns when every process has ended and all is settled."""
+        """Work until stopped; returns when every process has ended and all is settled.
+
+        Raises an ExecutorError when that is so, too, and an executor does not start, or did not end
+        well when it was asked to leave.
+        """
         self.loop = EventLoop()
         self._messaging = messaging_instruments()
         self._store_thread = StoreThread(
@@ -308,8 +321,9 @@ class Worker:
                 report = self._leave()
             finally:
                 self.watchdog.close()
-        if self._error is not None:
-            raise self._error
+        error = self._error or self._bad_end()
+        if error is not None:
+            raise error
         return report
 
     @property
@@ -362,6 +376,31 @@ class Worker:
             if burst is not None and burst.is_over(self.loop.now()):
                 self._error = burst.error
                 return
+            if self._max_failed_starts is not None and burst is None:
+                self._error = self._no_start(self._max_failed_starts)
+                if self._error is not None:
+                    return
+
+    def _no_start(self, limit: int) -> ErgonError | None:
+        """The error of an executor that has failed to start too often, and never came up."""
+        for name, pool in self._pools.items():
+            if pool.gate.failures > limit and pool.never_started:
+                return ExecutorError(
+                    f"executor {name!r} does not start, tried {pool.gate.failures} times:"
+                    f" {pool.gate.reason}",
+                    remedy="mend it and start again; the jobs wait, and lost no attempt",
+                )
+        return None
+
+    def _bad_end(self) -> ErgonError | None:
+        """The error of an executor that left something open."""
+        for name, pool in self._pools.items():
+            if pool.bad_end:
+                return ExecutorError(
+                    f"executor {name!r} was asked to leave, and did not end well: {pool.bad_end}",
+                    remedy="its jobs have their outcomes; see what it waits for when it ends",
+                )
+        return None
 
     def _begun_burst(self) -> BurstEnd:
         def settled() -> tuple[int, int]:
@@ -427,12 +466,13 @@ class Worker:
         """Processes that were asked to leave: ask louder and louder."""
         asked_at = self.loop.now()
         louder = iter((False, True))
-        grace = max(each.kill_grace for each in self.executors.values())
+        grace = max(each.leaves_within for each in self.executors.values())
         self._is_ending = True
         while self._pools_left():
             self._turn()
             if self._stops > 1 or self.loop.now() > asked_at + grace:
                 asked_at = self.loop.now()
+                grace = max(each.kill_grace for each in self.executors.values())
                 at_once = self._stops > 1 or next(louder, True)
                 for pool in self._pools.values():
                     pool.end(at_once=at_once)
@@ -505,6 +545,11 @@ class Worker:
     def wall(self) -> float:
         """The store's clock, about, when this turn began."""
         return self.loop.at + self._store_thread.offset
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether a second signal asked for an end at once."""
+        return self._stops > 1
 
     def dirty(self, pool: ExecutorPool) -> None:
         """Attend to this pool after the turn."""

@@ -21,7 +21,7 @@ import inspect
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -88,6 +88,7 @@ class Lifespan:
                 f"the lifespan {self.name!r} takes arguments", remedy="let it take none"
             )
         self.function = function
+        self.place = place_of(function)
         self._provides: tuple[type, ...] | None = None
 
     @property
@@ -130,7 +131,12 @@ class Dependencies:
     def startup_timeout(self) -> float:
         """Seconds that all of them may take to open, one after the other."""
         limits = (each.startup_timeout for each in self.lifespans)
-        return min(MAX_TIMEOUT, sum(MAX_TIMEOUT if each is None else each for each in limits))
+        return _summed(limits)
+
+    @property
+    def shutdown_timeout(self) -> float:
+        """Seconds that all of them may take to close, one after the other."""
+        return _summed(each.shutdown_timeout for each in self.lifespans)
 
     def injected(self, annotation: Any) -> type | None:
         """The type of the value that a parameter with this annotation gets; None: an argument.
@@ -241,7 +247,7 @@ class LifespanHooks(NamedTuple):
         seconds = self.lifespan.startup_timeout
         return LifespanTimeoutError(
             f"the lifespan {self.name!r} did not come to its yield within {seconds:g} s",
-            remedy="see what it waits for; if it needs longer, write"
+            remedy=f"see what it waits for{self._at}; if it needs longer, write"
             f" @app.lifespan(startup_timeout={10 * (seconds or 0):g})",
         )
 
@@ -250,9 +256,23 @@ class LifespanHooks(NamedTuple):
         seconds = self.lifespan.shutdown_timeout
         return LifespanTimeoutError(
             f"the lifespan {self.name!r} did not end within {seconds:g} s after its yield",
-            remedy="see what it waits for; if it needs longer, write"
+            remedy=f"see what it waits for{self._at}; if it needs longer, write"
             f" @app.lifespan(shutdown_timeout={10 * (seconds or 0):g})",
         )
+
+    @property
+    def _at(self) -> str:
+        return f", in {self.lifespan.place}" if self.lifespan.place else ""
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """The file and line where a function is declared; empty for one that has no code of its own."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _summed(limits: Iterable[float | None]) -> float:
+    return min(MAX_TIMEOUT, sum(MAX_TIMEOUT if each is None else each for each in limits))
 
 
 def _hooks(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:

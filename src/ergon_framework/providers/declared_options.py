@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from ergon_framework.core.limits import read_quota
+from ergon_framework.core.limits import UNLIMITED, read_quota
 from ergon_framework.core.option_values import (
     count_flaw,
     number_flaw,
@@ -77,6 +77,8 @@ def _tenant_flaw(value: object) -> str:
 
 
 def _quota_flaw(value: object) -> str:
+    if value == UNLIMITED:
+        return ""
     if not isinstance(value, str):
         return _kind_flaw(value, "ergon_framework.providers.quota", "QuotaPolicy", "a text or a ")
     try:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, cast
 
+from ergon_framework.core.limits import UNLIMITED
 from ergon_framework.errors import ConfigurationError, HookError
 from ergon_framework.providers.calls import (
     DEFAULT_TENANT,
@@ -193,6 +194,7 @@ class Provider:
     ) -> None:
         """``capability`` is what it is asked for, and its name unless given.
 
+        ``quota="unlimited"`` lifts one that the settings say; None leaves it to them.
         ``attempts`` and ``backoff`` (seconds before the second attempt) make a retry policy.
         ``timeout`` bounds one attempt, ``budget`` the whole call. ``store`` is a URL, a store, or
         a function that gives one at the first call; without it everything is in memory.
@@ -517,6 +519,8 @@ class Provider:
         from ergon_framework.providers.retry import RetryPolicy
 
         elsewhere, quota = self._said_elsewhere(), self._quota
+        if quota == UNLIMITED:
+            elsewhere, quota = {**elsewhere, "quota": None}, None
         said = {
             "quota": QuotaPolicy.parse(quota) if isinstance(quota, str) else quota,
             "circuit_breaker": self._breaker,

@@ -40,7 +40,13 @@ from ergon_framework.ports.middleware import (
 )
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.ports.unit_of_work import UnitOfWork
-from ergon_framework.task.options import BatchRule, ConsumerOptions, read_batch, read_options
+from ergon_framework.task.options import (
+    BatchRule,
+    ConsumerOptions,
+    FindPolicy,
+    read_batch,
+    read_options,
+)
 from ergon_framework.task.payloads import Converter, payload_converter
 
 if TYPE_CHECKING:
@@ -70,14 +76,18 @@ class FunctionConsumer(Generic[P, T]):
         options: Mapping[str, Any] | None = None,
         middleware: MiddlewareStack | None = None,
         dependencies: Dependencies | None = None,
+        find_policy: FindPolicy | None = None,
     ) -> None:
+        """``find_policy`` gives the policy of a name, at the first use."""
         self.name = _checked_name(name, function)
         self.function = function
         self.is_async = _is_coroutine(function)
         self.source = source
         """The connector, or its name in the settings; None where it is said later."""
         self._options = dict(options or {})
-        self._batch = read_batch(self.name, self._options)
+        self._find_policy = find_policy
+        has_names = find_policy is not None
+        self._batch = read_batch(self.name, self._options, has_names=has_names)
         _check_threads(self.name, self._batch, is_async=self.is_async)
         self._middleware = middleware or MiddlewareStack()
         self._dependencies = dependencies or Dependencies()
@@ -88,7 +98,7 @@ class FunctionConsumer(Generic[P, T]):
     def policy(self) -> ConsumerPolicy:
         """The policy that its options stand for, checked when it is asked for."""
         named = self.source if isinstance(self.source, str) else None
-        return read_options(self.name, self._options, named)[0]
+        return read_options(self.name, self._options, named, self._find_policy)[0]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function itself."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from ergon_framework.core.option_values import (
     count_flaw,
@@ -77,8 +77,13 @@ class ConsumerOptions(TypedDict, total=False):
     fetch_backoff: float
     extra: Mapping[str, Any]
     """Further keyword arguments of each fetch."""
-    policy: ConsumerPolicy | Mapping[str, Any]
-    """A whole policy; the other options may add to it, and not contradict it."""
+    policy: ConsumerPolicy | Mapping[str, Any] | str
+    """A whole policy; the other options may add to it, and not contradict it. A text is the name of
+    one in the settings of an App."""
+
+
+FindPolicy: TypeAlias = "Callable[[str, str], ConsumerPolicy]"
+"""Gives the policy of a name, for the consumer that asks for it."""
 
 
 class BatchRule(NamedTuple):
@@ -162,13 +167,18 @@ def consumer_policy(
     return read_options(owner, options, connector)[0]
 
 
-def read_batch(owner: str, options: Mapping[str, Any]) -> BatchRule | None:
+def read_batch(
+    owner: str, options: Mapping[str, Any], *, has_names: bool = False
+) -> BatchRule | None:
     """How units are gathered if ``batch`` is said; all options are checked.
+
+    ``has_names``: a policy may be named here, and is looked up and checked at its first use.
 
     Without pydantic, which is slow to import: a program that only declares consumers shall start
     quickly. Whoever passes a whole policy pays for it.
     """
-    if options.get("policy") is not None:
+    policy = options.get("policy")
+    if policy is not None and not (has_names and isinstance(policy, str)):
         return read_options(owner, options)[1]
     _refuse_wrong(owner, options)
     batch = _batch_rule(owner, dict(options))
@@ -178,12 +188,18 @@ def read_batch(owner: str, options: Mapping[str, Any]) -> BatchRule | None:
 
 
 def read_options(
-    owner: str, options: Mapping[str, Any], connector: str | None = None
+    owner: str,
+    options: Mapping[str, Any],
+    connector: str | None = None,
+    find_policy: FindPolicy | None = None,
 ) -> tuple[ConsumerPolicy, BatchRule | None]:
-    """The policy that the options stand for, and how units are gathered if ``batch`` is said."""
+    """The policy that the options stand for, and how units are gathered if ``batch`` is said.
+
+    ``find_policy`` gives the policy of a name.
+    """
     _refuse_wrong(owner, options)
     given = dict(options)
-    whole = _as_table(owner, given.pop("policy", None))
+    whole = _as_table(owner, given.pop("policy", None), find_policy)
     batch = _batch_rule(owner, given)
     if batch is not None:
         _put(owner, whole, ("loop", "concurrency", "value"), batch.size * batch.calls, "batch")
@@ -223,18 +239,27 @@ def _by_field(name: str) -> list[str]:
     return [option for option, path in _PATHS.items() if name in path[-1:]]
 
 
-def _as_table(owner: str, policy: Any) -> dict[str, Any]:
+def _as_table(owner: str, policy: Any, find_policy: FindPolicy | None) -> dict[str, Any]:
     if policy is None:
         return {}
     from ergon_framework.task.mixins.policies import ConsumerPolicy
 
+    if isinstance(policy, str) and find_policy is not None:
+        policy = find_policy(owner, policy)
     if isinstance(policy, ConsumerPolicy):
         return policy.model_dump(exclude_unset=True)
     if isinstance(policy, Mapping):
         return _checked(owner, policy).model_dump(exclude_unset=True)
+    if isinstance(policy, str):
+        raise WiringError(
+            f"the consumer {owner!r} names the policy {policy!r}, and has no settings to find it"
+            " in",
+            remedy="declare it with @app.consumer of an App, or pass ConsumerPolicy(...)",
+        )
     raise WiringError(
         f"the policy of the consumer {owner!r} is {type(policy).__name__}",
-        remedy="pass ConsumerPolicy(...) or a mapping with its fields",
+        remedy="pass ConsumerPolicy(...), a mapping with its fields, or the name of one in the"
+        " settings",
     )
 
 

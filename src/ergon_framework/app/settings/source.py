@@ -263,7 +263,7 @@ class SettingsSource:
             try:
                 return shape.validate_python(value)
             except ValidationError as error:
-                wrong = self._note(path, error, gone)
+                wrong = self._note(path, error, value, gone)
             places = {_reached(value, keys) for keys in wrong}
             if () in places:
                 return None
@@ -271,13 +271,19 @@ class SettingsSource:
             for place in places:
                 value = _without(value, place)
 
-    def _note(self, path: KeyPath, error: ValidationError, gone: set[KeyPath]) -> list[KeyPath]:
-        """Note what is wrong, unless it is so for what was left out; the paths that are wrong."""
+    def _note(
+        self, path: KeyPath, error: ValidationError, value: object, gone: set[KeyPath]
+    ) -> list[KeyPath]:
+        """Note what is wrong, unless it is so for what was left out; the paths that are wrong.
+
+        A key that is missing may be so because the only one of its table was wrong.
+        """
         wrong: list[KeyPath] = []
         for details in error.errors(include_url=False, include_input=False):
             keys = tuple(part for part in details["loc"] if part != "[key]")
             wrong.append(keys)
-            if not any(bad[: len(keys)] == keys for bad in gone):
+            there = _reached(value, keys)
+            if not any(bad[: len(there)] == there for bad in gone):
                 self.add_problem((*path, *keys), explain(details))
         return wrong
 
