@@ -161,12 +161,12 @@ def test_attempts_are_spent_before_the_first_item(colour: str, clock: VirtualClo
 def test_a_reader_who_leaves_closes_the_stream(
     colour: str, clock: VirtualClock, store: ProviderStore
 ) -> None:
-    """That is no failure of the provider; its record says that it answered."""
+    """That is no failure of the provider; its record says that nobody read on."""
     breaker = CircuitBreaker(failure_threshold=1)
     feed = Feed(clock, [1, 2, 3], quota="5/day", circuit_breaker=breaker, store=store)
     assert feed.read(colour, 2) == [1, 2]
     assert feed.closed == 1
-    assert told(feed.provider) == [(1, "success", None)]
+    assert told(feed.provider) == [(1, "success", "abandoned")]
     assert breaker.state is CircuitState.CLOSED
     [health] = feed.provider.health()
     assert health.account is not None
@@ -180,7 +180,7 @@ def test_a_stream_that_nobody_keeps_is_closed_too(clock: VirtualClock) -> None:
     assert (next(items), feed.closed) == (1, 0)
     del items
     gc.collect()
-    assert (feed.closed, told(feed.provider)) == (1, [(1, "success", None)])
+    assert (feed.closed, told(feed.provider)) == (1, [(1, "success", "abandoned")])
 
 
 def test_nothing_happens_before_the_first_item_is_asked_for(clock: VirtualClock) -> None:

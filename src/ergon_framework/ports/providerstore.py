@@ -67,6 +67,11 @@ class AttemptOutcome(StrEnum):
     DEAD_LETTER = "dead_letter"
 
 
+ABANDONED = "abandoned"
+"""The reason in the row of a stream whose reader left before its end: a success of the provider,
+and no whole result."""
+
+
 class AttemptRow(NamedTuple):
     """One attempt, as it is kept for good. ``attempt_number`` 0 is a call that a gate refused."""
 

@@ -19,6 +19,7 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, duration, failure_text
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.providerstore import (
+    ABANDONED,
     ALL_TENANTS,
     AttemptRow,
     LaneHealth,
@@ -131,6 +132,8 @@ def _status(rows: Sequence[AttemptRow], letters: Sequence[StoredLetter]) -> str:
     if not rows or any(_gave_up_after(rows[-1], each) for each in letters):
         return "dead_letter"
     last = rows[-1]
+    if last.reason_code == ABANDONED:
+        return ABANDONED
     return "refused" if last.attempt_number == 0 else str(last.outcome)
 
 
@@ -158,6 +161,8 @@ def _attempt(row: AttemptRow) -> str:
         return f"{at}: {what} was refused by a gate ({code}); nothing was sent."
     which = f"attempt {row.attempt_number} of {row.max_attempts}"
     took = f"after {duration(row.duration_ms / 1000)}"
+    if row.reason_code == ABANDONED:
+        return f"{at}: {what}, {which}, was given up by its reader {took}; it had not failed."
     if row.outcome == "success":
         return f"{at}: {what}, {which}, succeeded {took}."
     status = "" if row.http_status is None else f", HTTP status {row.http_status}"

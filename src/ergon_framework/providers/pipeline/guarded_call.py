@@ -18,7 +18,13 @@ from ergon_framework.core.guard import Do, Guard, Scope, Stopped, vote_of
 from ergon_framework.core.limits import QuotaUsage
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.dice import roll
-from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow, LaneFailure, LaneKey
+from ergon_framework.ports.providerstore import (
+    ABANDONED,
+    AttemptOutcome,
+    AttemptRow,
+    LaneFailure,
+    LaneKey,
+)
 from ergon_framework.providers.circuit_breaker import circuit_open
 from ergon_framework.providers.decisions import Decision, Spend
 from ergon_framework.providers.errors import (
@@ -236,9 +242,13 @@ class AttemptLog:
     def last_failure(self) -> LaneFailure | None:
         """The last attempt, if it failed, as its row will tell it."""
         row = self.rows[-1] if self.rows else None
-        if row is None or row.reason_code is None:
+        if row is None or row.reason_code is None or row.reason_code == ABANDONED:
             return None
         return LaneFailure(row.reason_code, row.created_at)
+
+    def abandoned(self) -> None:
+        """Note that nobody read the last attempt, a stream, to its end."""
+        self.rows[-1] = self.rows[-1]._replace(reason_code=ABANDONED)
 
     def failed(self, correlation_id: str, error: ProviderError) -> None:
         """Note the end of a failed call; a retry that was planned does not follow."""
@@ -514,6 +524,12 @@ class GuardedCall:
         self._log_attempt(ended_at, None, AttemptOutcome.SUCCESS)
         do = self._guard.succeeded()
         self._report(Vote.SUCCESS)
+        return do
+
+    def abandoned(self, data: dict[str, Any]) -> Do:
+        """The reader of a stream has left; the provider has answered until then."""
+        do = self.succeeded(data)
+        self._log.abandoned()
         return do
 
     def failed(self, raw: Exception, *, may_retry: bool = True) -> Do:

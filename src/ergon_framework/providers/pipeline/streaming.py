@@ -2,8 +2,8 @@
 
 Until its first item a stream is a call like any other: refused by closed gates, and tried again
 when it fails. From then on it is one attempt that lasts until the last item. A failure ends it and
-votes in the circuit; a caller who stops reading ends it as a success. Items that were given cannot
-be taken back, so nothing is tried again after the first.
+votes in the circuit; a caller who stops reading ends it as ``abandoned``, which is no failure of
+the provider. Items that were given cannot be taken back, so nothing is tried again after the first.
 
 Its span is current, and observers are around its attempts, only while the provider's code runs:
 between two items the code of the reader does, which is no part of the call.
@@ -28,6 +28,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from ergon_framework.core.guard import Do
 from ergon_framework.ports.context import current_unit
+from ergon_framework.ports.providerstore import ABANDONED
 from ergon_framework.ports.unit_of_work import OBSERVERS, Observation
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
@@ -188,6 +189,7 @@ class StreamCall:
         self.scope = StreamScope(is_seen=bool(OBSERVERS) or is_traced())
         self.count = 0
         """Items that the caller has been given."""
+        self.is_abandoned = False
 
     def begin(self) -> GuardedCall:
         """Begin the call: its time runs from now on."""
@@ -235,9 +237,15 @@ class StreamCall:
         """The step that notes its end: with the last item, or because nobody reads on."""
         self.scope.end_attempt(None)
         data: dict[str, Any] = {"items": self.count}
-        if is_abandoned:
-            data["abandoned"] = True
-        return partial(self.call.succeeded, data)
+        self.is_abandoned = is_abandoned
+        return partial(self.call.abandoned if is_abandoned else self.call.succeeded, data)
+
+    def concluded(self, result: ProviderExecutionResult) -> ProviderExecutionResult:
+        """The result of a stream that is over; its span says how."""
+        if self.is_abandoned:
+            result.stop_reason = ABANDONED
+        self.scope.end(result)
+        return result
 
     def failed(self, error: Exception) -> Callable[[], Do]:
         """The step that notes a failure before the first item."""
@@ -317,8 +325,7 @@ def _in_time(call: StreamCall, work: Callable[[], T]) -> T:
 def _conclude(call: StreamCall) -> ProviderExecutionResult:
     result, rows = _in_time(call, call.call.finish)
     _in_time(call, partial(call.runtime.conclude, result, rows))
-    call.scope.end(result)
-    return result
+    return call.concluded(result)
 
 
 def _close(call: StreamCall, items: Any) -> None:
@@ -432,8 +439,7 @@ async def _astep(call: StreamCall, work: Callable[[], T]) -> T:
 async def _aconclude(call: StreamCall) -> ProviderExecutionResult:
     result, rows = await afinish(call.runtime, call.call)
     await aconclude(call.runtime, call.call, result, rows, None)
-    call.scope.end(result)
-    return result
+    return call.concluded(result)
 
 
 async def _aclose(call: StreamCall, items: Any) -> None:
