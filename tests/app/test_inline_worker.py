@@ -30,6 +30,7 @@ from ergon_framework.jobs.scheduler import ScheduleSettings
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import LeaseRenewal, Search
+from ergon_framework.ports.notice import Notice
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.synthetic import SyntheticProvider
@@ -71,6 +72,26 @@ def test_due_jobs_run_in_this_thread(app: App) -> None:
     assert threads == [threading.current_thread()]
     assert app.client.show(first)["correlation_id"] is None
     assert app.client.show(first.result(0))["correlation_id"] == first
+
+
+def test_a_drain_tells_as_much_of_a_failed_job_as_a_worker(app: App) -> None:
+    """Error trackers tell failures apart by the handler, and show where it failed."""
+    heard: list[Notice] = []
+    listener = heard.append
+
+    @app.job(attempts=1, queue="slow")
+    def fail() -> None:
+        raise LookupError("no such order")
+
+    fail.enqueue()
+    add_listener(listener)
+    try:
+        app.drain()
+    finally:
+        remove_listener(listener)
+    [told] = [each for each in heard if each.name == "job.dead_lettered"]
+    assert (told["handler"], told["queue"], told["attempt"]) == ("shop#fail", "slow", 1)
+    assert 'raise LookupError("no such order")' in told["traceback"]
 
 
 def test_async_handlers_and_hooks_share_one_event_loop(app: App) -> None:

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from ergon_framework import App, Business
 from ergon_framework.core.rollup import DurationHistogram
 from ergon_framework.jobs.store_urls import open_store as open_job_store
 from ergon_framework.jobs.totals import BOUNDS, MAX_QUEUES, OTHERS, WorkerTotals, numbers_of
 from ergon_framework.ports.jobstore import WorkerRecord
+from ergon_framework.telemetry.prometheus_text import Family
 from ergon_framework.web.application import create_app
 from ergon_framework.web.metrics import SCRAPE_TIMEOUT
+from ergon_framework.web.totals import JobCounters
 from tests import fork_server
 from tests.jobs.real_worker import job, worker
 from tests.web.content import fill_calls, fill_jobs, settings_in
@@ -112,6 +115,44 @@ def test_a_worker_that_starts_after_the_server_counts_in_full(tmp_path: Path) ->
     app = create_app(settings=settings_in(tmp_path))
     beat(tmp_path, "new", some(5))
     assert scraped(app)[ATTEMPTS.format("completed")] == 5
+
+
+def test_drains_are_counted(app: FastAPI, tmp_path: Path) -> None:
+    """All of a process, in one record: also those before it was asked, and each once."""
+    url = f"sqlite:///{tmp_path}/work.db"
+    with App(url, name="shop") as shop:
+
+        @shop.job(queue="mail", attempts=1)
+        def send(number: int) -> None:
+            if number < 0:
+                raise Business("nowhere to send it")
+
+        def drained(*numbers: int) -> float:
+            for number in numbers:
+                send.enqueue(number)
+            shop.drain()
+            return scraped(app)[ATTEMPTS.format("completed")]
+
+        assert drained(1, 2, -1) == 2
+        assert drained() == 2
+        assert drained(3) == 3
+        assert scraped(app)[ATTEMPTS.format("failed")] == 1
+        assert len(shop.client.store.ended_workers()) == 1
+        assert shop.client.store.workers() == []
+
+
+def test_a_worker_that_starts_after_the_clock_was_set_back_counts_in_full(tmp_path: Path) -> None:
+    """When the server started is known by how long ago that was, and not by what a clock said."""
+    counters, now = JobCounters(), 1_000.0
+    new = WorkerRecord(
+        id="new", host="here", pid=1, version="1", started_at=now, totals=some(5).document()
+    )
+    old = WorkerRecord(
+        id="old", host="here", pid=1, version="1", started_at=now - 60, totals=some(9).document()
+    )
+    attempts = next(iter(counters.families([new, old], now)))
+    assert isinstance(attempts, Family)
+    assert next(iter(attempts.series)) == ({"queue": "mail", "outcome": "completed"}, 5)
 
 
 def test_totals_that_cannot_be_read_are_left_out(app: FastAPI, tmp_path: Path) -> None:

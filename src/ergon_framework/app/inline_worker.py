@@ -35,6 +35,7 @@ from collections.abc import (
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, Self
+from weakref import WeakKeyDictionary
 
 from ergon_framework.app.jobs import JobSetup
 from ergon_framework.core.claim import ClaimRequest
@@ -53,29 +54,32 @@ from ergon_framework.engine.time_limit import (
     call_within,
     giving_up_by,
 )
-from ergon_framework.errors import JobError, WiringError
+from ergon_framework.errors import JobError, StoreError, WiringError
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.batch import Answer, JobBatch
 from ergon_framework.executor.hooks import HookRunner, HookStep
 from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Handler, Registry
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim, Settler, told_of
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.pool import request_line
 from ergon_framework.jobs.rescue import Rescue
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.store_thread import CHARGE_DELAY, HeldLeases, executor_of
+from ergon_framework.jobs.totals import DrainTotals, outcome_of
 from ergon_framework.jobs.tracing import came_back
-from ergon_framework.jobs.worker import NOTICE_OF, WorkerReport, log_failure
+from ergon_framework.jobs.worker import NOTICE_OF, WorkerReport, log_failure, version
 from ergon_framework.ports.jobstore import ClaimResult, FlowStore, FullJobStore, Settlement
 from ergon_framework.ports.unit_of_work import UnitOfWork
-from ergon_framework.telemetry.notices import emit
+from ergon_framework.telemetry.notices import emit, has_listeners
 
 logger = logging.getLogger("ergon.jobs")
 
 CLOSE_TIMEOUT = 5.0
 """Seconds that what is left on the event loop has to end, when it is cancelled."""
+_TOTALS: WeakKeyDictionary[FullJobStore, DrainTotals] = WeakKeyDictionary()
+"""What the drains of this process have done, by store."""
 MAX_JOBS = 10_000
 """Jobs in one drain; more of them are probably a handler that enqueues itself without end."""
 
@@ -158,6 +162,7 @@ class InlineWorker:
         self._loop = InlineLoop()
         self._hooks = HookRunner(registry, self._loop.wait_for_step, _call_step)
         self._is_begun = False
+        self._totals = _TOTALS.setdefault(store, DrainTotals())
 
     # ---- use ----
 
@@ -181,10 +186,12 @@ class InlineWorker:
             self._scheduler.sync()
         rescued = self._rescue_all()
         tally = _Tally()
+        self._totals.begin(self._store.now())
         try:
             self._run_due(queues, max_jobs, tally)
         finally:
             self._leases.end()
+            self._leave_totals()
         counts, failed = tally.counts, tally.failed
         if raises and failed:
             JobClient(settings=self._settings, store=self._store).result(failed[0])
@@ -294,14 +301,9 @@ class InlineWorker:
                 continue
             if transition.failure is not None and transition.event == "failed":
                 log_failure(each)
-            emit(
-                NOTICE_OF[transition.status],
-                job_id=each.id,
-                attempt=transition.attempts,
-                failure=transition.failure,
-                delay=transition.delay,
-                why=transition.why,
-            )
+            name = NOTICE_OF[transition.status]
+            if has_listeners(name):
+                emit(name, **told_of(each))
         return applied, found
 
     def _run_claims(self, claims: list[Claim], tally: _Tally) -> list[Settlement]:
@@ -399,7 +401,16 @@ class InlineWorker:
     ) -> Settlement:
         if claim.span is not None:
             came_back(claim, event)
-        return self._settler.settle_claim(claim, event, self._store.now(), seconds, result)
+        settled = self._settler.settle_claim(claim, event, self._store.now(), seconds, result)
+        self._totals.count(claim.job.queue, outcome_of(settled.transition), seconds)
+        return settled
+
+    def _leave_totals(self) -> None:
+        """Tell the store what was done, for ``/metrics`` of a server."""
+        try:
+            self._totals.leave(self._store, self._store.now(), version())
+        except StoreError as error:  # the jobs are settled, and the next drain tells it all
+            logger.warning("what was drained is not in the metrics yet: %s", error)
 
     def _request(self, claim: Claim, timeout: float) -> Request:
         line = request_line(claim, self._settler, self.name, time.time() + timeout)

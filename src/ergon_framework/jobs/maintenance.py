@@ -26,7 +26,7 @@ from ergon_framework.jobs.missing_executors import MissingExecutors
 from ergon_framework.jobs.rescue import Rescue, is_stall
 from ergon_framework.jobs.scheduler import MAX_SLICE, CronJobs, Slice, SlicedScheduler
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.totals import ENDED_KEPT, ended_record
+from ergon_framework.jobs.totals import delete_ended, ended_record, gone_record
 from ergon_framework.ports.jobstore import FullJobStore, WorkerRecord
 from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.urls import option_for
@@ -135,6 +135,8 @@ class Maintenance:
         self._has_heartbeat = False  # the store has had this worker's record
         self._was_away = False  # the store, since the last heartbeat
         self._latest = -math.inf  # the latest start of any worker that this one has seen
+        self._seen_at: float | None = None  # the last heartbeat of any worker but the one just told
+        self._was_set = False  # the store's clock, and waits were not healed since
         self._now = now
         self._slice_seconds = min(max_slice, settings.claimed_for / 10)
         self._scheduler: SlicedScheduler | None = None
@@ -165,6 +167,7 @@ class Maintenance:
         """Restart all, and delete nothing for a while: by a clock that was set forward by mistake,
         everything that is kept looks old.
         """
+        self._was_set = True
         self.restart_all()
         self._due[self._prune] = self._now() + PRUNE_DELAY_AFTER_JUMP
 
@@ -268,14 +271,12 @@ class Maintenance:
         mine = self._record()
         if mine.totals:
             self._store.heartbeat(ended_record(mine))
-        self._store.heartbeat(_gone(mine))
-        oldest = self._store.now() - ENDED_KEPT
-        for each in self._store.ended_workers():
-            if each.seen_at < oldest:
-                self._store.heartbeat(_gone(each))
+        self._store.heartbeat(gone_record(mine))
+        delete_ended(self._store, self._store.now())
 
     def _heartbeat(self) -> float:
         mine, found = self._record(), self._store.workers()
+        self._seen_at = max((each.seen_at for each in found), default=None)
         self._latest = max(self._latest, *(each.started_at for each in (mine, *found)))
         if self._has_heartbeat:
             told = next((each for each in found if each.id == mine.id), None)
@@ -345,12 +346,25 @@ class Maintenance:
         return self.rescue.run()
 
     def _shorten_waits(self) -> float:
-        """Heal the waits of retries after the clock was set back: at the start, and after jumps."""
+        """Heal the waits of retries after the clock was set back: at the start, and after jumps.
+
+        That goes through all jobs that wait, so it is left out where the clock is known to have
+        gone on: the last that any worker told of itself lies in the past.
+        """
+        if not self._was_set and self._has_gone_on():
+            return math.inf
         number = self._store.shorten_waits()
+        self._was_set = False
         if number:
             text = "the store's clock was set back: %d job(s) that waited too long were put forward"
             logger.warning(text, number)
         return math.inf
+
+    def _has_gone_on(self) -> bool:
+        """Whether the store's clock is later than all that workers told, which may have ended."""
+        ended = [each.seen_at for each in self._store.ended_workers()]
+        told = ended if self._seen_at is None else [*ended, self._seen_at]
+        return bool(told) and max(told) <= self._store.now()
 
     def _prune(self) -> float:
         pruned = self._store.prune(PRUNE_BATCH)
@@ -385,14 +399,3 @@ class Maintenance:
             return 0.0
         wait = PRUNE_INTERVAL if at is None else at - self._store.now()
         return min(max(wait, 0.01), PRUNE_INTERVAL)
-
-
-def _gone(record: WorkerRecord) -> WorkerRecord:
-    return WorkerRecord(
-        id=record.id,
-        host=record.host,
-        pid=record.pid,
-        version=record.version,
-        started_at=record.started_at,
-        state="gone",
-    )

@@ -7,12 +7,15 @@ that ends leaves them behind in a record of its own, for a while.
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
 from ergon_framework.core.job import Transition
-from ergon_framework.ports.jobstore import ENDED, WorkerRecord
+from ergon_framework.ports.jobstore import ENDED, JobAdmin, WorkerRecord
 
 OUTCOMES = ("completed", "retrying", "failed", "held", "released")
 """What becomes of a job after an attempt; ``failed`` is dead-lettered."""
@@ -91,6 +94,77 @@ class WorkerTotals:
             }
             for queue, outcomes in list(self._outcomes.items())
         }
+
+
+class DrainTotals:
+    """What the drains of this process have done with one store.
+
+    They leave one record behind, which grows, as a worker does that has ended. Another one is begun
+    when nothing was told for long, and the last may have been deleted: whoever adds up would count
+    its numbers twice.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._is_told = True
+        self._told_at: float | None = None
+        self._started_at = 0.0
+        self._totals = WorkerTotals()
+
+    def begin(self, now: float) -> None:
+        """A drain begins."""
+        with self._lock:
+            told_at = self._told_at
+            is_recent = told_at is not None and 0 <= now - told_at < ENDED_KEPT / 2
+            if self._pid != os.getpid() or (self._is_told and not is_recent):
+                self._pid, self._is_told, self._told_at = os.getpid(), True, None
+                self._started_at, self._totals = now, WorkerTotals()
+
+    def count(self, queue: str, outcome: str, seconds: float | None) -> None:
+        """One attempt, and how long it took if it was made."""
+        with self._lock:
+            self._totals.count(queue, outcome, seconds)
+            self._is_told = False
+
+    def leave(self, store: JobAdmin, now: float, version: str) -> None:
+        """Write what is new, and delete what others left behind long ago."""
+        with self._lock:  # also while it is written: a number must not go down
+            if self._is_told:
+                return
+            host = socket.gethostname()
+            record = WorkerRecord(
+                id=f"inline-{host}-{self._pid}",
+                host=host,
+                pid=self._pid,
+                version=version,
+                started_at=self._started_at,
+                totals=self._totals.document(),
+            )
+            store.heartbeat(ended_record(record))
+            is_first = self._told_at is None
+            self._is_told, self._told_at = True, now
+        if is_first:
+            delete_ended(store, now)
+
+
+def delete_ended(store: JobAdmin, now: float) -> None:
+    """Delete what workers left behind so long ago that every scrape has seen it."""
+    for each in store.ended_workers():
+        if each.seen_at < now - ENDED_KEPT:
+            store.heartbeat(gone_record(each))
+
+
+def gone_record(record: WorkerRecord) -> WorkerRecord:
+    """A record that deletes another one."""
+    return WorkerRecord(
+        id=record.id,
+        host=record.host,
+        pid=record.pid,
+        version=record.version,
+        started_at=record.started_at,
+        state="gone",
+    )
 
 
 def numbers_of(document: Any) -> tuple[float, ...] | None:

@@ -128,7 +128,7 @@ def job_metrics(source: JobBackend, counters: JobCounters) -> list[Exposed]:
         *_of_workers(workers, now),
         _of_missing(missing, now),
         synced,
-        *counters.families([*workers, *ended]),
+        *counters.families([*workers, *ended], now),
     ]
 
 

@@ -70,24 +70,42 @@ class Growth:
         self._seen = {source: seen for source, seen in self._seen.items() if is_kept(source)}
 
 
+class ServerStart:
+    """When the server started, by the clock of a store: that of another machine may be wrong, and
+    any clock may be set.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._at = clock()
+
+    def by(self, now: float) -> float:
+        """The start by a clock that says ``now``."""
+        return now - (self._clock() - self._at)
+
+
 class JobCounters:
     """What all workers have done. Any thread may ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._growth = Growth()
-        self._since = time.time()
+        self._start = ServerStart()
         self._workers: Collection[tuple[str, float]] = ()
         self.known: Sequence[Exposed] = ()
         """What was told last. It needs no lock: the store may be away, and its reader wait."""
 
-    def families(self, workers: Iterable[WorkerRecord]) -> list[Exposed]:
-        """Take in what the workers tell, and those that have ended, and tell it all."""
+    def families(self, workers: Iterable[WorkerRecord], now: float) -> list[Exposed]:
+        """Take in what the workers tell, and those that have ended, and tell it all.
+
+        ``now`` is by the clock of their store.
+        """
         with self._lock:
+            since = self._start.by(now)
             # A name may be given to another process later.
             alive = {(worker_id(each), each.started_at): each.totals for each in workers}
             for worker, totals in alive.items():
-                is_new = worker in self._workers or worker[1] >= self._since
+                is_new = worker in self._workers or worker[1] >= since
                 for queue, document in totals.items():
                     numbers = numbers_of(document)
                     if numbers is not None:
@@ -127,7 +145,8 @@ class CallCounters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._growth = Growth()
-        self._since = time.time()
+        self._start = ServerStart()
+        self._has_missed = False
         self._read_at: float | None = None
         self.known: Sequence[Exposed] = ()
         """What was told last. It needs no lock: the store may be away, and its reader wait."""
@@ -135,13 +154,15 @@ class CallCounters:
     def families(self, inspector: ProviderInspector, now: float) -> list[Exposed]:
         """Read the minutes that have changed, and tell it all."""
         with self._lock:
-            is_first = self._read_at is None
+            is_first, since = self._read_at is None, self._start.by(now)
+            if self._has_missed:
+                since -= since % MINUTE
             changed = now - HOUR if self._read_at is None else self._read_at - OVERLAP
             for each in inspector.minutes(now - HOUR, changed):
                 _, provider, capability = each.key
                 source = (each.key, each.minute)
                 numbers = _numbers(each)
-                is_new = not is_first or each.minute >= self._since
+                is_new = not is_first or each.minute >= since
                 self._growth.take(source, (provider, capability), numbers, is_new=is_new)
             self._read_at = now
             self._growth.keep(lambda source: source[1] > now - HOUR - OVERLAP)
@@ -160,8 +181,7 @@ class CallCounters:
         of that minute counts: a few calls of before the start do less harm than lost ones after it.
         """
         with self._lock:
-            if self._read_at is None:
-                self._since -= self._since % MINUTE
+            self._has_missed = self._has_missed or self._read_at is None
 
 
 def _numbers(each: MinuteOfLane) -> Numbers:
