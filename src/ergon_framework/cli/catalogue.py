@@ -146,6 +146,29 @@ def _tell_whole_lines(group: typer.Typer) -> None:
             _tell_whole_lines(each.typer_instance)
 
 
+def _leave_as_given(command: Any) -> None:
+    """Let no option or argument of a command be converted: Typer imports pydantic for it, and a
+    shell that completes a word waits for that.
+    """
+    of_help = command.get_help_option
+
+    def help_option(ctx: Any) -> Any:
+        return _as_it_is(of_help(ctx))
+
+    command.get_help_option = help_option
+    for parameter in command.params:
+        _as_it_is(parameter)
+    below = getattr(command, "commands", {})
+    for each in () if isinstance(below, CommandTable) else below.values():
+        _leave_as_given(each)
+
+
+def _as_it_is(parameter: Any) -> Any:
+    if parameter is not None:
+        parameter.process_value = lambda _ctx, value: value
+    return parameter
+
+
 def _nothing() -> None:
     """The callback of a program that has no options of its own."""
 
@@ -157,6 +180,14 @@ class CommandGroups(TyperGroup):
         super().__init__(**settings)
         self.commands = CommandTable()
         self._only_lists = False
+        self._is_completing = False
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Read the words of a line. While a shell completes one, none of them is converted."""
+        self._is_completing = bool(options.get("resilient_parsing"))
+        if self._is_completing:
+            _leave_as_given(self)
+        return super().make_context(*args, **options)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Every name, also those that are hidden."""
@@ -167,7 +198,10 @@ class CommandGroups(TyperGroup):
         if self._only_lists and cmd_name in _ENTRIES:
             entry = _ENTRIES[cmd_name]
             return TyperCommand(entry.name, help=entry.help, hidden=entry.name in _HIDDEN)
-        return super().get_command(ctx, cmd_name)
+        command = super().get_command(ctx, cmd_name)
+        if self._is_completing and command is not None:
+            _leave_as_given(command)
+        return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in their groups, all in one column."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -68,6 +69,7 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
     session = Session(is_debug, is_process, given)
     if is_process:
         prepare_streams()
+        _do_without_rich()
     try:
         try:
             code = _main(given, session)
@@ -82,6 +84,15 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
         leave_stdout()
         return 1
     return code
+
+
+def _do_without_rich() -> None:
+    """Let Typer offer a shell our help as it is: rich, if it is there, takes longer to import than
+    all the rest, and our texts have no markup.
+    """
+    if "_ERGON_COMPLETE" in os.environ:
+        modules: dict[str, Any] = sys.modules
+        modules.setdefault("rich", None)
 
 
 def _main(given: list[str], session: Session) -> int:
