@@ -249,3 +249,30 @@ def test_a_step_of_a_stopped_flow_names_the_flow(shop: Shop) -> None:
     other = shop.app.chain(shop.add.step(1)).enqueue()
     with pytest.raises(JobError, match="belong to 2 flows"):
         shop.app.client.enqueue("add", [1], after=[f"{flow}.1", f"{other}.1"])
+
+
+def test_results_that_are_too_large_are_not_handed_on() -> None:
+    """The step that would get them fails at once, without an attempt, and says what to do."""
+    with App("memory://") as app:
+
+        @app.job
+        def load() -> str:
+            return "x" * (14 << 20)
+
+        @app.job
+        def join(parts: list[str]) -> int:
+            return len(parts)
+
+        fits = app.group([load.step() for _ in range(2)], then=join.step()).enqueue()
+        app.drain()
+        assert fits.result() == 2
+        flow = app.group([load.step() for _ in range(5)], then=join.step()).enqueue()
+        app.drain()
+        last = flow.steps()[-1]
+        assert last.last_error is not None
+        assert (last.status, last.attempts) == ("failed", 0)
+        assert last.last_error.code == "results_too_large"
+        assert "take 73,400,330 bytes, and 67,108,864 can be sent; let them return where" in (
+            last.last_error.message
+        )
+        assert flow.status() == "failed"

@@ -12,6 +12,7 @@ import pytest
 
 from ergon_framework import App, MemoryConnector, Transaction
 from ergon_framework.errors import LifespanTimeoutError, WiringError
+from tests.waiting import until
 
 pytestmark = pytest.mark.req("ONE:run")
 
@@ -127,6 +128,43 @@ def test_a_consumer_that_is_stuck_in_its_own_thread_is_given_up() -> None:
     finally:
         stuck.set()
     assert source.get_transactions_count() == 1
+
+
+def test_a_drain_that_is_stuck_off_the_main_thread_lets_its_job_go(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing can interrupt that thread, so somebody else may have the job; it ends when it can."""
+    app, stuck, told = App("memory://"), threading.Event(), list[BaseException]()
+
+    @app.lifespan(startup_timeout=0.05)
+    def ledger() -> Iterator[None]:
+        stuck.wait()
+        yield
+
+    @app.job(attempts=1)
+    def pay() -> None: ...
+
+    def drain() -> None:
+        try:
+            app.drain()
+        except BaseException as error:
+            told.append(error)
+
+    with app:
+        job = pay.enqueue()
+        thread = threading.Thread(target=drain)
+        thread.start()
+        try:
+            until(lambda: "1 job(s) go back" in caplog.text, "the job to be given back")
+            shown = app.client.show(job)
+            assert (shown["status"], shown["attempts"]) == ("pending", 0)
+            assert thread.is_alive()
+        finally:
+            stuck.set()
+            thread.join(20)
+        assert [type(each) for each in told] == [LifespanTimeoutError]
+        assert "the lifespan 'ledger' did not come to its yield" in caplog.text
+        assert (app.client.show(job)["status"], job.cancel()) == ("pending", True)
 
 
 def test_what_a_lifespan_opens_belongs_to_the_thread_of_the_drain() -> None:

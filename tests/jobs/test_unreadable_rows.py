@@ -11,7 +11,9 @@ import pytest
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import UnreadableJobError
+from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+from ergon_framework.ports.flow import step_id
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import LEASE, JobStoreSubject, ids_of
@@ -156,3 +158,26 @@ def test_what_stands_in_the_row_is_not_told(
     [found] = s.store.unreadable()
     assert "sesame" not in caplog.text + repr(found)
     assert "bad" in caplog.text
+
+
+@pytest.mark.req("JOBS:store")
+@pytest.mark.parametrize(
+    ("on_failure", "follows", "ends"),
+    [("cancel", "cancelled", "failed"), ("continue", "pending", "running")],
+)
+def test_a_step_that_is_discarded_counts_as_cancelled(
+    s: JobStoreSubject, on_failure: str, follows: str, ends: str
+) -> None:
+    """Its flow does not wait for ever for a row that nobody can read."""
+    flow = JobClient(store=s.store).chain("first", "second", on_failure=on_failure).enqueue()
+    first, second = (step_id(flow, number) for number in (1, 2))
+    assert isinstance(s.store, SqliteJobStore)
+    with closing(sqlite3.connect(s.store.path)) as connection, connection:
+        connection.execute("UPDATE ergon_jobs SET options = '{' WHERE id = ?", (first,))
+    assert s.ids(5) == []
+    [found] = s.store.unreadable()
+    assert (found.id, flow.status()) == (first, "running"), "an operator may still mend it"
+    assert s.store.discard_unreadable(found.key)
+    assert s.store.unreadable() == []
+    assert (s.status(second).value, flow.status()) == (follows, ends)
+    assert s.ids(5) == ([second] if on_failure == "continue" else [])
