@@ -256,23 +256,22 @@ def test_results_that_are_too_large_are_not_handed_on() -> None:
     with App("memory://") as app:
 
         @app.job
-        def load() -> str:
-            return "x" * (14 << 20)
+        def load(size: int) -> str:
+            return "x" * size
 
         @app.job
         def join(parts: list[str]) -> int:
             return len(parts)
 
-        fits = app.group([load.step() for _ in range(2)], then=join.step()).enqueue()
+        fits = app.group([load.step(7 << 20)] * 2, then=join.step()).enqueue()
         app.drain()
         assert fits.result() == 2
-        flow = app.group([load.step() for _ in range(5)], then=join.step()).enqueue()
+        flow = app.group([load.step(9 << 20)] * 2, then=join.step()).enqueue()
         app.drain()
         last = flow.steps()[-1]
         assert last.last_error is not None
         assert (last.status, last.attempts) == ("failed", 0)
         assert last.last_error.code == "results_too_large"
-        assert "take 73,400,330 bytes, and 67,108,864 can be sent; let them return where" in (
-            last.last_error.message
-        )
+        assert "take 18,874,372 bytes" in last.last_error.message
+        assert "and 16,711,680 can be sent; let these steps return" in last.last_error.message
         assert flow.status() == "failed"

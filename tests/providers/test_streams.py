@@ -224,7 +224,7 @@ def test_each_attempt_is_told_its_time(clock: VirtualClock) -> None:
 
 def test_a_cancelled_reader_leaves_a_record(clock: VirtualClock) -> None:
     """Of the items that came; a stream without any leaves nothing."""
-    for first, expected in (([1], [(1, "success", None)]), ([], [])):
+    for first, expected in (([1], [(1, "success", "abandoned")]), ([], [])):
         feed = Feed(clock, [*first, 100.0, 2])
 
         async def read(feed: Feed = feed) -> None:
@@ -368,7 +368,7 @@ def test_a_reader_that_fails_or_forgets_ends_the_attempt_once(
 
     clock.run(forget())
     assert seen == [(1, "ok")] * 3
-    assert told(feed.provider) == [(1, "success", None)] * 3
+    assert told(feed.provider) == [(1, "success", "abandoned")] * 3
 
 
 @pytest.mark.parametrize(("first", "expected"), [([1], "ok"), ([], "CancelledError")])
@@ -393,7 +393,7 @@ def test_a_cancelled_reader_ends_the_attempt_once(
 
     clock.run(cancel_twice())
     assert seen == [(1, expected)]
-    assert told(feed.provider) == ([(1, "success", None)] if first else [])
+    assert told(feed.provider) == ([(1, "success", "abandoned")] if first else [])
 
 
 @both

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.core.executor_protocol import MAX_LINE
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, Released
 from ergon_framework.errors import StoreError
@@ -17,8 +18,9 @@ from ergon_framework.ports.jobstore import ClaimedJob
 Results = Mapping[str, bytes | None]
 ReadResults = Callable[[Sequence[str]], Results]
 
-MAX_RESULTS = 64 * 1024 * 1024
-"""Bytes of results that are sent to one step."""
+MAX_ARGUMENTS = MAX_LINE - 64 * 1024
+"""Bytes of arguments that are sent to one step, results of others included: an executor reads no
+longer line, and there is more in it."""
 _encode = msgspec.json.Encoder().encode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -73,15 +75,16 @@ def hand_over(claims: Sequence[Claim], read: ReadResults | None) -> None:
             claim.outcome = Released()
             continue
         size = sum(len(each or b"") for each in results.values())
-        if size > MAX_RESULTS:
-            claim.outcome = _too_large(size)
-        else:
+        if size <= MAX_ARGUMENTS:
             claim.job = with_results(job, results)
+            size = len(claim.job.args) + len(claim.job.kwargs)  # one may be used more than once
+        if size > MAX_ARGUMENTS:
+            claim.outcome = _too_large(size)
 
 
 def _too_large(size: int) -> Event:
     text = (
-        f"the results of the steps before it take {size:,} bytes, and {MAX_RESULTS:,} can be sent;"
-        " let them return where their data is"
+        f"its arguments take {size:,} bytes with the results of the steps before it, and"
+        f" {MAX_ARGUMENTS:,} can be sent; let these steps return where their data is"
     )
     return Failed(Failure(Kind.REJECTED, "results_too_large", text), is_written=False)
