@@ -263,10 +263,10 @@ def test_results_that_are_too_large_are_not_handed_on() -> None:
         def join(parts: list[str]) -> int:
             return len(parts)
 
-        fits = app.group([load.step(7 << 20)] * 2, then=join.step()).enqueue()
+        fits = app.group([load.step(7 << 20), load.step(7 << 20)], then=join.step()).enqueue()
         app.drain()
         assert fits.result() == 2
-        flow = app.group([load.step(9 << 20)] * 2, then=join.step()).enqueue()
+        flow = app.group([load.step(9 << 20), load.step(9 << 20)], then=join.step()).enqueue()
         app.drain()
         last = flow.steps()[-1]
         assert last.last_error is not None

@@ -163,7 +163,7 @@ def test_hooks_of_both_colours_run_in_order() -> None:
 
 
 def test_a_failed_start_up_hook_ends_it_before_any_request() -> None:
-    """The error names the hook and keeps its cause."""
+    """The error names the hook, keeps its cause, and says where the hook is."""
     registry = registry_of("sync")
 
     @registry.on_startup
@@ -173,7 +173,9 @@ def test_a_failed_start_up_hook_ends_it_before_any_request() -> None:
     with Link(registry) as link:
         link.wait()
     assert isinstance(link.failure, HookError)
-    assert str(link.failure) == "the start-up hook 'connect' failed: OSError: refused"
+    assert link.failure.message == "the start-up hook 'connect' failed: OSError: refused"
+    line = connect.__code__.co_firstlineno
+    assert link.failure.remedy == f"it is declared in {__file__}:{line}"
 
 
 def test_a_failed_shut_down_hook_does_not_keep_the_others() -> None:

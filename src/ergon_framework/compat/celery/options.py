@@ -252,7 +252,9 @@ def expired_at(options: JobOptions, now: float) -> float | None:
     else:
         return None
     run_at = options.get("run_at")
-    due = run_at.timestamp() if isinstance(run_at, datetime) else now + options.get("delay", 0.0)
+    due = now + (options.get("delay") or 0.0)
+    if isinstance(run_at, datetime):
+        due = run_at.timestamp()
     return expiry if expiry <= max(now, due) else None
 
 

@@ -95,9 +95,9 @@ class CallTarget:
         if late is None:
             return JobResult(client.enqueue(name, args, kwargs, **options), client)
         in_time = without_expiry(options)
-        job = structs.replace(client.job(name, args, kwargs, **in_time), expires_at=late)
-        client.store.add([job])
-        return JobResult(job.id, client)
+        expired = structs.replace(client.job(name, args, kwargs, **in_time), expires_at=late)
+        client.store.add([expired])
+        return JobResult(expired.id, client)
 
     def result(self, job_id: str) -> JobResult:
         """The result of a job that was stored before."""
