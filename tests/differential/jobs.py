@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.core.flow import InvalidFlowChange
 from ergon_framework.core.job import (
     CancelRequested,
     Event,
@@ -19,7 +20,7 @@ from ergon_framework.core.job import (
     RequeueRequested,
     RunRequested,
 )
-from ergon_framework.errors import DuplicateJobError
+from ergon_framework.errors import DuplicateJobError, JobNotFoundError, JobStateError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import (
     ClaimedJob,
@@ -45,6 +46,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     hold,
     new,
 )
+from tests.differential.flow_acts import FlowActs
 from tests.differential.twins import Twins, same
 
 OUTCOMES: tuple[Event, ...] = (
@@ -79,6 +81,7 @@ MOST_HELD = 40
 Open = Callable[[Clock], FullJobStore]
 Told = tuple[tuple[ClaimedJob, ...], Event, dict[str, Any]]
 """A claim, as each of the two gave it, what became of it, and what else a settlement says."""
+REFUSALS = (InvalidTransition, InvalidFlowChange, JobNotFoundError, JobStateError)
 
 
 class JobTwins(Twins):
@@ -98,13 +101,16 @@ class JobTwins(Twins):
         self.subjects = [JobStoreSubject(each, self.clock, None, PATIENCE) for each in stores]
         self.held: list[tuple[ClaimedJob, ...]] = []
         self.made = 0
+        has_flows = all(hasattr(each, "flows") for each in stores)
+        self.flow_acts = FlowActs(self) if has_flows else None
 
     def acts(self) -> Sequence[Callable[[], None]]:
         """Mostly what clients and workers do."""
         usual = (self.add, self.claim, self.settle, self.exchange, self.wait)
         often = (self.settle, self.rescue, self.renew)
         rare = (self.operate, self.change, self.sweep, self.purge, self.find, self.cron, self.tell)
-        return usual * 6 + often * 3 + rare + (self.reopen,) * (self.seed % 2)
+        flows = () if self.flow_acts is None else tuple(self.flow_acts.acts())
+        return usual * 6 + often * 3 + rare + flows + (self.reopen,) * (self.seed % 2)
 
     def look(self) -> None:
         """Every job, queue, schedule and worker."""
@@ -112,6 +118,8 @@ class JobTwins(Twins):
         self.both(lambda s: s.store.queues())
         self.both(lambda s: s.store.schedules())
         self.both(lambda s: s.store.workers())
+        if self.flow_acts is not None:
+            self.flow_acts.look()
 
     def close(self) -> None:
         """Close both."""
@@ -154,7 +162,7 @@ class JobTwins(Twins):
 
     def find(self) -> None:
         """Look at one job, and count some."""
-        job_id, search = self._some_id(), self.dice.choice(SEARCHES)
+        job_id, search = self.some_id(), self.dice.choice(SEARCHES)
         self.both(lambda s: (job := s.store.find(job_id)) and _seen(job))
         self.both(lambda s: s.store.count(search))
         self.both(lambda s: [job.id for job in s.store.search(search, 5)])
@@ -262,7 +270,7 @@ class JobTwins(Twins):
     def operate(self) -> None:
         """Cancel, run or requeue a job."""
         seen = self.dice.choice((CancelRequested(), RunRequested(), RequeueRequested()))
-        job_id = self._some_id()
+        job_id = self.some_id()
         self.both(lambda s: (job := s.store.find(job_id)) and s.settle(job, seen, keep=7.0))
 
     def change(self) -> None:
@@ -276,7 +284,7 @@ class JobTwins(Twins):
 
     def purge(self) -> None:
         """Delete a job, if it has ended."""
-        job_id = self._some_id()
+        job_id = self.some_id()
         self.both(lambda s: (job := s.store.find(job_id)) and s.store.purge([job]))
 
     def cron(self) -> None:
@@ -307,21 +315,30 @@ class JobTwins(Twins):
         self.subjects[1].store = self._open(self.clock)
         self._wakes_at_once = not self._forgets_keys
 
-    def _some_id(self) -> str:
+    def some_id(self) -> str:
+        """The id of a job that may be there; now and then of a step."""
+        if self.flow_acts is not None and self.flow_acts.steps and self.dice.random() < 0.3:
+            return self.dice.choice(self.flow_acts.steps[-40:])
         return f"j{self.dice.randint(0, self.made)}"
 
 
 def _answer(call: Callable[[JobStoreSubject], Any], subject: JobStoreSubject) -> Any:
     try:
         return call(subject)
-    except (DuplicateJobError, InvalidTransition) as error:
+    except (DuplicateJobError, *REFUSALS) as error:
         return type(error)
 
 
 def _seen(job: Job | ClaimedJob) -> Mapping[str, Any]:
     """Everything but the handles, which belong to each store, and how it words its history."""
     fields = msgspec.structs.asdict(job)
-    for handle in ("key", "fence", "is_limited"):
+    for handle in ("key", "fence", "is_limited", "flow_id"):  # the last is a hint
         fields.pop(handle, None)
+    fields["uses"] = json.loads(json.dumps(fields["uses"]))  # lists or tuples
+    step = fields.get("step")
+    if step is not None:
+        fields["step"] = msgspec.structs.replace(step, wait=step.wait or None)
+    if isinstance(job, Job) and not job.status.is_final:
+        fields["result"] = None  # where a store keeps a signal that came early is its own affair
     history = [json.loads(entry) for entry in fields.pop("history", ())]
     return fields | {"history": history}

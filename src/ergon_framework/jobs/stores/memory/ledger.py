@@ -169,7 +169,8 @@ class Ledger:
         elif was.is_final and record.signal is not None and record.join_id is None:
             self._expect_signal(record, now)
         if change is not None:
-            moves.accept(flow_id, change, feeds, settlement.keep)
+            keep = settlement.keep if record.status.is_final else 0.0  # nobody asks for a result
+            moves.accept(flow_id, change, feeds, keep)
         elif moves.is_stopping(flow_id):
             self.settle(cancel_step(record.position(), now), now)
         return True
