@@ -30,11 +30,11 @@ pytestmark = pytest.mark.req("JOBS:store")
 
 
 class Shop:
-    """An App on a file, with a few handlers."""
+    """An App on a store, with a few handlers."""
 
-    def __init__(self, path: Path) -> None:
-        self.url = f"sqlite:///{path / 'work.db'}"
+    def __init__(self, path: Path, url: str = "") -> None:
         self.path = path / "work.db"
+        self.url = url or f"sqlite:///{self.path}"
         self.app = App(self.url)
         self.is_up = False
         self.add = self.app.job("add")(_add)
@@ -56,13 +56,18 @@ def _total(numbers: list[int | None]) -> int:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
-    """One on a fresh file."""
-    made = Shop(tmp_path)
+def shop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shop]:
+    """One on a fresh file, or on the server that the test names."""
+    server = getattr(request, "param", "")
+    made = Shop(tmp_path, request.getfixturevalue(f"{server}_url") if server else "")
     yield made
     made.app.close()
 
 
+on_every_store = pytest.mark.parametrize("shop", ["", "redis"], indirect=True)
+
+
+@on_every_store
 def test_results_are_handed_on(shop: Shop) -> None:
     """Through chains and groups in each other, and by name."""
     app, add, total = shop.app, shop.add, shop.total
@@ -84,9 +89,11 @@ def test_results_are_handed_on(shop: Shop) -> None:
     ]
     with pytest.raises(JobFailedError, match=r"failed in .*shaky: it is away") as caught:
         enqueued.result(1)
-    assert re.search(r"ergon why \S+ --store", caught.value.remedy)
+    assert f"ergon why {enqueued}" in caught.value.remedy
+    assert ("--store" in caught.value.remedy) == shop.url.startswith("sqlite")  # no password
 
 
+@on_every_store
 def test_a_flow_returns_what_its_last_part_returned(shop: Shop) -> None:
     """One value, or the values of a group, also none; by keyword as well."""
     app, add = shop.app, shop.add
@@ -168,6 +175,7 @@ def ergon(shop: Shop, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return told.out if code == 0 else f"{code} {told.err}"
 
 
+@on_every_store
 def test_commands_show_decide_and_explain(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     """A held flow: what it waits for, in words, and each command that is told works."""
     app = shop.app
@@ -211,6 +219,7 @@ def test_commands_show_decide_and_explain(shop: Shop, capsys: pytest.CaptureFixt
     assert shown["flow_id"] == flow
 
 
+@on_every_store
 def test_a_large_flow_is_stopped_and_explained_whole(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,6 +239,7 @@ def test_a_large_flow_is_stopped_and_explained_whole(
     assert flow.show().state.cancelled == 1_101
 
 
+@on_every_store
 def test_a_store_with_flows_is_not_moved(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     """Without its joins a step would start before its turn: nothing is copied."""
     shop.app.chain(shop.add.step(1), shop.add.step()).enqueue()
@@ -239,6 +249,7 @@ def test_a_store_with_flows_is_not_moved(shop: Shop, capsys: pytest.CaptureFixtu
     assert not target.exists()
 
 
+@on_every_store
 def test_a_step_of_a_stopped_flow_names_the_flow(shop: Shop) -> None:
     """Whoever sends it back alone is told what to do instead."""
     flow = shop.app.chain(shop.shaky.step(), shop.add.step()).enqueue()

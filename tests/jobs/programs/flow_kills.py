@@ -1,10 +1,10 @@
-"""Kills workers of flows at any moment, and counts what became of the steps.
+"""Kills workers and clients of flows at any moment, and counts what became of the steps.
 
-    python flow_kills.py FILE KILLS STEPS SIBLINGS
+    python flow_kills.py STORE KILLS STEPS SIBLINGS
 
-Each flow is a group of so many siblings with a step after it, and one more after that. Four
-processes claim and settle steps of them; one after another is killed and replaced. Prints a report
-as JSON.
+STORE is the URL of a job store. Each flow is a group of so many siblings with a step after it, and
+one more after that. Four processes claim and settle steps of them, while another one adds more such
+flows; one after another is killed and replaced. Prints a report as JSON.
 """
 
 from __future__ import annotations
@@ -15,24 +15,28 @@ import random
 import signal
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import LeaseExpired, Succeeded
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import Job, Search, Settlement
 
 WORKERS = 4
 LEASE = 0.4
 DEADLINE = 900.0
+CLIENTS = 5
+"""Of so many that are killed, one is a client."""
+MOST = 10_000
 
 
-def work(path: Path) -> None:
+def work(url: str) -> None:
     """One worker: claims, settles, and rescues what the dead ones held, until it is killed."""
-    store = SqliteJobStore(path)
+    store: Any = open_store(url)
     name = f"w-{os.getpid()}"
     settler = Settler(JobsSettings(max_deliveries=1_000), name)
     request = ClaimRequest(worker=name, lease=LEASE, slots={"python": 25}, default="python")
@@ -49,57 +53,73 @@ def work(path: Path) -> None:
             time.sleep(0.01)
 
 
-def start(path: Path) -> int:
-    """Fork a worker."""
+def add(url: str, siblings: int) -> str:
+    """One more flow."""
+    with JobClient(store=open_store(url)) as client:
+        return client.chain(client.group(["a"] * siblings, then="b"), "c").enqueue().id
+
+
+def start(call: Callable[[], object]) -> int:
+    """Fork a process."""
     pid = os.fork()
     if pid == 0:
         try:
-            work(path)
+            call()
+            time.sleep(DEADLINE)  # it is killed
         finally:
             os._exit(1)
     return pid
 
 
-def main(path: Path, kills: int, steps: int, siblings: int) -> None:
+def kill(pid: int) -> None:
+    """End a process at once."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def main(url: str, kills: int, steps: int, siblings: int) -> None:
     """Enqueue, kill, wait for the end, and report."""
     dice = random.Random(steps)  # noqa: S311 - it says whom to kill
-    with JobClient(store=SqliteJobStore(path)) as client:
-        flows = [
-            client.chain(client.group(["a"] * siblings, then="b"), "c").enqueue().id
-            for _ in range(steps // siblings)
-        ]
-    workers = [start(path) for _ in range(WORKERS)]
-    until = time.monotonic() + DEADLINE
-    for _ in range(kills):
+    flows = [add(url, siblings) for _ in range(steps // siblings)]
+    workers = [start(lambda: work(url)) for _ in range(WORKERS)]
+    client = start(lambda: add(url, siblings))
+    for number in range(kills):
         time.sleep(dice.uniform(0.0, 0.05))
-        doomed = workers.pop(dice.randrange(WORKERS))
-        os.kill(doomed, signal.SIGKILL)
-        os.waitpid(doomed, 0)
-        workers.append(start(path))
-    store = SqliteJobStore(path, read_only=True)
-    while time.monotonic() < until and any(not _is_over(store, each) for each in flows):
+        if number % CLIENTS == 0:
+            kill(client)
+            client = start(lambda: add(url, siblings))
+        else:
+            kill(workers.pop(dice.randrange(WORKERS)))
+            workers.append(start(lambda: work(url)))
+    kill(client)
+    store: Any = open_store(url, read_only=True)
+    until = time.monotonic() + DEADLINE
+    while time.monotonic() < until and not _are_over(store):
         time.sleep(0.05)
     for pid in workers:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    if not all(_is_over(store, each) for each in flows):
+        kill(pid)
+    if not _are_over(store):
         sys.exit(f"the flows have not ended within {DEADLINE:g} s: that says nothing about steps")
-    report = {"kills": kills, "flows": len(flows), "lost": 0, "twice": 0, "early": 0, "rescued": 0}
-    for each in flows:
+    found = [flow.id for flow in store.flows.search((), MOST)]
+    names = ("lost", "twice", "early", "half", "rescued")
+    report = {"kills": kills, "flows": len(flows), **dict.fromkeys(names, 0)}
+    report["lost"] += len(set(flows) - set(found)) * (siblings + 2)
+    for each in found:
         _look(store, each, siblings, report)
+    report["half"] += store.count(Search()) - len(found) * (siblings + 2)
     print(json.dumps(report))
 
 
-def _is_over(store: SqliteJobStore, flow_id: str) -> bool:
-    flow = store.flows.find(flow_id)
-    return flow is not None and flow.status.is_final
+def _are_over(store: Any) -> bool:
+    return all(flow.status.is_final for flow in store.flows.search((), MOST))
 
 
-def _look(store: SqliteJobStore, flow_id: str, siblings: int, report: dict[str, int]) -> None:
+def _look(store: Any, flow_id: str, siblings: int, report: dict[str, int]) -> None:
     jobs = {job.id: job for job in store.search(Search(flow=flow_id))}
     flow = store.flows.find(flow_id)
     events = {job.id: [json.loads(each)["event"] for each in job.history] for job in jobs.values()}
     report["lost"] += siblings + 2 - (0 if flow is None else flow.state.completed)
+    report["half"] += siblings + 2 - len(jobs)
     report["rescued"] += sum(each.count("lost") for each in events.values())
     for job in jobs.values():
         # Every delivery ended in one event: one that was released twice has more of them.
@@ -116,4 +136,4 @@ def _end(job: Job) -> float:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]))
+    main(sys.argv[1], *map(int, sys.argv[2:5]))

@@ -9,6 +9,9 @@ import pytest
 
 from ergon_framework.core.job import CancelRequested, JobStatus, RequeueRequested
 from ergon_framework.core.limits import Bucket
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flows import FlowPlanner
+from ergon_framework.jobs.newjob import new_job
 from ergon_framework.jobs.stores.redis import RedisJobStore, scripts
 from ergon_framework.jobs.stores.redis.transitions import ADD, EXCHANGE
 from ergon_framework.jobs.stores.transitions import JobPosition, cancel_replaced
@@ -29,7 +32,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
 from tests.jobs.redis.conftest import Open
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis")
-PIECES = ("rows", "transitions", "limits", "claim", "exchange")
+PIECES = (*scripts.JOBS, "limits", "claim", "exchange")
 COUNTERS = {
     *(b"{ergon}:schema", b"{ergon}:birth", b"{ergon}:seq", b"{ergon}:fence"),
     b"{ergon}:executors",  # when each was last seen outlives the worker that had it
@@ -40,11 +43,14 @@ def everything(store: RedisJobStore, tag: str = "{ergon}") -> dict[bytes, Any]:
     """All keys of a store, and what they hold."""
     call = store.transactions.client.call
     read = {b"hash": "HGETALL", b"string": "GET"}
+    ranges = {b"list": ("LRANGE", (0, -1)), b"set": ("SMEMBERS", ())}
     found = {}
     for key in call("KEYS", f"{tag}:*"):
         kind = call("TYPE", key)
         if kind == b"zset":
             found[key] = call("ZRANGE", key, 0, -1, "WITHSCORES")
+        elif kind in ranges:
+            found[key] = call(ranges[kind][0], key, *ranges[kind][1])
         else:
             held = call(read[kind], key)
             found[key] = dict(zip(held[::2], held[1::2], strict=True)) if kind == b"hash" else held
@@ -172,6 +178,8 @@ def _life(
     s = JobStoreSubject(store, clock, None, 15.0)
     seen = []
     for turn in range(40):
+        if turn % 4 == 0:
+            _add_group(store, f"f{turn}")
         s.put(*(f"{turn}-{n}" for n in range(8)), queue=dice.choice(("a", "b")))
         s.put(f"{turn}-u", unique_key=f"u{turn % 5}", on_duplicate=OnDuplicate.EXISTING)
         s.put(f"{turn}-l", limit_key=f"l{turn % 3}", expires_at=clock() + 30.0)
@@ -192,6 +200,15 @@ def _life(
         clock.forward(dice.choice((0.0, 1.0, WAIT)))
         store.prune(dice.randint(1, 5))
     return [seen, everything(store, f"{{{prefix}}}"), list(store.search(Search()))]
+
+
+def _add_group(store: RedisJobStore, flow_id: str) -> None:
+    """A flow of three steps, and one that waits for them."""
+    draft = JobClient(store=store).group(["a", "b", "c"], then="d", on_failure="continue")
+    made, steps = FlowPlanner(draft, flow_id).plan(
+        lambda handler, args, kwargs, _: new_job(handler, args, kwargs)
+    )
+    store.flows.add(made, steps)
 
 
 def test_a_job_is_replaced_though_it_was_moved_meanwhile(

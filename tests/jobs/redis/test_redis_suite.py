@@ -33,10 +33,7 @@ def spoiler(url: str) -> Spoil:
 
 
 @pytest.mark.req("SCALE:jobs-redis")
-@pytest.mark.parametrize(
-    "check",
-    [check.name for check in JOB_STORE_CHECKS if "flows" not in check.needs],
-)
+@pytest.mark.parametrize("check", [check.name for check in JOB_STORE_CHECKS])
 def test_the_redis_store_keeps_its_promises(check: str, redis_url: str) -> None:
     """Each check of the suite, also the recommended ones; none is skipped."""
     clocks: dict[int, Callable[[], float]] = {}

@@ -196,6 +196,8 @@ class Script:
 
     def __init__(self, source: str, *, keys: int, names: Mapping[str, str]) -> None:
         text = _CONSTANT.sub(lambda word: names.get(word[0], word[0]), source).encode()
+        self.text = text
+        """As the server gets it."""
         self._keys = keys
         self._head = self._words(b"EVALSHA", hashlib.sha1(text).hexdigest().encode())  # noqa: S324
         self._full_head = self._words(b"EVAL", text)

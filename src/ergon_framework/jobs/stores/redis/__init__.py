@@ -15,8 +15,14 @@ or the next call finds it. Which jobs a claim takes is decided in ``claim.lua``,
 ``core/claim.py``: a differential test holds the two together. All keys of a store carry one hash
 tag: on a Redis Cluster it lives in one slot.
 
+A step of a flow has a **place** beside its row. ``steps.lua`` does what its end brings about, in
+the script that settles it; ``flow.lua`` decides what becomes of the flow, by the rules of
+``core/flow.py``. There the store moves steps by itself, too: to cancelled, back to pending, to
+completed by a signal. Tests compare both with the core.
+
 - ``store``: the calls of the ports; ``transactions``: how scripts run, and on which server
 - ``transitions``: jobs added, settled and read; ``rows``: how they are packed
+- ``flows``: the calls of their port
 - ``admin``, ``records``: searches and counts; copies for moves between stores
 - ``scripts``, ``lua``: the names of keys, and the scripts themselves
 """

@@ -43,7 +43,7 @@ def search(look_at: LookAt, running: Running, wanted: Search, limit: int | None)
 
 def count_in(counts: Iterable[tuple[str, bytes]], wanted: Search) -> int | None:
     """How many match, where the counts by status and queue tell; None where they do not."""
-    if wanted.ids or wanted.below is not None:
+    if wanted.ids or wanted.below is not None or wanted.flow is not None or wanted.is_released:
         return None
     if not (wanted.handler is None and wanted.code is None and wanted.before is None):
         return None
@@ -60,13 +60,13 @@ def count_in(counts: Iterable[tuple[str, bytes]], wanted: Search) -> int | None:
 def _found(look_at: LookAt, running: Running, wanted: Search) -> Iterator[Job]:
     below = _END if wanted.below is None else wanted.below
     statuses = [NUMBERS[status] for status in wanted.statuses]
-    must = (statuses or None, wanted.queue, wanted.before)
+    must = (statuses or None, wanted.queue, wanted.before, None, wanted.is_released)
     if wanted.ids:
         jobs, _ = look_at("ids", list(dict.fromkeys(wanted.ids)), 0, must)
         jobs.sort(key=lambda job: -job.key)
         yield from (job for job in jobs if job.key < below and _matches(job, wanted))
         return
-    if wanted.statuses == (JobStatus.ACTIVE,):
+    if wanted.statuses == (JobStatus.ACTIVE,) and wanted.flow is None:
         ids = _ids_below(running(), below)
         for first in range(0, len(ids), PAGE_SIZE):
             jobs, _ = look_at("ids", ids[first : first + PAGE_SIZE], 0, must)
@@ -86,6 +86,8 @@ def _ids_below(tags: Iterable[bytes], below: int) -> list[str]:
 
 def _place(wanted: Search) -> str:
     """Where to look, so that few jobs have to be looked at."""
+    if wanted.flow is not None:
+        return f"flow:{wanted.flow}"
     if len(wanted.statuses) == 1 and wanted.statuses[0] in _INDEXED:
         return str(NUMBERS[wanted.statuses[0]])
     return "all"
@@ -93,6 +95,10 @@ def _place(wanted: Search) -> str:
 
 def _matches(job: Job, wanted: Search) -> bool:
     """What the scripts do not look at."""
+    if wanted.flow is not None and (job.step is None or job.step.flow_id != wanted.flow):
+        return False
+    if wanted.is_released and job.step is not None and job.step.join_id is not None:
+        return False
     if wanted.handler is not None and job.handler != wanted.handler:
         return False
     return wanted.code is None or (

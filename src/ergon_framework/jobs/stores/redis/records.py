@@ -12,16 +12,18 @@ from ergon_framework.jobs.stores.records import (
     discard_settings,
     dump_settings,
     load_settings,
+    refuse_flows,
 )
 from ergon_framework.jobs.stores.redis import rows
-from ergon_framework.jobs.stores.redis.scripts import script
+from ergon_framework.jobs.stores.redis.flows import RedisFlows
+from ergon_framework.jobs.stores.redis.scripts import JOBS, script
 from ergon_framework.jobs.stores.redis.transactions import BIRTH, RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import Transitions
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, TransferRecord
 
-_LOAD = script("rows", "transitions", "delete", "load")
-_DISCARD = script("rows", "transitions", "delete", "discard")
+_LOAD = script(*JOBS, "delete", "load")
+_DISCARD = script(*JOBS, "delete", "discard")
 _MARK = "mark"
 
 
@@ -29,16 +31,22 @@ class RedisJobRecords:
     """The records of one store: its jobs, the limits of its queues, its schedules."""
 
     def __init__(
-        self, transactions: RedisTransactions, transitions: Transitions, store: SettingsStore
+        self,
+        transactions: RedisTransactions,
+        transitions: Transitions,
+        store: SettingsStore,
+        flows: RedisFlows,
     ) -> None:
         self._transactions = transactions
         self._transitions = transitions
         self._store = store
+        self._flows = flows
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The records of a kind after a place, in order."""
         if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
+        refuse_flows(has_flows=self._flows.is_any())
         found, odd, _ = self._transitions.look("after", after or 0, limit, (PAGE_BYTES,))
         if odd:
             raise cannot_move(odd[0])
@@ -48,6 +56,7 @@ class RedisJobRecords:
         """Put records of one kind in, in order."""
         jobs = [each for each in records if isinstance(each, JobRecord)]
         if jobs:
+            refuse_flows(has_flows=any(each.job.step is not None for each in jobs))
             blobs = rows.Blobs()
             wire = [rows.wire_copy(each.job, each.changed_at, blobs) for each in jobs]
             refused = self._transactions.write(_LOAD, "move", wire, blobs=blobs)

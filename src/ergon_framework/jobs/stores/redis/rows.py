@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from ergon_framework.core.claim import QueueLimits
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import failure_from, text_of
 from ergon_framework.jobs.stores.transitions import JobPosition
-from ergon_framework.jobs.stores.unreadable import check_arguments, check_instant, checked
+from ergon_framework.jobs.stores.unreadable import RowError, check_arguments, check_instant, checked
+from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import (
     ClaimedJob,
     Job,
@@ -31,12 +33,12 @@ from ergon_framework.ports.jobstore import (
 STATUSES = tuple(JobStatus)
 """By the number that stands for each in a row."""
 NUMBERS = {status: number for number, status in enumerate(STATUSES)}
-ENDED, RUNNING, WAITS, LATER, LIMITED, OUTDATED = range(6)
-"""The stages: an outdated job is about to be ended."""
+ENDED, RUNNING, WAITS, LATER, LIMITED, OUTDATED, JOINING, SIGNALLING = range(8)
+"""The stages: an outdated job is about to be ended, a joining step waits for others."""
 
 _HEAD = Struct(">BBBQIIIddddddIIQIddIIII")
 _HISTORY_HEAD = Struct(">IIB")
-_CHARGED, _SOLO, _EXPIRY, _TOLD, _UNIQUE, _KEYED = 1, 2, 4, 8, 16, 32
+_CHARGED, _SOLO, _EXPIRY, _TOLD, _UNIQUE, _KEYED, _STEP = 1, 2, 4, 8, 16, 32, 64
 _RESET, _IF_EXPIRED, _ALONE = 1, 2, 4
 _ON_DUPLICATE = {OnDuplicate.REJECT: 0, OnDuplicate.EXISTING: 1, OnDuplicate.REPLACE: 2}
 
@@ -54,6 +56,8 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     result_ttl: float | None = None
     correlation_id: str | None = None
     trace_context: dict[str, str] | None = None
+    uses: Any = None
+    flow_id: str | None = None  # of a job that was added as a step
 
 
 class Row(NamedTuple):
@@ -90,6 +94,10 @@ class Row(NamedTuple):
     worker: str
 
 
+Place = tuple[str, str | bool, tuple[str, ...], float | bool, str | bool]
+"""The place of a step: its flow, where it waits and counts, how long it waits, and its signal."""
+
+
 class Blobs(list[bytes]):
     """What goes to a script beside its arguments, which can only hold text."""
 
@@ -101,8 +109,16 @@ class Blobs(list[bytes]):
         return len(self)
 
 
-encode = msgspec.msgpack.Encoder().encode
+def _plain(value: Any) -> str:
+    """An id that remembers its client is text like any other."""
+    if isinstance(value, str):
+        return str(value)
+    raise NotImplementedError(f"a script cannot be given a {type(value).__name__}")
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _body = msgspec.msgpack.Decoder(Body).decode
+_place = partial(msgspec.convert, type=Place)
 _noted = msgspec.msgpack.Decoder(tuple[int, str, int, str, float]).decode
 
 
@@ -127,6 +143,18 @@ def wire_job(job: NewJob, blobs: Blobs) -> tuple[Any, ...]:
     )
 
 
+def wire_step(job: NewJob, blobs: Blobs) -> tuple[Any, ...]:
+    """A new step of a flow as ``steps.lua`` wants it."""
+    step = job.step
+    assert step is not None  # noqa: S101 - whoever adds a flow gives each job its place
+    body = msgspec.structs.replace(body_of(job), flow_id=step.flow_id)
+    return (
+        *(job.id, job.queue, job.executor, job.priority, job.delay, job.run_at, job.expires_at),
+        *(job.limit_key, job.limit, blobs.add(encode(body))),
+        *(step.join_id, step.feeds, step.wait, step.signal),
+    )
+
+
 def body_of(job: NewJob | Job) -> Body:
     """What running a job needs."""
     return Body(
@@ -140,6 +168,7 @@ def body_of(job: NewJob | Job) -> Body:
         job.result_ttl,
         job.correlation_id,
         job.trace_context,
+        job.uses,
     )
 
 
@@ -252,10 +281,16 @@ def claimed_job(job_id: str, row: Row, body: memoryview) -> ClaimedJob:
     )
 
 
-def job_from(job_id: str, row: Row, body: memoryview, tale: memoryview) -> Job:
+def job_from(
+    job_id: str, row: Row, body: memoryview, tale: memoryview, place: Place | None = None
+) -> Job:
     """A job as callers of the store see it."""
     history, failure, result = _told(bytes(tale))
     is_running = row.stage == RUNNING
+    if row.flags & _STEP and place is None:
+        raise RowError("its place in a flow cannot be read")
+    needs = msgspec.structs.asdict(_body(body))
+    del needs["flow_id"]  # its place says so
     job = Job(
         key=row.seq,
         id=job_id,
@@ -285,9 +320,26 @@ def job_from(job_id: str, row: Row, body: memoryview, tale: memoryview) -> Job:
         result=result,
         last_error=failure_from(failure or None),
         history=tuple(history.split(b"\n")) if history else (),
-        **msgspec.structs.asdict(_body(body)),
+        step=None if place is None else _step_of(place),
+        **needs,
     )
     return checked(job)
+
+
+def place_in(blob: bytes | None) -> Place | None:
+    """The place of a step as it is kept; None of a job that is no step."""
+    return None if blob is None else _place(msgspec.msgpack.decode(blob)[:5])
+
+
+def _step_of(place: Place) -> StepPlace:
+    flow_id, join_id, feeds, wait, signal = place
+    return StepPlace(
+        flow_id=flow_id,
+        join_id=None if isinstance(join_id, bool) else join_id,
+        feeds=feeds,
+        wait=None if isinstance(wait, bool) else float(wait),
+        signal=None if isinstance(signal, bool) else signal,
+    )
 
 
 def unreadable_from(job_id: str, blob: bytes) -> Unreadable:
@@ -316,6 +368,17 @@ def _told(tale: bytes) -> tuple[bytes, bytes, bytes | None]:
     at = _HISTORY_HEAD.size + history
     result = tale[at + failure :] if has_result else None
     return tale[_HISTORY_HEAD.size : at], tale[at : at + failure], result
+
+
+def status_in(row: bytes | None) -> JobStatus | None:
+    """The status that a row says, without the rest of it."""
+    is_known = row is not None and len(row) > 1 and row[1] < len(STATUSES)
+    return STATUSES[row[1]] if row is not None and is_known else None
+
+
+def result_in(tale: bytes | None) -> bytes | None:
+    """The result that a tale has."""
+    return None if tale is None or len(tale) < _HISTORY_HEAD.size else _told(tale)[2]
 
 
 def _or_none(instant: float) -> float | None:

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
+from ergon_framework.core import flow as machine
 from ergon_framework.core.claim import DEFAULT_BOUNDS
-from ergon_framework.jobs.stores.transitions import MAX_HISTORY_BYTES, MAX_HISTORY_ENTRIES
+from ergon_framework.core.flow import FlowEvent, FlowStatus, OnFailure, Sweep
+from ergon_framework.jobs.stores.flow_settlement import SLICE
+from ergon_framework.jobs.stores.transitions import (
+    CANCELLED_KEPT,
+    MAX_HISTORY_BYTES,
+    MAX_HISTORY_ENTRIES,
+)
+from ergon_framework.ports.flow import CANCELLED_BY_FLOW
 from ergon_framework.storage.redis.client import Script, read_lua
 
 KEYS = {
@@ -31,6 +41,8 @@ KEYS = {
     "LAST_SEQ": "seq",
     "LAST_FENCE": "fence",
     "BAR": "bar",  # where everything went; not there while the store may be worked with
+    "FLOW_KEYS": "flow:",  # those of flows begin with this
+    "WORK": "flow:work",  # what is left to be done in slices, to steps at a join or of a flow
 }
 """All keys of a store but three; those that end with a colon are the beginnings of several."""
 
@@ -45,6 +57,7 @@ _FIELDS = (
 """The places of a row that was taken apart. What changes most comes first."""
 _NUMBERS = (
     {"ENDED": 0, "ACTIVE": 1, "WAITS": 2, "LATER": 3, "LIMITED": 4, "OUTDATED": 5}
+    | {"JOINING": 6, "SIGNALLING": 7, "IS_STEP": 64}
     | {"PENDING": 0, "RUNS": 1, "RETRYING": 2, "COMPLETED": 3, "FAILED": 4, "CANCELLED": 5}
     | {"IS_CHARGED": 1, "IS_SOLO": 2, "HAS_EXPIRY": 4, "HAS_TALE": 8, "IS_UNIQUE": 16}
     | {"HAS_KEY": 32, "IS_RESET": 1, "IF_EXPIRED": 2, "SOLO": 4}
@@ -53,17 +66,108 @@ _NUMBERS = (
     | {"MOST_PROMOTED": DEFAULT_BOUNDS.max_promoted, "MOST_LANES": DEFAULT_BOUNDS.max_lanes}
     | {"MOST_REFUSED": DEFAULT_BOUNDS.max_refused, "GLANCE": DEFAULT_BOUNDS.scan_size}
     | {"MOST_AT_ONCE": 1000, "MOST_ARGS": 1000}
+    | {
+        "MOST_SWEPT": SLICE,
+        "MOST_PAGES": 4,
+        "MOST_OPENED": 10,
+        "CANCELLED_KEPT": int(CANCELLED_KEPT),
+    }
 )
 HEAD = ">BBBI8I4I4I4ddddddI4I4I8I4ddI4I4I4I4"
 """The numbers of a row, as Lua packs them."""
+
+_FLOW_KEYS = {
+    "STEP": "step",  # a hash: the id of a job to its place in a flow
+    "FLOW": "flow",  # a hash: id to how it stands
+    "PLAN": "plan",  # a hash: id to how it was written
+    "FLOWS": "flows",  # by order of adding
+    "FLOWS_IN": "in:",  # those of one status, by order of adding
+    "FLOW_PURGING": "purging",  # ended, by when they go
+    "STEPS": "steps:",  # of a flow, by order of adding
+    "JOINS": "joins:",  # of a flow: a list in the order of adding
+    "JOIN": "join",  # a hash: id to how many predecessors are left
+    "MEMBERS": "members",  # a hash: id to its predecessors
+    "WAITING": "waiting:",  # steps at a join, by order of adding
+    "PARKED": "parked:",  # of a flow: a set of joins that opened while it stopped
+    "SIGNALS": "signals:",  # steps that wait for a signal of a flow, by order of adding
+    "STAGED": "staged:",  # of a flow that is yet to be added: a list of parts of it
+    "WORK_KINDS": "kinds",  # a hash: what is to be done, and how far that came
+}
+"""The keys of flows: few scripts need them, so they are no words of their own in every call."""
+
+_PLACE = ("FLOW_ID", "JOIN_AT", "FEEDS", "DELAY", "SIGNAL", "EARLY")
+"""What a step has beside its row."""
+_FLOW_ROW = (
+    *("ON_FAILURE", "STANDING", "UNFINISHED", "STEPS_COMPLETED", "STEPS_FAILED"),
+    *("STEPS_CANCELLED", "UNCOUNTED", "KEEP", "FLOW_PURGE_AT", "MADE_AT", "MOVED_AT"),
+    *("TITLE", "FLOW_SEQ"),
+)
+"""How a flow stands. The first seven are the fields of ``FlowState``."""
+FLOW_STATUSES = tuple(FlowStatus)
+POLICIES = tuple(OnFailure)
+"""By the number that stands for each in the row of a flow."""
+_EVENTS: dict[type[FlowEvent], str] = {
+    machine.StepsAdded: "steps_added",
+    machine.StepEnded: "step_ended",
+    machine.StepReturned: "step_returned",
+    machine.StepSkipped: "step_skipped",
+    machine.CancelFlow: "cancel",
+    machine.RetryFlow: "retry",
+    machine.SkipFailed: "skip",
+    machine.SweepEnded: "sweep_ended",
+}
+
+
+def event_name(event: FlowEvent) -> str:
+    """What the scripts call an event."""
+    return _EVENTS[type(event)]
+
+
+def _numbers_of(names: tuple[str, ...], values: type[Enum]) -> dict[str, str]:
+    return {name: str(n) for n, (name, _) in enumerate(zip(names, values, strict=True))}
+
+
+_at = FLOW_STATUSES.index
+_FLOWS_AT = f"KEYS[{list(KEYS).index('FLOW_KEYS') + 1}]"
+
+
+def _set_of(statuses: frozenset[FlowStatus]) -> str:
+    """A table of Lua that has these."""
+    numbers = sorted(map(_at, statuses))
+    return "{" + ", ".join(f"[{number}] = true" for number in numbers) + "}"
+
+
+_STATUS_WORDS = tuple(f"FLOW_{status.name}" for status in FlowStatus)
+_FLOW_NAMES = {
+    **{name: f'({_FLOWS_AT} .. "{key}")' for name, key in _FLOW_KEYS.items()},
+    **{name: str(n) for n, name in enumerate(_PLACE, 1)},
+    **{name: str(n) for n, name in enumerate(_FLOW_ROW, 1)},
+    **_numbers_of(_STATUS_WORDS, FlowStatus),
+    **_numbers_of(("CANCEL_REST", "GO_ON", "HOLD_REST"), OnFailure),
+    **{f"SWEEP_{each.name}": f'"{each.value}"' for each in Sweep},
+    "FINAL_FLOWS": _set_of(frozenset(each for each in FlowStatus if each.is_final)),
+    "STOPPING_FLOWS": _set_of(frozenset(each for each in FlowStatus if each.is_stopping)),
+    "FLOW_ENDS": f"{{[{_at(FlowStatus.FAILING)}] = {_at(FlowStatus.FAILED)},"
+    f" [{_at(FlowStatus.CANCELLING)}] = {_at(FlowStatus.CANCELLED)}}}",
+    "FLOW_EVENTS": "{"
+    + ", ".join(f"{name} = {_set_of(machine.ALLOWED[kind])}" for kind, name in _EVENTS.items())
+    + "}",
+    "CANCELLED_BY_FLOW": f'"{CANCELLED_BY_FLOW}"',
+}
+
 
 _NAMES = {
     **{name: f"KEYS[{n}]" for n, name in enumerate(KEYS, 1)},
     **{name: str(n) for n, name in enumerate(_FIELDS, 1) if name.strip()},
     **{name: str(number) for name, number in _NUMBERS.items()},
+    **_FLOW_NAMES,
     "HEAD": f'"{HEAD}"',
     "FOREVER": "math.huge",
 }
+
+
+JOBS = ("rows", "transitions", "flow", "steps")
+"""What every script begins with that moves jobs, or looks at them."""
 
 
 def script(*pieces: str) -> Script:

@@ -13,8 +13,9 @@ from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.documents import Reader, named_in, queue_of
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.admin import count_in, search
+from ergon_framework.jobs.stores.redis.flows import RedisFlows
 from ergon_framework.jobs.stores.redis.records import RedisJobRecords
-from ergon_framework.jobs.stores.redis.scripts import script
+from ergon_framework.jobs.stores.redis.scripts import JOBS, script
 from ergon_framework.jobs.stores.redis.transactions import INSPECT_INTERVAL, RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import (
     EXCHANGE,
@@ -62,17 +63,17 @@ MAX_BATCH_BYTES = 8 << 20
 """Settlements, renewals or purged jobs of one script, and bytes of results: the server serves no
 other client meanwhile."""
 
-_SHORTEN = script("frozen", "rows", "transitions", "shorten")
-_WAITS = script("frozen", "rows", "transitions", "waits")
-_RENEW = script("frozen", "rows", "transitions", "renew")
+_SHORTEN = script("frozen", *JOBS, "shorten")
+_WAITS = script("frozen", *JOBS, "waits")
+_RENEW = script("frozen", *JOBS, "renew")
 _answers = msgspec.msgpack.Decoder(list[bool]).decode
 
-_PURGE = script("frozen", "rows", "transitions", "delete", "purge")
-_PRUNE = script("frozen", "rows", "transitions", "delete", "prune")
-_QUEUES = script("rows", "transitions", "queues")
+_PURGE = script("frozen", *JOBS, "delete", "purge")
+_PRUNE = script("frozen", *JOBS, "delete", "prune")
+_QUEUES = script(*JOBS, "queues")
 _NAMED = script("rows", "named")
 _HEARTBEAT = script("rows", "heartbeat")
-_RESTORE = script("frozen", "rows", "transitions", "restore")
+_RESTORE = script("frozen", *JOBS, "restore")
 _HELD, _NONE = 2, 3
 
 _swept = msgspec.msgpack.Decoder(tuple[int, int, list[str]]).decode
@@ -108,13 +109,19 @@ class RedisJobStore:
             inspect_interval=inspect_interval,
         )
         self.transitions = Transitions(self.transactions)
+        self._flows = RedisFlows(self.transactions)
         self._reader = Reader()
         self._turns: dict[str, str] = {}  # by executor: the queue that was first the last time
 
     @property
     def records(self) -> RedisJobRecords:
         """All that the store holds, to be copied into another store or out of one."""
-        return RedisJobRecords(self.transactions, self.transitions, self)
+        return RedisJobRecords(self.transactions, self.transitions, self, self.flows)
+
+    @property
+    def flows(self) -> RedisFlows:
+        """The flows of the store."""
+        return self._flows
 
     @property
     def durability(self) -> str:
@@ -291,8 +298,10 @@ class RedisJobStore:
 
     def count(self, search_: Search) -> int:
         """How many match."""
-        counts = self.transactions.call("HGETALL", "counts")
-        found = count_in(rows.pairs(counts), search_)
+        found = self.flows.count(search_)
+        if found is None:
+            counts = self.transactions.call("HGETALL", "counts")
+            found = count_in(rows.pairs(counts), search_)
         return sum(1 for _ in self.search(search_)) if found is None else found
 
     def _running(self) -> list[bytes]:
@@ -319,12 +328,13 @@ class RedisJobStore:
 
     def _problem(self, job_id: str) -> str | None:
         """What is wrong with a row; None if it is a job that can be run."""
-        names = [self.transactions.key(name) for name in ("job", "body", "tale")]
-        row, body, tale = (self.transactions.client.call("HGET", name, job_id) for name in names)
+        names = ("job", "body", "tale", "flow:step")
+        parts = (self.transactions.call("HGET", name, job_id) for name in names)
+        row, body, tale, place = parts
         try:
             [parsed] = rows.rows_in(row or b"")
             texts = memoryview(body or b""), memoryview(tale or b"")
-            return argument_problem(rows.job_from(job_id, parsed, *texts))
+            return argument_problem(rows.job_from(job_id, parsed, *texts, rows.place_in(place)))
         except READ_ERRORS as error:
             return problem_of(error)
 

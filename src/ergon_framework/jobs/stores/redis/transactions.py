@@ -35,6 +35,9 @@ from ergon_framework.storage.server import ServerClock
 VERSION = 1
 """Of what the keys hold. A later version that this one cannot read has a higher number."""
 
+FLOW_VERSION = 2
+"""The same once a flow was added: a program that knows no flows would count no ends of steps."""
+
 INSPECT_INTERVAL = 10.0
 """Seconds after which the server is asked again whether it still syncs before it answers: its
 settings can be changed while it runs, and be others after a restart."""
@@ -122,17 +125,17 @@ class RedisTransactions:
             self.client.call("SET", key, VERSION, "NX")
             version = self.client.call("GET", key)
         self.is_made = version is not None or self._has_keys()
-        if version is None or version == b"%d" % VERSION:
+        if version is None or version in (b"%d" % VERSION, b"%d" % FLOW_VERSION):
             return
         if not version.isdigit():
             raise StoreSchemaError(
                 f"{self.name} has keys of the store's names that are not of this jobs store",
                 remedy="give the store a prefix of its own: redis://host/0?prefix=NAME",
             )
-        is_newer = int(version) > VERSION
+        is_newer = int(version) > FLOW_VERSION
         raise StoreSchemaError(
             f"the jobs in {self.name} are kept as version {version.decode()} has them, and this"
-            f" program knows version {VERSION}",
+            f" program knows version {FLOW_VERSION}",
             remedy="upgrade ergon-framework" if is_newer else "move the jobs to a new store",
         )
 

@@ -9,7 +9,7 @@ import msgspec
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.redis import rows
-from ergon_framework.jobs.stores.redis.scripts import script
+from ergon_framework.jobs.stores.redis.scripts import JOBS, script
 from ergon_framework.jobs.stores.redis.transactions import RedisTransactions
 from ergon_framework.jobs.stores.transitions import cancel_replaced, expire, id_taken, key_held
 from ergon_framework.jobs.stores.unreadable import (
@@ -21,12 +21,12 @@ from ergon_framework.jobs.stores.unreadable import (
 from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, Settlement, Unreadable
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 
-EXCHANGE = script("frozen", "rows", "transitions", "limits", "claim", "exchange")
+EXCHANGE = script("frozen", *JOBS, "limits", "claim", "exchange")
 _PLAIN = script("frozen", "plain")
-ADD = script("frozen", "rows", "transitions", "add")
-_READ = script("rows", "transitions", "read")
+ADD = script("frozen", *JOBS, "add")
+_READ = script(*JOBS, "read")
 _SWAP = script("frozen", "rows", "swap")
-_ASIDE = script("frozen", "rows", "transitions", "set_aside")
+_ASIDE = script("frozen", *JOBS, "set_aside")
 MAX_ATTEMPTS = 100
 """How often a job is sent again with the transition of one that it replaces."""
 
@@ -51,6 +51,7 @@ class _Seen(msgspec.Struct, frozen=True, array_like=True):
     tales: list[int]
     last: float | bool
     missed: list[str] = []  # rows that are no job's
+    places: list[tuple[str, rows.Place | bool]] = []  # of steps
 
 
 answer_in = msgspec.msgpack.Decoder(Answer).decode
@@ -206,11 +207,12 @@ class Transitions:
             strict=True,
         )
         last = None if seen.last is False else int(seen.last)
+        places = {job_id: place for job_id, place in seen.places if not isinstance(place, bool)}
         found: list[tuple[rows.Row, Job]] = []
         odd = [self._odd(job_id) for job_id in seen.missed]
         for job_id, row, body, tale in parts:
             try:
-                found.append((row, rows.job_from(job_id, row, body, tale)))
+                found.append((row, rows.job_from(job_id, row, body, tale, places.get(job_id))))
             except READ_ERRORS as error:
                 odd.append(_unreadable(job_id, row, problem_of(error)))
         return found, odd, last

@@ -79,6 +79,7 @@ end
 flush()
 wake_freed()
 if seq > 0 then call("SET", LAST_SEQ, string.format("%.0f", seq)) end
+if book then book.finish() end -- a step was replaced
 if fires then call("HSET", SCHEDULES, fires[1], blob(fires[3])) end
 notify()
 return {"added", cmsgpack.pack(answers)}

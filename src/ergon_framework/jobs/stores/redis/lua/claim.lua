@@ -179,7 +179,10 @@ local function lease_plain(id, key, member, queue)
   local row = rows[id]
   if jobs[id] ~= nil or not row then return false end
   local _, status, flags, _, deliveries = unpack_from(">BBBI8I4", row)
-  if status ~= PENDING or flags >= IS_UNIQUE or flags % HAS_TALE >= HAS_EXPIRY then return false end
+  if status ~= PENDING or flags % IS_STEP >= IS_UNIQUE or flags % HAS_TALE >= HAS_EXPIRY
+    or (is_sweeping and flags >= IS_STEP) then
+    return false
+  end
   local why = unpack_from(">I4", row, 72)
   fence = fence + 1
   rows[id] = pack(">BBBI8I4", ACTIVE, RUNS, flags, fence, deliveries + 1)
@@ -195,6 +198,10 @@ end
 
 -- Whether a job that is due may start; one that may not stops being due.
 local function may_start(job)
+  if is_sweeping and has(job, IS_STEP) and flows().is_stopped(job) then
+    flows().cancel(job) -- the sweep has not come to it yet
+    return false
+  end
   if job[EXPIRES_AT] <= now then
     outdated[#outdated + 1] = job[ID]
     shift(job, OUTDATED) -- the caller ends it; if it cannot, a sweep does
@@ -395,6 +402,7 @@ function claim(words)
   promote()
   share_all()
   flush()
+  if book then book.finish() end -- steps of flows that stop were cancelled
   save_gates()
   if #claimed > 0 then call("SET", LAST_FENCE, string.format("%.0f", fence)) end
   read = {}

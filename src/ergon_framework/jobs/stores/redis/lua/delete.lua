@@ -2,6 +2,7 @@
 
 local function remove(job)
   stand(job, false)
+  if has(job, IS_STEP) then flows().forget(job) end
   rank(ALL, job[ID], false)
   changed[job[ID]] = nil
   tales[job[ID]] = nil

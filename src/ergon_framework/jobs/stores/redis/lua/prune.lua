@@ -1,5 +1,6 @@
--- Purge what has been kept long enough, forget workers, let go who waits for a free limit key, and
--- tell which jobs are outdated. In: now, how many, and for how long a silent worker is remembered.
+-- Purge what has been kept long enough, forget workers, let go who waits for a free limit key, go on
+-- with flows, and tell which jobs are outdated. In: now, how many, and for how long a silent worker is
+-- remembered.
 
 local most = args[2]
 
@@ -21,6 +22,12 @@ for _, id in ipairs(purged) do
 end
 flush()
 
+local number = #purged
+if number < most and call("EXISTS", FLOWS) == 1 then
+  number = number + flows().purge(most - number, remove)
+end
+if call("EXISTS", WORK) == 1 then flows().do_slice() end
+
 local forgotten = 0
 local workers = call("HGETALL", WORKERS)
 for n = 1, #workers, 2 do
@@ -34,12 +41,12 @@ wake_freed()
 notify()
 
 local ids, late = {}, {}
-if #purged < most then
-  for _, id in ipairs(due(EXPIRING, most - #purged)) do
+if number < most then
+  for _, id in ipairs(due(EXPIRING, most - number)) do
     if rows[id] then
       ids[#ids + 1], late[#late + 1] = id, rows[id]
     end
   end
 end
 flush()
-return {cmsgpack.pack({#purged, forgotten, ids}), concat(late)}
+return {cmsgpack.pack({number, forgotten, ids}), concat(late)}

@@ -1,6 +1,7 @@
--- Look at jobs. In: now, where to look (``ids``, ``overdue``, ``named``, ``after`` or a set by order
--- of adding), the ids, the executor or the number to begin at, how many, and what must match; for
--- ``named``, before when they became due; for ``after``, how many bytes there may be.
+-- Look at jobs. In: now, where to look (``ids``, ``overdue``, ``named``, ``after``, ``flow:`` with its
+-- id, or a set by order of adding), the ids, the executor or the number to begin at, how many, and
+-- what must match; for ``named``, before when they became due; for ``after``, how many bytes there
+-- may be.
 
 local where, from, most, wanted = args[2], args[3], args[4], args[5]
 local ids, last = {}, false
@@ -42,6 +43,7 @@ elseif where == "after" then
   wanted = nil
 else
   local key = where == "all" and ALL or IN .. where
+  if sub(where, 1, 5) == "flow:" then key = STEPS .. sub(where, 6) end
   local found = call("ZREVRANGEBYSCORE", key, "(" .. from, "-inf", "WITHSCORES", "LIMIT", 0, most)
   for n = 1, #found, 2 do
     ids[#ids + 1] = where == "all" and found[n] or id_in_tag(found[n])
@@ -60,6 +62,7 @@ local function matches(id)
   local job = job_of(id)
   if statuses and not statuses[job[STATUS]] then return false end
   if wanted[2] and job[QUEUE] ~= wanted[2] then return false end
+  if wanted[5] and job[STAGE] == JOINING then return false end
   return not wanted[3] or job[CHANGED_AT] < wanted[3]
 end
 
@@ -73,5 +76,13 @@ for _, id in ipairs(ids) do
     missed[#missed + 1] = id
   end
 end
+local places = {} -- of steps
+for _, id in ipairs(found) do
+  if byte(rows[id], 3) >= IS_STEP then places[#places + 1] = id end
+end
+if #places > 0 then
+  flows().load(places)
+  for n, id in ipairs(places) do places[n] = {id, flows().shown(id)} end
+end
 local lengths, sizes, data, texts, told = shown(found, true)
-return {cmsgpack.pack({found, lengths, sizes, last, missed}), data, texts, told}
+return {cmsgpack.pack({found, lengths, sizes, last, missed, places}), data, texts, told}

@@ -6,10 +6,13 @@ local kept = call("HGET", UNREADABLE, id)
 if not kept then return 0 end
 call("HDEL", UNREADABLE, id)
 if args[3] then
+  local noted, seq = flows().status_noted(kept), tonumber(call("ZSCORE", ALL, id) or 0)
   call("HDEL", JOB, id)
   call("HDEL", BODY, id)
   call("HDEL", TALE, id)
   call("ZREM", ALL, id)
+  flows().lose(id, seq, noted)
+  notify()
   return 1
 end
 local job = job_of(id)
@@ -21,5 +24,6 @@ end
 stand(job, true)
 is_work = true
 flush()
+if has(job, IS_STEP) then flows().welcome(job) end
 notify()
 return 1

@@ -113,7 +113,7 @@ local function is_sound(row)
   local why, worker = unpack_from(">I4I4", row, 72)
   local queue, executor, unique, key = unpack_from(">I4I4I4I4", row, 108)
   local length = 123 + why + worker + queue + executor + unique + key
-  return stage <= OUTDATED and status <= CANCELLED and #row == length
+  return stage <= SIGNALLING and status <= CANCELLED and #row == length
 end
 
 local function load_jobs(ids)
@@ -160,6 +160,7 @@ local lanes = {} -- by key of a lane or group: where it is listed, and as what
 local sums = {[COUNTS] = {}, [RUNNING] = {}} -- what is added, by name
 local holders = {} -- of unique keys: an id, or false
 local is_work, is_done = false, false -- which topics to notify
+local flows, book -- opens the flows, where a script meets a step, and what it opened: ``steps.lua``
 
 local function rank(key, member, score)
   local members = sets[key]
@@ -231,6 +232,7 @@ local function flush()
   write_hash(TALE, tales)
   write_hash(UNIQUE, holders)
   write_hash(UNREADABLE, notes)
+  if book then book.write() end
   for key, members in pairs(sets) do write_set(key, members) end
   for key, found in pairs(sums) do write_sums(key, found) end
   for key, listed in pairs(lanes) do

@@ -64,8 +64,10 @@ local function line_up(job, is_there)
     local group = group_of(job)
     rank(BLOCKED .. group, place(job), is_there and -job[PRIORITY])
     lanes[BLOCKED .. group] = {ASIDE, group}
-  elseif stage == ENDED and job[PURGE_AT] < FOREVER then
-    rank(PURGING, job[TAG], is_there and job[PURGE_AT])
+  elseif stage == ENDED then
+    if job[PURGE_AT] < FOREVER then rank(PURGING, job[TAG], is_there and job[PURGE_AT]) end
+  elseif stage >= JOINING then
+    flows().line_up(job, is_there)
   end
   if stage > ACTIVE and job[EXPIRES_AT] < FOREVER then
     rank(EXPIRING, job[TAG], is_there and job[EXPIRES_AT])
@@ -161,9 +163,13 @@ local function complete(id, seq, fence, attempts, excused, span, tale)
   local row = rows[id]
   if jobs[id] ~= nil or not row then return false end
   local stage, _, flags, known_fence = unpack_from(">BBBI8", row)
-  if stage ~= ACTIVE or flags >= HAS_TALE or known_fence ~= fence then return false end
+  if stage ~= ACTIVE or flags % IS_STEP >= HAS_TALE or known_fence ~= fence then return false end
   local worker, known_seq = unpack_from(">I4I8", row, 76)
   if known_seq ~= seq then return false end
+  if flags >= IS_STEP then
+    if not flows().completed(id, span) then return false end
+    span = nil -- it is kept as long as its flow
+  end
   local tag = sub(row, 80, 87) .. id
   local queue = sub(row, 124, 123 + unpack_from(">I4", row, 108))
   local purge_at = span and now + span or FOREVER
@@ -183,20 +189,9 @@ local function complete(id, seq, fence, attempts, excused, span, tale)
   return true
 end
 
-local function apply(settlement)
-  local id, seq, fence, expected, status, attempts, excused, words, span, why, tale =
-    unpack(settlement, 1, 11)
-  tale = blob(tale)
-  if status == COMPLETED and expected == RUNS and words == 0 and why == ""
-    and complete(id, seq, fence, attempts, excused, span, tale) then
-    return true
-  end
-  local job = job_of(id)
-  if not job or job[SEQ] ~= seq then return false end
-  local is_reset = words % 2 == IS_RESET
-  if not may_move(job, fence, expected, status, words % 4 >= IF_EXPIRED) then
-    return was_made(job, fence, tale)
-  end
+-- Move a job; whether that may be was asked before.
+local function move(job, status, attempts, excused, words, span, why, tale)
+  local is_reset, before = words % 2 == IS_RESET, job[STATUS]
   stand(job, false)
   let_go(job)
   job[STATUS], job[ATTEMPTS], job[EXCUSED], job[WHY] = status, attempts, excused, why
@@ -204,7 +199,7 @@ local function apply(settlement)
   job[PURGE_AT] = FOREVER
   set_flag(job, IS_CHARGED, false)
   set_flag(job, IS_SOLO, words >= SOLO)
-  tales[id] = retold(job, tale, is_reset)
+  tales[job[ID]] = retold(job, tale, is_reset)
   if is_reset then job[DELIVERIES], job[EXPIRES_AT] = 0, FOREVER end
   if is_final(status) then
     job[STAGE] = ENDED
@@ -215,8 +210,30 @@ local function apply(settlement)
     job[RUN_AT] = now + span
     is_work = true
   end
+  if has(job, IS_STEP) then flows().moved(job, before, span) end
   stand(job, true)
-  changed[id] = job
+  changed[job[ID]] = job
+end
+
+local function apply(settlement)
+  local id, seq, fence, expected, status, attempts, excused, words, span, why, tale =
+    unpack(settlement, 1, 11)
+  tale = blob(tale)
+  if status == COMPLETED and expected == RUNS and words == 0 and why == ""
+    and complete(id, seq, fence, attempts, excused, span, tale) then
+    return true
+  end
+  local job = job_of(id)
+  if not job or job[SEQ] ~= seq then return false end
+  if not may_move(job, fence, expected, status, words % 4 >= IF_EXPIRED) then
+    return was_made(job, fence, tale)
+  end
+  local is_step = has(job, IS_STEP)
+  if is_step and not flows().may_move(job, status) then return false end
+  move(job, status, attempts, excused, words, span, why, tale)
+  if is_step and not is_final(status) and flows().is_stopped(job) then
+    flows().cancel(job) -- no step of a flow that stops begins again
+  end
   return true
 end
 

@@ -1,0 +1,344 @@
+"""The flows of a Redis job store: the calls of their port.
+
+A flow of few steps is added by one script. Of one with many, the parts are handed in first, where
+nobody looks, and are forgotten when the client dies; then one script adds the flow, and from then
+on it is there for good. Its steps are added in slices after that: by the client or, if it died, by
+claims and retention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NoReturn, TypeVar, cast
+
+import msgspec
+
+from ergon_framework.core.flow import (
+    FlowEvent,
+    FlowState,
+    FlowStatus,
+    InvalidFlowChange,
+    advance,
+)
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.jobs.stores.flow_settlement import (
+    FlowRow,
+    flow_is_over,
+    flow_taken,
+    no_flow,
+    no_predecessor,
+)
+from ergon_framework.jobs.stores.redis import rows
+from ergon_framework.jobs.stores.redis.scripts import (
+    FLOW_STATUSES,
+    JOBS,
+    POLICIES,
+    event_name,
+    script,
+)
+from ergon_framework.jobs.stores.redis.transactions import FLOW_VERSION, RedisTransactions
+from ergon_framework.jobs.stores.transitions import id_taken
+from ergon_framework.ports.flow import Flow, Join, NewFlow
+from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Search
+from ergon_framework.storage.conflicts import ConflictError
+
+MAX_PART = 500
+MAX_PART_BYTES = 2 << 20
+"""Steps or joins of one script, and bytes of their arguments: the server serves no other client
+meanwhile."""
+STAGED_FOR = 3600
+"""Seconds after which the parts of a flow are forgotten that nobody has added."""
+PAGE = 1000
+"""Rows and results that are read at once."""
+COUNTED = 2000
+"""Rows that one script looks at when it counts."""
+
+_STAGE = script("frozen", "rows", "stage")
+_PUT = script("frozen", *JOBS, "put_flow")
+_GO_ON = script("frozen", *JOBS, "go_on")
+_COUNT = script("rows", "count")
+_DECIDE = script("frozen", *JOBS, "decide")
+_SIGNAL = script("frozen", *JOBS, "signal")
+
+_flow = msgspec.msgpack.Decoder(
+    tuple[int, int, int, int, int, int, int, float | bool, float | bool, float, float, str, int]
+).decode
+T = TypeVar("T")
+
+
+class RedisFlows:
+    """The flows of one store."""
+
+    def __init__(self, transactions: RedisTransactions) -> None:
+        self._transactions = transactions
+        self._is_marked = False
+
+    # ---- adding ---------------------------------------------------------------------------------
+
+    def add(self, flow: NewFlow, steps: Sequence[NewJob]) -> list[EnqueueResult]:
+        """Store a flow and its steps in one commit, or steps of a flow that is there."""
+        self._mark()
+        parts = list(_parts(flow, steps))
+        if len(parts) > 1 and flow.is_new:
+            self._stage(flow.id, parts, steps)
+            self._put(flow, (), (), steps, len(parts))
+            while self._transactions.write(_GO_ON, "add", flow.id):
+                pass  # workers would do the rest, too, if this process died
+        else:
+            self._put(flow, flow.joins, steps, steps, 0)
+        return [EnqueueResult(step.id, True) for step in steps]
+
+    def _mark(self) -> None:
+        """Programs that know nothing of flows do not open the store any more."""
+        if not self._is_marked:
+            self._transactions.refuse_to_write()
+            self._transactions.call("SET", "schema", FLOW_VERSION)
+            self._is_marked = True
+
+    def _stage(self, flow_id: str, parts: Sequence[_Part], steps: Sequence[NewJob]) -> None:
+        first = 0
+        for number, part in enumerate(parts):
+            blobs = rows.Blobs()
+            wire = _wire(part, blobs)
+            kind = "joins" if isinstance(part[0], Join) else "steps"
+            words = (flow_id, kind, wire, number, STAGED_FOR)
+            answer, found = self._transactions.write(_STAGE, "add", *words, blobs=blobs)
+            if answer == b"id":
+                raise id_taken(steps[first + found - 1])
+            if found != number + 1:
+                raise self._too_slow()
+            first += len(part) if kind == "steps" else 0
+
+    def _put(
+        self,
+        flow: NewFlow,
+        joins: Sequence[Join],
+        inline: Sequence[NewJob],
+        steps: Sequence[NewJob],
+        staged: int,
+    ) -> None:
+        blobs = rows.Blobs()
+        made = _new_row(flow) if flow.is_new else None
+        words = (
+            *(flow.id, made, blobs.add(flow.plan), len(steps)),
+            *(_wire(joins, blobs), _wire(inline, blobs), staged, flow.after),
+        )
+        try:
+            kind, *rest = self._transactions.write(
+                _PUT, "add", *words, blobs=blobs, is_repeatable=False
+            )
+        except StoreUnavailableError as error:
+            # A script runs whole or not at all: if a step is there, it was carried out. Of a flow
+            # whose steps were handed in before, the flow itself tells.
+            if error.details.get("outcome") != "unknown" or not self._was_put(flow, inline):
+                raise
+            return
+        if kind != b"added":
+            self._refuse(kind, rest, flow, inline)
+
+    def _was_put(self, flow: NewFlow, inline: Sequence[NewJob]) -> bool:
+        if not inline:
+            return bool(self._transactions.call("HEXISTS", "flow:flow", flow.id))
+        return bool(self._transactions.call("HEXISTS", "job", inline[0].id))
+
+    def _refuse(
+        self, kind: bytes, rest: Sequence[int], flow: NewFlow, steps: Sequence[NewJob]
+    ) -> NoReturn:
+        if kind == b"conflict":
+            raise ConflictError  # a job became a step of another flow since the client looked
+        if kind == b"taken":
+            raise flow_taken(flow.id)
+        if kind == b"missing":
+            raise no_predecessor(flow.after[rest[0] - 1])
+        if kind == b"id":
+            raise id_taken(steps[rest[0] - 1])
+        found = self.find(flow.id)
+        if kind == b"late":
+            raise self._too_slow()
+        raise no_flow(flow.id) if found is None else flow_is_over(found)
+
+    def _too_slow(self) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            f"{self._transactions.name}: parts of a flow were handed in, and are gone",
+            remedy="enqueue the chain or group again, whole; nothing of it was stored",
+        )
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def find(self, flow_id: str) -> Flow | None:
+        """One flow."""
+        return next(iter(self._flows([flow_id])), None)
+
+    def search(self, statuses: Sequence[FlowStatus], limit: int) -> list[Flow]:
+        """Flows in one of these states, or in any; the newest first."""
+        names = [f"flow:in:{FLOW_STATUSES.index(each)}" for each in statuses] or ["flow:flows"]
+        ids = [
+            each.decode()
+            for name in names
+            for each in self._transactions.call("ZREVRANGE", name, 0, limit - 1)
+        ]
+        found = [each for each in self._flows(ids) if not statuses or each.status in statuses]
+        if len(names) > 1:
+            found.sort(key=lambda flow: flow.created_at, reverse=True)
+        return found[:limit]
+
+    def _flows(self, ids: Sequence[str]) -> Iterator[Flow]:
+        for some in _pages(ids, PAGE):
+            states = self._transactions.call("HMGET", "flow:flow", *some)
+            plans = self._transactions.call("HMGET", "flow:plan", *some)
+            for flow_id, state, plan in zip(some, states, plans, strict=True):
+                if state is not None:
+                    yield _read(flow_id, state, plan)
+
+    def joins(self, flow_id: str) -> list[Join]:
+        """The joins of a flow, in the order of adding."""
+        ids = [each.decode() for each in self._transactions.call("LRANGE", _joins(flow_id), 0, -1)]
+        found: list[Join] = []
+        for some in _pages(ids, PAGE):
+            left = self._transactions.call("HMGET", "flow:join", *some)
+            members = self._transactions.call("HMGET", "flow:members", *some)
+            found += [
+                Join(id=join, flow_id=flow_id, remaining=int(number), members=text)
+                for join, number, text in zip(some, left, members, strict=True)
+                if number is not None and text is not None
+            ]
+        return found
+
+    def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+        """What jobs returned, by id."""
+        found: dict[str, bytes | None] = {}
+        for some in _pages(ids, PAGE):
+            heads = self._transactions.call("HMGET", "job", *some)
+            tales = self._transactions.call("HMGET", "tale", *some)
+            for job_id, row, tale in zip(some, heads, tales, strict=True):
+                if rows.status_in(row) is JobStatus.COMPLETED:
+                    result = rows.result_in(tale)
+                    found |= {} if result is None else {job_id: result}
+        return found
+
+    # ---- deciding -------------------------------------------------------------------------------
+
+    def apply(self, flow_id: str, event: FlowEvent) -> Flow:
+        """Cancel, retry or skip."""
+        kind, *rest = self._transactions.write(
+            _DECIDE, "desk", flow_id, event_name(event), is_repeatable=False
+        )
+        if kind == b"done":
+            return _read(flow_id, *rest)
+        found = self.find(flow_id)
+        if found is None:
+            raise no_flow(flow_id)
+        advance(found.state, event)  # says why not
+        raise InvalidFlowChange("the flow was changed at the same moment")
+
+    def sweep(self, flow_id: str) -> bool:
+        """Go on with what was applied, one slice of steps; whether anything is left."""
+        answer = self._transactions.write(_GO_ON, "desk", flow_id)
+        if answer is None:
+            raise no_flow(flow_id)
+        return bool(answer)
+
+    def signal(self, flow_id: str, name: str, value: bytes) -> bool:
+        """Complete the steps that wait for a signal, or keep its value for them."""
+        blobs = rows.Blobs()
+        number = blobs.add(value)
+        answer = self._transactions.write(
+            _SIGNAL, "desk", flow_id, name, number, blobs=blobs, is_repeatable=False
+        )
+        if answer is None:
+            raise no_flow(flow_id)
+        return bool(answer)
+
+    def count(self, wanted: Search) -> int | None:
+        """How many steps of a flow match, where their rows tell; None where they do not."""
+        known = Search(
+            flow=wanted.flow,
+            statuses=wanted.statuses,
+            queue=wanted.queue,
+            is_released=wanted.is_released,
+        )
+        has_ended = any(status.is_final for status in wanted.statuses) or not wanted.statuses
+        if wanted.flow is None or wanted != known or (wanted.is_released and has_ended):
+            return None
+        if wanted == Search(flow=wanted.flow):
+            steps: int = self._transactions.call("ZCARD", f"flow:steps:{wanted.flow}")
+            return steps
+        statuses = [rows.NUMBERS[each] for each in wanted.statuses or JobStatus]
+        words = (COUNTED, statuses, wanted.queue, wanted.is_released)
+        number, after = 0, cast("bytes | None", b"0")
+        while after is not None:
+            place = wanted.flow, after.decode()
+            found, after = self._transactions.run(_COUNT, *place, *words)
+            number += found
+        return number
+
+    def is_any(self) -> bool:
+        """Whether the store has flows."""
+        return bool(self._transactions.call("EXISTS", "flow:flows"))
+
+
+_Part = Sequence[Join] | Sequence[NewJob]
+
+
+def _parts(flow: NewFlow, steps: Sequence[NewJob]) -> Iterator[_Part]:
+    """A flow in pieces that one script can take: first all joins, then the steps."""
+    if len(flow.joins) + len(steps) <= MAX_PART and _size(steps) <= MAX_PART_BYTES:
+        yield steps
+        return
+    yield from _pages(flow.joins, MAX_PART)
+    part: list[NewJob] = []
+    size = 0
+    for step in steps:
+        size += len(step.args) + len(step.kwargs)
+        if part and (len(part) == MAX_PART or size > MAX_PART_BYTES):
+            yield part
+            part, size = [], len(step.args) + len(step.kwargs)
+        part.append(step)
+    yield part
+
+
+def _size(steps: Sequence[NewJob]) -> int:
+    return sum(len(step.args) + len(step.kwargs) for step in steps)
+
+
+def _pages(found: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    left = iter(found)
+    while some := list(islice(left, size)):
+        yield some
+
+
+def _wire(part: _Part, blobs: rows.Blobs) -> list[tuple[Any, ...]]:
+    """Joins or steps as the scripts want them."""
+    return [
+        (each.id, each.remaining, blobs.add(each.members))
+        if isinstance(each, Join)
+        else rows.wire_step(each, blobs)
+        for each in part
+    ]
+
+
+def _new_row(flow: NewFlow) -> tuple[Any, ...]:
+    policy = POLICIES.index(flow.on_failure)
+    status = FLOW_STATUSES.index(FlowStatus.RUNNING)
+    return (policy, status, *(0, 0, 0, 0, 0), 0, False, 0, 0, flow.name, 0)
+
+
+def _read(flow_id: str, blob: bytes, plan: bytes | None) -> Flow:
+    policy, status, *counts = (row := _flow(blob))[:7]
+    keep, purge_at, created_at, changed_at, name, _ = row[7:]
+    return FlowRow(
+        flow_id,
+        FlowState(POLICIES[policy], FLOW_STATUSES[status], *counts),
+        None if isinstance(keep, bool) else float(keep),
+        None if isinstance(purge_at, bool) else float(purge_at),
+        name,
+        float(created_at),
+        float(changed_at),
+        plan or b"{}",
+    ).flow()
+
+
+def _joins(flow_id: str) -> str:
+    return f"flow:joins:{flow_id}"

@@ -1,0 +1,98 @@
+"""Bugs planted in the scripts that keep flows: the suite rejects each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ergon_framework.jobs.stores.redis import RedisJobStore, scripts
+from ergon_framework.storage.redis.client import Script
+from ergon_framework.testing.suites.jobstore import JobStoreSuiteError, exercise_job_store
+
+PLANTED = {
+    "opens one early": (
+        "if number == 0 then release(join) end",
+        "if number <= 1 then release(join) end",
+        "last_of_a_group_starts_what_follows",
+    ),
+    "forgets the slices of a release": (
+        'then put_work(join, "release", 0) else',
+        "then drop_work(join) else",
+        "many_steps_are_released_and_counted",
+    ),
+    "forgets the slices of a sweep": (
+        "put_work(flow_id, kind, last)",
+        "drop_work(flow_id)",
+        "many_steps_are_cancelled_and_retried",
+    ),
+    "goes on whatever the policy": (
+        "elseif flow[ON_FAILURE] == GO_ON and not stops then",
+        "elseif not stops then",
+        "failure_cancels_what_waits",
+    ),
+    "tries again in a stopped flow": (
+        "not is_final(status) and flows().is_stopped(job)",
+        "false",
+        "step_of_a_stopped_flow_is_not_tried_again",
+    ),
+    "lets a step be hurried": (
+        "return job[STAGE] < JOINING",
+        "return true",
+        "waiting_step_is_pending",
+    ),
+    "loses early signals": (
+        "place[EARLY] = value",
+        "place[EARLY] = false",
+        "early_signal_is_kept",
+    ),
+    "lets signals run out from the beginning": (
+        "place[DELAY] and now + place[DELAY] or",
+        "place[DELAY] and job[CREATED_AT] + place[DELAY] or",
+        "signal_has_a_time_limit",
+    ),
+    "purges steps alone": (
+        "and not has(job, IS_STEP)",
+        "",
+        "steps_are_kept_with_their_flow",
+    ),
+    "does not look at failures": (
+        'if is_final(job[STATUS]) and machine.may(flow, "step_ended") then',
+        "if false then",
+        "failed_job_is_dealt_with_at_once",
+    ),
+}
+"""By name: what stands in a script, what stands there instead, and the check that is about it."""
+
+
+@pytest.mark.req("SCALE:jobs-redis")
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_script_is_rejected(
+    bug: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each by the check that is about it."""
+    right, wrong, check = PLANTED[bug]
+    right, wrong = (scripts.script_of(each).text.decode() for each in (right, wrong))
+    spoilt: dict[str, Script] = {}
+
+    def spoil(what: Script) -> Script:
+        text = what.text.decode()
+        if right not in text:
+            return what
+        return spoilt.setdefault(text, scripts.script_of(text.replace(right, wrong)))
+
+    def make(clock: Callable[[], float]) -> RedisJobStore:
+        store = RedisJobStore(redis_url, clock=clock)
+        run = store.transactions.run
+
+        def running(what: Script, *args: Any, **options: Any) -> Any:
+            return run(spoil(what), *args, **options)
+
+        monkeypatch.setattr(store.transactions, "run", running)
+        return store
+
+    with pytest.raises(JobStoreSuiteError) as caught:
+        exercise_job_store(make, only={check})
+    assert caught.value.report.failed == (check,)
+    assert spoilt
