@@ -124,6 +124,24 @@ class Model:
 
 
 @repeatable
+@given(job_rules, reports | st.just(Succeeded()), st.integers(0, 5), st.booleans(), dice)
+def test_whatever_happens_to_a_job_that_is_to_be_cancelled_ends_it(
+    job_rule: JobRule, seen: Event, attempts: int, is_charged: bool, roll: float
+) -> None:
+    """It completes, or it is cancelled; its counters are what they would have been."""
+    tally = JobSnapshot(ACTIVE, attempts, attempts + 1, 0, is_charged)
+    cancelling = dataclasses.replace(tally, is_cancelling=True)
+    usual = next_transition(tally, seen, job_rule, roll)
+    move = next_transition(cancelling, seen, job_rule, roll)
+    assert (move.attempts, move.excused) == (usual.attempts, usual.excused)
+    if isinstance(seen, Succeeded):
+        assert move == usual
+    else:
+        told = (move.status, move.event, move.why, move.failure, move.delay)
+        assert told == (JobStatus.CANCELLED, "cancelled", "cancelled_running", None, 0.0)
+
+
+@repeatable
 @given(job_rules, reports, st.integers(0, 5), st.integers(0, 9), st.booleans(), dice)
 def test_a_report_moves_little(
     job_rule: JobRule, seen: Event, attempts: int, deliveries: int, is_charged: bool, roll: float

@@ -8,12 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from ergon_framework.core.claim import ClaimRequest
-from ergon_framework.core.job import Transition
+from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.errors import DuplicateJobError
+from ergon_framework.jobs.stores.documents import text_of
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.queues import MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.jobs.stores.transitions import cancel_running
 from ergon_framework.ports.jobstore import (
+    CancelRequest,
     ClaimResult,
     EnqueueResult,
     Job,
@@ -392,6 +395,79 @@ class AllAreOverdue(Honest):
 
     def expired_leases(self, limit: int) -> list[Job]:
         return [record.job() for record in self.ledger.active.values()][:limit]
+
+
+# ---- cancelling what runs -----------------------------------------------------------------------
+
+
+class ForgetsWhoAsked(Honest):
+    """Drops the request with the next renewal."""
+
+    def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
+        kept = super().renew(holds, lease)
+        for hold in holds:
+            if hold.key in self.ledger.active:
+                self.ledger.active[hold.key].why = ""
+        return kept
+
+
+class LastWhoAsksCounts(Honest):
+    """Lets a second request take the place of the first."""
+
+    def request_cancel(self, job: Job, request: CancelRequest) -> bool:
+        if job.key in self.ledger.active:
+            self.ledger.active[job.key].why = ""
+        return super().request_cancel(job, request)
+
+
+class CancelsAnyClaim(Honest):
+    """Does not look at the claim that was meant."""
+
+    def request_cancel(self, job: Job, request: CancelRequest) -> bool:
+        record = self.ledger.active.get(job.key)
+        fence = job.fence if record is None else record.fence
+        return super().request_cancel(change(job, fence=fence), request)
+
+
+class _SettlesAsTold(Ledger):
+    """Does not look for a request when it settles."""
+
+    def settle(self, settlement: Settlement, now: float) -> bool:
+        record = self.records.get(settlement.key)
+        if record is not None and record.cancel_request is not None:
+            record.why = ""
+        return super().settle(settlement, now)
+
+
+class GivesBackTheCancelled(Honest):
+    """Lets a job wait again whose cancellation was requested."""
+
+    class PlantedLedger(_SettlesAsTold):
+        pass
+
+
+class CancelsTheCompleted(Honest):
+    """Takes a request for more than a completion."""
+
+    class PlantedLedger(Ledger):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            record = self.records.get(settlement.key)
+            request = None if record is None else record.cancel_request
+            if request is not None and settlement.transition.status is JobStatus.COMPLETED:
+                waits = replace(settlement.transition, status=JobStatus.RETRYING)
+                settlement = cancel_running(change(settlement, transition=waits), request)
+            return super().settle(settlement, now)
+
+
+class CancelsQuietly(Honest):
+    """Wakes nobody who runs the job."""
+
+    def request_cancel(self, job: Job, request: CancelRequest) -> bool:
+        record = self.ledger.active.get(job.key)
+        if record is None or record.fence != job.fence:
+            return False
+        record.why = record.why or text_of(request)
+        return True
 
 
 # ---- the desk, upkeep and schedules -------------------------------------------------------------

@@ -8,7 +8,9 @@ Theory of operation. A **delivery** is counted by the store on every claim; an *
 a request reached an executor. A job whose deliveries run out without an outcome is poison, and is
 dead-lettered. A delivery that did not run the job (held by a gate, given back by a stopping worker,
 sent to a process that died before it read it) is *excused*: it is shown, but does not count for the
-limit. A request that was not read in its time is not charged, and not excused either: an executor
+limit. A job that runs can only be *asked* to stop: that is noted beside it (``is_cancelling``), and
+whatever happens to it next ends it as cancelled, unless it completes first.
+A request that was not read in its time is not charged, and not excused either: an executor
 that never reads must not keep its jobs for ever. A transition carries no instant, only a ``delay``:
 the store adds its own clock.
 """
@@ -73,6 +75,7 @@ class JobSnapshot:
     excused: int = 0
     is_charged: bool = False  # the store has charged the attempt of this delivery already
     is_solo: bool = False  # it is to be alone in its process
+    is_cancelling: bool = False  # it runs, and somebody has asked for its cancellation
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,9 @@ class ExecutorMissing:
 class CancelRequested:
     """A client or operator cancels it."""
 
+    by: str = ""  # who, for the history
+    reason: str = ""  # the same
+
 
 @dataclass(frozen=True, slots=True)
 class RunRequested:
@@ -230,6 +236,27 @@ def next_transition(
         raise InvalidTransition(
             f"{type(event).__name__} cannot happen to a job that is {snapshot.status}"
         )
+    transition = _next_transition(snapshot, event, rule, dice)
+    return cancelled_instead(transition) if snapshot.is_cancelling else transition
+
+
+def cancelled_instead(transition: Transition) -> Transition:
+    """What becomes of a job whose cancellation was requested while it ran.
+
+    A completion stays one. Any other end is a cancellation, and so is going back to the queue.
+    """
+    if transition.status is JobStatus.COMPLETED:
+        return transition
+    return Transition(
+        JobStatus.CANCELLED,
+        "cancelled",
+        transition.attempts,
+        transition.excused,
+        why=CANCELLED_RUNNING,
+    )
+
+
+def _next_transition(snapshot: JobSnapshot, event: Event, rule: JobRule, dice: float) -> Transition:
     match event:
         case Succeeded() | Discarded() | Signalled():
             return _completed(snapshot, event)
@@ -387,6 +414,7 @@ def _ended(
     return Transition(JobStatus.FAILED, event, attempts, excused, 0.0, failure, str(why))
 
 
+CANCELLED_RUNNING = "cancelled_running"
 DELIVERIES_SPENT = "deliveries_spent"
 DISCARDED = "discarded"
 EXPIRED = "expired"

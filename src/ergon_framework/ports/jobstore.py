@@ -136,6 +136,14 @@ class LeaseRenewal(msgspec.Struct, frozen=True):
     is_charged: bool  # a request was written: charge the attempt if that has not been done
 
 
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Somebody wants a running job to be cancelled. A store keeps it as JSON in the job's row."""
+
+    at: str  # RFC 3339
+    by: str = ""
+    reason: str = ""
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job as callers of a store see it.
 
@@ -168,7 +176,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     excused: int
     is_solo: bool
     fence: int
-    why: str
+    why: str  # of a running job: the request to cancel it, see ``cancel_request``
     worker: str | None
     claimed_at: float | None
     lease_expires_at: float | None
@@ -182,6 +190,24 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     history: tuple[bytes, ...]  # JSON objects, the oldest first
     uses: Any = None
     step: StepPlace | None = None
+
+    @property
+    def cancel_request(self) -> CancelRequest | None:
+        """Who asked for its cancellation while it runs."""
+        return cancel_request_in(self.why) if self.status is JobStatus.ACTIVE else None
+
+
+def cancel_request_in(note: str) -> CancelRequest | None:
+    """The request that stands in the row of a running job; None where there is none."""
+    if not note:
+        return None
+    try:
+        return _cancel_request(note)
+    except msgspec.MsgspecError:  # of a later version: it is a request all the same
+        return CancelRequest(at="")
+
+
+_cancel_request = msgspec.json.Decoder(CancelRequest).decode
 
 
 class Subscription(Protocol):
@@ -202,6 +228,7 @@ class Topic(StrEnum):
 
     WORK = "work"  # a job may have become claimable
     DONE = "done"  # a job reached a final state
+    CANCEL = "cancel"  # a running job is to be cancelled
 
 
 MAX_CLOCK_SKEW = 1.0
@@ -232,10 +259,21 @@ class JobStore(Protocol):
 
         For each settlement: whether it was applied (False: fence, state or lease differ; then
         nothing of it was changed). A final transition frees the job's unique key and its limit key.
+        One that would let a job wait whose cancellation was requested is applied as that
+        cancellation.
         """
 
     def renew(self, renewals: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
+
+    def request_cancel(self, job: Job, request: CancelRequest) -> bool:
+        """Note that a running job is to be cancelled; False: this claim of it runs no more.
+
+        The first request stays. The note lasts as long as the claim. Notifies ``CANCEL``.
+        """
+
+    def cancel_requests(self, claims: Sequence[LeaseRenewal]) -> Mapping[str, CancelRequest]:
+        """Which of these claims are to be cancelled, by job id."""
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
         """Cut leases that end later than they could if they were renewed now; how many.

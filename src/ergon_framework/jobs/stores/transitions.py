@@ -6,6 +6,8 @@ job in the tables, how much history is kept, and the failpoints around the commi
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -20,14 +22,24 @@ from ergon_framework.core.job import (
     RunRequested,
     Signalled,
     Transition,
+    cancelled_instead,
     next_transition,
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
-from ergon_framework.errors import DuplicateJobError
+from ergon_framework.errors import DuplicateJobError, StoreError
 from ergon_framework.jobs.stores.unreadable import RowError, UnreadableRowError, status_of
 from ergon_framework.ports.flow import CANCELLED_BY_FLOW
-from ergon_framework.ports.jobstore import EnqueueResult, NewJob, OnDuplicate, Settlement
+from ergon_framework.ports.jobstore import (
+    CancelRequest,
+    EnqueueResult,
+    LeaseRenewal,
+    NewJob,
+    OnDuplicate,
+    Settlement,
+)
 from ergon_framework.storage.failpoints import declare
+
+logger = logging.getLogger("ergon.jobs")
 
 _CALLS = ("add", "exchange", "renew", "fire", "sweep", "desk")
 _PLACES = {call: f"jobs.{call}" for call in _CALLS} | {"move": "move.jobs"}
@@ -125,6 +137,71 @@ def bring_back(row: JobPosition, now: float) -> Settlement:
 def complete_signal(row: JobPosition, value: bytes, now: float) -> Settlement:
     """Complete a step that waits for a signal; it is kept as long as its flow."""
     return replace_settlement(_settlement(row, Signalled(), 0.0, now), result=value)
+
+
+def may_be_cancelled(settlement: Settlement) -> bool:
+    """Whether it lets a job wait that ran: not if the job's cancellation was requested."""
+    return settlement.expected is JobStatus.ACTIVE and not settlement.transition.status.is_final
+
+
+def cancel_running(settlement: Settlement, request: CancelRequest) -> Settlement:
+    """The cancellation of a job that was requested while it ran, in place of letting it wait.
+
+    Whoever settles the job has not seen the request; its history tells what it saw, and who asked.
+    """
+    transition = cancelled_instead(settlement.transition)
+    entry = msgspec.json.decode(settlement.entry)
+    kept = {name: value for name, value in entry.items() if name not in _OF_A_WAIT}
+    told = {"event": transition.event, "status": transition.status, "why": transition.why}
+    return replace_settlement(
+        settlement,
+        transition=transition,
+        entry=_encode(kept | told | told_of_request(request)),
+        keep=CANCELLED_KEPT,
+    )
+
+
+def settle_cancelled(
+    settlements: Sequence[Settlement],
+    applied: list[bool],
+    requests: Callable[[Sequence[LeaseRenewal]], Mapping[str, CancelRequest]],
+    settle: Callable[[Sequence[Settlement]], list[bool]],
+) -> list[bool]:
+    """Cancel the jobs that the store did not let wait, because that was requested while they ran.
+
+    For stores that cannot do so in the same transaction. A process that dies in between leaves a
+    running job with a request in its row: a rescue cancels it.
+    """
+    left = {each.id: each for each in _refused(settlements, applied) if may_be_cancelled(each)}
+    if not left:
+        return applied
+    claims = [LeaseRenewal(each.key, each.id, each.fence, False) for each in left.values()]
+    try:
+        found = requests(claims)
+        again = [cancel_running(left[name], request) for name, request in found.items()]
+        done = dict(zip(found, settle(again), strict=True)) if again else {}
+    except StoreError as error:  # what was committed before has to be answered
+        logger.warning("%d cancellation(s) are left to a rescue: %s", len(left), error)
+        return applied
+    return [
+        was_applied or (each is left.get(each.id) and done.get(each.id, False))
+        for each, was_applied in zip(settlements, applied, strict=True)
+    ]
+
+
+def _refused(settlements: Sequence[Settlement], applied: list[bool]) -> list[Settlement]:
+    if all(applied):
+        return []
+    return [each for each, is_so in zip(settlements, applied, strict=True) if not is_so]
+
+
+_OF_A_WAIT = ("delay", "why", "kind", "code", "message")
+
+
+def told_of_request(request: CancelRequest) -> dict[str, str]:
+    """Who asked for a cancellation and why, as the history tells it."""
+    told = {"by": request.by, "reason": request.reason}
+    return {name: text for name, text in told.items() if text}
 
 
 def is_plain_completion(settlement: Settlement) -> bool:

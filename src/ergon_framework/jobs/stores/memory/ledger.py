@@ -29,11 +29,13 @@ from ergon_framework.jobs.stores.transitions import (
     CANCELLED_KEPT,
     FAILED_KEPT,
     cancel_replaced,
+    cancel_running,
     cancel_step,
     entry_of,
     expire,
     id_taken,
     key_held,
+    may_be_cancelled,
 )
 from ergon_framework.ports.jobstore import (
     MAX_CLOCK_SKEW,
@@ -139,6 +141,9 @@ class Ledger:
             return False
         if record.status.is_final and self._is_key_taken(record):
             return False
+        request = record.cancel_request if may_be_cancelled(settlement) else None
+        if request is not None:
+            settlement = cancel_running(settlement, request)
         if record.feeds is not None:
             return self._settle_step(record, settlement, now)
         self._move(record, settlement.transition, settlement.entry, now)

@@ -10,7 +10,14 @@ from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobSnapshot, JobStatus
 from ergon_framework.jobs.stores.transitions import JobPosition
 from ergon_framework.ports.flow import StepPlace
-from ergon_framework.ports.jobstore import ClaimedJob, Job, NewJob, Search
+from ergon_framework.ports.jobstore import (
+    CancelRequest,
+    ClaimedJob,
+    Job,
+    NewJob,
+    Search,
+    cancel_request_in,
+)
 
 MAX_HISTORY = 100
 """How many entries of a job's history are kept: the latest."""
@@ -53,6 +60,11 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
         """Whether it waits for other steps, or for a signal."""
         is_bound = self.join_id is not None or self.signal is not None
         return is_bound and self.status is JobStatus.PENDING
+
+    @property
+    def cancel_request(self) -> CancelRequest | None:
+        """Who asked for its cancellation while it runs."""
+        return cancel_request_in(self.why) if self.status is JobStatus.ACTIVE else None
 
     def step(self) -> StepPlace | None:
         """Its place in its flow."""

@@ -16,13 +16,14 @@ import msgspec
 from ergon_framework.core.claim import ClaimRequest, checked_changes
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.jobs.stores.documents import named_in
+from ergon_framework.jobs.stores.documents import named_in, text_of
 from ergon_framework.jobs.stores.memory.flows import MemoryFlows
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.ports.jobstore import (
+    CancelRequest,
     ClaimResult,
     EnqueueResult,
     Job,
@@ -114,6 +115,23 @@ class MemoryJobStore:
         with self.step() as ledger:
             until = self.now() + lease
             return [_renew(ledger, hold, until) for hold in holds]
+
+    def request_cancel(self, job: Job, request: CancelRequest) -> bool:
+        """Note that a running job is to be cancelled."""
+        with self.step() as ledger:
+            record = _held(ledger, LeaseRenewal(job.key, job.id, job.fence, False))
+            if record is None:
+                return False
+            record.why = record.why or text_of(request)
+        self._notifier.notify(Topic.CANCEL)
+        return True
+
+    def cancel_requests(self, claims: Sequence[LeaseRenewal]) -> Mapping[str, CancelRequest]:
+        """Which of these claims are to be cancelled, by job id."""
+        with self.step() as ledger:
+            found = ((each.id, _held(ledger, each)) for each in claims)
+            asked = {name: None if each is None else each.cancel_request for name, each in found}
+            return {name: request for name, request in asked.items() if request is not None}
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
         """Cut leases that end later than they could if they were renewed now."""
@@ -337,12 +355,20 @@ class MemoryJobStore:
 
 
 def _renew(ledger: Ledger, hold: LeaseRenewal, until: float) -> bool:
-    record = ledger.active.get(hold.key)
-    if record is None or record.new.id != hold.id or record.fence != hold.fence:
+    record = _held(ledger, hold)
+    if record is None:
         return False
     record.lease_expires_at = until
     record.is_charged |= hold.is_charged
     return True
+
+
+def _held(ledger: Ledger, hold: LeaseRenewal) -> Record | None:
+    """The job, if it runs by this very claim."""
+    record = ledger.active.get(hold.key)
+    if record is None or record.new.id != hold.id or record.fence != hold.fence:
+        return None
+    return record
 
 
 def _claimable(ledger: Ledger, now: float) -> Iterator[Record]:

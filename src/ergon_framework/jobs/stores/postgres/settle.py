@@ -28,7 +28,7 @@ from ergon_framework.jobs.stores.transitions import (
     is_plain_completion,
     latest,
 )
-from ergon_framework.ports.jobstore import Settlement
+from ergon_framework.ports.jobstore import CancelRequest, Job, LeaseRenewal, Settlement
 from ergon_framework.storage.postgres.pipeline import Bytes, Texts
 
 KEY_LOCKS = 0x4A4F4253
@@ -89,6 +89,22 @@ def one_by_one(tx: Tx, settlements: Sequence[Settlement]) -> tuple[list[bool], l
         except psycopg.errors.UniqueViolation:
             applied.append(False)  # it had ended, and another job holds its unique key now
     return applied, batches
+
+
+def request_cancel(tx: Tx, job: Job, request: CancelRequest) -> Result:
+    """Note that a running job is to be cancelled; answers with the job that was found."""
+    values = {"note": text_of(request), "seq": job.key, "id": job.id, "fence": job.fence}
+    return tx.execute(_SQL["request_cancel"], values)
+
+
+def cancel_requests(tx: Tx, claims: Sequence[LeaseRenewal]) -> Result:
+    """Which of these claims are to be cancelled: their ids, and what was noted."""
+    values = {
+        "seqs": numbers([each.key for each in claims]),
+        "ids": texts([each.id for each in claims]),
+        "fences": numbers([each.fence for each in claims]),
+    }
+    return tx.execute(_SQL["cancel_requests"], values)
 
 
 def shorten(tx: Tx, long: Iterable[tuple[int, str]]) -> None:

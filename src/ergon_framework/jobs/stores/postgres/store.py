@@ -18,7 +18,7 @@ from ergon_framework.core.claim import (
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
-from ergon_framework.jobs.stores.postgres import admin
+from ergon_framework.jobs.stores.postgres import admin, settle
 from ergon_framework.jobs.stores.postgres.claim import ClaimMemory
 from ergon_framework.jobs.stores.postgres.exchange import Exchange, Unconfirmed
 from ergon_framework.jobs.stores.postgres.insert import (
@@ -40,7 +40,14 @@ from ergon_framework.jobs.stores.postgres.transactions import (
     is_conflict,
     topics_of,
 )
-from ergon_framework.jobs.stores.transitions import DUE, ENDED, RUNNING, id_taken, key_held
+from ergon_framework.jobs.stores.transitions import (
+    DUE,
+    ENDED,
+    RUNNING,
+    id_taken,
+    key_held,
+    settle_cancelled,
+)
 from ergon_framework.jobs.stores.unreadable import (
     Note,
     UnreadableLog,
@@ -51,6 +58,7 @@ from ergon_framework.jobs.stores.unreadable import (
 )
 from ergon_framework.ports.jobstore import (
     MAX_CLOCK_SKEW,
+    CancelRequest,
     ClaimResult,
     EnqueueResult,
     Job,
@@ -66,6 +74,7 @@ from ergon_framework.ports.jobstore import (
     Topic,
     Unreadable,
     WorkerRecord,
+    cancel_request_in,
 )
 from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.storage.postgres.external_transaction import Joinable
@@ -256,7 +265,32 @@ class PostgresJobStore:
         exchange = Exchange(
             self.transactions, settlements, self._unconfirmed, self._memory, self._claim_bounds
         )
-        return exchange.run(request)
+        applied, claimed = exchange.run(request)
+        if not all(applied):
+            applied = settle_cancelled(
+                settlements,
+                applied,
+                self.cancel_requests,
+                lambda again: self.settle_and_claim(again, None)[0],
+            )
+        return applied, claimed
+
+    def request_cancel(self, job: Job, request: CancelRequest) -> bool:
+        """Note that a running job is to be cancelled; False: this claim of it runs no more."""
+
+        def send(tx: Tx) -> Callable[[], bool]:
+            found = settle.request_cancel(tx, job, request)
+            return lambda: bool(found.fetchall())
+
+        return self.transactions.pipelined(send, "desk", topics={Topic.CANCEL})
+
+    def cancel_requests(self, claims: Sequence[LeaseRenewal]) -> Mapping[str, CancelRequest]:
+        """Which of these claims are to be cancelled, by job id."""
+        if not claims:
+            return {}
+        rows = self.transactions.read(lambda tx: settle.cancel_requests(tx, claims).fetchall())
+        found = ((job_id, cancel_request_in(note)) for job_id, note in rows)
+        return {job_id: request for job_id, request in found if request is not None}
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from struct import Struct
+from struct import error as struct_error
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ from ergon_framework.jobs.stores.transitions import JobPosition
 from ergon_framework.jobs.stores.unreadable import RowError, check_arguments, check_instant, checked
 from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import (
+    CancelRequest,
     ClaimedJob,
     Job,
     LeaseRenewal,
@@ -28,6 +30,7 @@ from ergon_framework.ports.jobstore import (
     Schedule,
     Settlement,
     Unreadable,
+    cancel_request_in,
 )
 
 STATUSES = tuple(JobStatus)
@@ -340,6 +343,17 @@ def _step_of(place: Place) -> StepPlace:
         wait=None if isinstance(wait, bool) else float(wait),
         signal=None if isinstance(signal, bool) else signal,
     )
+
+
+def cancel_request_of(data: bytes, claim: LeaseRenewal) -> CancelRequest | None:
+    """Who asked for the cancellation of a claim that runs."""
+    try:
+        [row] = rows_in(data)
+    except (struct_error, ValueError):  # no job's; whoever claims it sets it aside
+        return None
+    if row.stage != RUNNING or (row.seq, row.fence) != (claim.key, claim.fence):
+        return None
+    return cancel_request_in(row.why)
 
 
 def unreadable_from(job_id: str, blob: bytes) -> Unreadable:

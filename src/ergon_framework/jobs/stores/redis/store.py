@@ -10,7 +10,7 @@ import msgspec
 
 from ergon_framework.core.claim import NO_LIMITS, ClaimRequest
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.documents import Reader, named_in, queue_of
+from ergon_framework.jobs.stores.documents import Reader, named_in, queue_of, text_of
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.admin import count_in, search
 from ergon_framework.jobs.stores.redis.flows import RedisFlows
@@ -25,7 +25,7 @@ from ergon_framework.jobs.stores.redis.transitions import (
     answer_in,
     odd_claim,
 )
-from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
+from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER, settle_cancelled
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
     UNREADABLE,
@@ -36,6 +36,7 @@ from ergon_framework.jobs.stores.unreadable import (
 )
 from ergon_framework.ports.jobstore import (
     MAX_CLOCK_SKEW,
+    CancelRequest,
     ClaimedJob,
     ClaimResult,
     EnqueueResult,
@@ -66,6 +67,7 @@ other client meanwhile."""
 _SHORTEN = script("frozen", *JOBS, "shorten")
 _WAITS = script("frozen", *JOBS, "waits")
 _RENEW = script("frozen", *JOBS, "renew")
+_REQUEST_CANCEL = script("frozen", *JOBS, "request_cancel")
 _answers = msgspec.msgpack.Decoder(list[bool]).decode
 
 _PURGE = script("frozen", *JOBS, "delete", "purge")
@@ -170,6 +172,19 @@ class RedisJobStore:
 
         One that was applied before, and whose answer was lost, is answered with True again.
         """
+        applied, claimed = self._exchange(settlements, request)
+        if not all(applied):
+            applied = settle_cancelled(
+                settlements,
+                applied,
+                self.cancel_requests,
+                lambda again: self.transitions.apply(again, "exchange"),
+            )
+        return applied, claimed
+
+    def _exchange(
+        self, settlements: Sequence[Settlement], request: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
         applied: list[bool] = []
         while settlements and (request is None or _share(settlements) < len(settlements)):
             share = _share(settlements)
@@ -198,6 +213,23 @@ class RedisJobStore:
             wire = [rows.wire_hold(hold) for hold in holds[first : first + MAX_BATCH]]
             answers += _answers(self.transactions.write(_RENEW, "renew", wire, lease))
         return answers
+
+    def request_cancel(self, job: Job, request: CancelRequest) -> bool:
+        """Note that a running job is to be cancelled; False: this claim of it runs no more."""
+        claim = job.id, job.key, job.fence
+        return bool(self.transactions.write(_REQUEST_CANCEL, "desk", *claim, text_of(request)))
+
+    def cancel_requests(self, claims: Sequence[LeaseRenewal]) -> Mapping[str, CancelRequest]:
+        """Which of these claims are to be cancelled, by job id."""
+        found: dict[str, CancelRequest] = {}
+        for first in range(0, len(claims), MAX_BATCH):
+            some = claims[first : first + MAX_BATCH]
+            kept = self.transactions.call("HMGET", "job", *(each.id for each in some))
+            for claim, row in zip(some, kept, strict=True):
+                request = None if row is None else rows.cancel_request_of(row, claim)
+                if request is not None:
+                    found[claim.id] = request
+        return found
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
         """Cut leases that end later than they could if they were renewed now."""

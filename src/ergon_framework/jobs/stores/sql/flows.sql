@@ -2,13 +2,14 @@
 SELECT flow_id, feeds, join_id, signal, stage FROM ergon_jobs
 WHERE seq = ? AND feeds IS NOT NULL;
 
--- wait_step: a step goes back to its queue
+-- wait_step: a step goes back to its queue, unless its cancellation was requested while it ran
 UPDATE ergon_jobs SET
     stage = ?, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
     run_at = ?, changed_at = ?, lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
     last_error = coalesce(?, last_error),
     history = coalesce(history || char(10), '') || ?
-WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?)
+    AND (stage <> 1 OR why = '');
 
 -- restart_step: the same as if nothing had happened
 UPDATE ergon_jobs SET

@@ -1,11 +1,11 @@
--- wait: back to the queue
+-- wait: back to the queue, unless its cancellation was requested while it ran
 UPDATE ergon_jobs SET
     stage = ?, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
     run_at = ?, changed_at = ?, lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
     last_error = coalesce(?, last_error),
     history = coalesce(history || char(10), '') || ?
 WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?)
-    AND feeds IS NULL;
+    AND feeds IS NULL AND (stage <> 1 OR why = '');
 
 -- restart: back to the queue as if nothing had happened, an expiry that passed included
 UPDATE ergon_jobs SET
@@ -33,6 +33,14 @@ UPDATE ergon_jobs SET
     history = coalesce(history || char(10), '') || ?
 WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?)
     AND feeds IS NULL;
+
+-- request_cancel: note that a running job is to be cancelled; the first request stays
+UPDATE ergon_jobs SET why = CASE WHEN why = '' THEN ?1 ELSE why END
+WHERE seq = ?2 AND id = ?3 AND fence = ?4 AND stage = 1;
+
+-- cancel_request: of one claim
+SELECT why FROM ergon_jobs
+WHERE seq = ? AND id = ? AND fence = ? AND stage = 1 AND why <> '';
 
 -- long_history: for shortening it
 SELECT history FROM ergon_jobs WHERE seq = ? AND (

@@ -33,6 +33,7 @@ from ergon_framework.jobs.stores.unreadable import (
 )
 from ergon_framework.ports.jobstore import (
     MAX_CLOCK_SKEW,
+    CancelRequest,
     ClaimResult,
     EnqueueResult,
     Job,
@@ -168,6 +169,23 @@ class SqliteJobStore:
 
         # Not synced: a power cut that undoes a renewal ends the worker, too.
         return self.transactions.write(work, "renew", is_synced=False)
+
+    def request_cancel(self, job: Job, request: CancelRequest) -> bool:
+        """Note that a running job is to be cancelled; False: this claim of it runs no more."""
+        is_noted = self.transactions.write(lambda tx: tx.request_cancel(job, request), "desk")
+        if is_noted:
+            self.transactions.notifier.notify(Topic.CANCEL.value)
+        return is_noted
+
+    def cancel_requests(self, claims: Sequence[LeaseRenewal]) -> Mapping[str, CancelRequest]:
+        """Which of these claims are to be cancelled, by job id."""
+
+        def work(cursor: sqlite3.Cursor) -> dict[str, CancelRequest]:
+            tx = Tx(cursor, self.now())
+            asked = ((each.id, tx.cancel_request(each)) for each in claims)
+            return {name: request for name, request in asked if request is not None}
+
+        return self.transactions.read(work)
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
         """Cut leases that end later than they could if they were renewed now."""

@@ -31,15 +31,25 @@ from ergon_framework.jobs.stores.transitions import (
     SIGNALLING,
     JobPosition,
     cancel_replaced,
+    cancel_running,
     cancel_step,
     expire,
     id_taken,
     is_plain_completion,
     latest,
+    may_be_cancelled,
     on_duplicate,
 )
 from ergon_framework.jobs.stores.unreadable import Note, log_set_aside, note_of, was_status
-from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Settlement
+from ergon_framework.ports.jobstore import (
+    CancelRequest,
+    EnqueueResult,
+    Job,
+    LeaseRenewal,
+    NewJob,
+    Settlement,
+    cancel_request_in,
+)
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_barred
 
@@ -89,12 +99,26 @@ class Tx:
             was_applied = self._complete(settlement) if is_usual else self._apply_plain(settlement)
         if not was_applied:  # a job may have become a step since it was claimed
             was_applied = self._apply_step(settlement)
+        if not was_applied and may_be_cancelled(settlement):
+            request = self.cancel_request(settlement)
+            return request is not None and self.apply(cancel_running(settlement, request))
         if was_applied:
             self.is_done |= is_final
             self.is_work |= not is_final
             if self._is_any_blocked is not False:
                 self._release(settlement.key)
         return was_applied
+
+    def request_cancel(self, job: Job, request: CancelRequest) -> bool:
+        """Note that a running job is to be cancelled; False: this claim of it runs no more."""
+        values = (text_of(request), job.key, job.id, job.fence)
+        return self.cursor.execute(_TRANSITIONS["request_cancel"], values).rowcount == 1
+
+    def cancel_request(self, claim: Settlement | LeaseRenewal) -> CancelRequest | None:
+        """Who asked for the cancellation of a running job."""
+        values = (claim.key, claim.id, claim.fence)
+        found = self.cursor.execute(_TRANSITIONS["cancel_request"], values).fetchone()
+        return None if found is None else cancel_request_in(found[0])
 
     def _apply_plain(self, settlement: Settlement) -> bool:
         """Apply any other transition of a job that belongs to no flow."""

@@ -8,6 +8,7 @@ from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.framework import Check, SuiteFailure, SuiteReport
 from ergon_framework.testing.suites.jobstore import (
     admin,
+    cancel,
     claim,
     enqueue,
     flows,
@@ -33,6 +34,7 @@ JOB_STORE_CHECKS: tuple[Check[JobStoreSubject], ...] = (
     *settle.CHECKS,
     *limits.CHECKS,
     *leases.CHECKS,
+    *cancel.CHECKS,
     *admin.CHECKS,
     *schedules.CHECKS,
     *subscriptions.CHECKS,

@@ -190,7 +190,9 @@ def tally_of(job: ClaimedJob | Job) -> JobSnapshot:
     if isinstance(job, ClaimedJob):
         return JobSnapshot(JobStatus.ACTIVE, job.attempts, job.deliveries, job.excused)
     attempts = job.attempts - job.is_charged
-    return JobSnapshot(job.status, attempts, job.deliveries, job.excused, job.is_charged)
+    is_cancelling = job.cancel_request is not None
+    numbers = attempts, job.deliveries, job.excused
+    return JobSnapshot(job.status, *numbers, job.is_charged, is_cancelling=is_cancelling)
 
 
 def ids_of(jobs: Iterable[ClaimedJob | Job]) -> list[str]:

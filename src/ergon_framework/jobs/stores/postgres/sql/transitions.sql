@@ -19,7 +19,8 @@ RETURNING
     j.seq, j.limit_key, NULL,
     (SELECT EXISTS (SELECT 1 FROM ergon_queues WHERE max_active IS NOT NULL));
 
--- move: any move of any jobs; one that had ended does not come back while its key is held
+-- move: any move of any jobs; one that had ended does not come back while its key is held, and one
+-- whose cancellation was requested while it ran does not wait again
 WITH moved AS (
     UPDATE ergon_jobs AS j SET
         stage = s.stage, status = s.status, attempts = s.attempts, excused = s.excused,
@@ -43,6 +44,7 @@ WITH moved AS (
     )
     WHERE j.seq = s.seq AND j.id = s.id AND j.fence = s.fence AND j.status = s.expected
         AND (NOT s.is_rescue OR j.lease_expires_at <= t.now)
+        AND (s.stage = 0 OR s.expected <> 'active' OR j.why = '')
         AND NOT (
             s.expected IN ('completed', 'failed', 'cancelled') AND j.unique_key IS NOT NULL
             AND EXISTS (
@@ -60,6 +62,21 @@ SELECT
     seq, limit_key, history,
     EXISTS (SELECT 1 FROM ergon_queues WHERE max_active IS NOT NULL)
 FROM moved;
+
+-- request_cancel: note that a running job is to be cancelled; the first request stays
+UPDATE ergon_jobs SET why = CASE WHEN why = '' THEN %(note)s ELSE why END
+WHERE seq = %(seq)s AND id = %(id)s AND fence = %(fence)s AND status = 'active'
+RETURNING seq;
+
+-- cancel_requests: of these claims
+SELECT j.id, j.why FROM unnest(
+    %(seqs)s::bigint[], %(ids)s::text[], %(fences)s::bigint[]
+) AS c (seq, id, fence)
+CROSS JOIN LATERAL (
+    SELECT id, why FROM ergon_jobs AS j
+    WHERE j.seq = c.seq AND j.id = c.id AND j.fence = c.fence AND j.status = 'active'
+        AND j.why <> ''
+) AS j;
 
 -- set_history: the shortened one, unless the job was moved since
 UPDATE ergon_jobs SET history = %(history)s

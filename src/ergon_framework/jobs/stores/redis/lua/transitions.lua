@@ -149,7 +149,8 @@ local function may_move(job, fence, expected, status, if_expired)
   if job[FENCE] ~= fence or job[STATUS] ~= expected then return false end
   if if_expired and job[LEASED_UNTIL] > now then return false end
   if is_final(expected) and has(job, IS_UNIQUE) and holder_of(job[UNIQUE_KEY]) then return false end
-  return true
+  -- One whose cancellation was requested while it ran does not wait again: see settle_cancelled.
+  return is_final(status) or job[STAGE] ~= ACTIVE or job[WHY] == ""
 end
 
 local function let_go(job)
@@ -164,7 +165,7 @@ local function complete(id, seq, fence, attempts, excused, span, tale)
   if jobs[id] ~= nil or not row then return false end
   local stage, _, flags, known_fence = unpack_from(">BBBI8", row)
   if stage ~= ACTIVE or flags % IS_STEP >= HAS_TALE or known_fence ~= fence then return false end
-  local worker, known_seq = unpack_from(">I4I8", row, 76)
+  local why, worker, known_seq = unpack_from(">I4I4I8", row, 72)
   if known_seq ~= seq then return false end
   if flags >= IS_STEP then
     if not flows().completed(id, span) then return false end
@@ -175,7 +176,7 @@ local function complete(id, seq, fence, attempts, excused, span, tale)
   local purge_at = span and now + span or FOREVER
   rows[id] = pack(">BBBI8", ENDED, COMPLETED, HAS_TALE + flags - flags % HAS_EXPIRY, fence)
     .. sub(row, 12, 15) .. pack(">I4I4dddd", attempts, excused, now, 0, 0, purge_at)
-    .. sub(row, 56, 71) .. pack(">I4I4", 0, 0) .. sub(row, 80, #row - worker)
+    .. sub(row, 56, 71) .. pack(">I4I4", 0, 0) .. sub(row, 80, #row - why - worker)
   written[id], tales[id] = rows[id], tale
   rank(LEASES, tag, false)
   if span then
