@@ -431,6 +431,16 @@ class Discard(ErgonError):
         return super().__str__() or "discarded by the handler"
 
 
+class JobCancelled(ErgonError):
+    """Ends a handler whose job was cancelled while it ran; ``raise_if_cancelled`` raises it."""
+
+    code = "cancelled"
+    failure_kind = "cancelled"
+
+    def __str__(self) -> str:
+        return super().__str__() or "the job was cancelled"
+
+
 def _delay(delay: float | Duration) -> float:
     if isinstance(delay, int | float):
         seconds = float(delay)

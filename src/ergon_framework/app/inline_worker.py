@@ -348,7 +348,7 @@ class InlineWorker:
             self._invocation(claim, timeout, began_at)
             for claim, timeout in zip(group, timeouts, strict=True)
         ]
-        self._leases.begins(group)
+        self._leases.begins(group, invocations)
         told = self._loop.run(invocations, timeouts)
         seconds = current_clock().now() - began_at
         if any(each.error_type == KeyboardInterrupt.__name__ for each in told):
@@ -440,7 +440,9 @@ class InlineLeases:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._invocations: dict[str, Invocation] = {}  # by job id
         self.holds = self._leases.holds
+        self._leases.when_cancelled = self._cancel_marked
 
     def hold(self, claims: Sequence[Claim]) -> None:
         """Renew these claims until they are dropped; the thread starts with the first of them."""
@@ -456,12 +458,15 @@ class InlineLeases:
             for each in claims:
                 if self.holds(each.job.id, each.job.fence):
                     del self._leases.claims[each.job.id]
+                    self._invocations.pop(each.job.id, None)
 
-    def begins(self, claims: Iterable[Claim]) -> None:
+    def begins(self, claims: Sequence[Claim], invocations: Sequence[Invocation]) -> None:
         """Their handler begins: from now on a renewal charges the attempt."""
-        for each in claims:
-            each.written_at = SYSTEM_CLOCK.now()
-            each.is_written = True
+        with self._lock:
+            for each, invocation in zip(claims, invocations, strict=True):
+                each.written_at = SYSTEM_CLOCK.now()
+                each.is_written = True
+                self._invocations[each.job.id] = invocation
 
     def end(self) -> None:
         """End the thread, unless a drain around this one has a job in hand."""
@@ -469,6 +474,16 @@ class InlineLeases:
             self._ended.set()
             self._thread.join()
             self._thread = None
+
+    def _cancel_marked(self) -> None:
+        """Tell handlers whose jobs are to be cancelled, in the thread that renews."""
+        for claim in self._leases.claims.values():
+            invocation = self._invocations.get(claim.job.id)
+            if claim.cancel is not None and invocation is not None:
+                invocation.cancel()
+                task = invocation.task
+                if task is not None and invocation.batch is None:
+                    task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _renew(self) -> None:
         is_away = False
@@ -590,6 +605,7 @@ def _call_step(step: HookStep) -> Any:
 
 async def _cut_off(invocation: Invocation, seconds: float) -> Outcome:
     task = asyncio.ensure_future(invocation.run_async())
+    invocation.task = task  # for whoever cancels the job
 
     def cancel() -> None:
         invocation.is_cancelled = True

@@ -30,6 +30,7 @@ from ergon_framework.core.rfc3339 import (
 
 __all__ = [
     "ATTEMPTS",
+    "CANCELLED",
     "DISCARDED",
     "HANDLER_NOT_FOUND",
     "HELD",
@@ -49,6 +50,8 @@ __all__ = [
     "Status",
     "Stray",
     "TooLong",
+    "cancelled_job",
+    "encode_cancel",
     "encode_outcome",
     "encode_request",
 ]
@@ -67,6 +70,9 @@ DISCARDED = "discarded"
 
 To an orchestrator that does not know it, such a job has succeeded with null.
 """
+
+CANCELLED = "cancelled"
+"""The error type of a handler that has ended because its job was to be cancelled."""
 
 ATTEMPTS = "ergon_attempts"
 """In the trace's carrier: how many attempts a job has, told where that is 1."""
@@ -389,6 +395,32 @@ def encode_request(
     return _encode(
         _Dispatch(PROTOCOL_VERSION, job_id, function_name, raw(args), raw(kwargs), context)
     )
+
+
+class _Control(msgspec.Struct, frozen=True):
+    """A line of the control descriptor, which is no part of the specification."""
+
+    cancel: str | None = None  # the id of a job that is to be cancelled
+
+
+_CONTROLS = msgspec.json.Decoder(_Control)
+
+
+def encode_cancel(job_id: str) -> bytes:
+    """The line that tells an executor to cancel a job which it runs.
+
+    Version 1 has no message for it, and a line that is no request would be answered as one. So it
+    does not go to the standard input, but to a descriptor of its own.
+    """
+    return _encode(_Control(job_id))
+
+
+def cancelled_job(line: bytes) -> str | None:
+    """The id of the job that a line of the control descriptor cancels; None: it says another."""
+    try:
+        return _CONTROLS.decode(line).cancel
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
 
 class _Answer(msgspec.Struct, frozen=True):

@@ -11,12 +11,28 @@ from typing import Protocol
 import msgspec
 
 from ergon_framework.core.rfc3339 import parse_rfc3339
-from ergon_framework.errors import Retry, Snooze
+from ergon_framework.errors import JobCancelled, Retry, Snooze
 from ergon_framework.ports.unit_of_work import RUNNING
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 CORRELATION = "correlation_id"
 """Where a job's correlation id travels: in the propagation carrier, beside the trace."""
+
+
+class StopFlag:
+    """Whether a job is to be cancelled. Any thread may set it."""
+
+    __slots__ = ("is_stopped",)
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+
+    def __repr__(self) -> str:
+        return f"StopFlag(is_stopped={self.is_stopped})"
+
+
+NOT_STOPPED = StopFlag()
+"""Of a job that nobody can cancel: one that a test made."""
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +52,21 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str | None = None
     ends_at: float | None = None
     """The deadline on the monotonic clock, which does not jump when the time is set."""
+    stop: StopFlag = NOT_STOPPED
+    """What knows whether the job is to be cancelled."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody wants the job cancelled: a plain handler asks now and then, and ends.
+
+        An async one is cancelled as well, and need not ask.
+        """
+        return self.stop.is_stopped
+
+    def raise_if_cancelled(self) -> None:
+        """Raise JobCancelled if somebody wants the job cancelled."""
+        if self.stop.is_stopped:
+            raise JobCancelled
 
     @property
     def enqueued_at(self) -> datetime | None:

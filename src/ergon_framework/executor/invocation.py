@@ -13,7 +13,7 @@ from ergon_framework.core.executor_protocol import ATTEMPTS, Outcome, Request
 from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.binding import InvalidArgumentsError
-from ergon_framework.executor.context import CORRELATION, JobContext
+from ergon_framework.executor.context import CORRELATION, JobContext, StopFlag
 from ergon_framework.executor.registry import Handler
 from ergon_framework.executor.stdio import stderr_line
 from ergon_framework.ports.unit_of_work import OBSERVERS, RUNNING, UnitOfWork, observed
@@ -43,10 +43,12 @@ class Invocation:
         "is_async",
         "is_begun",
         "is_cancelled",
+        "is_stopped",
         "is_traced",
         "request",
         "scope",
         "span",
+        "stop",
         "task",
     )
 
@@ -64,13 +66,17 @@ class Invocation:
         self.batch: Any = None  # those that one call answers with it, if its handler takes many
         self.span: Span | None = None
         self.task: asyncio.Task[Any] | None = None
+        self.stop: StopFlag | None = None  # what the handler sees of ``is_stopped``
         self.is_begun = self.is_cancelled = self.is_answered = False
+        self.is_stopped = False  # the job is to be cancelled
 
     @property
     def context(self) -> JobContext:
         """What the handler may know, made at the first question."""
         if self._context is None:
             about = self.request.context
+            self.stop = StopFlag()
+            self.stop.is_stopped = self.is_stopped  # after it was set: another thread may stop it
             self._context = JobContext(
                 job_id=self.request.job_id,
                 handler=self.request.function_name,
@@ -81,8 +87,15 @@ class Invocation:
                 trace_context=about.trace_context or {},
                 worker_id=about.worker_id,
                 ends_at=None if self.ends_at == NEVER else self.ends_at,
+                stop=self.stop,
             )
         return self._context
+
+    def cancel(self) -> None:
+        """The job is to be cancelled: the handler sees it, or is not begun. From any thread."""
+        self.is_stopped = True
+        if self.stop is not None:
+            self.stop.is_stopped = True
 
     def surroundings(self) -> UnitOfWork:
         """The job as a unit of work, for code that its handler calls."""
@@ -103,6 +116,8 @@ class Invocation:
         request, handler = self.request, self.handler
         if handler is None:
             return outcomes.not_found(request.job_id, request.function_name)
+        if self.is_stopped:
+            return outcomes.cancelled(request.job_id)
         if self.is_cancelled or (self.ends_at != NEVER and self.ends_at <= time.monotonic()):
             return outcomes.timed_out(request.job_id, LATE)
         self.is_begun = True
@@ -161,6 +176,8 @@ class Invocation:
         except BaseException as error:
             if self.is_cancelled and type(error).__name__ == "CancelledError":
                 return outcomes.timed_out(job_id, CUT_OFF)
+            if self.is_stopped and type(error).__name__ == "CancelledError":
+                return outcomes.cancelled(job_id)
             return outcomes.failed(job_id, error, self._final)
 
     @property

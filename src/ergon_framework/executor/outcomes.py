@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.executor_protocol import (
+    CANCELLED,
     DISCARDED,
     HANDLER_NOT_FOUND,
     HELD,
@@ -26,7 +27,7 @@ from ergon_framework.core.executor_protocol import (
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.json_names import colliding_name, repeated_name
 from ergon_framework.engine.classify import known_failure
-from ergon_framework.errors import Discard, NonRetryableException, Retry, Snooze
+from ergon_framework.errors import Discard, JobCancelled, NonRetryableException, Retry, Snooze
 from ergon_framework.ports import unit_of_work
 
 UNSERIALISABLE = "unserialisable_result"
@@ -57,7 +58,7 @@ def failed(
     if final and outcome.status in (Status.ERROR, Status.TIMEOUT) and isinstance(error, final):
         name = next(each.__name__ for each in final if isinstance(error, each))
         outcome = msgspec.structs.replace(outcome, status=Status.ERROR, error_type=name)
-    if outcome.error_type in (HELD, DISCARDED) or isinstance(error, Retry):
+    if outcome.error_type in (HELD, DISCARDED, CANCELLED) or isinstance(error, Retry):
         return outcome  # asked for, and no mishap
     trace = traceback_of(error)
     return msgspec.structs.replace(outcome, error_traceback=trace) if trace else outcome
@@ -69,6 +70,8 @@ def _failed(job_id: str, error: BaseException) -> Outcome:
         return Outcome(job_id, Status.RETRY, None, message, kind, error.retry_after_seconds)
     if isinstance(error, Snooze):
         return Outcome(job_id, Status.RETRY, None, message, HELD, error.retry_after_seconds)
+    if isinstance(error, JobCancelled):
+        return Outcome(job_id, Status.ERROR, None, message, CANCELLED)
     if isinstance(error, Discard):
         return Outcome(job_id, Status.SUCCESS, None, message, DISCARDED)
     known = known_failure(error)
@@ -105,6 +108,11 @@ def cut_off_by_another(job_id: str) -> Outcome:
     """Its call was cancelled at the deadline of another job in its batch."""
     message = "another job of its batch ran past its deadline, and their call was cancelled"
     return Outcome(job_id, Status.RETRY, None, message, HELD, BLOCKED_RETRY_AFTER)
+
+
+def cancelled(job_id: str) -> Outcome:
+    """The handler has ended, or was not begun, because its job is to be cancelled."""
+    return Outcome(job_id, Status.ERROR, None, "the job was cancelled", CANCELLED)
 
 
 def timed_out(job_id: str, message: str) -> Outcome:

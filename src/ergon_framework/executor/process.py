@@ -15,7 +15,7 @@ from types import FrameType
 
 import msgspec
 
-from ergon_framework.core.executor_protocol import PROTOCOL_VERSION
+from ergon_framework.core.executor_protocol import PROTOCOL_VERSION, cancelled_job
 from ergon_framework.errors import ErgonError, MissingExtraError, SettingsError, describe
 from ergon_framework.executor.loading import AppError, load
 from ergon_framework.executor.registry import Registry
@@ -26,6 +26,7 @@ MAX_IN_FLIGHT = "ERGON_MAX_IN_FLIGHT"
 MAX_IN_FLIGHT_LIMIT = "ERGON_MAX_IN_FLIGHT_LIMIT"
 """Up to how many the process may ask for in its report, where nobody has set a number."""
 READY_FD = "ERGON_READY_FD"
+CONTROL_FD = "ERGON_CONTROL_FD"
 LOG_LEVEL = "ERGON_LOG_LEVEL"
 OTLP = "ERGON_OTLP"
 IN_FLIGHT_LIMIT = 1024
@@ -54,14 +55,14 @@ def serve(
     pipes = claim_stdio()
     if is_process:
         _end_when_orphaned(pipes)
-    ready_fd = _ready_fd()
+    ready_fd, control_fd = _descriptor(READY_FD), _descriptor(CONTROL_FD)
     try:
         _limit(0)  # refused before anything of the user's is imported
         registry = load(app)
         limit = _limit(registry.largest_batch)
         registry.prepare()
         _set_up_logging()
-        code = _run(registry, pipes, limit, ready_fd)
+        code = _run(registry, pipes, limit, ready_fd, control_fd)
     except (AppError, SettingsError) as error:
         code = _told(error, _WRONG, is_debug=is_debug)
     except BaseException as error:
@@ -72,18 +73,23 @@ def serve(
     return code
 
 
-def _run(registry: Registry, pipes: Pipes, limit: int, ready_fd: int | None) -> int:
+def _run(
+    registry: Registry, pipes: Pipes, limit: int, ready_fd: int | None, control_fd: int | None
+) -> int:
     def begin() -> None:
         if not registry.names:  # start-up hooks may have added handlers
             stderr_line(
                 "the registry is empty: every request will be answered with handler_not_found"
             )
         _export()  # only now: start-up hooks may have set up an SDK of the user's
-        _report_ready(ready_fd, registry, limit)
+        _report_ready(ready_fd, registry, limit, hears_cancels=control_fd is not None)
 
     runtime = Runtime(registry, pipes, limit=limit, on_ready=begin)
     _hear_signals(runtime.stop, is_by_hand=os.isatty(pipes.source))
     signal.set_wakeup_fd(runtime.wake_fd, warn_on_full_buffer=False)
+    if control_fd is not None:
+        name, values = "ergon-control", (control_fd, runtime.cancel)
+        threading.Thread(target=_hear_control, args=values, name=name, daemon=True).start()
     runtime.run()
     return 0
 
@@ -109,23 +115,23 @@ def _number(variable: str) -> int | None:
 # -- readiness -----------------------------------------------------------------------------------
 
 
-def _ready_fd() -> int | None:
-    """The descriptor the parent waits at; programs that we start shall not hold it open."""
-    text = os.environ.pop(READY_FD, "")
+def _descriptor(variable: str) -> int | None:
+    """A descriptor that the parent gave us; programs that we start shall not hold it open."""
+    text = os.environ.pop(variable, "")
     if not text:
         return None
     try:
         descriptor = int(text) if int(text) > 2 else -1  # the first three are the streams
         os.set_inheritable(descriptor, False)
     except (ValueError, OverflowError, OSError):
-        stderr_line(
-            f"{READY_FD} is {text[:20]!r}, which is no open descriptor; nothing is reported there"
-        )
+        stderr_line(f"{variable} is {text[:20]!r}, which is no open descriptor; it is not used")
         return None
     return descriptor
 
 
-def _report_ready(descriptor: int | None, registry: Registry, limit: int) -> None:
+def _report_ready(
+    descriptor: int | None, registry: Registry, limit: int, *, hears_cancels: bool
+) -> None:
     if descriptor is None:
         return
     report = {
@@ -134,6 +140,7 @@ def _report_ready(descriptor: int | None, registry: Registry, limit: int) -> Non
         "protocol_version": PROTOCOL_VERSION,
         "max_in_flight": limit,
         "pid": os.getpid(),
+        "cancels": hears_cancels,
     }
     rest = memoryview(msgspec.json.encode(report) + b"\n")
     with suppress(OSError):  # the parent has lost interest
@@ -141,6 +148,15 @@ def _report_ready(descriptor: int | None, registry: Registry, limit: int) -> Non
             rest = rest[os.write(descriptor, rest) :]
     with suppress(OSError):
         os.close(descriptor)
+
+
+def _hear_control(descriptor: int, cancel: Callable[[str], None]) -> None:
+    """Read the lines of the control descriptor until its end, in a thread of its own."""
+    with suppress(OSError), open(descriptor, "rb") as lines:
+        for line in lines:
+            job_id = cancelled_job(line)
+            if job_id is not None:
+                cancel(job_id)
 
 
 # -- signals, logs and the end -------------------------------------------------------------------

@@ -105,6 +105,23 @@ class Runtime:
         self._is_stopped = True
         self._wake_pipe.wake()
 
+    def cancel(self, job_id: str) -> None:
+        """Tell the handler of a job that it is cancelled, from any thread.
+
+        An async handler is cancelled; one of a batch only sees it, for its call is not its own.
+        """
+        with self._queue.lock:
+            both = (*self._queue.in_flight, *self._queue.waiting)
+            found = [
+                each
+                for each in both
+                if isinstance(each, Invocation) and each.request.job_id == job_id
+            ]
+        for invocation in found:
+            invocation.cancel()
+            if invocation.is_async and invocation.batch is None and self._loop is not None:
+                self._loop.cancel(invocation)
+
     def close(self) -> None:
         """Close the descriptors, in a process that goes on; ``stop`` may not be called then."""
         self._wake_pipe.close()

@@ -56,13 +56,14 @@ class ChildProcess:
             ours.append(watched)
             theirs.append(start)
             bound = bound_to_parent(command, env, cwd, start)
+            self.control, control = _control(ours, theirs)
             self._process = subprocess.Popen(  # noqa: S603 - the operator's own command
                 bound,
                 stdin=self._unread,
                 stdout=out,
                 stderr=err,
-                pass_fds=(ready,) if bound is command else (ready, start),
-                env={**env, "ERGON_READY_FD": str(ready)},
+                pass_fds=(ready, control) if bound is command else (ready, control, start),
+                env={**env, "ERGON_READY_FD": str(ready), "ERGON_CONTROL_FD": str(control)},
                 cwd=cwd,
                 start_new_session=True,
             )
@@ -73,7 +74,7 @@ class ChildProcess:
         finally:
             for end in theirs:
                 os.close(end)
-        for end in (self.stdin, self.stdout, self.stderr, self.ready):
+        for end in (self.stdin, self.stdout, self.stderr, self.ready, self.control):
             os.set_blocking(end, False)
         self.pid = self._process.pid
         self._watchdog = watchdog
@@ -116,6 +117,11 @@ class ChildProcess:
             else:
                 del self._out[:n]
         return True
+
+    def send_control(self, line: bytes) -> None:
+        """Tell the child something beside its requests. One that does not read misses it."""
+        with suppress(OSError):
+            os.write(self.control, line)
 
     def close_input(self) -> None:
         """Close the child's input. The event loop must have forgotten the descriptor before."""
@@ -178,7 +184,7 @@ class ChildProcess:
 
     def close(self) -> None:
         """Close every descriptor. The process must have ended."""
-        for name in ("stdin", "_unread", "stdout", "stderr", "ready", "exit_fd"):
+        for name in ("stdin", "_unread", "stdout", "stderr", "ready", "control", "exit_fd"):
             self._close(name)
 
     def close_ready(self) -> None:
@@ -249,6 +255,14 @@ def _pipe(ours: list[int], theirs: list[int], *, keeps: bool = False) -> tuple[i
     ours.append(read)
     (ours if keeps else theirs).append(write)
     return read, write
+
+
+def _control(ours: list[int], theirs: list[int]) -> tuple[int, int]:
+    """The end of a pipe that we write to, and the one that the child reads."""
+    read, write = os.pipe()
+    ours.append(write)
+    theirs.append(read)
+    return write, read
 
 
 def _pidfd(pid: int) -> int:

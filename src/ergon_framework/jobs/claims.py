@@ -19,6 +19,7 @@ from ergon_framework.core.executor_protocol import (
 )
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
+    CancelRequested,
     Discarded,
     Event,
     Failed,
@@ -35,7 +36,13 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import several_lines
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 from ergon_framework.ports.dice import roll
-from ergon_framework.ports.jobstore import ClaimedJob, Job, LeaseRenewal, Settlement
+from ergon_framework.ports.jobstore import (
+    CancelRequest,
+    ClaimedJob,
+    Job,
+    LeaseRenewal,
+    Settlement,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -59,7 +66,7 @@ class Claim:
     """One claimed job. The dispatcher and the store thread both look at it."""
 
     __slots__ = (
-        *("handler", "is_recorded", "is_written", "job", "lost", "outcome", "span"),
+        *("cancel", "handler", "is_recorded", "is_written", "job", "lost", "outcome", "span"),
         "written_at",
     )
 
@@ -70,12 +77,17 @@ class Claim:
         self.is_recorded = False  # … and the store has charged the attempt
         self.written_at = 0.0
         self.lost = False  # the store says that somebody else holds it now
+        self.cancel: CancelRequest | None = None  # the store says that somebody wants it cancelled
         self.span: Span | None = None  # of the attempt under way, if the job is traced
         self.outcome: Event | None = None  # it cannot be sent: this is settled instead
 
     def renewal(self) -> LeaseRenewal:
         """What the store needs to prolong the lease."""
         return LeaseRenewal(self.job.key, self.job.id, self.job.fence, self.is_written)
+
+
+_TOLD = ("message", "traceback", "output", "by", "reason")
+"""What the history tells of an event, where it has it."""
 
 
 class Settler:
@@ -138,10 +150,17 @@ class Settler:
             )
         else:
             snapshot = JobSnapshot(
-                JobStatus.ACTIVE, job.attempts, job.deliveries, job.excused, is_solo=job.is_solo
+                JobStatus.ACTIVE,
+                job.attempts,
+                job.deliveries,
+                job.excused,
+                is_solo=job.is_solo,
+                is_cancelling=claim.cancel is not None,
             )
             transition = next_transition(snapshot, event, self.rule_of(job), roll())
-            entry = self._entry(transition, now, job.deliveries, seconds, event=event)
+            is_cancelled = transition.status is JobStatus.CANCELLED
+            seen = claim.cancel if is_cancelled and claim.cancel is not None else event
+            entry = self._entry(transition, now, job.deliveries, seconds, event=seen)
         has_result = transition.status is JobStatus.COMPLETED and transition.event != DISCARDED
         keep = self.keep(transition.status, job.result_ttl)
         return Settlement(  # by position: this is done for each job, and by name it takes longer
@@ -164,17 +183,27 @@ class Settler:
     ) -> Settlement:
         """The settlement of a job that the store listed; raises InvalidTransition."""
         attempts = job.attempts - job.is_charged
+        request = job.cancel_request
         snapshot = JobSnapshot(
-            job.status, attempts, job.deliveries, job.excused, job.is_charged, job.is_solo
+            job.status,
+            attempts,
+            job.deliveries,
+            job.excused,
+            job.is_charged,
+            job.is_solo,
+            is_cancelling=request is not None,
         )
         transition = next_transition(snapshot, event, self.rule_of(job), roll())
+        seen = event if isinstance(event, CancelRequested) else request
         return Settlement(
             key=job.key,
             id=job.id,
             fence=job.fence,
             expected=job.status,
             transition=transition,
-            entry=self._entry(transition, now, job.deliveries, None, lost_by=job.worker),
+            entry=self._entry(
+                transition, now, job.deliveries, None, lost_by=job.worker, event=seen
+            ),
             keep=self.keep(transition.status, job.result_ttl),
             if_expired=if_expired,
             handler=job.handler,
@@ -197,7 +226,7 @@ class Settler:
         delivery: int,
         seconds: float | None,
         lost_by: str | None = None,
-        event: Event | None = None,
+        event: Event | CancelRequest | None = None,
     ) -> bytes:
         entry: dict[str, Any] = {
             "at": _instant(now),
@@ -214,7 +243,7 @@ class Settler:
         if transition.failure is not None:
             failure = transition.failure
             entry |= {"kind": failure.kind, "code": failure.code, "message": failure.message}
-        for name in ("message", "traceback", "output"):
+        for name in _TOLD:
             if text := getattr(event, name, None):
                 entry[name] = text
         if transition.why:
@@ -231,6 +260,8 @@ def _discarded(reply: Reply) -> Discarded:
 def told_of(settlement: Settlement) -> dict[str, Any]:
     """What a notice tells of a job that was settled. Where it failed is for error trackers."""
     transition = settlement.transition
+    if transition.status is JobStatus.CANCELLED:
+        return {"job_id": settlement.id}
     traceback = None
     if transition.failure is not None:
         traceback = msgspec.json.decode(settlement.entry).get("traceback")

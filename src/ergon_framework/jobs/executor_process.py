@@ -13,10 +13,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from ergon_framework import redaction
-from ergon_framework.core.executor_protocol import OrchestratorSession, Reply, Stray
+from ergon_framework.core.executor_protocol import (
+    OrchestratorSession,
+    Reply,
+    Stray,
+    encode_cancel,
+)
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, ProcessDied, Released, Unread
 from ergon_framework.core.text import one_line, one_sentence, several_lines
@@ -55,6 +60,7 @@ class EndReason(StrEnum):
     NOT_UP = "not_up"
     RECYCLED = "recycled"
     LEASE_LOST = "lease_lost"
+    CANCELLED = "cancelled"
 
 
 class OutputLines:
@@ -97,7 +103,10 @@ def _pieces(line: bytes) -> list[bytes]:
 class InFlight:
     """One request that has been written and not been answered."""
 
-    __slots__ = ("begins", "claim", "deadline_at", "is_overdue", "is_unread", "timeout")
+    __slots__ = (
+        *("begins", "cancelled_at", "claim", "deadline_at", "is_overdue", "is_unread"),
+        "timeout",
+    )
 
     def __init__(self, claim: Claim, begins: int, timeout: float) -> None:
         self.claim = claim
@@ -106,6 +115,7 @@ class InFlight:
         self.deadline_at: float | None = None  # None: its time has not begun
         self.is_overdue = False
         self.is_unread = False  # … and was not read before that
+        self.cancelled_at: float | None = None  # when the process was told that it is cancelled
 
 
 class ProcessListener(Protocol):
@@ -158,6 +168,9 @@ class ExecutorProcess:
         self.kill_at: float | None = None
         self.suspect_at: float | None = None
         self._has_lost = False  # the lease of a job it runs was lost: it gets no other request
+        self._hears_cancels = False  # it said that it reads the control descriptor
+        self._has_cancelled = False  # it may run a job that is to be cancelled …
+        self._is_leaving = False  # … which does not end: it gets no other request
         self._is_told = False  # the system has told that the process ended
         self._is_mute = False  # it has closed its output
         self._is_closing = False
@@ -191,7 +204,7 @@ class ExecutorProcess:
         """How many more requests it may be given now."""
         if self.end_reason is not None or self.is_solo or self.is_reserved:
             return 0
-        if self._is_mute or self._has_lost or self.is_broken:
+        if self._is_mute or self._has_lost or self.is_broken or self._is_leaving:
             return 0
         served = self.settings.recycle_after
         if served and self.answers + len(self.in_flight) >= served:
@@ -240,6 +253,8 @@ class ExecutorProcess:
             times.append(now + 0.05)
         if self.suspect_at is not None:
             times.append(self.suspect_at)
+        if self._has_cancelled and not self._is_leaving:
+            times += [self._cancel_until(each) for each in self._cancelled()]
         return min(times, default=None)
 
     def came_up(self, now: float) -> None:
@@ -295,6 +310,35 @@ class ExecutorProcess:
         """Whether every job in it has lost its lease. Until then the others may finish."""
         return self._has_lost and all(each.claim.lost for each in self.in_flight.values())
 
+    def cancel_marked(self, now: float) -> None:
+        """Tell the process of each of its jobs that is to be cancelled."""
+        for job_id, request in self.in_flight.items():
+            if request.claim.cancel is not None and request.cancelled_at is None:
+                request.cancelled_at = now
+                self._has_cancelled = True
+                if self._hears_cancels:
+                    self.child.send_control(encode_cancel(job_id))
+
+    def has_only_cancelled(self, now: float) -> bool:
+        """Whether it has nothing in hand but cancelled jobs, and one of them does not end.
+
+        While it has others, they may finish; it gets no more of them.
+        """
+        if not self._has_cancelled:
+            return False
+        cancelled = self._cancelled()
+        self._has_cancelled = bool(cancelled)
+        self._is_leaving = any(now >= self._cancel_until(each) for each in cancelled)
+        return self._is_leaving and len(cancelled) == len(self.in_flight)
+
+    def _cancelled(self) -> list[InFlight]:
+        return [each for each in self.in_flight.values() if each.cancelled_at is not None]
+
+    def _cancel_until(self, request: InFlight) -> float:
+        """How long a cancelled job may take to end by itself: no time where nobody tells it."""
+        grace = self.settings.kill_grace if self._hears_cancels else 0.0
+        return (request.cancelled_at or 0.0) + grace
+
     def retire(self, now: float) -> None:
         """Close its input after ``recycle_after`` jobs, and end it if it does not leave."""
         if self.end_reason is None:
@@ -331,6 +375,9 @@ class ExecutorProcess:
         return ends
 
     def _event(self, request: InFlight, taken: int, is_alone: bool) -> Event:
+        if request.cancelled_at is not None and self.end_reason is EndReason.CANCELLED:
+            text = "its cancellation was requested, and its process was ended"
+            return Failed(Failure(Kind.CANCELLED, "cancelled", text))
         if request.is_overdue:
             return self.expired(request)
         is_read = request.begins < taken
@@ -344,6 +391,7 @@ class ExecutorProcess:
             EndReason.TIMEOUT,
             EndReason.RECYCLED,
             EndReason.LEASE_LOST,
+            EndReason.CANCELLED,
         ):
             return Released()  # the process was ended because of another request, or by us
         how = self.how_it_ended()
@@ -485,6 +533,7 @@ class ExecutorProcess:
         self.child.close_ready()
         is_ready = _says_ready(bytes(self._ready_text))
         if is_ready:
+            self._hears_cancels = _hears_cancels(bytes(self._ready_text))
             if not self.settings.sets_max_in_flight:
                 self.max_in_flight = max(
                     self.max_in_flight, _wanted_in_flight(bytes(self._ready_text))
@@ -534,13 +583,23 @@ def _says_ready(text: bytes) -> bool | None:
     return not (isinstance(said, dict) and said.get("ready") is False)
 
 
-def _wanted_in_flight(text: bytes) -> int:
-    """How many requests a process says that it can have in hand; 0 where it says nothing."""
+def _hears_cancels(text: bytes) -> bool:
+    """Whether a process says that it reads cancellations from the control descriptor."""
+    return _report(text).get("cancels") is True
+
+
+def _report(text: bytes) -> dict[str, Any]:
+    """What a process says of itself when it is ready; nothing where that is no JSON object."""
     try:
         said = json.loads(text)
     except ValueError:
-        return 0
-    wanted = said.get("max_in_flight") if isinstance(said, dict) else None
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _wanted_in_flight(text: bytes) -> int:
+    """How many requests a process says that it can have in hand; 0 where it says nothing."""
+    wanted = _report(text).get("max_in_flight")
     if isinstance(wanted, bool) or not isinstance(wanted, int):
         return 0
     return min(wanted, MAX_IN_FLIGHT)

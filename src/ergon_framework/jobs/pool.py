@@ -44,7 +44,7 @@ from ergon_framework.storage.failpoints import declare, failpoint
 
 logger = logging.getLogger("ergon.jobs")
 
-FILES_PER_PROCESS, SPARE_FILES = 6, 100
+FILES_PER_PROCESS, SPARE_FILES = 7, 100
 """Descriptors that each executor process takes in its worker, and those for all the rest."""
 
 
@@ -99,6 +99,11 @@ ASSUMED_UP_AFTER = 0.25
 """Seconds after which a process that never says it is ready may be given a request."""
 EXIT_POLL_INTERVAL = 0.5
 """Seconds between looks at children where the platform does not tell of their end."""
+
+EXPECTED_ENDS = frozenset(
+    {EndReason.STOP, EndReason.RECYCLED, EndReason.LEASE_LOST, EndReason.CANCELLED}
+)
+"""Ends of a process that we have asked for, through no fault of the executor."""
 
 declare("worker.before_send", "worker.after_send", "worker.answered")
 
@@ -234,6 +239,20 @@ class ExecutorPool:
             process.drop_lost()
         self._owner.dirty(self)
 
+    def cancel_marked(self) -> None:
+        """Cancel jobs that somebody does not want any more.
+
+        One that waits here is settled at once. One that a process runs is told to it; if that does
+        not help, the process is ended, but not while it has other jobs in hand.
+        """
+        for claims in (self._waiting, self._solos):
+            for claim in [each for each in claims if each.cancel is not None]:
+                claims.remove(claim)
+                self._owner.finish(claim, Released(), None, None)
+        for process in self.processes:
+            process.cancel_marked(self._now())
+        self._owner.dirty(self)
+
     def note_killed(self) -> int:
         """Mark processes that the watchdog killed while this worker was suspended; how many.
 
@@ -348,6 +367,8 @@ class ExecutorPool:
             process.end(EndReason.TIMEOUT, now)
         if process.has_only_lost:
             process.end(EndReason.LEASE_LOST, now, at_once=True)
+        if process.has_only_cancelled(now):
+            process.end(EndReason.CANCELLED, now)
         if self._is_silent(process, now):
             process.end(EndReason.NOT_UP, now)
         if self._is_spent(process):
@@ -384,10 +405,7 @@ class ExecutorPool:
         for request, event in ends:
             claim = request.claim
             self._owner.finish(claim, event, now - claim.written_at, None)
-        is_asked = (
-            process.end_reason in (EndReason.STOP, EndReason.RECYCLED, EndReason.LEASE_LOST)
-            or self._stopping
-        )
+        is_asked = process.end_reason in EXPECTED_ENDS or self._stopping
         is_expected = is_asked or process.end_reason is EndReason.TIMEOUT
         # The start gate is about executors that cannot start. A crash or a broken answer that a
         # job is charged for says nothing about that.

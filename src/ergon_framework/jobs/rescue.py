@@ -4,10 +4,11 @@ The promise. A worker claims a job under a lease, and renews the lease every thi
 the worker dies, is killed, is cut off or hangs, nobody renews it. Once the lease has expired, any
 other worker with the same store rescues the job: the store shows it (``expired_leases``), the core
 decides what becomes of it (``LeaseExpired``: due again at once; dead-lettered when its attempts or
-deliveries are spent), and the settlement is applied only if the job still has the same fence and
-its lease still is expired (``if_expired``). So two workers that rescue at once settle the job once,
-and a holder that renewed in the meantime keeps it. A rescued job is claimed with a higher fence:
-what the first holder still reports is late, changes nothing, and is counted.
+deliveries are spent; cancelled when that was requested while it ran), and the settlement is applied
+only if the job still has the same fence and its lease still is expired (``if_expired``). So two
+workers that rescue at once settle the job once, and a holder that renewed in the meantime keeps it.
+A rescued job is claimed with a higher fence: what the first holder still reports is late, changes
+nothing, and is counted.
 
 When a rescue waits. An expired lease proves that its holder did not renew, not that it is dead. So
 nothing is rescued
@@ -150,6 +151,8 @@ class Rescue:
                 self._report("job.rescued", {"job_id": settlement.id})
                 if settlement.transition.status is JobStatus.FAILED:
                     self._report("job.dead_lettered", told_of(settlement))
+                elif settlement.transition.status is JobStatus.CANCELLED:
+                    self._report("job.cancelled", told_of(settlement))
 
     def _heal_leases(self) -> None:
         """Cut leases that last longer than any worker could have claimed for."""

@@ -116,6 +116,7 @@ class HeldLeases:
         self, store: JobStore, lease: float, report: Callable[[str, dict[str, Any]], None]
     ) -> None:
         self.when_lost: Callable[[], None] = lambda: None  # some claims are marked as lost
+        self.when_cancelled: Callable[[], None] = lambda: None  # … or as to be cancelled
         self.claims: dict[str, Claim] = {}  # by job id
         self._store = store
         self._lease = lease
@@ -163,8 +164,26 @@ class HeldLeases:
         if now >= self._renew_at:
             self._renew(list(self.claims.values()))
             self._renew_at = now + self._lease / 3
+            self.look_for_cancels()  # in case nobody was woken for one
         elif self._charge_at is not None and now >= self._charge_at:
             self._charge(now)
+
+    def look_for_cancels(self) -> None:
+        """Mark the claims that somebody wants cancelled."""
+        claims = {
+            each.job.id: each
+            for each in self.claims.values()
+            if not each.lost and each.cancel is None
+        }
+        if not claims:
+            return
+        found = self._store.cancel_requests([each.renewal() for each in claims.values()])
+        for job_id, request in found.items():
+            claims[job_id].cancel = request
+            who = f" by {request.by}" if request.by else ""
+            logger.info("job %s: its cancellation was requested%s", job_id, who)
+        if found:
+            self.when_cancelled()
 
     def _charge(self, now: float) -> None:
         """Charge attempts that began at least ``MIN_CHARGE_AGE`` ago; the others come next."""
@@ -201,6 +220,10 @@ class HeldLeases:
 OUTAGE_BACKOFF = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
 SHUTDOWN_RETRY_INTERVAL = 0.2
 """Seconds between two questions to a store that is away while the worker wants to leave."""
+MAX_CANCEL_WAIT = 60.0
+"""Seconds after which the thread that waits for cancellations looks whether it is still needed."""
+CANCEL_PAUSE = 0.1
+"""Seconds that it pauses then."""
 MAX_LOGGED_IDS = 20
 """Jobs that are named in one line of the log."""
 MAX_LOGGED_REASONS = 8
@@ -254,6 +277,7 @@ class StoreThread:
         self._ends = False
         self._gives_up = False
         self._news = True  # something may be claimable
+        self._is_cancel_told = False  # a job that runs somewhere is to be cancelled
         self._next_at: float | None = None  # … or will be then, by our clock
         self._maintenance_at: float | None = None
         self._failures = 0
@@ -261,6 +285,8 @@ class StoreThread:
         self._reasons: set[str] = set()  # that were logged in this outage
         self._now = now
         self._subscription = store.subscribe(Topic.WORK)
+        self._cancels = store.subscribe(Topic.CANCEL)
+        self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     # ---- from the worker's loop ----
@@ -269,6 +295,7 @@ class StoreThread:
         """Begin. The store is asked once in the caller's thread, so that its error comes there."""
         self.offset = self.store.now() - self._now()
         self._thread = SYSTEM_CLOCK.spawn("ergon-keeper", self._serve)
+        SYSTEM_CLOCK.spawn("ergon-cancels", self._hear_cancels)
 
     def offer(self, executor: str, slots: int) -> int:
         """Add free slots of an executor, or take some back; answers the change that was made."""
@@ -319,10 +346,12 @@ class StoreThread:
         if self._thread is not None:
             self._thread.join(seconds)
             self._gives_up = True
+            self._over.set()
             self._stop_maintenance()
             self._subscription.wake()
             self._thread.join(1.0)
             self._log_unsettled()
+        self._cancels.close()
         if self._thread is None or not self._thread.is_alive():
             self._subscription.close()
 
@@ -349,6 +378,18 @@ class StoreThread:
     def _serve(self) -> None:
         while not self._gives_up and self.run_once():
             self._sleep()
+
+    def _hear_cancels(self) -> None:
+        """In a thread of its own, which only waits: a look costs a call, so nobody looks for news.
+
+        A notification before the first claim, or for another worker's job, costs one look, too.
+        """
+        while not self._gives_up:
+            if self._cancels.wait(MAX_CANCEL_WAIT):
+                self._is_cancel_told = True
+                self._subscription.wake()
+            else:
+                self._over.wait(CANCEL_PAUSE)  # one that was closed with the store waits no more
 
     def run_once(self) -> bool:
         """One round: settle and claim, renew leases, maintain. Whether another round follows.
@@ -392,8 +433,12 @@ class StoreThread:
                 self._is_busy = False
                 self._rests.notify_all()
         self._check_for_stall(began)
-        if is_delivered and self._now() < min(self.leases.next_at, self._maintenance_at or 0.0):
+        next_at = min(self.leases.next_at, self._maintenance_at or 0.0)
+        if is_delivered and not self._is_cancel_told and self._now() < next_at:
             return True  # let the loop run the claimed jobs at once: nothing else is due yet
+        if self._is_cancel_told:
+            self._is_cancel_told = False  # before the look: what comes meanwhile leads to another
+            self.leases.look_for_cancels()
         self.leases.renew_due(self._now())
         self._check_for_stall(began)
         if self.maintenance is not None and not self._ends:
@@ -533,7 +578,7 @@ class StoreThread:
         with self._lock:
             is_free = self._is_probing or bool(self._slots.free())
             is_wanted = self._settlements or (self._news and self._may_claim and is_free)
-            if is_wanted and not self._failures:
+            if (is_wanted or self._is_cancel_told) and not self._failures:
                 return
             self._is_asleep = True
         until = [self.leases.next_at]

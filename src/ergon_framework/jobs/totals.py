@@ -17,7 +17,7 @@ from typing import Any
 from ergon_framework.core.job import Transition
 from ergon_framework.ports.jobstore import ENDED, JobAdmin, WorkerRecord
 
-OUTCOMES = ("completed", "retrying", "failed", "held", "released")
+OUTCOMES = ("completed", "retrying", "failed", "held", "released", "cancelled")
 """What becomes of a job after an attempt; ``failed`` is dead-lettered."""
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 """Seconds: the upper ends of the buckets of a histogram."""

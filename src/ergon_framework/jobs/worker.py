@@ -61,6 +61,7 @@ BURST_PROBE_INTERVAL = 0.2
 BURST_DUE_WITHIN = 1.0
 """Seconds that a burst waits for a job that is not due yet."""
 NOTICE_OF = dict.fromkeys(JobStatus, "job.returned") | {
+    JobStatus.CANCELLED: "job.cancelled",
     JobStatus.COMPLETED: "job.completed",
     JobStatus.FAILED: "job.dead_lettered",
     JobStatus.RETRYING: "job.retrying",
@@ -304,6 +305,7 @@ class Worker:
         )
         self._store_thread.maintenance = self._maintenance
         self._store_thread.leases.when_lost = self._lost
+        self._store_thread.leases.when_cancelled = self._cancelled
         confused_after = self._timing.confused_after
         self._pools = {
             key: ExecutorPool(key, value, self, confused_after=confused_after)
@@ -584,6 +586,14 @@ class Worker:
     def _drop_lost(self) -> None:
         for pool in self._pools.values():
             pool.drop_lost()
+
+    def _cancelled(self) -> None:
+        """Somebody wants jobs of ours cancelled."""
+        self.loop.post(self._cancel_marked)
+
+    def _cancel_marked(self) -> None:
+        for pool in self._pools.values():
+            pool.cancel_marked()
 
     def _reported(self, name: str, fields: dict[str, Any]) -> None:
         if name == "store.broken":
