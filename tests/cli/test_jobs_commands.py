@@ -373,6 +373,24 @@ def test_cancel_and_retry(desk: Desk) -> None:
         assert answer.json["error"]["code"] == "job_state"
 
 
+def test_cancel_what_runs(desk: Desk) -> None:
+    """Its worker is asked; until it has ended, the job tells who asked, and why."""
+    desk.client.enqueue("h", id="a")
+    desk.hand.claim()
+    assert "--running" in desk("jobs", "cancel", "a").err
+    why = ("--by", "ann", "--reason", "the wrong file")
+    assert desk("jobs", "cancel", "--running", "a", *why, "--json").json == {
+        "id": "a",
+        "status": "active",
+        "was_cancelled_before": False,
+        "is_requested": True,
+    }
+    shown = desk("jobs", "show", "a", "--json").json["cancel_requested"]
+    assert (shown["by"], shown["reason"]) == ("ann", "the wrong file")
+    assert '"by": "ann"' in desk("jobs", "show", "a").out
+    assert "ann asked for its cancellation" in desk("why", "a").out
+
+
 def test_rows_that_cannot_be_read(desk: Desk) -> None:
     """They are listed, told by doctor, restored once they are right, or discarded."""
     for name in ("a", "b"):

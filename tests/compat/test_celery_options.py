@@ -23,7 +23,8 @@ from ergon_framework.compat.celery import (
     shared_task,
 )
 from ergon_framework.compat.celery.__main__ import main
-from ergon_framework.errors import ConfigurationError, ErgonError, JobError, WiringError
+from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.errors import ConfigurationError, JobError, WiringError
 from ergon_framework.executor import Registry
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
@@ -465,7 +466,8 @@ def test_an_application_needs_somewhere_for_its_jobs(client: JobClient) -> None:
 
 def test_a_result_knows_its_state(plain: Celery, client: JobClient) -> None:
     """With the words of Celery, also for one that is unknown or was revoked."""
-    result = shop(plain).delay(1)
+    task = shop(plain)
+    result = task.delay(1)
     assert (result.state, result.ready(), result.result, str(result)) == (
         "PENDING",
         False,
@@ -475,8 +477,13 @@ def test_a_result_knows_its_state(plain: Celery, client: JobClient) -> None:
     result.revoke()
     result.revoke()
     assert (result.status, result.ready(), result.failed()) == ("REVOKED", True, False)
-    with pytest.raises(ErgonError, match="give the task a time_limit"):
-        result.revoke(terminate=True)
+    running = task.delay(1)
+    ask = ClaimRequest(worker="w", lease=10, slots={"python": 1}, default="python")
+    assert client.store.settle_and_claim([], ask)[1].jobs
+    running.revoke()
+    assert client.find(running.id).cancel_request is None
+    running.revoke(terminate=True)
+    assert client.find(running.id).cancel_request is not None
     assert plain.AsyncResult("nobody").state == "PENDING"
     assert plain.AsyncResult("nobody").traceback is None
     assert plain.AsyncResult(result.id) == result

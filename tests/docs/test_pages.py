@@ -18,6 +18,7 @@ _MUST_HAVE_CODE = {
     "docs/quickstart-boundary.md",
     "docs/quickstart-jobs.md",
     "docs/quickstart-providers.md",
+    "docs/howto/cancel-jobs.md",
     "docs/howto/connect-two-zones.md",
     "docs/howto/consume-effectively-once.md",
     "docs/howto/enqueue-in-your-transaction.md",

@@ -20,6 +20,7 @@ from ergon_framework import ConsumerPolicy, ConsumerTask, Transaction
 from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import HeldBack, Succeeded
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import (
     DuplicateJobError,
     JobError,
@@ -446,6 +447,53 @@ def test_a_running_or_ended_job_cannot_be_cancelled(client: JobClient, hand: Han
     hand.settle(claimed, Succeeded())
     with pytest.raises(JobStateError, match="is completed and cannot be cancelled"):
         client.cancel(job)
+
+
+def test_a_running_job_is_cancelled_when_that_is_asked_for(client: JobClient, hand: Hand) -> None:
+    """The request stands in the job until it ends; a holder that gives it back ends it."""
+    job = client.enqueue("h")
+    claimed = hand.claim()
+    with pytest.raises(JobStateError) as caught:
+        client.cancel(job)
+    assert "running=True" in (caught.value.remedy or "")
+    assert client.cancel(job, running=True, by="ann", reason="the wrong file")
+    assert job.cancel(running=True, by="bob")  # asked for already
+    shape = client.show(job)
+    assert (shape["status"], shape["why"]) == ("active", None)
+    assert shape["cancel_requested"] == {
+        "at": format_rfc3339(client.store.now()),
+        "by": "ann",
+        "reason": "the wrong file",
+    }
+    hand.settle(claimed, BROKEN)
+    shape = client.show(job)
+    assert (shape["status"], shape["why"]) == ("cancelled", "cancelled_running")
+    assert "cancel_requested" not in shape
+    told = shape["history"][-1]
+    assert (told["event"], told["by"], told["reason"]) == ("cancelled", "ann", "the wrong file")
+    assert client.cancel(job, running=True) is False
+
+
+def test_a_job_that_waits_or_has_ended_is_treated_as_ever(client: JobClient, hand: Hand) -> None:
+    """``running`` goes further, and takes nothing away; who asked is the user of this process."""
+    job = client.enqueue("h")
+    hand.run(BROKEN)  # it is to be tried again
+    assert client.cancel(job, running=True)
+    told = client.show(job)["history"][-1]
+    assert (told["event"], "@" in told["by"], "reason" in told) == ("cancelled", True, False)
+    done = client.enqueue("h")
+    hand.run(Succeeded())
+    with pytest.raises(JobStateError, match="is completed and cannot be cancelled"):
+        client.cancel(done, running=True)
+
+
+@pytest.mark.parametrize("field", ["by", "reason"])
+def test_who_cancels_and_why_is_one_line(client: JobClient, field: str) -> None:
+    """What cannot be shown in a history is refused before anything is stored."""
+    job = client.enqueue("h")
+    with pytest.raises(JobError, match=f"{field} holds the control character"):
+        client.cancel(job, **{field: "a\nb"})  # type: ignore[arg-type]
+    assert job.status() == "pending"
 
 
 def test_a_retrying_job_can_be_cancelled_or_hurried(

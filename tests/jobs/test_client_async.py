@@ -68,6 +68,12 @@ def test_the_calls_are_those_of_the_other_client() -> None:
             assert not await client.cancel(job)
             assert (await client.show(job))["status"] == "cancelled"
             assert (await client.find(job)).args == b"[1]"
+            held = await client.enqueue("h")
+            hand.claim()
+            assert await held.cancel(running=True, by="ann")
+            asked = (await client.find(held)).cancel_request
+            assert asked is not None
+            assert asked.by == "ann"
             ids = await client.enqueue_many(["h", ("h", [2])], queue="q")
             assert [(await client.find(each)).queue for each in ids] == ["q", "q"]
 

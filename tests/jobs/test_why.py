@@ -18,6 +18,7 @@ from ergon_framework.core.job import (
     Succeeded,
     Unread,
 )
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
@@ -333,6 +334,21 @@ def test_a_cancelled_job(desk: Desk) -> None:
     desk.client.cancel(newer)
     desk.id = newer
     assert desk.why().startswith("It was cancelled at 2030-03-17T17:46:40Z.\n")
+
+
+def test_a_job_that_is_cancelled_while_it_runs(desk: Desk) -> None:
+    """Who asked and why, while it runs and afterwards."""
+    desk.add()
+    claimed = desk.hand.claim()
+    desk.client.cancel("a", running=True, by="ann", reason="the wrong file")
+    told = desk.why(worker())
+    assert "It runs: the worker 'w' has held it" in told
+    at = format_rfc3339(desk.clock.now)
+    assert f"ann asked for its cancellation at {at}, because: the wrong file; its worker" in told
+    desk.hand.settle(claimed, BROKEN)
+    told = desk.why()
+    assert f"It was cancelled at {at} while it ran." in told
+    assert f"{at}: it was cancelled by ann: the wrong file." in told
 
 
 def test_a_job_that_was_sent_back_and_hurried(desk: Desk) -> None:

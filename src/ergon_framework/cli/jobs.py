@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.ports.jobstore import Unreadable
 
-_JSON = ("args", "kwargs", "result", "retry", "last_error", "trace_context")
+_JSON = (
+    *("args", "kwargs", "result", "retry", "last_error", "trace_context"),
+    "cancel_requested",
+)
 app = typer.Typer(help="Look at jobs and workers; show, cancel or retry a job.")
 
 
@@ -64,12 +67,33 @@ def show(
 
 @app.command()
 def cancel(
-    job: JobId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
+    job: JobId,
+    running: Annotated[
+        bool,
+        typer.Option("--running", help="Also one that runs: its worker is asked to end it."),
+    ] = False,
+    by: Annotated[
+        str | None, typer.Option(metavar="WHO", help="Who cancels it; else the user and machine.")
+    ] = None,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for its history.")] = "",
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Cancel a job that waits. One that runs goes on, and the exit code is 1."""
+    """Cancel a job that waits. One that runs goes on, and the exit code is 1.
+
+    With --running its worker is asked to end it. This does not wait for the end: the status is then
+    still active, and jobs show tells who asked.
+    """
     with opened(config, url) as client:
-        is_now = client.cancel(job)
-        shape = {"id": job, "status": str(client.status(job)), "was_cancelled_before": not is_now}
+        is_now = client.cancel(job, running=running, by=by, reason=reason)
+        found = client.find(job)
+        shape = {
+            "id": job,
+            "status": str(found.status),
+            "was_cancelled_before": not is_now,
+            "is_requested": found.cancel_request is not None,
+        }
         show_one(shape, as_json=as_json)
 
 
@@ -160,7 +184,7 @@ def show_job(shape: dict[str, Any], *, as_json: bool) -> None:
         show_one(shape, as_json=True)
         return
     history = shape.pop("history")
-    texts = {name: json.dumps(shape[name], ensure_ascii=False) for name in _JSON if shape[name]}
+    texts = {name: json.dumps(shape[name], ensure_ascii=False) for name in _JSON if shape.get(name)}
     known = {name: value for name, value in shape.items() if value not in (None, [], {})}
     show_one({**known, **texts}, as_json=False)
     if history:

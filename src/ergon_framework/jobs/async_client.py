@@ -192,9 +192,11 @@ class AsyncEnqueuedJob(_JobId):
         """What the job returned; see :meth:`AsyncJobClient.result`."""
         return await self._client.result(self, timeout)
 
-    async def cancel(self) -> bool:
-        """Cancel it while it waits; see :meth:`AsyncJobClient.cancel`."""
-        return await self._client.cancel(self)
+    async def cancel(
+        self, *, running: bool = False, by: str | None = None, reason: str = ""
+    ) -> bool:
+        """Cancel it while it waits, or also while it runs; see :meth:`JobClient.cancel`."""
+        return await self._client.cancel(self, running=running, by=by, reason=reason)
 
 
 class AsyncJobClient:
@@ -388,9 +390,13 @@ class AsyncJobClient:
 
     # ---- moving ----
 
-    async def cancel(self, job_id: str) -> bool:
-        """Cancel a job that waits; see :meth:`JobClient.cancel`."""
-        return await self._call(lambda: self._sync().cancel(job_id))
+    async def cancel(
+        self, job_id: str, *, running: bool = False, by: str | None = None, reason: str = ""
+    ) -> bool:
+        """Cancel a job that waits, or also one that runs; see :meth:`JobClient.cancel`."""
+        return await self._call(
+            lambda: self._sync().cancel(job_id, running=running, by=by, reason=reason)
+        )
 
     async def retry(self, job_id: str) -> None:
         """Let a waiting job run now, or one that failed or was cancelled begin anew."""

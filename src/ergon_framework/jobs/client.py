@@ -7,8 +7,10 @@ the decision if nobody was faster.
 
 from __future__ import annotations
 
+import getpass
 import logging
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ from ergon_framework.core.job import (
     RequeueRequested,
     RunRequested,
 )
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import DuplicateJobError, JobError, JobStateError
 from ergon_framework.jobs import tracing
 from ergon_framework.jobs.claims import Settler
@@ -58,9 +61,10 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.views import job_view
 from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.flow import NewFlow
-from ergon_framework.ports.job_fields import choice, refusal
+from ergon_framework.ports.job_fields import choice, refusal, text
 from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import (
+    CancelRequest,
     EnqueueResult,
     FullJobStore,
     Job,
@@ -89,6 +93,7 @@ MAX_CONFLICTS = 100
 """How often a job may change between read and write before the request is given up."""
 BATCH = 500
 """Jobs that are moved or purged in one commit."""
+_actor, _reason = text(), text(1000)
 _REFUSED = {
     CancelRequested: ("cannot be cancelled", "only a job that waits can be cancelled"),
     RunRequested: ("cannot be run again", "only a job that waits, failed or was cancelled can"),
@@ -115,6 +120,9 @@ def request_transition(
             settlement = settler.settle_stored(job, request, store.now())
         except InvalidTransition as error:
             what, remedy = _REFUSED[type(request)]
+            if isinstance(request, CancelRequested) and job.status is JobStatus.ACTIVE:
+                command = pasteable("jobs cancel --running", job.id, option_for(store))
+                remedy = f"cancel(running=True) asks its worker to end it, and so does:  {command}"
             raise JobStateError(
                 f"the job {job.id} is {job.status} and {what}",
                 remedy=remedy,
@@ -140,6 +148,45 @@ def request_transition(
         )
 
     return retry_conflicts(attempt, max_attempts=MAX_CONFLICTS, give_up=give_up)
+
+
+def request_cancel(
+    store: FullJobStore, settler: Settler, job_id: str, request: CancelRequested
+) -> JobStatus:
+    """Cancel a job that waits, or ask the worker that runs it to end it; the state it was in."""
+
+    def attempt() -> JobStatus:
+        job = found(store, job_id)
+        if job.status is not JobStatus.ACTIVE:
+            return request_transition(store, settler, job_id, request)
+        asked = CancelRequest(at=format_rfc3339(store.now()), by=request.by, reason=request.reason)
+        if not store.request_cancel(job, asked):
+            raise ConflictError
+        emit("job.cancel_requested", job_id=job.id, by=request.by)
+        return job.status
+
+    def give_up() -> JobStateError:
+        return JobStateError(
+            f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
+        )
+
+    def is_moved(error: Exception) -> bool:
+        """Whether it began to run, or came back to its queue, between the two looks."""
+        status = error.details.get("status") if isinstance(error, JobStateError) else None
+        return isinstance(error, ConflictError) or status == JobStatus.ACTIVE
+
+    return retry_conflicts(
+        attempt, max_attempts=MAX_CONFLICTS, give_up=give_up, is_conflict=is_moved
+    )
+
+
+def requester() -> str:
+    """Who asks, where nobody says: the user of this process, and the machine."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a user without a name, in a container for example
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def _refuse_bound(store: FullJobStore, job: Job, request: Request) -> None:
@@ -256,9 +303,9 @@ class EnqueuedJob(_JobId):
         """What the job returned; see :meth:`JobClient.result`."""
         return self._client.result(self, timeout)
 
-    def cancel(self) -> bool:
-        """Cancel it while it waits; see :meth:`JobClient.cancel`."""
-        return self._client.cancel(self)
+    def cancel(self, *, running: bool = False, by: str | None = None, reason: str = "") -> bool:
+        """Cancel it while it waits, or also while it runs; see :meth:`JobClient.cancel`."""
+        return self._client.cancel(self, running=running, by=by, reason=reason)
 
 
 logger = logging.getLogger("ergon.jobs")
@@ -479,10 +526,20 @@ class JobClient:
 
     # ---- moving ----
 
-    def cancel(self, job_id: str) -> bool:
-        """Cancel a job that waits. False: it was cancelled already; JobStateError: too late."""
+    def cancel(
+        self, job_id: str, *, running: bool = False, by: str | None = None, reason: str = ""
+    ) -> bool:
+        """Cancel a job that waits. False: it was cancelled already; JobStateError: too late.
+
+        With ``running`` also one that runs: its worker is asked to end it, and this returns before
+        it has ended. If it completes first, it has completed. ``by`` and ``reason`` stand in its
+        history; without ``by`` that is the user of this process.
+        """
+        asked_by = requester() if by is None else _actor("by", by)
+        request = CancelRequested(asked_by, _reason("reason", reason) if reason else "")
+        apply = request_cancel if running else request_transition
         try:
-            request_transition(self.store, self._settler, str(job_id), CancelRequested())
+            apply(self.store, self._settler, str(job_id), request)
         except JobStateError as error:
             if error.details.get("status") == JobStatus.CANCELLED:
                 return False

@@ -37,7 +37,7 @@ def job_view(job: Job, settings: JobsSettings) -> dict[str, Any]:
         "kwargs": decoded(job.kwargs),
         "result": None if job.result is None else decoded(job.result),
         "last_error": None if job.last_error is None else error_view(job.last_error),
-        "why": job.why or None,
+        "why": None if job.status is JobStatus.ACTIVE else job.why or None,
         "history": list(entries(job)),
         "created_at": moment(job.created_at),
         "run_at": moment(job.run_at),
@@ -55,7 +55,17 @@ def job_view(job: Job, settings: JobsSettings) -> dict[str, Any]:
         "correlation_id": job.correlation_id,
         "trace_context": job.trace_context,
         **_step_view(job),
+        **_cancel_view(job),
     }
+
+
+def _cancel_view(job: Job) -> dict[str, Any]:
+    """Who wants a running job cancelled, since when and why."""
+    request = job.cancel_request
+    if request is None:
+        return {}
+    told = {"at": request.at, "by": request.by or None, "reason": request.reason or None}
+    return {"cancel_requested": told}
 
 
 def _step_view(job: Job) -> dict[str, Any]:

@@ -12,13 +12,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import DISCARDED, WHY_ENDED, JobStatus, route
+from ergon_framework.core.job import (
+    CANCELLED_RUNNING,
+    DISCARDED,
+    WHY_ENDED,
+    JobStatus,
+    route,
+)
 from ergon_framework.core.rfc3339 import format_rfc3339
-from ergon_framework.core.text import counted, duration, failure_text, indented, toml_table
+from ergon_framework.core.text import (
+    counted,
+    duration,
+    failure_text,
+    indented,
+    one_line,
+    toml_table,
+)
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.views import SILENT_AFTER, entries, executor_of, last_told
 from ergon_framework.ports.flow import CANCELLED_BY_FLOW
-from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
+from ergon_framework.ports.jobstore import CancelRequest, Job, Queue, WorkerRecord
 from ergon_framework.storage.urls import pasteable
 
 MAX_EVENTS = 10
@@ -249,6 +262,9 @@ def _starting(job: Job, starters: Starters, options: str) -> str:
 def _running(job: Job, workers: Sequence[WorkerRecord], now: float, start: str) -> Iterator[str]:
     since = "" if job.claimed_at is None else f" for {duration(now - job.claimed_at)}"
     yield f"It runs: the worker {job.worker!r} has held it{since}."
+    request = job.cancel_request
+    if request is not None:
+        yield f"{_asked(request)}; its worker ends it, unless it completes first."
     if job.lease_expires_at is not None and job.lease_expires_at < now:
         late = duration(now - job.lease_expires_at)
         yield f"That worker's lease ended {late} ago; the next worker to look takes the job over."
@@ -275,7 +291,16 @@ def _cancelled_for(job: Job) -> str:
         return f", because a newer job with the unique key {job.unique_key!r} took its place"
     if job.why == CANCELLED_BY_FLOW:
         return ", because its flow was stopped"
+    if job.why == CANCELLED_RUNNING:
+        return " while it ran"
     return f" ({job.why})" if job.why else ""
+
+
+def _asked(request: CancelRequest) -> str:
+    who = request.by or "Somebody"
+    when = f" at {request.at}" if request.at else ""
+    why = f", because: {one_line(request.reason)}" if request.reason else ""
+    return f"{who} asked for its cancellation{when}{why}"
 
 
 # ---- what led there ----
@@ -343,6 +368,10 @@ def _event(entry: dict[str, Any]) -> str:
         text += f": {failure_text(entry['code'], entry.get('message'))}"
     elif entry.get("message"):
         text += f": {entry['message']}"
+    if entry.get("by"):
+        text += f" by {entry['by']}"
+    if entry.get("reason"):
+        text += f": {one_line(str(entry['reason']))}"
     if entry.get("lost_by"):
         text += f" (held by the worker {entry['lost_by']!r})"
     if entry.get("delay"):

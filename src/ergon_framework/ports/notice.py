@@ -117,7 +117,11 @@ _JOBS: dict[str, tuple[Any, ...]] = {
         "The row of a job cannot be read, and was set aside.",
         ("job_id", "error"),
     ),
-    "job.cancelled": ("Somebody cancelled a job that waited.", ("job_id",)),
+    "job.cancelled": ("Somebody cancelled a job.", ("job_id",)),
+    "job.cancel_requested": (
+        "Somebody asked for a running job to be cancelled; its worker ends it.",
+        ("job_id", "by"),
+    ),
     "job.requeued": ("Somebody sent a job back, or wants it to run now.", ("job_id",)),
     "lease.lost": ("A running job now belongs to somebody else.", ("job_id",)),
     "schedule.fired": (

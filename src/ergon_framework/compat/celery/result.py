@@ -12,7 +12,6 @@ from ergon_framework.compat.celery import arguments
 from ergon_framework.compat.celery.exceptions import missing_name
 from ergon_framework.core.job import EXPIRED, JobStatus
 from ergon_framework.errors import (
-    ErgonError,
     JobFailedError,
     JobNotFoundError,
     JobStateError,
@@ -157,14 +156,9 @@ class JobResult:
         return told[-1] if told else None
 
     def revoke(self, terminate: bool = False, **_: Any) -> None:
-        """Cancel the job if it waits. One that runs cannot be ended from here."""
-        if terminate:
-            raise ErgonError(
-                f"the job {self.id} cannot be terminated while it runs",
-                remedy="give the task a time_limit; revoke() cancels a job that waits",
-            )
+        """Cancel the job if it waits; with ``terminate`` also one that runs."""
         try:
-            self._opened.cancel(self.id)
+            self._opened.cancel(self.id, running=terminate)
         except (JobStateError, JobNotFoundError):  # running, ended or unknown: as with Celery
             return
 
