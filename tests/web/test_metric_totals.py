@@ -179,7 +179,7 @@ def test_queues_without_number_are_counted_together() -> None:
     told = totals.document()
     assert len(told) == MAX_QUEUES + 1
     assert told[OTHERS]["outcomes"] == {"completed": 5}
-    assert numbers_of(told["q0"]) == (1, 0, 0, 0, 0, *[0] * (len(BOUNDS) + 1), 0.0)
+    assert numbers_of(told["q0"]) == (1, 0, 0, 0, 0, 0, *[0] * (len(BOUNDS) + 1), 0.0)
 
 
 @pytest.mark.slow

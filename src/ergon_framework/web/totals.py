@@ -122,11 +122,7 @@ def _of_jobs(growth: Growth) -> Iterator[Exposed]:
         "ergon_job_attempts_total",
         "counter",
         "Attempts of jobs by what became of the job; failed ones are dead-lettered.",
-        [
-            ({"queue": queue, "outcome": outcome}, numbers[place])
-            for (queue,), numbers in growth.totals.items()
-            for place, outcome in enumerate(JOB_OUTCOMES)
-        ],
+        _by_outcome(growth),
     )
     yield LabelledHistogramFamily(
         "ergon_job_duration_seconds",
@@ -137,6 +133,22 @@ def _of_jobs(growth: Growth) -> Iterator[Exposed]:
             for (queue,), numbers in growth.totals.items()
         ],
     )
+
+
+def _by_outcome(growth: Growth) -> list[tuple[dict[str, str], float]]:
+    """Attempts by queue and outcome. A metric has room for five outcomes of as many queues as there
+    are; cancellations come last, and only of queues that had some.
+    """
+    usual: list[tuple[dict[str, str], float]] = []
+    rare: list[tuple[dict[str, str], float]] = []
+    for (queue,), numbers in growth.totals.items():
+        for place, outcome in enumerate(JOB_OUTCOMES):
+            series = {"queue": queue, "outcome": outcome}, numbers[place]
+            if outcome != "cancelled":
+                usual.append(series)
+            elif numbers[place]:
+                rare.append(series)
+    return usual + rare
 
 
 class CallCounters:
