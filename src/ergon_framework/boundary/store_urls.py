@@ -102,15 +102,19 @@ def open_object_store(
     clock: Clock = time.time,
     zone: str | None = None,
     read_only: bool = False,
+    may_be_away: bool = False,
 ) -> ObjectStore:
     """Open the store of objects that a URL or a folder names; the caller closes it.
 
     A bucket or folder belongs to one zone: with ``zone``, that of another is refused. Whoever will
-    only read does not make one that is nobody's its own.
+    only read does not make one that is nobody's its own. With ``may_be_away`` a bucket that does
+    not answer now is asked again when it is used.
     """
     kind, rest = _object_parts(str(place))
     if kind in BUCKETS:
-        return S3ObjectStore(str(place), clock=clock, zone=zone, read_only=read_only)
+        return S3ObjectStore(
+            str(place), clock=clock, zone=zone, read_only=read_only, may_be_away=may_be_away
+        )
     if kind == "memory":
         from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 
@@ -190,7 +194,10 @@ def open_stores(
     # Whose a folder of objects is, is asked behind the facts: these say it better.
     owner = None if read_only or is_folder(place) else zone
     with ExitStack() as opened:
-        objects = open_object_store(place, clock=clock or time.time, zone=owner)
+        # Facts without artifacts need no bucket.
+        objects = open_object_store(
+            place, clock=clock or time.time, zone=owner, may_be_away=not read_only
+        )
         opened.callback(objects.close)
         facts = open_facts(zone, settings, clock=clock, read_only=read_only)
         opened.callback(facts.close)

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -49,6 +49,7 @@ from ergon_framework.errors import (
     StoreBrokenError,
     StoreError,
     StoreSchemaError,
+    StoreUnavailableError,
     ZoneMovedError,
 )
 from ergon_framework.ports.factstore import (
@@ -199,7 +200,10 @@ class LocalZone:
             if anchor is not None:
                 held.callback(anchor.close)
             if isinstance(objects, FilesystemObjectStore | SharedObjectStore):
-                objects.own(store.info().epoch)
+                # Where a bucket is away, maintenance says it before it removes anything.
+                is_shared = isinstance(objects, SharedObjectStore)
+                with suppress(StoreUnavailableError) if is_shared else nullcontext():
+                    objects.own(store.info().epoch)
             own_clock = clock or clock_of(store)
             zone = cls(name, store, objects, settings, clock=own_clock, held=held.pop_all())
             zone.anchor = anchor

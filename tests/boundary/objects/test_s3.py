@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -13,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from ergon_framework.boundary.objectstore import s3_client
 from ergon_framework.boundary.objectstore.s3 import S3ObjectStore, key_of
@@ -26,6 +28,8 @@ from ergon_framework.boundary.objectstore.s3_client import (
     room,
     translated,
 )
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import (
     ConfigurationError,
     MissingExtraError,
@@ -34,7 +38,9 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.ports.objectstore import Blob, ObjectStore
+from ergon_framework.testing.suites.drivers import HandClock
 from tests.boundary.node.cables import Cable
+from tests.cli.boundary_node import message
 from tests.servers.s3 import REGION, S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:objects-s3")]
@@ -251,6 +257,38 @@ def test_an_endpoint_that_is_away(s3_server: S3Server) -> None:
     assert caught.value.message == "s3://some/where does not answer at http://127.0.0.1:1"
     assert "server runs" in caught.value.remedy
     assert caught.value.remedy.endswith("then start again")
+
+
+def test_a_zone_starts_while_its_bucket_is_away(
+    s3_server: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Facts without artifacts need no bucket; what needs it says what is wrong, and alerts tell."""
+    url = f"s3://some/where?endpoint=http://127.0.0.1:1&region={REGION}"
+    settings = ZoneSettings(data=str(tmp_path / "data"), objects=SecretStr(url))
+    with LocalZone.open("plant", settings) as zone:
+        assert "zone plant starts without its objects" in caplog.text
+        asked = json.loads(message("m-1", from_zone="plant"))
+        assert zone.append(asked["envelope"], asked["fact"]).offset == 1
+        with pytest.raises(StoreUnavailableError, match="does not answer"):
+            zone.put("files", "a", b"abc")
+
+
+def test_a_place_that_was_emptied_is_written_down_again(s3_url: str) -> None:
+    """Whoever empties a bucket takes the zone's name away: another zone would have the place."""
+    clock = HandClock()
+    with closing(S3ObjectStore(s3_url, zone="plant", clock=clock)) as store:
+        digest = put(store, noise(10))
+        BucketClient(s3_url).delete("zone")
+        clock.forward(61.0)
+        put(store, noise(11))
+        with pytest.raises(ConfigurationError, match="holds the objects of zone 'plant'"):
+            S3ObjectStore(s3_url, zone="other")
+        BucketClient(s3_url).delete("zone")
+        S3ObjectStore(s3_url, zone="other").close()
+        clock.forward(61.0)
+        for use in (lambda: put(store, noise(12)), lambda: store.delete(digest)):
+            with pytest.raises(StoreUnavailableError, match="holds the objects of zone 'other'"):
+                use()
 
 
 def test_a_bucket_that_is_missing(s3_server: S3Server) -> None:

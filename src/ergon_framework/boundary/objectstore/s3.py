@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import stat
@@ -26,6 +27,8 @@ from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.ports.objectstore import Blob
 from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.storage.failpoints import declare, failpoint
+
+logger = logging.getLogger("ergon_framework.boundary")
 
 _MAX_ATTEMPTS = 4  # to begin an upload in a folder that goes away while it is used
 
@@ -127,6 +130,8 @@ def _is_own(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and is_private
 
 
+CLAIM_INTERVAL = 60.0
+"""Seconds for which a zone trusts that its place in a bucket is still its own."""
 _ROOT, _ASIDE, _EPOCHS = "sha256", "removed", "epochs"
 _NAME = re.compile(rf"(?:{_ROOT}/../..|{_ASIDE})/([0-9a-f]{{64}})")
 
@@ -155,21 +160,31 @@ class S3ObjectStore:
         folder: str | os.PathLike[str] | None = None,
         zone: str | None = None,
         read_only: bool = False,
+        may_be_away: bool = False,
         client: BucketClient | None = None,
     ) -> None:
         """Open the place in a bucket that a URL names.
 
         ``folder`` is for uploads under way, otherwise one among the temporary files. With ``zone``
         the place belongs to that zone alone, and that of another is refused; with ``read_only``
-        one that is nobody's stays so. ``client`` is one for that URL with other limits.
+        one that is nobody's stays so. With ``may_be_away`` a server that does not answer now is
+        asked again when the store is used. ``client`` is one for that URL with other limits.
         """
         self._client = client or BucketClient(url)
         self._clock = clock
         self._is_closed = False
         self.place = self._client.bucket.place
-        self._client.check(is_opening=True)
-        if zone is not None:
-            self._client.claim(zone, is_written=not read_only)
+        self._zone = None if read_only else zone
+        self._claimed_at = float("-inf")
+        try:
+            self._client.check(is_opening=True)
+            if zone is not None:
+                self._client.claim(zone, is_written=not read_only)
+                self._claimed_at = clock()
+        except StoreUnavailableError as error:
+            if not may_be_away or self._zone is None:
+                raise
+            logger.warning("zone %s starts without its objects: %s", zone, error)
         where = own_folder(self.place) if folder is None else Path(folder)
         self.staging = StagingArea(where, self._send, clock, is_temporary=folder is None)
 
@@ -189,6 +204,7 @@ class S3ObjectStore:
     def _send(self, path: Path, digest: bytes) -> None:
         """Put the bytes of a file, which have that digest, into the bucket for good."""
         size, key = path.stat().st_size, key_of(digest)
+        self._refuse_other_owner()
         failpoint("boundary.bucket_put.before")
         is_new = self._client.create(key, path, size)
         if not is_new and self.verify(digest, size) is not None:
@@ -235,6 +251,7 @@ class S3ObjectStore:
         if blob is None:
             return False
         key = key_of(digest)
+        self._refuse_other_owner()
         failpoint("boundary.bucket_delete.before")
         # The copy comes first: a process that dies in between leaves the blob in both places,
         # never in none.
@@ -249,6 +266,7 @@ class S3ObjectStore:
         it was another one.
         """
         self._check_open()
+        self._refuse_other_owner()
         key = f"{_EPOCHS}/{hashlib.sha256(epoch.encode()).hexdigest()}"
         self._client.put_new(key, epoch.encode())
         return self._client.put_at(key).timestamp()
@@ -291,6 +309,21 @@ class S3ObjectStore:
         for key, at in self._client.listed(folder):
             if found := _NAME.fullmatch(key):
                 yield Dated(bytes.fromhex(found[1]), at.timestamp())
+
+    def _refuse_other_owner(self) -> None:
+        """Write the zone's name again if it is gone, and refuse a place that is another's by now.
+
+        Whoever empties a bucket takes the name away, too, and the next zone that comes may have the
+        place: each would remove the other's bytes.
+        """
+        now = self._clock()
+        if self._zone is None or 0 <= now - self._claimed_at < CLAIM_INTERVAL:
+            return
+        try:
+            self._client.claim(self._zone)
+        except ConfigurationError as error:
+            raise StoreUnavailableError(error.message, remedy=error.remedy) from error
+        self._claimed_at = now
 
     def _check_open(self) -> None:
         if self._is_closed:
