@@ -167,6 +167,8 @@ class LocalZone:
         self.is_broken = False
         """The disk did not confirm a write: nothing is appended until the node starts again."""
         self.append_trouble: str | None = None
+        self.looked_at = ("", "")
+        """The last name whose object was looked for; the next look goes on from there."""
         """Why the last append failed; None when it did not."""
         self.damage: str | None = None
         """What is known to be damaged in the store."""

@@ -51,6 +51,17 @@ def test_a_store_of_objects_that_was_emptied(zone: LocalZone, tmp_path: Path) ->
     ]
 
 
+def test_an_object_that_is_missing_behind_others(zone: LocalZone) -> None:
+    """However many names there are: each look is at others, and comes round."""
+    for n in range(20):
+        zone.put("files", f"n{n:02}", f"bytes {n}".encode())
+    [gone] = zone.store.objects("files", after=("files", "n14"), limit=1)
+    zone.objects.delete(gone.digest)
+    told = [alerts(zone) for _ in range(5)]
+    text = "objects cannot be had: the bytes of files/n15 are missing, and others may be"
+    assert [each for each in told if each] == [[("objects", text)]] * 2
+
+
 def test_a_store_of_objects_that_does_not_answer(zone: LocalZone) -> None:
     """The status does not wait for it."""
     over = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from threading import Thread
@@ -12,7 +13,7 @@ from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.node.wire import consumer_shape, link_shape, milliseconds
 from ergon_framework.boundary.settings import DAY
 from ergon_framework.errors import BoundaryError, StoreError
-from ergon_framework.ports.factstore import NEW_EPOCH, ConsumerInfo, LogInfo
+from ergon_framework.ports.factstore import NEW_EPOCH, ConsumerInfo, LogInfo, StoredObject
 from ergon_framework.ports.objectstore import Blob
 from ergon_framework.ports.transfer import move_state_of
 
@@ -22,21 +23,39 @@ if TYPE_CHECKING:
 
 OBJECTS_TIMEOUT = 2.0
 """Seconds for the object store to answer. A bucket's client goes on trying for much longer."""
+OBJECTS_SAMPLE = 8
+"""Names whose bytes are looked for each time."""
+MAX_NAMED = 3
+"""Names that are told of those whose bytes are missing."""
 _NO_DIGEST = bytes(32)  # of no object: whether the store answers is all that is asked
 
 
 def objects_trouble(zone: LocalZone, timeout: float = OBJECTS_TIMEOUT) -> str | None:
-    """Why objects cannot be had, or None; the first name stands for all of them."""
-    first = next(iter(zone.store.objects(limit=1)), None)
+    """Why objects cannot be had, or None. A few names are looked at, others each time."""
+    names = zone.store.objects(after=zone.looked_at, limit=OBJECTS_SAMPLE)
+    if len(names) < OBJECTS_SAMPLE and zone.looked_at != ("", ""):  # and from the beginning again
+        names += zone.store.objects(limit=OBJECTS_SAMPLE - len(names))
+    zone.looked_at = (names[-1].bucket, names[-1].key) if names else ("", "")
+    until = time.monotonic() + timeout
+    missing: list[StoredObject] = []
     try:
-        found = _stat(zone, _NO_DIGEST if first is None else first.digest).result(timeout)
+        if not names:
+            _stat(zone, _NO_DIGEST).result(timeout)
+        missing.extend(each for each in names if _stat_by(zone, each, until) is None)
     except TimeoutError:
-        return f"their store does not answer within {timeout:g} seconds"
+        if not missing:
+            return f"their store does not answer within {timeout:g} seconds"
     except (StoreError, BoundaryError) as error:
         return error.message
-    if first is None or found is not None:
+    if not missing:
         return None
-    return f"the bytes of {first.bucket}/{first.key} are missing, and others may be"
+    told = ", ".join(f"{each.bucket}/{each.key}" for each in missing[:MAX_NAMED])
+    return f"the bytes of {told} are missing, and others may be"
+
+
+def _stat_by(zone: LocalZone, name: StoredObject, until: float) -> Blob | None:
+    """Whether the bytes of a name are there; ``TimeoutError`` when that is not known in time."""
+    return _stat(zone, name.digest).result(max(0.0, until - time.monotonic()))
 
 
 def _stat(zone: LocalZone, digest: bytes) -> Future[Blob | None]:
