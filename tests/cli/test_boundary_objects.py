@@ -59,13 +59,27 @@ def test_put_and_get(desk: Desk) -> None:
 
 
 def test_put_what_comes_through_a_pipe(desk: Desk) -> None:
-    """As a shell's ``<(…)`` gives it: it can be read once, and is."""
-    os.mkfifo("pipe")
-    writer = threading.Thread(target=lambda: Path("pipe").write_bytes(BLOB))
+    """As a shell's ``<(…)`` gives it: it can be read once, and is.
+
+    One with a name is refused: nobody may ever write into it.
+    """
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(writing, "wb") as end:
+            end.write(BLOB)
+
+    writer = threading.Thread(target=write)
     writer.start()
-    stored = desk.ask("put", "batch-files", "piped", "pipe", "--json")
+    stored = desk.ask("put", "batch-files", "piped", f"/dev/fd/{reading}", "--json")
     writer.join()
+    os.close(reading)
     assert (stored.code, stored.json["digest"], stored.json["size"]) == (0, DIGEST, len(BLOB))
+    os.mkfifo("pipe")
+    refused = desk.ask("put", "batch-files", "named", "pipe")
+    assert refused.code == 2
+    assert "pipe is a named pipe" in refused.err
+    assert "- < pipe" in refused.err
 
 
 @pytest.mark.req("BOUNDARY:badinput", "P15")

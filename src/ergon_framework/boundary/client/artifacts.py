@@ -10,6 +10,8 @@ import hashlib
 import io
 import mimetypes
 import os
+import re
+import shlex
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -77,7 +79,8 @@ class PathSource:
             what = "a named pipe" if stat.S_ISFIFO(found.st_mode) else "no file"
             raise ConfigurationError(
                 f"{self._path} is {what}: it may never end, and cannot be read again",
-                remedy="give a file or bytes, or an open file, which is read to its end first",
+                remedy="give a file or bytes, or an open file, which is read to its end first; a"
+                f" command takes - for its standard input: … - < {shlex.quote(str(self._path))}",
             )
         self.size = found.st_size
 
@@ -154,12 +157,13 @@ def _no_bytes(file: object) -> ConfigurationError:
 def source_of(blob: Blob, *, takes_pipes: bool = False) -> BlobSource:
     """Something to read the bytes from, as often as it takes.
 
-    A path may name a pipe only with ``takes_pipes``: nobody may ever write into it.
+    With ``takes_pipes`` a path may name a pipe that this process has open, as a shell's ``<(…)``
+    does. One in a folder is refused all the same: nobody may ever write into it.
     """
     if isinstance(blob, bytes | bytearray | memoryview):
         return MemorySource(blob)
     if isinstance(blob, str | os.PathLike):
-        is_pipe = takes_pipes and Path(blob).is_fifo()
+        is_pipe = takes_pipes and Path(blob).is_fifo() and _is_open_already(blob)
         return _piped(blob) if is_pipe else PathSource(blob)
     if hasattr(blob, "read") and hasattr(blob, "seekable"):
         return FileSource(blob)
@@ -167,6 +171,11 @@ def source_of(blob: Blob, *, takes_pipes: bool = False) -> BlobSource:
         f"{type(blob).__name__} is no blob",
         remedy="give bytes, a path, or a file opened for reading bytes",
     )
+
+
+def _is_open_already(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names a descriptor of this process: whoever handed it over writes into it."""
+    return re.fullmatch(r"/dev/fd/\d+|/proc/(self|\d+)/fd/\d+", os.fspath(path)) is not None
 
 
 def _piped(path: str | os.PathLike[str]) -> FileSource:
