@@ -103,6 +103,9 @@ def without(settings: Settings, lacks: str) -> str:
     if settings.file is not None:
         return f"{settings.file} {lacks}"
     if settings.home is not None:
+        here = Path.cwd()
+        if settings.home.absolute() in here.parents:  # found from here, upwards
+            return f"there is no settings file in {here} or above, up to {settings.home}"
         return f"there is no settings file in {settings.home}"
     return nowhere()
 
