@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -237,10 +238,16 @@ def test_reading_only_creates_nothing(open_database: Open, path: Path) -> None:
     assert not path.exists()
 
 
-def test_reading_only_needs_tables_of_this_version(open_database: Open, path: Path) -> None:
-    """A file without them is refused with what to do about it."""
+def test_reading_only_needs_tables_of_this_version(
+    open_database: Open, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file without them is refused with what to do about it; on a full disk, with what can be."""
     sqlite3.connect(path).execute("CREATE TABLE mine (id)").connection.close()
     with pytest.raises(StoreSchemaError, match=r"version 0.*open it once for writing"):
+        open_database(read_only=True)
+    full = os.statvfs_result((4096, 4096, 1000, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    with pytest.raises(StoreSchemaError, match=r"version 0.*free some disk space"):
         open_database(read_only=True)
 
 

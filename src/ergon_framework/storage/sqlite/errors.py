@@ -83,7 +83,7 @@ def translate(error: sqlite3.Error, path: Path) -> StoreError | None:
         return broken(path, error)
     if is_busy(error):
         return _locked(path)
-    if is_full(error) or (primary in _SPENT and _has_no_room(path)):
+    if is_full(error) or (primary in _SPENT and has_no_room(path)):
         return StoreFullError(
             f"there is no room left for {path}", remedy="free some disk space, then try again"
         )
@@ -160,7 +160,7 @@ def _not_opened(path: Path, error: sqlite3.Error) -> StoreError:
     )
 
 
-def _has_no_room(path: Path) -> bool:
+def has_no_room(path: Path) -> bool:
     """Whether the disk has no room: SQLite reports that in several ways."""
     try:
         room = os.statvfs(path.parent)

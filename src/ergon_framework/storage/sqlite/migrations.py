@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.storage.sql_files import SchemaFiles, statements_of
-from ergon_framework.storage.sqlite.errors import translate
+from ergon_framework.storage.sqlite.errors import has_no_room, translate
 from ergon_framework.storage.urls import SQLITE, store_option
 
 _TABLE = """
@@ -68,6 +68,8 @@ class Schema(SchemaFiles):
 
     def _upgrade(self, path: Path, *, has_tables: bool) -> str:
         """How the tables are brought up to date; only those of jobs have a command for a file."""
+        if has_no_room(path):  # which is why they were not made
+            return "free some disk space, then start the program that works with it again"
         if self.part != "jobs":
             return "open it once for writing: that brings it up to date"
         makes = "" if has_tables else " --jobs"
