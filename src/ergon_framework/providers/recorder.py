@@ -273,6 +273,15 @@ class Recorder:
         """Where final rows are kept while the store is away; None when nowhere."""
         return None if self._writer.spill is None else self._writer.spill.folder
 
+    @property
+    def moved(self) -> StoreError | None:
+        """The refusal of a store that was moved elsewhere; None for one that may be worked with.
+
+        It is known when rows could not be written, which is a moment after a call. Once the store
+        takes rows again, it is None again.
+        """
+        return self._writer.moved
+
     # -- rows in -------------------------------------------------------------------------------
 
     def add(self, attempts: Sequence[AttemptRow]) -> None:

@@ -183,6 +183,8 @@ class WriteBehindQueue:
         self._failures = 0
         self._retry_at = float("-inf")
         self._away_since = float("inf")
+        self.moved: StoreError | None = None
+        """What the store said when it refused rows because it was moved; None while it is here."""
         if self.spill is not None:
             self.spill.leave_to_parent()
 
@@ -495,6 +497,9 @@ class WriteBehindQueue:
         with self._pausing:
             is_news = not self._failures
             self._away_since = self._since(error)
+            self.moved = None
+            if isinstance(error, StoreError) and error.details.get("moved_to"):
+                self.moved = error
             self._failures += 1
             dice = roll()
             self._retry_at = self._clock() + _RETRY_BACKOFF.delay(self._failures - 1, dice)
@@ -510,7 +515,7 @@ class WriteBehindQueue:
 
     def _recover(self) -> None:
         with self._pausing:
-            self._away_since = float("inf")
+            self._away_since, self.moved = float("inf"), None
             was_away, self._failures = self._failures, 0
             self._retry_at = float("-inf")
         if was_away:

@@ -136,7 +136,13 @@ class ProviderRuntime:
         return other
 
     def lane(self, tenant_id: str) -> Lane:
-        """What this tenant's calls share."""
+        """What this tenant's calls share; refused when the store was moved elsewhere.
+
+        Records that are written here would be missing where they are looked for.
+        """
+        moved = self.recorder.moved
+        if moved is not None:
+            raise type(moved)(moved.message, remedy=moved.remedy, details=moved.details)
         lane = self.lanes.get(tenant_id)
         if lane is None:
             if tenant_id == ALL_TENANTS:
