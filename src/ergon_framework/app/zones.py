@@ -25,7 +25,7 @@ from ergon_framework.boundary.data_folder import FILE, LOCK
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.store_urls import is_folder, is_server, moved_to, setting_of
+from ergon_framework.boundary.store_urls import destination_of, is_folder, is_server, setting_of
 from ergon_framework.core.text import toml_table, toml_text
 from ergon_framework.errors import ConfigurationError, SettingsError
 from ergon_framework.ports.settings_model import FrozenDict, SettingsModel
@@ -75,14 +75,14 @@ def implicit_store(name: str, settings: ZoneSettings, *, has_folder: bool) -> Zo
     if settings.store is None or not file.is_file():
         return settings
     url = settings.store.get_secret_value()
-    gone_to, place = moved_to(name, file), StoreLocation(url).name
-    if is_same(gone_to, place):
-        return settings
+    gone, place = destination_of(name, file), StoreLocation(url).name
     table = toml_table("zones", name)
-    if gone_to:
-        key, value = setting_of(gone_to)
+    if gone is not None:
+        if is_same(gone.place, place):
+            return settings
+        key, value = setting_of(gone.place)
         raise SettingsError(
-            f"zone {name!r} was moved to {gone_to}, and [store] names {place}",
+            f"zone {name!r} was moved to {gone.place}, and [store] names {place}",
             remedy=f"write {key} = {toml_text(value)} under {table}, or name that place under"
             " [store]",
         )

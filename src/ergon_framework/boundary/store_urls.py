@@ -8,6 +8,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ergon_framework.boundary.data_folder import FILE, OBJECTS
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
@@ -17,11 +19,10 @@ from ergon_framework.boundary.objectstore.s3_client import bucket_of, check_extr
 from ergon_framework.core.text import toml_table, toml_text
 from ergon_framework.errors import ConfigurationError, StoreError, ZoneMovedError
 from ergon_framework.ports.transfer import (
+    Destination,
     MoveState,
-    login_hint,
     move_state_of,
     refuse_unusable,
-    reopen_command,
 )
 from ergon_framework.storage.urls import SQLITE, file_of, path_in, store_operand, taken_apart
 
@@ -226,31 +227,37 @@ def open_facts(
 
 
 def _refuse_shut(zone: str, settings: ZoneSettings, state: MoveState) -> None:
-    if state.moved_to and not state.is_incomplete:
-        raise zone_moved(zone, settings, state.moved_to)
+    if state.destination is not None and not state.is_incomplete:
+        raise zone_moved(zone, settings, state.destination)
     refuse_unusable(state)
 
 
-def moved_to(zone: str, file: Path) -> str:
-    """Where the facts of a file were moved to; empty when they were not, or that is unknown."""
+def destination_of(zone: str, file: Path) -> Destination | None:
+    """Where the facts of a file were moved to; None when they were not, or that is unknown."""
     try:
         with closing(_open_file(str(file), zone, None, read_only=True)) as store:
-            return move_state_of(store).moved_to
+            return move_state_of(store).destination
     except StoreError:
-        return ""
+        return None
 
 
-def zone_moved(zone: str, settings: ZoneSettings, place: str) -> ZoneMovedError:
-    """The error of a zone that was shut when all its facts had been moved to ``place``."""
-    key, value = setting_of(place)
-    undo = reopen_command(place, store_operand(_fact_url(settings)), zone)
+def zone_moved(zone: str, settings: ZoneSettings, gone: Destination) -> ZoneMovedError:
+    """The error of a zone that was shut when all its facts had been moved elsewhere."""
+    gone = replace(gone, zone=zone)
+    undo = gone.undo_command(store_operand(_fact_url(settings)))
+    if gone.program is None:
+        key, value = setting_of(gone.place)
+        line = f"{key} = {toml_text(value)} under {toml_table('zones', zone)} in ergon.toml"
+        reopened = "this zone"
+    else:
+        line = f"url = {toml_text(gone.program.to)} under [store] in {gone.program.settings}"
+        reopened = "this zone, and all else that was moved with it,"
     return ZoneMovedError(
-        f"zone {zone} was moved to {place}: nothing more is stored here",
-        remedy=f"write {key} = {toml_text(value)} under {toml_table('zones', zone)} in ergon.toml,"
-        " or url under [store] if all parts went there, and start the program again; what was being"
+        f"zone {zone} was moved to {gone.place}: nothing more is stored here",
+        remedy=f"write {line}, and start the program again; what was being"
         " published is safely published again there, for a fact is known by its id;"
-        f" `{undo}` lets this zone be used again{login_hint(place)}",
-        details={"moved_to": place},
+        f" `{undo}` lets {reopened} be used again{gone.login_hint}",
+        details=gone.details,
     )
 
 

@@ -62,6 +62,7 @@ from ergon_framework.ports.factstore import (
     StoredObject,
 )
 from ergon_framework.ports.objectstore import Blob, ObjectStore, Upload
+from ergon_framework.ports.transfer import Destination
 
 T = TypeVar("T")
 
@@ -326,8 +327,8 @@ class LocalZone:
         """The answer to what the store could not do."""
         if isinstance(error, ZoneMovedError):
             return error  # an answer already: of this zone, or of a peer
-        gone_to = error.details.get("moved_to")
-        told = zone_moved(self.name, self.settings, gone_to) if gone_to else store_trouble(error)
+        gone = Destination.of_details(error.details)
+        told = zone_moved(self.name, self.settings, gone) if gone else store_trouble(error)
         self.is_broken |= isinstance(error, StoreBrokenError)
         if is_append:
             self.append_trouble = error.message

@@ -16,7 +16,8 @@ Every store has a part ``records``, which is a :class:`RecordStore`:
 - ``mark`` and ``set_mark`` keep the :class:`MoveState` in the store that is written, and in the
   store that was read when it is frozen afterwards.
 
-A store that others reach can be frozen (:class:`Freezable`), and one whose name may be written in
+A store that others reach can be frozen (:class:`Freezable`), one on a server without locks has a
+lease for the one move that does so (:class:`MoveLease`), and one whose name may be written in
 many ways, or be given to another one, has an id of its own (:class:`Identified`).
 
 Records carry instants as they are: a lease that ran out on the way is rescued in the new store.
@@ -27,7 +28,8 @@ What is the same in every store is done once: ``jobs/stores/records.py``,
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
@@ -470,6 +472,109 @@ FILE_OF_RECORDS = "records "
 C = TypeVar("C", bound=TransferRecord)
 
 
+class ProgramMove(msgspec.Struct, frozen=True):
+    """The move of everything that a program keeps: its parts are moved and opened again together.
+
+    One part alone that is opened again would be in use in two places, for the rest of the program
+    works with the new store.
+    """
+
+    settings: str
+    """The file that stands for the program, ``ergon.toml`` or ``ergon.db``; an absolute path."""
+    to: str
+    """What ``--to`` was, without a password."""
+    sources: tuple[str, ...] = ()
+    """The parts that were moved, each with its old place: ``facts of plant of PLACE``."""
+    is_undone: bool = False
+    """Whether the old stores were opened again, and it is the new ones that are shut."""
+
+    def command(self, *, reopens: bool = False) -> str:
+        """What moves all of the program, or opens all of its old stores again."""
+        options = " --reopen" if reopens else ""
+        return f"ergon move {shlex.quote(self.settings)} --to {shlex.quote(self.to)}{options}"
+
+
+_MORE = " ergon:"
+"""What comes between the place and the rest in the text of a destination."""
+
+
+class Destination(msgspec.Struct, frozen=True):
+    """Where everything in a store went, for the errors of whoever comes to work with the store."""
+
+    place: str
+    zone: str = ""
+    """Whose facts the store has; empty for jobs and provider calls."""
+    program: ProgramMove | None = None
+    """The move of a whole program, of which the store was a part."""
+
+    @property
+    def text(self) -> str:
+        """One line that a store keeps, and that its refusals are made of (see ``freeze``).
+
+        A version that does not know the rest takes all of it for the place.
+        """
+        told: dict[str, Any] = {"zone": self.zone} if self.zone else {}
+        if self.program is not None:
+            told["program"] = [self.program.settings, self.program.to]
+            told["is_undone"] = self.program.is_undone
+        return f"{self.place}{_MORE}{_encode_json(told).decode()}" if told else self.place
+
+    @classmethod
+    def of_text(cls, text: str) -> Destination:
+        """What :attr:`text` was made of; an earlier version wrote the place alone."""
+        place, mark, rest = text.rpartition(_MORE)
+        if mark:
+            with suppress(msgspec.DecodeError, TypeError):
+                told = msgspec.json.decode(rest, type=_DestinationText)
+                program = None
+                if told.program is not None:
+                    program = ProgramMove(*told.program, is_undone=told.is_undone)
+                return cls(place, told.zone, program)
+        return cls(text)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What an error says of it to programs."""
+        told: dict[str, Any] = {"moved_to": self.place}
+        if self.program is not None:
+            told["program"] = {
+                "settings": self.program.settings,
+                "to": self.program.to,
+                "is_undone": self.program.is_undone,
+            }
+        return told
+
+    @classmethod
+    def of_details(cls, details: Mapping[str, Any]) -> Destination | None:
+        """The destination that an error tells of; None when it tells of no move."""
+        place = details.get("moved_to")
+        if not place:
+            return None
+        program = details.get("program")
+        return cls(str(place), program=None if program is None else ProgramMove(**program))
+
+    def undo_command(self, source: str = "") -> str:
+        """The command that lets the store be used again; ``source`` is it as a shell takes it.
+
+        A store that was moved with the rest of a program is opened again with the rest.
+        """
+        if self.program is not None:
+            return self.program.command(reopens=not self.program.is_undone)
+        options = f" --zone {shlex.quote(self.zone)}" if self.zone else ""
+        return f"ergon move {source or 'FROM'} {place_operand(self.place)}{options} --reopen"
+
+    @property
+    def login_hint(self) -> str:
+        """How the command gets the password of a server."""
+        return login_hint(self.place if self.program is None else self.program.to)
+
+
+class _DestinationText(msgspec.Struct):
+    zone: str = ""
+    program: tuple[str, str] | None = None
+    is_undone: bool = False
+
+
 class MoveState(msgspec.Struct, frozen=True):
     """What a move leaves in the store that it writes, and in the one that it shuts."""
 
@@ -481,6 +586,17 @@ class MoveState(msgspec.Struct, frozen=True):
     """Where everything went since; empty while this store is the one to work with."""
     birth: str = ""
     """The birth of the other store; empty where it did not tell."""
+    token: str = ""
+    """Which run of a move writes into this store, or was the last to do so."""
+    program: ProgramMove | None = None
+    """The move of a whole program that fills this store, or has filled it."""
+    moved_with: ProgramMove | None = None
+    """The move of a whole program that shuts this store, or has shut it."""
+
+    @property
+    def destination(self) -> Destination | None:
+        """Where everything went since; None while this store is the one to work with."""
+        return Destination(self.moved_to, program=self.moved_with) if self.moved_to else None
 
     @property
     def is_incomplete(self) -> bool:
@@ -500,6 +616,8 @@ class MoveState(msgspec.Struct, frozen=True):
     @property
     def resume_remedy(self) -> str:
         """What ends it."""
+        if self.program is not None:
+            return f"run `{self.program.command()}` again{login_hint(self.program.to)}"
         return f"run the same `ergon {'import' if self.is_import else 'move'}` again"
 
 
@@ -533,6 +651,7 @@ class Freezable(Protocol):
     def freeze(self, place: str | None) -> None:
         """Refuse changes from now on, naming where everything went; None: let them in again.
 
+        ``place`` is the :attr:`~Destination.text` of a destination, which is kept as it is.
         ``StoreReadOnlyError`` is raised where something would be added, claimed, settled or
         appended. Reading goes on, and marks can be set. The same again changes nothing.
         """
@@ -544,6 +663,18 @@ class JointMoveState(Protocol):
 
     def set_move_states(self, marks: Sequence[bytes]) -> None:
         """Write down the marks of provider calls and of the jobs there, in one commit."""
+
+
+@runtime_checkable
+class MoveLease(Protocol):
+    """A store on a server without locks, which remembers the one move that may shut or open it."""
+
+    def lease_move(self, token: str, seconds: float, *, renews: bool = False) -> bool:
+        """Take the lease for a time; False when another token has it. 0 seconds give it back.
+
+        With ``renews`` it must be this token's still: one that ran out may have been another's
+        meanwhile. Time is the server's.
+        """
 
 
 @runtime_checkable
@@ -575,7 +706,8 @@ def find_records(store: object) -> RecordStore | None:
 
 
 _decode = msgspec.json.Decoder(MoveState).decode
-encode_move_state = msgspec.json.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
+encode_move_state = _encode_json
 
 
 def move_state_of(store: object) -> MoveState:
@@ -608,8 +740,8 @@ def refuse_unusable(state: MoveState, source: str = "", zone: str = "") -> None:
     """
     if state.is_incomplete:
         raise incomplete(state)
-    if state.moved_to:
-        raise moved_away("this store", state.moved_to, source, zone)
+    if state.destination is not None:
+        raise moved_away("this store", state.destination, source, zone)
 
 
 def incomplete(state: MoveState) -> StoreError:
@@ -620,26 +752,43 @@ def incomplete(state: MoveState) -> StoreError:
     )
 
 
-def moved_away(name: str, place: str, source: str = "", zone: str = "") -> StoreReadOnlyError:
-    """The error of a store that was shut when all it held had been moved."""
-    meaning = "" if source else ", FROM being the URL of this store,"
+def moved_away(
+    name: str, gone: Destination | str, source: str = "", zone: str = ""
+) -> StoreReadOnlyError:
+    """The error of a store that was shut when all it held had been moved.
+
+    ``gone`` is where, or the text of it that the store was given to keep. ``source`` is the store
+    as a shell takes it, for the command that opens it again.
+    """
+    found = Destination.of_text(gone) if isinstance(gone, str) else gone
+    found = msgspec.structs.replace(found, zone=found.zone or zone)
     return StoreReadOnlyError(
-        f"what {name} held was moved to {place}",
-        remedy="work with that one: name it where the settings name this store (url under [store],"
-        f" say), and start the program again; `{reopen_command(place, source, zone)}`{meaning} lets"
-        f" this one be used again{login_hint(place)}",
-        details={"moved_to": place},
+        f"what {name} held was moved to {found.place}",
+        remedy=_remedy(found, source),
+        details=found.details,
     )
 
 
-def reopen_command(place: str, source: str = "", zone: str = "") -> str:
-    """The command that lets a store be used again that was shut for ``place``.
+def _remedy(gone: Destination, source: str) -> str:
+    undo = f"`{gone.undo_command(source)}`"
+    if gone.program is not None:
+        which = "" if gone.program.is_undone else ", while the old line is under [store]"
+        return (
+            f"work with that one: name it as url under [store] in {gone.program.settings}, and"
+            " start the program again; all parts of the program were moved together, and"
+            f" {undo} lets this one be used again with all others{which}{gone.login_hint}"
+        )
+    meaning = "" if source else ", FROM being the URL of this store,"
+    return (
+        "work with that one: name it where the settings name this store (url under [store], say),"
+        f" and start the program again; {undo}{meaning} lets this one be used again"
+        f"{gone.login_hint}"
+    )
 
-    ``source`` is that store as a shell takes it.
-    """
-    target = place if "://" in place else f"sqlite:///{place}"  # a file is known by its path
-    options = f" --zone {shlex.quote(zone)}" if zone else ""
-    return f"ergon move {source or 'FROM'} {shlex.quote(target)}{options} --reopen"
+
+def place_operand(place: str) -> str:
+    """A place as an operand of a command; a file is known by its path."""
+    return shlex.quote(place if "://" in place else f"sqlite:///{place}")
 
 
 def login_hint(*places: str) -> str:

@@ -247,15 +247,75 @@ def test_facts_in_a_folder_are_not_forgotten_when_the_line_was_changed_first(
 def test_a_program_that_still_runs_is_told_and_does_nothing(program: Path, tmp_path: Path) -> None:
     """Its provider is not called, for the quota would be spent in two places."""
     old, new = f"sqlite:///{tmp_path}/work.db", f"sqlite:///{tmp_path}/new.db"
-    with rates_in(old) as rates, JobClient(old) as client:
+    with rates_in(old) as rates, Rates(store=old) as free, JobClient(old) as client:
         assert called(rates) == 8
         assert invoke(["move", str(program), "--to", new]) == 0
-        for use in (lambda: called(rates), lambda: client.enqueue("greet")):
+        called(free)  # without a quota, a call asks the store for nothing: its record finds out
+        assert not free.flush(0.3)
+        for use in (lambda: called(rates), lambda: called(free), lambda: client.enqueue("greet")):
             with pytest.raises(StoreReadOnlyError, match=r"was moved to .*new\.db") as told:
                 use()
-            assert f"`ergon move {old} {new} --reopen`" in told.value.remedy
-        assert rates.calls == 1
+            assert f"`ergon move {program} --to {new} --reopen`" in told.value.remedy
+        assert (rates.calls, free.calls) == (1, 1)
+        assert invoke(["move", str(program), "--to", new, "--reopen"]) == 0
+        assert free.flush(60.0)
+        called(free)  # which goes on where it was opened again
+    assert invoke(["move", str(program), "--to", new]) == 0
     assert asked(new) == 7
+
+
+@pytest.mark.parametrize("folder", ["plain", "with a blank"])
+def test_a_part_is_opened_again_with_the_whole_program(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One part alone would be worked with here and there; every hint names the whole, and works."""
+    home, new = tmp_path / folder, tmp_path / "the new one"
+    home.mkdir()
+    new.mkdir()
+    file, work = home / "ergon.toml", f"sqlite:///{home}/work.db"
+    file.write_text(SETTINGS)
+    with JobClient(work) as client:
+        client.enqueue("greet", ["Ada"])
+    asked(work)
+    published(file, "lab", 1)
+    monkeypatch.chdir(home)
+    assert invoke(["move", "ergon.toml", "--to", "sqlite:///../the new one/work.db"]) == 0
+    monkeypatch.chdir(tmp_path)
+    target = f"sqlite:///{home}/../the new one/work.db"
+    back = ["move", str(file), "--to", target, "--reopen"]
+    for use in (
+        lambda: published(file, "lab", 2),
+        lambda: asked(work),
+        lambda: JobClient(work),
+    ):
+        with pytest.raises(StoreError, match="moved to") as told:
+            use()
+        [hint] = re.findall("`ergon (move [^`]*)`", str(told.value.remedy))
+        assert shlex.split(hint) == back
+    capsys.readouterr()
+    for alone in (
+        [work, target],
+        [str(home / "ergon.zones" / "lab"), str(new / "ergon.zones" / "lab")],
+    ):
+        for force in ([], ["--force"]):
+            assert invoke(["move", *alone, "--reopen", *force]) == 1
+            assert f"ergon {shlex.join(back)}" in capsys.readouterr().err
+    file.write_text(SETTINGS.replace("work.db", f"{new}/work.db"))
+    assert invoke(back) != 0  # the settings do not tell any more what was shut
+    assert f'url = "{work}"' in capsys.readouterr().err
+    file.write_text(f'{SETTINGS}\n[zones.lab]\nstore = "sqlite:///lab.db"\n')
+    assert invoke(back) == 1
+    assert f"facts of lab of {home}/ergon.zones/lab/facts.db, which" in capsys.readouterr().err
+    file.write_text(SETTINGS)
+    assert invoke(back) == 0
+    assert published(file, "lab", 2) == 2
+    with pytest.raises(StoreError, match="moved to") as told, JobClient(target):
+        pass
+    [hint] = re.findall("`ergon (move [^`]*)`", str(told.value.remedy))
+    assert shlex.split(hint) == back[:-1]
+    assert invoke(shlex.split(hint)) == 0
+    with JobClient(target) as client:
+        assert client.store.count(Search()) == 1
 
 
 @pytest.mark.slow
@@ -311,7 +371,7 @@ def test_a_zone_that_was_shut_for_another_place_is_not_left_out(
 def test_a_zone_that_was_shut_for_another_folder_is_not_left_out(
     program: Path, postgres_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What opens it again is a command for the zone, which knows only its own folder."""
+    """What opens it again is the command of the whole program, of which the zone is a part."""
     target = tmp_path / "new" / "work.db"
     target.parent.mkdir()
     move = ["move", str(program), "--to", f"sqlite:///{target}"]
@@ -321,7 +381,9 @@ def test_a_zone_that_was_shut_for_another_folder_is_not_left_out(
     assert invoke(elsewhere) == 1
     told = capsys.readouterr().err
     assert "zone lab were moved to" in told
-    assert invoke(shlex.split(told.partition("  ergon ")[2].rstrip(")\n"))) == 0
+    back = told.rpartition("  ergon ")[2].rstrip(")\n")
+    assert shlex.split(back) == [*move, "--reopen"]
+    assert invoke(shlex.split(back)) == 0
     assert invoke(elsewhere) == 0
 
 

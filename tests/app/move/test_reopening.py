@@ -16,7 +16,7 @@ from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.errors import ErgonError, StoreError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import WorkerRecord
-from ergon_framework.ports.transfer import records_of
+from ergon_framework.ports.transfer import Destination, records_of
 from tests.app.move.stock import ZONE, add, append, claim, ergon, moved, with_facts, with_jobs
 from tests.app.move.test_providers import with_calls
 from tests.servers.server import free_port
@@ -76,7 +76,7 @@ def test_a_move_that_was_cut_off_can_be_taken_back(jobs: str, tmp_path: Path) ->
     target = f"sqlite:///{tmp_path}/new.db"
     ergon("move", jobs, target, failpoints="move.part.begun=kill")
     with closing(open_store(jobs, half_moved=True)) as store:
-        shut(records_of(store), StoreLocation(target).name)
+        shut(records_of(store), Destination(StoreLocation(target).name))
     assert reopen(Asked(StoreLocation(jobs), StoreLocation(target))) == ["jobs"]
 
 
@@ -168,7 +168,7 @@ def test_a_place_that_cannot_be_reached(redis_url: str, tmp_path: Path) -> None:
     moved(source, redis_url, shuts=True)
     away = f"redis://127.0.0.1:{free_port()}/0"
     with closing(open_store(source, half_moved=True)) as store:
-        shut(records_of(store), StoreLocation(away).name)
+        shut(records_of(store), Destination(StoreLocation(away).name))
     with pytest.raises(StoreUnavailableError) as caught:
         back(source, away)
     assert "--force" in (caught.value.remedy or "")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from ergon_framework.app.move.lock import alone
 from ergon_framework.app.move.run import Asked, Outcome, reopen, run
 from ergon_framework.app.move.transfer import Tell, TransferProgress
 from ergon_framework.app.store_location import StoreLocation
@@ -35,6 +36,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.factstore import OUTBOUND
+from ergon_framework.ports.transfer import MoveLease, records_of
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
 from tests.app.move.stock import (
@@ -339,3 +341,63 @@ def test_two_moves_of_one_store_do_not_undo_each_other(
     assert first.returncode == 0
     assert [each.name for each in tmp_path.glob("*.moving")] == []
     assert invoke(["move", source, target, "--reopen"]) == 0
+
+
+def test_one_move_at_a_time_has_a_store(jobs: str, tmp_path: Path) -> None:
+    """On whatever server it is; when the first has ended, the next one may begin."""
+    asked = Asked(StoreLocation(jobs), StoreLocation(f"sqlite:///{tmp_path}/new.db"), shuts=True)
+    with alone([asked]) as first:
+        for second in (lambda: run(asked, lambda _: None), lambda: reopen(asked)):
+            with pytest.raises(StoreError, match="is under way"):
+                second()
+        first.refuse_lost()
+    run(asked, lambda _: None)
+    assert reopen(asked) == ["jobs"]
+
+
+def test_one_move_at_a_time_has_a_zone(facts: str, tmp_path: Path) -> None:
+    """The same for facts; another zone of the same server is another matter."""
+    (tmp_path / "new").mkdir()
+    target = StoreLocation(f"sqlite:///{tmp_path}/new/facts.db")
+    asked = Asked(StoreLocation(facts), target, ZONE, shuts=True)
+    with alone([asked]), pytest.raises(StoreError, match="is under way"):
+        reopen(asked)
+    assert reopen(asked) == []
+
+
+@SERVERS
+@pytest.mark.parametrize("server", ["redis_url", "nats_url"])
+def test_a_lease_that_ran_out_is_lost(server: str, request: pytest.FixtureRequest) -> None:
+    """A move that was stopped for too long finds that another one has begun, or has come and gone.
+
+    One that was killed renews its lease no more.
+    """
+    url = request.getfixturevalue(server)
+    opened = open_store(url) if server == "redis_url" else open_fact_store(url, zone=ZONE)
+    with closing(opened) as store:
+        records = records_of(store)
+        assert isinstance(records, MoveLease)
+        assert records.lease_move("first", 0.001)
+        assert any(records.lease_move("second", 60.0) for _ in range(10_000))
+        assert not records.lease_move("first", 60.0, renews=True)
+        assert not records.lease_move("third", 60.0)
+        assert records.lease_move("second", 0.0, renews=True)
+        assert not records.lease_move("first", 60.0, renews=True)
+        assert records.lease_move("third", 60.0)
+
+
+def test_a_move_that_was_overtaken_writes_nothing_more(jobs: str, tmp_path: Path) -> None:
+    """It was stopped while it copied; the copy is in use since, and old records would undo that."""
+    target = f"sqlite:///{tmp_path}/new.db"
+    outcomes: list[Outcome] = []
+
+    def stopped(told: TransferProgress) -> None:
+        if told.what == "copying jobs" and not outcomes:
+            outcomes.append(moved(jobs, target))
+            with closing(open_store(target)) as store:
+                assert claim(store) == ["a", "b", "c"]
+
+    with pytest.raises(StoreError, match=r"another move into .*new\.db began"):
+        run(Asked(StoreLocation(jobs), StoreLocation(target)), stopped)
+    with closing(open_store(target)) as store:
+        assert claim(store) == []

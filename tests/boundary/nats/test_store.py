@@ -42,7 +42,12 @@ from ergon_framework.ports.factstore import (
     Quarantined,
     Reference,
 )
-from ergon_framework.ports.transfer import AwaitedObjectRecord, FactRecord, QuarantineRecord
+from ergon_framework.ports.transfer import (
+    AwaitedObjectRecord,
+    Destination,
+    FactRecord,
+    QuarantineRecord,
+)
 from ergon_framework.storage.nats import Message
 from ergon_framework.testing.suites.factstore.subject import new, other, sent
 from tests.boundary.nats.conftest import Open
@@ -383,7 +388,7 @@ def test_a_zone_that_went_elsewhere_refuses_again_and_again(open_store: Open) ->
     """Who was refused once knows how the stream stands, and is told all the same."""
     one, two = open_store(), open_store()
     one.append(OUTBOUND, [new("a")])
-    shut(two.records, "elsewhere")
+    shut(two.records, Destination("elsewhere"))
     for turn in range(3):
         with pytest.raises(StoreReadOnlyError, match="was moved to elsewhere"):
             one.append(OUTBOUND, [new(f"b{turn}")])

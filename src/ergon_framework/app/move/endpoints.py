@@ -40,6 +40,7 @@ from ergon_framework.ports.jobstore import FullJobStore, Search
 from ergon_framework.ports.transfer import (
     FACT_KINDS,
     JOB_KINDS,
+    ProgramMove,
     RecordStore,
     ZoneEpochRecord,
     records_of,
@@ -156,6 +157,8 @@ class Asked:
     is_trial: bool = False
     shuts: bool = False
     """Whether the source is shut when everything was copied."""
+    program: ProgramMove | None = None
+    """The move of a whole program, of which this is a part."""
 
     @property
     def is_zone(self) -> bool:
@@ -248,6 +251,8 @@ def job_part(asked: Asked, stack: ExitStack) -> Iterator[Transfer]:
         lambda: [(queue.name, queue.counts) for queue in source.queues()],
         store_id_of(source),
         source.now,
+        origin=asked.source.name,
+        program=asked.program,
     )
 
 
@@ -288,6 +293,8 @@ def call_part(asked: Asked, notes: list[str]) -> Iterator[Transfer]:
     yield Transfer(
         *("provider calls", source, target, PROVIDER_KINDS, name, asked.target.name),
         birth=store_id_of(source),
+        origin=asked.source.name,
+        program=asked.program,
     )
 
 
@@ -335,6 +342,9 @@ def zone_part(asked: Asked, stack: ExitStack) -> Transfer:
         asked.target.name,
         {"facts": sum(log.head - log.first + 1 for log in source.logs())},
         lambda: _heads(source),
+        origin=asked.source.name,
+        zone=info.zone,
+        program=asked.program,
     )
 
 

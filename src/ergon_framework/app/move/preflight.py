@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from ergon_framework.app.move.transfer import (
@@ -15,8 +13,8 @@ from ergon_framework.app.move.transfer import (
     digest_of,
     is_empty,
 )
-from ergon_framework.app.store_location import StoreLocation, is_same
-from ergon_framework.boundary.data_folder import DataFolder, FolderInUseError, take_lock
+from ergon_framework.app.store_location import is_same
+from ergon_framework.boundary.data_folder import DataFolder, FolderInUseError
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.factstore import ConsumerStore
 from ergon_framework.ports.jobstore import JobAdmin
@@ -26,6 +24,7 @@ from ergon_framework.ports.transfer import (
     MoveState,
     move_state_of,
     moved_away,
+    place_operand,
     store_id_of,
 )
 
@@ -36,8 +35,16 @@ def refuse_other(part: Transfer) -> None:
     if part.birth and store_id_of(part.target) == part.birth:
         raise into_itself(part.where)
     state = move_state_of(part.target)
-    if state.moved_to:
-        raise moved_away(part.where, state.moved_to)
+    if state.destination is not None and not _is_back(state, part):
+        operand = place_operand(part.where)
+        raise moved_away(part.where, state.destination, operand, part.zone)
+    if state.is_incomplete and state.program is not None and part.program is None:
+        raise StoreError(
+            f"{part.where} is to get all parts of {state.program.settings} in one move, which has"
+            " not ended: one part alone would be worked with before the others are there",
+            remedy=f"end that one: {state.resume_remedy}",
+            details={"program": state.program.settings},
+        )
     if not state.source:
         if not is_empty(part.target, part.kinds):
             raise StoreError(
@@ -73,6 +80,11 @@ def into_itself(name: str) -> ConfigurationError:
     return ConfigurationError(
         f"{name} cannot be moved into itself", remedy="name another store as TO"
     )
+
+
+def _is_back(state: MoveState, part: Transfer) -> bool:
+    """Whether the target was shut because the source was opened again."""
+    return bool(part.origin) and is_same(state.moved_to, part.origin)
 
 
 def is_copy_of(state: MoveState, part: Transfer) -> bool:
@@ -168,37 +180,6 @@ def locked(folder: Path) -> DataFolder:
             remedy="stop the zone's node; --force moves what it leaves behind meanwhile",
             details=error.details,
         ) from error
-
-
-MOVING = ".moving"
-"""What the name of a file is followed by while a move, or the way back from one, changes it."""
-
-
-@contextmanager
-def alone(sources: Iterable[StoreLocation]) -> Iterator[None]:
-    """Hold files that are shut or opened again, so that no other move does the same meanwhile.
-
-    One that failed would open what the other one has shut. The kernel frees a lock of a process
-    that was killed.
-    """
-    with ExitStack() as held:
-        for file in sorted({each.file for each in sources if each.file is not None}):
-            path = file.with_name(f"{file.name}{MOVING}")
-            try:
-                descriptor = take_lock(path)
-            except OSError as error:
-                raise StoreError(
-                    f"{path} cannot be written: {error.strerror or error}",
-                    remedy="see that this user may write to the folder of FROM",
-                ) from error
-            if descriptor is None:
-                raise StoreError(
-                    f"another move of {file}, or the way back from one, is under way",
-                    remedy="wait until it has ended, and see what it says",
-                )
-            held.callback(os.close, descriptor)
-            held.callback(path.unlink, missing_ok=True)  # while it is locked
-        yield
 
 
 def refuse_workers(admin: JobAdmin, now: float, where: str, *, is_target: bool = False) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,14 @@ from ergon_framework.app.settings.stores import (
 from ergon_framework.app.store_location import StoreLocation, is_same
 from ergon_framework.app.zones import folder_name, zones_folder, zones_found, zones_of
 from ergon_framework.boundary.data_folder import FILE as FACTS
-from ergon_framework.boundary.store_urls import is_server, moved_to
+from ergon_framework.boundary.store_urls import destination_of, is_server
 from ergon_framework.core.text import toml_table, toml_text
 from ergon_framework.errors import ConfigurationError, StoreError
-from ergon_framework.ports.transfer import login_hint
+from ergon_framework.jobs.store_urls import open_store
+from ergon_framework.ports.transfer import Destination, ProgramMove, login_hint, move_state_of
 from ergon_framework.storage.urls import SQLITE, file_of, store_option
+
+_WORK = "jobs and provider calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class ProjectPart:
 class ProjectPlan:
     """What will be moved, what stays and why, and what is to be written in the settings then."""
 
+    whole: ProgramMove
     parts: tuple[ProjectPart, ...]
     notes: tuple[str, ...]
     change: str
@@ -137,7 +142,13 @@ def plan(project: Project, to: str, *, is_forced: bool, is_trial: bool) -> Proje
     parts = [*_zones(project, asked, notes), *_work(project, asked, notes)]
     if not parts:
         notes.append(f"nothing of {project.name} is left to move to {target.name}")
-    return ProjectPlan(tuple(parts), tuple(notes), _change(project, target))
+    whole = ProgramMove(
+        str(Path(project.name).absolute()),
+        target.name if target.file is None else f"{SQLITE}{target.file}",
+        tuple(f"{part.title} of {part.asked.source.name}" for part in parts),
+    )
+    parts = [replace(part, asked=replace(part.asked, program=whole)) for part in parts]
+    return ProjectPlan(whole, tuple(parts), tuple(notes), _change(project, target))
 
 
 def _zones(project: Project, asked: Asked, notes: list[str]) -> Iterator[ProjectPart]:
@@ -176,43 +187,46 @@ def _facts_at(
     """Where a zone's facts are now: in its folder until they were moved away, or on the server."""
     file = folder / FACTS
     if file.is_file():
-        gone_to = moved_to(name, file)
-        is_there = is_same(gone_to, target.name) if gone_to else False
+        gone = destination_of(name, file)
+        is_there = gone is not None and is_same(gone.place, target.name)
         if is_there and project.store and is_same(StoreLocation(project.store).name, target.name):
             return None  # the settings know it already
-        if is_there or not gone_to:
+        if is_there or gone is None:
             return StoreLocation(str(folder))
-        if not (is_server(project.store) and is_same(gone_to, StoreLocation(project.store).name)):
-            raise _shut_for_another(name, folder, gone_to, target, project)
+        if not (
+            is_server(project.store) and is_same(gone.place, StoreLocation(project.store).name)
+        ):
+            raise _shut_for_another(name, folder, gone, target, project)
     return StoreLocation(project.store) if is_server(project.store) else None
 
 
 def _shut_for_another(
-    name: str, folder: Path, gone_to: str, target: StoreLocation, project: Project
+    name: str, folder: Path, gone: Destination, target: StoreLocation, project: Project
 ) -> StoreError:
     """A zone that an earlier move shut: without it, the rest would begin an empty log over there.
 
-    The zone knows where its own facts went. Of a file that is not the store of the whole program,
-    so the command that opens it again is that of the zone alone.
+    Versions that did not write down the move of a whole program left the zone's own place alone. Of
+    a file that is not the store of the program, so what opens it again is a command of the zone.
     """
-    if "://" in gone_to:
-        program = shlex.quote(str(Path(project.name).absolute()))
-        command = f"ergon move {program} --to {shlex.quote(gone_to)}"
+    program = gone.program
+    if program is None and "://" in gone.place:
+        program = ProgramMove(str(Path(project.name).absolute()), gone.place)
+    if program is not None:
         remedy = (
-            f"go on with the move that was begun{login_hint(gone_to)}:  {command}; or open the"
-            f" zones again:  {command} --reopen"
+            f"go on with the move that was begun{login_hint(program.to)}:  {program.command()}; or"
+            f" open the zones again:  {program.command(reopens=True)}"
         )
     else:
-        places = f"{shlex.quote(str(folder))} {shlex.quote(str(Path(gone_to).parent))}"
+        places = shlex.join([str(folder.absolute()), str(Path(gone.place).parent)])
         remedy = (
             "go on with the move that was begun, with the --to it had; or open the zone again: "
             f" ergon move {places} --zone {shlex.quote(name)} --reopen"
         )
     return StoreError(
-        f"the facts of zone {name} were moved to {gone_to} and shut for it, not for {target.name};"
-        " nothing was changed",
+        f"the facts of zone {name} were moved to {gone.place} and shut for it, not for"
+        f" {target.name}; nothing was changed",
         remedy=remedy,
-        details={"zone": name, "moved_to": gone_to},
+        details={"zone": name, **gone.details},
     )
 
 
@@ -238,7 +252,7 @@ def _work(project: Project, asked: Asked, notes: list[str]) -> Iterator[ProjectP
             remedy="name PostgreSQL with --to; or write store = under [boundary] for facts alone,"
             " and move each zone by itself: ergon move FOLDER URL",
         )
-    yield ProjectPart("jobs and provider calls", replace(asked, source=source))
+    yield ProjectPart(_WORK, replace(asked, source=source))
 
 
 def _change(project: Project, target: StoreLocation) -> str:
@@ -277,8 +291,35 @@ def run(planned: ProjectPlan, tell: Tell) -> ProjectOutcome:
 
 def reopen(planned: ProjectPlan, tell: Tell) -> list[str]:
     """Open every source again, or none; the titles of the parts that were shut."""
+    if not planned.parts:
+        raise _nothing_to_reopen(planned.whole)
     opened = single.reopen_all([part.asked for part in planned.parts], tell)
     return [part.title for part, names in zip(planned.parts, opened, strict=True) if names]
+
+
+def _nothing_to_reopen(whole: ProgramMove) -> ConfigurationError:
+    """The error of settings that name the new store already: they do not tell the old ones."""
+    old = _old_store(whole.to)
+    line = f"url = {toml_text(old)}" if old else "the url that was there before the move"
+    return ConfigurationError(
+        f"{whole.settings} names no store that was moved to {whole.to}",
+        remedy=f"write {line} under [store] in {whole.settings}, then run the same command:"
+        f" `{whole.command(reopens=True)}`",
+    )
+
+
+def _old_store(url: str) -> str:
+    """Where the jobs of a store came from, if it can be asked and knows it; else nothing."""
+    with (
+        suppress(StoreError, ConfigurationError),
+        closing(open_store(url, read_only=True)) as store,
+    ):
+        program = move_state_of(store).program
+        for source in () if program is None else program.sources:
+            what, _, place = source.rpartition(" of ")
+            if what == _WORK:
+                return place if "://" in place else f"{SQLITE}{place}"
+    return ""
 
 
 def _is_answered(note: str) -> bool:

@@ -6,15 +6,27 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from ergon_framework.app.move import endpoints, object_copy, preflight, transfer
+from msgspec.structs import replace as replace_struct
+
+from ergon_framework.app.move import endpoints, lock, object_copy, preflight, transfer
 from ergon_framework.app.move.endpoints import Asked, no_work_at, zones_at
+from ergon_framework.app.move.lock import MoveLock
 from ergon_framework.app.move.transfer import Moved, Tell, Transfer
 from ergon_framework.app.store_location import is_same
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
-from ergon_framework.ports.transfer import RecordStore, move_state_of, moved_away
+from ergon_framework.ports.transfer import (
+    Destination,
+    RecordStore,
+    login_hint,
+    move_state_of,
+    moved_away,
+)
+from ergon_framework.storage.failpoints import declare, failpoint
 
 __all__ = ["Asked", "Outcome", "run"]
+
+declare("move.back.shut")
 
 
 @dataclass
@@ -54,19 +66,22 @@ def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
     for asked in several:
         _refuse_places(asked)
     with ExitStack() as stack:
-        stack.enter_context(preflight.alone(each.source for each in several if each.shuts))
+        held = stack.enter_context(
+            lock.alone(each for each in several if each.shuts and not each.is_trial)
+        )
         moves = [(_open_zone if each.is_zone else _open_work)(each, stack) for each in several]
         left = _without_ended(moves)
         for move in left:
             _refuse(move)
-        with _open_again_unless_done(left):
+        with _open_again_unless_done(left, held):
             # The last is marked first: until its folder is shut nobody gets into a zone over there,
             # but anybody may begin with jobs.
             for move in reversed(left):
                 if not move.asked.is_trial:
                     transfer.begin(*move.parts)
             for move in left:
-                _copy(move, tell, stack)
+                _copy(move, tell, stack, held)
+            held.refuse_lost()
             for move in left:
                 if not move.asked.is_trial:
                     move.is_ending = True
@@ -74,6 +89,7 @@ def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
         for move in moves:
             move.outcome.moved += [each for found in move.found for each in found]
             move.outcome.is_shut = _are_shut(move.parts)
+        _name_the_program(moves)
     return [move.outcome for move in moves]
 
 
@@ -131,11 +147,23 @@ def _without_ended(moves: Sequence[_Move]) -> Sequence[_Move]:
 
 
 def _is_ended(part: Transfer) -> bool:
-    """Whether everything is in the target, and nothing can have come into the source since."""
+    """Whether everything is in the target, and nothing can have come into the source since.
+
+    A target that the way back has begun to shut has to be opened again.
+    """
     state = move_state_of(part.target)
-    is_filled = state.sums is not None and not state.moved_to and preflight.is_copy_of(state, part)
+    is_open = not state.moved_to and state.moved_with is None
+    is_filled = state.sums is not None and is_open and preflight.is_copy_of(state, part)
     gone_to = move_state_of(part.source).moved_to
     return is_filled and bool(gone_to) and is_same(gone_to, part.where)
+
+
+def _name_the_program(moves: Sequence[_Move]) -> None:
+    """Make parts that had been moved and shut before, each by itself, parts of the program."""
+    for part in (part for move in moves if not move.asked.is_trial for part in move.parts):
+        state = move_state_of(part.source)
+        if state.moved_to and part.program is not None and state.moved_with is None:
+            transfer.shut(part.source, part.destination)
 
 
 def _refuse(move: _Move) -> None:
@@ -145,7 +173,7 @@ def _refuse(move: _Move) -> None:
         transfer.refuse_elsewhere(part.source, move.asked.source.name, part.where)
 
 
-def _copy(move: _Move, tell: Tell, stack: ExitStack) -> None:
+def _copy(move: _Move, tell: Tell, stack: ExitStack, held: MoveLock) -> None:
     """Copy and compare each part, or only look at it."""
     asked = move.asked
     if asked.is_zone:
@@ -154,7 +182,8 @@ def _copy(move: _Move, tell: Tell, stack: ExitStack) -> None:
     if asked.is_trial:
         move.found = [transfer.look(part, tell) for part in move.parts]
     else:
-        move.found = [transfer.move(part, tell, shuts=asked.shuts) for part in move.parts]
+        before_shut = held.refuse_lost if asked.shuts else None
+        move.found = [transfer.move(part, tell, before_shut) for part in move.parts]
 
 
 def _with_objects(move: _Move, part: Transfer, tell: Tell, stack: ExitStack) -> Transfer:
@@ -177,8 +206,11 @@ def _are_shut(parts: Sequence[Transfer]) -> bool:
 
 
 @contextmanager
-def _open_again_unless_done(moves: Sequence[_Move]) -> Iterator[None]:
-    """Reopen sources when a move fails, if they were open before: work has to go on there."""
+def _open_again_unless_done(moves: Sequence[_Move], held: MoveLock) -> Iterator[None]:
+    """Reopen sources when a move fails, if they were open before: work has to go on there.
+
+    A move that has lost its lock leaves them to the one that may have the lock now.
+    """
     parts = [part for move in moves if move.asked.shuts for part in move.parts]
     was_open = [part for part in parts if not move_state_of(part.source).moved_to]
     try:
@@ -187,6 +219,11 @@ def _open_again_unless_done(moves: Sequence[_Move]) -> Iterator[None]:
         if any(_may_be_complete(move) for move in moves):
             _add_remedy(error, "the old stores stay shut, for TO may be complete and in use")
             raise
+        try:
+            held.refuse_lost()
+        except StoreError:
+            _add_remedy(error, "the old stores were left as they are")
+            raise error from None
         _add_remedy(error, "the old stores are open as before")
         for part in was_open:
             with suppress(StoreError):  # why the move failed is what is told; --reopen is left
@@ -215,40 +252,108 @@ def _add_remedy(error: BaseException, left: str) -> None:
 _INSIST = "if what was done in TO may be lost, add --force"
 
 
+@dataclass
+class _WayBack:
+    """One source that is to be opened again, and what is to be shut for it."""
+
+    asked: Asked
+    sources: Mapping[str, RecordStore]
+    copies: Sequence[str] = ()
+    """The parts of TO that are a copy, and that somebody could work with."""
+
+
 def reopen(asked: Asked, tell: Tell = lambda _: None) -> list[str]:
     """Let a source be worked with again that was shut; which of its parts were.
 
     Unless it is forced, the target must hold the same: what was done there would be left behind,
-    and what was begun there would be done twice.
+    and what was begun there would be done twice. The target is shut before the source is opened.
     """
     return reopen_all([asked], tell)[0]
 
 
 def reopen_all(several: Sequence[Asked], tell: Tell = lambda _: None) -> list[list[str]]:
-    """Let several sources be worked with again, or, if one may not be, none of them."""
+    """Let several sources be worked with again, or, if one may not be, none of them.
+
+    No source is opened before all targets are shut: a process that dies on the way leaves both
+    sides shut, and never both open. The same command goes on.
+    """
     for asked in several:
         asked.source.refuse_missing()
     with ExitStack() as stack:
-        stack.enter_context(preflight.alone(each.source for each in several))
+        held = stack.enter_context(lock.alone(several))
         found = [_may_reopen(asked, tell, stack) for asked in several]
+        held.refuse_lost()
+        for way in found:
+            _shut_copies(way, stack)
+        held.refuse_lost()
         return [
-            [name for name, source in sources.items() if transfer.reopen(source)]
-            for sources in found
+            [name for name, source in way.sources.items() if transfer.reopen(source)]
+            for way in found
         ]
 
 
-def _may_reopen(asked: Asked, tell: Tell, stack: ExitStack) -> Mapping[str, RecordStore]:
+def _may_reopen(asked: Asked, tell: Tell, stack: ExitStack) -> _WayBack:
     """What there is to be opened again; refused if something was done in the target since."""
     sources = endpoints.sources(asked, stack)
     if not sources:
         raise no_work_at(asked.source)
     for source in sources.values():
+        _refuse_part_alone(source, asked)
         transfer.refuse_elsewhere(source, asked.source.name, asked.target.name)
     shut = [name for name, source in sources.items() if move_state_of(source).moved_to]
+    parts: list[Transfer] = []
     if shut and not asked.is_forced:
-        for part in _parts(asked, shut, stack):
-            _refuse_worked_with(part, asked.source.name, tell)
-    return sources
+        parts = _parts(asked, shut, stack)
+        for part in parts:
+            _refuse_worked_with(part, tell)
+    elif shut:
+        with suppress(ConfigurationError, StoreError):  # TO may be gone, or may not answer
+            parts = _parts(asked, shut, stack)
+    return _WayBack(asked, sources, [part.name for part in parts if _is_in_use(part)])
+
+
+def _refuse_part_alone(source: RecordStore, asked: Asked) -> None:
+    """Refuse to open a part of a program without the others: they are worked with elsewhere."""
+    whole, mine = move_state_of(source).moved_with, asked.program
+    if whole is None:
+        return
+    if mine is None:
+        raise StoreError(
+            f"{asked.source.name} was moved with all parts of {whole.settings}: to open this one"
+            " alone again would have the program work in two places",
+            remedy=f"`{whole.command(reopens=not whole.is_undone)}` lets this one be used again"
+            f" with all others{login_hint(whole.to)}",
+            details={"program": whole.settings},
+        )
+    left = [each for each in whole.sources if not any(is_same(each, own) for own in mine.sources)]
+    if left and not asked.is_forced:
+        raise StoreError(
+            f"{asked.source.name} was moved with {', '.join(left)}, which {mine.settings} does not"
+            " keep now, and which would stay shut",
+            remedy=f"write the tables that {whole.settings} had then, and run"
+            f" `{whole.command(reopens=True)}`; or, to open the others alone, add --force",
+            details={"left": left},
+        )
+
+
+def _is_in_use(part: Transfer) -> bool:
+    """Whether the target is a copy of the source that somebody can work with."""
+    state = move_state_of(part.target)
+    is_open = state.sums is not None and not state.moved_to
+    return is_open and preflight.is_copy_of(state, part)
+
+
+def _shut_copies(way: _WayBack, stack: ExitStack) -> None:
+    """Shut TO, so that nobody goes on there when the source is open."""
+    if not way.copies:
+        return
+    asked = way.asked
+    opened = endpoints.sources(replace(asked, source=asked.target, target=asked.source), stack)
+    undone = None if asked.program is None else replace_struct(asked.program, is_undone=True)
+    for name in way.copies:
+        gone = Destination(asked.source.name, asked.zone or "", undone)
+        transfer.shut(opened[name], gone)
+    failpoint("move.back.shut")
 
 
 def _parts(asked: Asked, shut: Collection[str], stack: ExitStack) -> list[Transfer]:
@@ -275,8 +380,10 @@ def _opened(trial: Asked, shut: Collection[str], stack: ExitStack) -> Iterator[T
         yield from endpoints.job_part(trial, stack)
 
 
-def _refuse_worked_with(part: Transfer, source: str, tell: Tell) -> None:
+def _refuse_worked_with(part: Transfer, tell: Tell) -> None:
     state = move_state_of(part.target)
+    if state.moved_to and is_same(state.moved_to, part.origin):
+        return  # the way back was cut off when TO was shut
     if state.moved_to:
         gone = moved_away(part.where, state.moved_to)
         raise type(gone)(
@@ -288,7 +395,7 @@ def _refuse_worked_with(part: Transfer, source: str, tell: Tell) -> None:
     changed = [f"{n} {each.kind}" for each in found if (n := each.copied + each.discarded)]
     if changed:
         raise StoreError(
-            f"{part.where} does not hold what {source} holds; others are {', '.join(changed)}",
+            f"{part.where} does not hold what {part.origin} holds; others are {', '.join(changed)}",
             remedy=f"go on working with TO; {_INSIST}",
             details={"differing": changed},
         )

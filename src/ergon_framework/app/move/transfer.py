@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,11 +20,13 @@ from ergon_framework.ports.record_codec import plain
 from ergon_framework.ports.transfer import (
     PAGE_BYTES,
     C,
+    Destination,
     FactRecord,
     Freezable,
     JobRecord,
     JointMoveState,
     MoveState,
+    ProgramMove,
     QueueRecord,
     RecordStore,
     TransferRecord,
@@ -184,6 +187,19 @@ class Transfer:
     """Sees to what lies beside the stores, when they hold the same."""
     is_import: bool = False
     """Whether the source is a file: then nothing is changed or discarded that the target holds."""
+    origin: str = ""
+    """What the source is called in front of people."""
+    zone: str = ""
+    """Whose facts they are, if they are facts."""
+    program: ProgramMove | None = None
+    """The move of a whole program, of which this is a part."""
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Which run of the move this is."""
+
+    @property
+    def destination(self) -> Destination:
+        """What the source is told when it is shut."""
+        return Destination(self.where, self.zone, self.program)
 
 
 def tell_now_and_then(tell: Tell, part: Transfer, doing: str, kind: str, count: int) -> None:
@@ -194,15 +210,26 @@ def tell_now_and_then(tell: Tell, part: Transfer, doing: str, kind: str, count: 
         tell(TransferProgress(part.name, f"{doing} {kind}", count, None if is_beyond else total))
 
 
-def shut(store: RecordStore, place: str) -> None:
+def shut(store: RecordStore, gone: Destination) -> None:
     """Freeze a store for workers and producers, and write down where everything is now.
 
     Processes that have it open are refused first (``freeze``), then those that open it later (the
     move state). Where a store caches what it read, writing the state also makes the former look.
+    The move of a program is written down before: whoever finds a frozen store knows with what it
+    has to be opened again. A store that is shut for the same place already stays a part of it.
     """
+    state = move_state_of(store)
+    if gone.program is not None:
+        state = replace(state, moved_with=gone.program)
+        store.set_move_state(encode_move_state(state))
+        failpoint("move.part.named")
+    elif state.moved_with is not None and state.moved_to and is_same(state.moved_to, gone.place):
+        gone = replace(gone, program=state.moved_with)
     if isinstance(store, Freezable):
-        store.freeze(place)
-    store.set_move_state(encode_move_state(replace(move_state_of(store), moved_to=place)))
+        store.freeze(gone.text)
+    failpoint("move.part.frozen")
+    state = replace(state, moved_to=gone.place, moved_with=gone.program)
+    store.set_move_state(encode_move_state(state))
 
 
 def reopen(store: RecordStore) -> bool:
@@ -210,19 +237,24 @@ def reopen(store: RecordStore) -> bool:
     state = move_state_of(store)
     if isinstance(store, Freezable):
         store.freeze(None)
-    left = replace(state, moved_to="")
+    failpoint("move.part.thawed")
+    left = replace(state, moved_to="", moved_with=None)
     store.set_move_state(encode_move_state(left) if left.source else None)
-    return bool(state.moved_to)
+    return bool(state.moved_to or state.moved_with)
 
 
 def refuse_elsewhere(store: RecordStore, name: str, place: str) -> None:
     """What was moved to one place is not said to be at another."""
-    found = move_state_of(store).moved_to
-    if found and not is_same(found, place):
-        raise StoreError(
-            f"what {name} held was moved to {found}, not to {place}",
-            remedy=f"name {found} as TO; with --reopen {name} can be used again",
+    gone = move_state_of(store).destination
+    if gone is None or is_same(gone.place, place):
+        return
+    remedy = f"name {gone.place} as TO; with --reopen {name} can be used again"
+    if gone.program is not None:
+        remedy = (
+            f"it went there with all parts of {gone.program.settings}; `{gone.undo_command()}` lets"
+            f" it be used again with all others{gone.login_hint}"
         )
+    raise StoreError(f"what {name} held was moved to {gone.place}, not to {place}", remedy=remedy)
 
 
 MAX_NAMED = 3
@@ -330,6 +362,7 @@ MAX_PASSES = 5
 declare(
     *("move.part.begun", "move.part.copied", "move.part.shut"),
     *("move.part.verified", "move.part.ended"),
+    *("move.part.named", "move.part.frozen", "move.part.thawed"),
 )
 
 
@@ -352,18 +385,29 @@ def begin(*parts: Transfer) -> None:
     ``preflight`` has decided before that the target may be written. Dying from here on leaves that
     state behind, and the next run of the same move continues.
     """
-    _write_move_states(parts, [MoveState(part.identity, birth=part.birth) for part in parts])
+    copies = [part for part in parts if move_state_of(part.target).source]
+    _write_move_states(
+        parts,
+        [
+            MoveState(part.identity, birth=part.birth, token=part.token, program=part.program)
+            for part in parts
+        ],
+    )
+    for part in copies:  # which was shut if the source was opened again since
+        if isinstance(part.target, Freezable):
+            part.target.freeze(None)
     failpoint("move.part.begun")
 
 
-def move(part: Transfer, tell: Tell, *, shuts: bool = False) -> list[Moved]:
+def move(part: Transfer, tell: Tell, before_shut: Callable[[], None] | None = None) -> list[Moved]:
     """Copy and compare both sides; :func:`begin` comes before, and :func:`end` after.
 
-    What came into the source meanwhile is copied in further passes. With ``shuts`` the source is
-    frozen after the first pass, which is the long one: so it is frozen only for the short ones.
+    What came into the source meanwhile is copied in further passes. With ``before_shut``, which may
+    refuse it, the source is frozen after the first pass, which is the long one: so it is frozen
+    only for the short ones.
     """
     found = [Moved(part.name, kind.title) for kind in part.kinds]
-    is_shut = not shuts
+    is_shut = before_shut is None
 
     def attempt() -> list[Moved]:
         nonlocal is_shut
@@ -372,9 +416,10 @@ def move(part: Transfer, tell: Tell, *, shuts: bool = False) -> list[Moved]:
             for kind, moved in zip(part.kinds, found, strict=True)
         ]
         failpoint("move.part.copied")
-        if not is_shut:
+        if before_shut is not None and not is_shut:
+            before_shut()
             # After the first copy, which takes longest: until here the source was in use.
-            shut(part.source, part.where)
+            shut(part.source, part.destination)
             is_shut = True
             failpoint("move.part.shut")
         # Both sides are equal only if the source did not change while they were compared, which
@@ -408,16 +453,31 @@ def _compared(found: list[Moved], sums: list[KindDigest]) -> list[Moved]:
 
 def end(parts: Sequence[Transfer], found: Sequence[Sequence[Moved]]) -> None:
     """Write into the targets that the move is complete. Only when all of its parts are."""
+    for part in parts:
+        _refuse_overtaken(part)
     sums = [
         {each.kind: (each.sum.count, each.sum.digest) for each in moved if each.sum}
         for moved in found
     ]
     marks = [
-        MoveState(part.identity, done, birth=part.birth)
+        MoveState(part.identity, done, birth=part.birth, token=part.token, program=part.program)
         for part, done in zip(parts, sums, strict=True)
     ]
     _write_move_states(parts, marks)
     failpoint("move.part.ended")
+
+
+def _refuse_overtaken(part: Transfer) -> None:
+    """Write nothing after another run of the move has begun: the target may be in use since.
+
+    That is what happened when this process was stopped for a while.
+    """
+    if move_state_of(part.target).token != part.token:
+        raise StoreError(
+            f"another move into {part.where} began while this one was under way, or was stopped:"
+            " this one writes nothing more",
+            remedy="see what the other one says",
+        )
 
 
 def _write_move_states(parts: Sequence[Transfer], marks: Sequence[MoveState]) -> None:
@@ -515,6 +575,8 @@ class _Copying:
 
     def _flush(self) -> None:
         """Write one page. Deletions come first: an id may have been reused."""
+        if self._going or self._coming:
+            _refuse_overtaken(self.part)
         if self._going:
             self.part.target.discard(self._going)
         if self._coming:

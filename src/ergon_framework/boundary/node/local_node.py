@@ -42,7 +42,7 @@ from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.node.app import NO_TOKEN
 from ergon_framework.boundary.node.node import Node
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.store_urls import fact_file, folders_of, moved_to, zone_moved
+from ergon_framework.boundary.store_urls import destination_of, fact_file, folders_of, zone_moved
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import (
     BoundaryError,
@@ -435,9 +435,9 @@ class LocalTransport:
     def _refuse_moved(self) -> None:
         """Tell that the zone was moved; the move has its folder until all other parts are there."""
         file = fact_file(self._settings)
-        gone_to = "" if file is None else moved_to(self._name, file)
-        if gone_to:
-            raise zone_moved(self._name, self._settings, gone_to)
+        gone = None if file is None else destination_of(self._name, file)
+        if gone is not None:
+            raise zone_moved(self._name, self._settings, gone)
 
     def _found_or_made(self) -> HttpTransport:
         """A client of the node that has the folder; if none has, of one in this process."""

@@ -116,8 +116,8 @@ def refuse_moved_tables(found: bytes | None, name: str, url: str) -> None:
             f"{mark.what_is_incomplete} of provider calls into {name} has not ended",
             remedy=f"{mark.resume_remedy}: it goes on where it was cut off",
         )
-    if mark.moved_to:
-        gone = moved_away(name, mark.moved_to, shlex.quote(url))
+    if mark.destination is not None:
+        gone = moved_away(name, mark.destination, shlex.quote(url))
         raise StoreSchemaError(
             f"the provider calls of {name} were moved to {mark.moved_to}",
             remedy=gone.remedy,

@@ -132,7 +132,9 @@ def translate(error: BaseException, name: str) -> StoreError:
     if state == POSTGRES_STATE:
         from ergon_framework.ports.transfer import moved_away
 
-        return moved_away(name, text, shlex.quote(name))
+        # All of the text: what is behind the first 300 characters may be the way back.
+        told = getattr(getattr(error, "diag", None), "message_primary", None) or text
+        return moved_away(name, told, shlex.quote(name))
     if state == _FULL:
         return StoreFullError(
             f"there is no room left on the disk of {name}", remedy="free some disk space there"

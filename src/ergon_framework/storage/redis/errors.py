@@ -98,7 +98,8 @@ def _of_the_store(error: exceptions.ResponseError, text: str, name: str) -> Stor
     if _MOVED in text:
         from ergon_framework.ports.transfer import moved_away
 
-        return moved_away(name, text.partition(_MOVED)[2].strip())
+        # All of the text: what is behind the first 300 characters may be the way back.
+        return moved_away(name, str(error).partition(_MOVED)[2].strip())
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM command" in text:
         return StoreFullError(
             f"{name} has no memory left for another job",

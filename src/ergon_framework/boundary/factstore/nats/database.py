@@ -326,7 +326,7 @@ class NatsDatabase:
     def _refuse_moved(self, call: str) -> None:
         """Write nothing into a zone that went elsewhere; a move may say that it is here again."""
         if self.opening.moved_to and call != "move":
-            raise moved_away(self.url, self.opening.moved_to)
+            raise moved_away(self.url, self.opening.moved_to, zone=self.opening.zone)
 
     def refuse_reader(self) -> None:
         """Raise ``StoreReadOnlyError`` if the store was opened for reading only."""

@@ -18,6 +18,7 @@ from ergon_framework.boundary.factstore.nats.log import NatsLog
 from ergon_framework.boundary.factstore.nats.registry import drop_name, put_name
 from ergon_framework.boundary.factstore.nats.schema import (
     LAST,
+    Attribute,
     ConsumerRecord,
     Item,
     Known,
@@ -259,6 +260,8 @@ _DISCARDS: dict[type[TransferRecord], Callable[[StreamTransaction, Any], None]] 
 
 
 _DIGEST = 16
+_MOVING = "moving"
+"""The attribute of the store that says which move has it, and until when."""
 MAX_RECORDS = 300
 """Of one commit: each is a few messages, and a batch has an end."""
 
@@ -314,6 +317,21 @@ class NatsFactRecords:
         self._database.transaction(
             lambda transaction: transaction.put(transaction.subjects.mark, record), "move"
         )
+
+    def lease_move(self, token: str, seconds: float, *, renews: bool = False) -> bool:
+        """Take, renew or give back the lease of the one move that may shut or open the store."""
+
+        def work(transaction: StreamTransaction) -> bool:
+            subject = transaction.subjects.attribute(_MOVING)
+            found = transaction.get(Attribute, subject)
+            holder, _, until = ("" if found is None else found.value).partition(" ")
+            now = self._database.opening.server_time()
+            if holder != token and (renews or (holder and float(until) > now)):
+                return False
+            transaction.put(subject, Attribute(f"{token} {now + seconds}"))
+            return True
+
+        return self._database.transaction(work, "move")
 
     def freeze(self, place: str | None) -> None:
         """Refuse whatever is written, or let it in again.

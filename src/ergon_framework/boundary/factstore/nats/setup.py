@@ -61,7 +61,7 @@ class StreamSetup:
         self.durability = Durability(1, None)
         self.moved_to = ""
         """Where the zone went, as far as the stream was asked; empty while it is here."""
-        self._zone = zone
+        self.zone = zone
         self._is_read_only = read_only
 
     @property
@@ -78,7 +78,7 @@ class StreamSetup:
         if standing is None:
             if self._is_read_only:
                 raise StoreSchemaError(
-                    f"{self.name} has no stream of the zone {self._zone!r} yet",
+                    f"{self.name} has no stream of the zone {self.zone!r} yet",
                     remedy="open it once for writing",
                 )
             self._create()
@@ -125,7 +125,7 @@ class StreamSetup:
                 **_CONFIG,
                 "subjects": [self.subjects.everything],
                 "num_replicas": self.stream.client.address.replicas,
-                "metadata": {_ZONE: self._zone, _SCHEMA: str(SCHEMA)},
+                "metadata": {_ZONE: self.zone, _SCHEMA: str(SCHEMA)},
             }
         )
 
@@ -143,9 +143,9 @@ class StreamSetup:
                 remedy="upgrade Ergon here, too",
                 details={"schema": int(said[_SCHEMA]), "known": SCHEMA},
             )
-        if said.get(_ZONE) != self._zone:
+        if said.get(_ZONE) != self.zone:
             raise ConfigurationError(
-                f"{stream} belongs to the zone {said.get(_ZONE)!r}, not to {self._zone!r}",
+                f"{stream} belongs to the zone {said.get(_ZONE)!r}, not to {self.zone!r}",
                 remedy="name that zone, or another name at the end of the URL",
             )
         wrong = [k for k, v in {**_CONFIG, **_UNLIMITED}.items() if config.get(k) != v]
@@ -170,7 +170,7 @@ class StreamSetup:
             transaction = self._begin(last)
             found = transaction.get(ZoneRecord, self.subjects.zone)
             if found is None:
-                _found(transaction, self._zone, clock())
+                _found(transaction, self.zone, clock())
                 self.stream.commit(transaction.messages(), last)
                 return self.read_info(self._begin(self.standing().last))
             return _info(found)
@@ -206,7 +206,7 @@ class StreamSetup:
             transaction = self._begin(last)
             found = transaction.get(ZoneRecord, self.subjects.zone)
             if found is None:
-                _found(transaction, self._zone, clock())
+                _found(transaction, self.zone, clock())
             else:
                 renew(transaction, found, clock(), "the server has lost what it acknowledged last")
             with suppress(OvertakenError):  # another process has noticed, too

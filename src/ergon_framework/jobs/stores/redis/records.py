@@ -24,7 +24,14 @@ from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, TransferRec
 
 _LOAD = script(*JOBS, "delete", "load")
 _DISCARD = script(*JOBS, "delete", "discard")
-_MARK = "mark"
+_MARK, _LEASE = "mark", "moving"
+_TAKE_LEASE = """
+local holder = redis.call("GET", KEYS[1])
+if holder and holder ~= ARGV[1] or not holder and ARGV[3] == "1" then return 0 end
+if tonumber(ARGV[2]) > 0 then redis.call("SET", KEYS[1], ARGV[1], "PX", ARGV[2])
+else redis.call("DEL", KEYS[1]) end
+return 1
+"""
 
 
 class RedisJobRecords:
@@ -106,6 +113,13 @@ class RedisJobRecords:
         """A random word; stores of earlier versions have none."""
         found: bytes | None = self._transactions.call("GET", BIRTH)
         return "" if found is None else found.decode()
+
+    def lease_move(self, token: str, seconds: float, *, renews: bool = False) -> bool:
+        """Take, renew or give back the lease of the one move that may shut or open the store."""
+        self._transactions.refuse_to_write()
+        key, client = self._transactions.key(_LEASE), self._transactions.client
+        words = (key, token, round(seconds * 1000), int(renews))
+        return bool(client.call("EVAL", _TAKE_LEASE, 1, *words))
 
     def freeze(self, place: str | None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""

@@ -1,0 +1,168 @@
+"""Locks against a second move of the same store at the same time.
+
+A move that fails opens the stores again that it had shut, and so does the way back. A second one of
+the same store would undo what the first one has done. So each takes a lock on every source that it
+shuts or opens again, wherever the source is, and a process that is killed lets go of it:
+
+- an SQLite file has a file beside it, which the kernel unlocks;
+- PostgreSQL has an advisory lock, which ends with its connection;
+- Redis and NATS keep a lease, which runs out when nobody renews it.
+
+A lease, or a connection, may be lost while the move itself goes on: after the process was stopped
+for a while, say. :meth:`MoveLock.refuse_lost` asks before a store is shut or opened.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ergon_framework.app.move.endpoints import Asked, zone_meant
+from ergon_framework.boundary.data_folder import take_lock
+from ergon_framework.boundary.store_urls import open_fact_store
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.jobs.store_urls import open_store
+from ergon_framework.ports.transfer import MoveLease, records_of
+
+MOVING = ".moving"
+"""What the name of a file is followed by while a move, or the way back from one, changes it."""
+LEASE_TIME = 15.0
+"""Seconds after which a server takes a move for dead that has not renewed its lease."""
+
+
+@dataclass
+class MoveLock:
+    """The locks of one move."""
+
+    _checks: list[Callable[[], None]] = field(default_factory=list)
+
+    def add(self, check: Callable[[], None]) -> None:
+        """Add a lock, by the function that raises if it was lost."""
+        self._checks.append(check)
+
+    def refuse_lost(self) -> None:
+        """Raise ``StoreError`` if another move may have begun meanwhile."""
+        for check in self._checks:
+            check()
+
+
+@contextmanager
+def alone(several: Iterable[Asked]) -> Iterator[MoveLock]:
+    """Lock the sources of moves that shut them or open them again; refused while another has one.
+
+    In one order, whatever the order of the moves is: of two commands that want the same stores, one
+    gets all of them.
+    """
+    lock = MoveLock()
+    with ExitStack() as held:
+        wanted = {_key(asked): asked for asked in several}
+        for _, asked in sorted(wanted.items(), key=lambda each: each[0]):
+            if asked.source.file is not None:
+                _lock_file(asked.source.file, held)
+            elif asked.source.is_database:
+                _lock_database(asked, lock, held)
+            else:
+                _take_lease(asked, lock, held)
+        yield lock
+
+
+def _key(asked: Asked) -> tuple[str, str]:
+    """What is locked at once: a file, or of a server the work or one zone."""
+    return asked.source.name, (asked.zone or "") if asked.source.file is None else ""
+
+
+def _under_way(name: str, others: str = "") -> StoreError:
+    return StoreError(
+        f"another move of {name}, or the way back from one, is under way{others}",
+        remedy="wait until it has ended, and see what it says",
+    )
+
+
+def _lock_file(file: Path, held: ExitStack) -> None:
+    path = file.with_name(f"{file.name}{MOVING}")
+    try:
+        descriptor = take_lock(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror or error}",
+            remedy="see that this user may write to the folder of FROM",
+        ) from error
+    if descriptor is None:
+        raise _under_way(str(file))
+    held.callback(os.close, descriptor)
+    held.callback(path.unlink, missing_ok=True)  # while it is locked
+
+
+# ---- PostgreSQL ---------------------------------------------------------------------------------
+
+
+def _lock_database(asked: Asked, lock: MoveLock, held: ExitStack) -> None:
+    """Take an advisory lock on a connection of its own."""
+    from ergon_framework.storage.postgres.lock import SessionLock
+
+    name = asked.source.name
+    taken = SessionLock(asked.source.url, f"move {asked.zone or ''}")
+    held.callback(taken.close)
+    if not taken.acquire():
+        raise _under_way(name)
+    lock.add(taken.refuse_lost)
+
+
+# ---- Redis and NATS -----------------------------------------------------------------------------
+
+
+def _take_lease(asked: Asked, lock: MoveLock, held: ExitStack) -> None:
+    """Hold a lease in the store itself, and renew it until the move has ended."""
+    store = _lease_of(asked, held)
+    if store is None:
+        return
+    token, name = secrets.token_hex(8), asked.source.name
+    if not store.lease_move(token, LEASE_TIME):
+        raise _under_way(name, f", or was killed within the last {LEASE_TIME:.0f} seconds")
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(LEASE_TIME / 3):
+            with suppress(StoreError):  # the next one may come through, and the check will tell
+                store.lease_move(token, LEASE_TIME, renews=True)
+
+    def check() -> None:
+        if not store.lease_move(token, LEASE_TIME, renews=True):
+            raise StoreUnavailableError(
+                f"this move was stopped, or cut off from {name}, for so long that another one may"
+                " have begun",
+                remedy="see that no other one is under way",
+            )
+
+    thread = SYSTEM_CLOCK.spawn("ergon-move-lease", renew)
+
+    def give_back() -> None:
+        ended.set()
+        thread.join()
+        with suppress(StoreError):  # it runs out by itself
+            store.lease_move(token, 0.0, renews=True)
+
+    held.callback(give_back)
+    lock.add(check)
+
+
+def _lease_of(asked: Asked, held: ExitStack) -> MoveLease | None:
+    """The source, opened for its lease alone; None where there is nothing to be moved."""
+    if asked.is_zone:
+        zone = zone_meant(asked.zone, asked.source)
+        records = records_of(
+            held.enter_context(closing(open_fact_store(asked.source.url, zone=zone)))
+        )
+    else:
+        with closing(open_store(asked.source.url, read_only=True)) as looked:
+            if not getattr(looked, "is_made", True):
+                return None
+        store = open_store(asked.source.url, half_moved=True)
+        records = records_of(held.enter_context(closing(store)))
+    return records if isinstance(records, MoveLease) else None
