@@ -27,6 +27,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     JobStoreSubject,
     ids_of,
 )
+from tests.jobs.redis.lost_responses import lose_responses
 from tests.jobs.redis.test_redis_keys import COUNTERS, everything
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis")
@@ -79,6 +80,16 @@ def test_a_client_that_dies_after_the_commit_is_not_missed(s: JobStoreSubject) -
         group(s)
     assert s.store.count(Search()) == 0
     assert run_all(s) == MANY + 1
+
+
+def test_a_flow_whose_answer_was_lost_is_there_once(
+    s: JobStoreSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that are handed in again are known, and so is the flow itself."""
+    for number in (3, MANY):
+        lose_responses(monkeypatch)
+        assert group(s, number).status() == FlowStatus.RUNNING
+    assert run_all(s) == MANY + 5
 
 
 def test_a_flow_that_is_cancelled_while_it_is_added(s: JobStoreSubject) -> None:

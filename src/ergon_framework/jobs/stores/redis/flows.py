@@ -130,18 +130,17 @@ class RedisFlows:
                 _PUT, "add", *words, blobs=blobs, is_repeatable=False
             )
         except StoreUnavailableError as error:
-            # A script runs whole or not at all: if a step is there, it was carried out. Of a flow
-            # whose steps were handed in before, the flow itself tells.
-            if error.details.get("outcome") != "unknown" or not self._was_put(flow, inline):
+            # A script runs whole or not at all: the first of the joins, whose ids are new with each
+            # call, tells whether it was carried out, and the flow where they come later.
+            if error.details.get("outcome") != "unknown" or not self._was_put(flow, joins):
                 raise
             return
         if kind != b"added":
             self._refuse(kind, rest, flow, inline)
 
-    def _was_put(self, flow: NewFlow, inline: Sequence[NewJob]) -> bool:
-        if not inline:
-            return bool(self._transactions.call("HEXISTS", "flow:flow", flow.id))
-        return bool(self._transactions.call("HEXISTS", "job", inline[0].id))
+    def _was_put(self, flow: NewFlow, joins: Sequence[Join]) -> bool:
+        where = ("flow:join", joins[0].id) if joins else ("flow:flow", flow.id)
+        return bool(self._transactions.call("HEXISTS", *where))
 
     def _refuse(
         self, kind: bytes, rest: Sequence[int], flow: NewFlow, steps: Sequence[NewJob]
