@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -158,3 +161,21 @@ def test_whatever_is_wrong_nothing_is_said(
         workplace.settings(f'[store]\nurl = "{place}"\n')
         assert shell.words("ergon queues pause ") == []
     assert sorted(each.name for each in workplace.directory.iterdir()) == ["ergon.db", "ergon.toml"]
+
+
+def test_no_shell_waits_for_what_completion_does_not_need(store: Path) -> None:
+    """Typer would import pydantic to convert the words before, and rich to show what each is."""
+    line = "ergon jobs show "
+    asked = {"_ERGON_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ergon_framework.cli"],
+        cwd=store.parent,
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    imported = {each.rpartition("|")[2].strip() for each in done.stderr.splitlines()}
+    assert "ergon_framework.jobs.store_urls" in imported
+    assert not {each for each in imported if each.partition(".")[0] in ("pydantic", "rich")}
