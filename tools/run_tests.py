@@ -48,6 +48,7 @@ REST = "rest"
 FAST = ("unit", "core", "engine/test_twins.py")
 """What ``--fast`` runs, without the tests that are marked as slow."""
 FAST_OPTIONS = ("-q", "-m", "not slow and not campaign")
+LISTED_PATHS = 12
 TELL_EVERY = 60.0  # seconds: whoever watches a log wants to see that something goes on
 _LOOK = 0.2
 _NOTHING_COLLECTED = 5
@@ -153,7 +154,9 @@ def begin(name: str, group: Group) -> Run:
     """Start one group; its output goes to a file, so that nobody waits for a reader."""
     output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the group runs
     arguments = group.arguments()
-    print(f"== {name}: {' '.join(arguments)}", flush=True)
+    is_long = len(group.paths) > LISTED_PATHS
+    shown = [*group.options, f"{len(group.paths)} files"] if is_long else arguments
+    print(f"== {name}: {' '.join(shown)}", flush=True)
     process = subprocess.Popen(  # noqa: S603 - our own interpreter
         [sys.executable, "-m", "pytest", *arguments],
         cwd=ROOT,
