@@ -25,6 +25,7 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import flows_of
 from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.jobstore import Search
 
 pytestmark = pytest.mark.req("JOBS:store")
 
@@ -230,6 +231,7 @@ def test_a_large_flow_is_stopped_and_explained_whole(
     assert "1,097 more are pending, 1 wait for steps before them." in why
     store = shop.app.client.store
     flows_of(store).apply(flow, CancelFlow())  # as far as one commit goes
+    assert "cannot be purged" in ergon(shop, capsys, "flows", "purge", flow)
     told = ergon(shop, capsys, "why", f"{flow}.1099")
     assert "no worker starts it any more" in told
     assert "ergon worker" not in told
@@ -237,6 +239,8 @@ def test_a_large_flow_is_stopped_and_explained_whole(
     assert ergon(shop, capsys, "flows", "retry", flow).count("running")
     assert flow.cancel() == "cancelled"
     assert flow.show().state.cancelled == 1_101
+    assert "purged" in ergon(shop, capsys, "flows", "purge", flow)
+    assert shop.app.client.store.count(Search(flow=flow)) == 0
 
 
 @on_every_store

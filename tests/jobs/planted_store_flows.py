@@ -347,6 +347,15 @@ class FindsWhatWaits(Flows):
         return super().search(change(search, is_released=False), limit)
 
 
+class PurgesWhatGoesOn(Flows):
+    """Purges a flow whose steps have not ended."""
+
+    class Moves(FlowSettlement):
+        def purge(self, flow_id: str) -> None:
+            self.row(flow_id).purge_at = self.tables.at
+            self.tables.put_flow(self.row(flow_id))
+
+
 class PurgesStepsAlone(Flows):
     """Keeps the steps of a flow no longer than a flow that has ended would keep them."""
 

@@ -140,6 +140,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (flows.CancelsOneSlice, "many_steps_are_cancelled_and_retried"),
     (flows.StopsWhatIsSwept, "step_of_a_stopping_flow_is_not_claimed"),
     (flows.FindsWhatWaits, "steps_that_wait_for_no_other_are_found"),
+    (flows.PurgesWhatGoesOn, "flow_is_purged_when_asked"),
     (flows.PurgesStepsAlone, "steps_are_kept_with_their_flow"),
 ]
 REQUIRED = {check.name for check in JOB_STORE_CHECKS if check.required}

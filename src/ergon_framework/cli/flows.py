@@ -1,4 +1,4 @@
-"""``ergon flows``: list flows, show one as a tree, cancel, retry, skip or signal it."""
+"""``ergon flows``: list flows, show one as a tree, cancel, retry, skip, signal or purge it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def flows(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List flows; show, cancel, retry, skip or signal one. Alone, it lists them."""
+    """List flows; show, cancel, retry, skip, signal or purge one. Alone, it lists them."""
     if context.invoked_subcommand is None:
         list_flows(None, 50, config, url, as_json)
 
@@ -108,6 +108,20 @@ def skip(
     from ergon_framework.core.flow import SkipFailed
 
     _decide(flow, SkipFailed(), config, url, as_json)
+
+
+@app.command()
+def purge(
+    flow: FlowId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
+) -> None:
+    """Delete a flow that has ended, with its steps."""
+    from ergon_framework.jobs.flow_client import found_flow, purge_flow
+    from ergon_framework.jobs.flow_why import flow_view
+
+    with opened(config, url) as client:
+        view = flow_view(found_flow(client.store, flow))
+        purge_flow(client.store, flow)
+        show_one({**view, "status": "purged"}, as_json=as_json)
 
 
 @app.command()

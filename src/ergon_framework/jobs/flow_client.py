@@ -35,6 +35,9 @@ from ergon_framework.storage.urls import option_for, pasteable
 
 T = TypeVar("T")
 
+PURGED_AT_ONCE = 1_000
+"""Steps that one transaction deletes."""
+
 _REFUSED: dict[type[FlowEvent], tuple[str, str]] = {
     CancelFlow: ("cannot be cancelled", "only a flow that has not ended can"),
     RetryFlow: ("has nothing to retry", "only a flow with steps that failed or were cancelled has"),
@@ -127,6 +130,10 @@ class EnqueuedFlow(str):
         """Go on without the steps that failed."""
         return decide(self._client.store, self, SkipFailed()).status
 
+    def purge(self) -> None:
+        """Delete the flow with its steps; only one that has ended can be."""
+        purge_flow(self._client.store, self)
+
     def signal(self, name: str, value: Any = None) -> None:
         """Complete the step that waits for this signal; the value is its result.
 
@@ -176,6 +183,10 @@ class AsyncEnqueuedFlow(str):
         """Go on without the steps that failed."""
         return await self._client.of_flow(self, EnqueuedFlow.skip)
 
+    async def purge(self) -> None:
+        """Delete the flow with its steps; only one that has ended can be."""
+        await self._client.of_flow(self, EnqueuedFlow.purge)
+
     async def signal(self, name: str, value: Any = None) -> None:
         """Complete the step that waits for this signal."""
         await self._client.of_flow(self, lambda flow: flow.signal(name, value))
@@ -213,6 +224,14 @@ def decide(store: FullJobStore, flow_id: str, event: FlowEvent) -> Flow:
     while flows.sweep(changed.id):
         is_swept = True
     return found_flow(store, flow_id) if is_swept else changed
+
+
+def purge_flow(store: FullJobStore, flow_id: str) -> None:
+    """Delete a flow that has ended, with its steps; in slices, as retention does."""
+    flows = flows_of(store)
+    flows.purge(str(flow_id))
+    while flows.find(str(flow_id)) is not None:
+        store.prune(PURGED_AT_ONCE)
 
 
 def send_signal(store: FullJobStore, flow_id: str, name: str, value: Any) -> None:

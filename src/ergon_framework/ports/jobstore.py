@@ -513,6 +513,12 @@ class FlowStore(Protocol):
     def sweep(self, flow_id: str) -> bool:
         """Go on with what was applied, one slice of steps; False when nothing of it is left."""
 
+    def purge(self, flow_id: str) -> None:
+        """Let ``prune`` delete a flow that has ended, with its steps, however long it was kept.
+
+        Raises JobNotFoundError, and JobStateError for a flow that has not ended.
+        """
+
     def signal(self, flow_id: str, name: str, value: bytes) -> bool:
         """Complete the steps that wait for this signal; keep the value for those not reached yet.
 

@@ -417,6 +417,14 @@ class FlowSettlement:
         self.finish()
         return self.row(flow_id).flow()
 
+    def purge(self, flow_id: str) -> None:
+        """Keep a flow that has ended no longer: retention deletes it, with its steps."""
+        row = self.row(flow_id)
+        if not row.state.status.is_final:
+            raise flow_goes_on(row.flow())
+        row.purge_at = self.tables.at
+        self.tables.put_flow(row)
+
     def signal(self, flow_id: str, name: str, value: bytes) -> bool:
         """Complete the steps that wait for a signal, or keep the value for them."""
         self.row(flow_id)
@@ -460,6 +468,15 @@ def no_predecessor(job_id: str) -> JobNotFoundError:
         f"there is no job {job_id!r} to wait for",
         remedy="enqueue it first; ended jobs are kept for a while only",
         details={"job_id": job_id},
+    )
+
+
+def flow_goes_on(flow: Flow) -> JobStateError:
+    """A flow that has not ended cannot be purged."""
+    return JobStateError(
+        f"the flow {flow.id} is {flow.status} and cannot be purged",
+        remedy=f"wait for its end, or give it up first:  ergon flows cancel {flow.id}",
+        details={"flow_id": flow.id, "status": flow.status.value},
     )
 
 

@@ -284,6 +284,11 @@ class MemoryFlows:
         with self._step() as ledger:
             return ledger.moves(self._now()).sweep(flow_id)
 
+    def purge(self, flow_id: str) -> None:
+        """Let retention delete a flow that has ended, with its steps."""
+        with self._step() as ledger:
+            ledger.moves(self._now()).purge(flow_id)
+
     def signal(self, flow_id: str, name: str, value: bytes) -> bool:
         """Complete the steps that wait for a signal, or keep its value for them."""
         with self._step() as ledger:

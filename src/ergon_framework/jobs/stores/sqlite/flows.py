@@ -83,6 +83,10 @@ class SqliteFlows:
         """Go on with what was applied, one slice of steps; whether anything is left."""
         return self._transactions.write(lambda tx: tx.flows.sweep(flow_id), "desk")
 
+    def purge(self, flow_id: str) -> None:
+        """Let retention delete a flow that has ended, with its steps."""
+        self._transactions.write(lambda tx: tx.flows.purge(flow_id), "desk")
+
     def signal(self, flow_id: str, name: str, value: bytes) -> bool:
         """Complete the steps that wait for a signal, or keep its value for them."""
         return self._transactions.write(lambda tx: tx.flows.signal(flow_id, name, value), "desk")

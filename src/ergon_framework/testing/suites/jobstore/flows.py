@@ -15,7 +15,7 @@ from ergon_framework.core.job import (
     RequeueRequested,
     RunRequested,
 )
-from ergon_framework.errors import DuplicateJobError, JobNotFoundError
+from ergon_framework.errors import DuplicateJobError, JobNotFoundError, JobStateError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import EnqueuedFlow, flows_of
 from ergon_framework.jobs.flows import FlowPlanner
@@ -522,6 +522,23 @@ def steps_are_kept_with_their_flow(s: JobStoreSubject) -> None:
     s.store.prune(2)
     s.store.prune(100)
     same((_flows(s).find(flow), s.store.count(Search())), (None, 0), "what is left")
+
+
+@check("flows")
+def flow_is_purged_when_asked(s: JobStoreSubject) -> None:
+    """One that has ended, with its steps, however long it was to be kept; and no other."""
+    flow, other = _chain(s, "a"), _chain(s, "b")
+    s.ended(step_id(flow, 1), keep=DAY)
+    _flows(s).purge(flow)
+    try:
+        _flows(s).purge(other)
+    except JobStateError:
+        pass
+    else:
+        fail("a flow that has not ended was purged")
+    s.store.prune(100)
+    same([each.id for each in _flows(s).search((), 10)], [other], "the flows that are left")
+    same(s.store.count(Search()), 1, "the steps that are left")
 
 
 @check("flows")
