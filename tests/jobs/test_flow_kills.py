@@ -7,9 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 
 PROGRAM = Path(__file__).parent / "programs" / "flow_kills.py"
+
+
+def deadlocks_in(url: str) -> int:
+    """How many the server has seen in a database: transactions that waited for each other."""
+    asked = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    with psycopg.connect(url) as connection:
+        [[number]] = connection.execute(asked).fetchall()
+    return int(number)
 
 
 @pytest.mark.slow
@@ -19,8 +28,10 @@ PROGRAM = Path(__file__).parent / "programs" / "flow_kills.py"
     [
         ("sqlite", 30, 3_000, 200),
         ("redis", 30, 3_000, 600),
+        ("postgres", 15, 4_000, 2_000),
         pytest.param("sqlite", 200, 20_000, 10_000, marks=pytest.mark.campaign),
         pytest.param("redis", 200, 20_000, 10_000, marks=pytest.mark.campaign),
+        pytest.param("postgres", 200, 20_000, 10_000, marks=pytest.mark.campaign),
     ],
 )
 def test_killed_workers_lose_no_step(
@@ -43,3 +54,5 @@ def test_killed_workers_lose_no_step(
     assert report.pop("rescued") > 0
     wanted = {"kills": kills, "flows": steps // siblings}
     assert report == wanted | {"lost": 0, "twice": 0, "early": 0, "half": 0}
+    if engine == "postgres":
+        assert deadlocks_in(url) == 0

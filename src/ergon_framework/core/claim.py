@@ -301,6 +301,10 @@ class ClaimPlan:
         else:
             self._left.pop(executor, None)
 
+    def look_again(self) -> None:
+        """Queues that had no more due jobs may have some by now."""
+        self._spent.clear()
+
     def share_of(self, executor: str, queue: str) -> ShareKey:
         """The share that a job of this queue belongs to, if it names this executor."""
         return self._executor(executor, queue), queue

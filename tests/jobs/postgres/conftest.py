@@ -10,7 +10,10 @@ import pytest
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from tests.servers.postgres import PostgresServer
 
-TABLES = "ergon_jobs, ergon_queues, ergon_workers, ergon_schedules, ergon_job_moves"
+TABLES = (
+    "ergon_jobs, ergon_queues, ergon_workers, ergon_schedules, ergon_job_moves,"
+    " ergon_flows, ergon_flow_joins, ergon_flow_work"
+)
 
 
 @pytest.fixture(scope="session")

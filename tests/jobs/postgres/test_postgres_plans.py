@@ -19,7 +19,10 @@ from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.jobstore.subject import new
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
-FILES = ("jobs.sql", "transitions.sql", "claim.sql", "admin.sql", "schedules.sql", "records.sql")
+FILES = (
+    *("jobs.sql", "transitions.sql", "claim.sql", "admin.sql", "schedules.sql", "records.sql"),
+    "flows.sql",
+)
 PIECES = re.compile(
     r"jobs$|in_|by_|newest_|not_aside|look_first|few$|find_first|then_|synced_later|notify"
 )
@@ -33,6 +36,10 @@ SORTS = {
     "put": "the copies of one call",
     "lock_gates": "the queues of one call",
     "lock_holders": "the keys of one call",
+    "lock_flows_of": "the flows of one call, so that two calls lock them in one order",
+    "lock_flows_of_holders": "the same",
+    "lock_steps": "the jobs of one call",
+    "predecessors": "the jobs of one call",
     "tell_executors": "the executors of one worker, so that two workers lock them in one order",
 }
 COUNTS = re.compile(r"count_|queues$|workers$|all$|mark$|forget_workers")
@@ -43,6 +50,7 @@ SEARCHES = {
     "retrying": Search(statuses=(JobStatus.RETRYING,)),
     "pending": Search(statuses=(JobStatus.PENDING,), queue="q", handler="work", before=5.0),
     "ids": Search(ids=("a", "b"), code="flaky"),
+    "flow": Search(flow="f", statuses=(JobStatus.PENDING,), is_released=True),
 }
 PLACES = {
     "all": {"ergon_jobs_pkey"},
@@ -51,6 +59,7 @@ PLACES = {
     "retrying": {"ergon_jobs_retrying", "ergon_jobs_pkey"},  # either will do in an empty table
     "pending": {"ergon_jobs_due", "ergon_jobs_later", "ergon_jobs_blocked"},
     "ids": {"ergon_jobs_id"},
+    "flow": {"ergon_jobs_flow"},
 }
 
 
@@ -119,3 +128,22 @@ def test_a_claim_takes_the_first_of_its_lanes(connection: Connection) -> None:
     scans = [(node["Node Type"], node.get("Index Name")) for node in nodes]
     assert ("Index Scan", "ergon_jobs_due") in scans
     assert ("Tid Scan", None) in scans
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("release", "ergon_jobs_join"),
+        ("waiting", "ergon_jobs_flow"),
+        ("ended_badly", "ergon_jobs_flow"),
+        ("purge_steps", "ergon_jobs_flow"),
+        ("signals", "ergon_jobs_signal"),
+        ("predecessors", "ergon_jobs_id"),
+    ],
+)
+def test_steps_are_found_by_an_index_of_theirs(
+    connection: Connection, name: str, index: str
+) -> None:
+    """However many other jobs there are, and whatever the planner took the table for."""
+    nodes = nodes_of(connection, statements("flows.sql")[name])
+    assert index in {node.get("Index Name") for node in nodes}

@@ -15,7 +15,7 @@ from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_j
 @pytest.mark.req("SCALE:jobs-postgres")
 @pytest.mark.parametrize(
     "check",
-    [check.name for check in JOB_STORE_CHECKS if "flows" not in check.needs],
+    [check.name for check in JOB_STORE_CHECKS],
 )
 def test_the_postgres_store_keeps_its_promises(check: str, jobs_url: str) -> None:
     """Each check of the suite, also the recommended ones; none is skipped."""

@@ -100,7 +100,10 @@ def test_a_table_that_was_dropped_is_missed(postgres_url: str) -> None:
             assert "restore a backup" in told.value.remedy
         with pytest.raises(StoreSchemaError, match="lost jobs tables"):
             SCHEMA.upgrade(connection, "the database", None)
-        for table in ("ergon_queues", "ergon_schedules", "ergon_job_moves", "ergon_executors"):
+        for table in (
+            *("ergon_queues", "ergon_schedules", "ergon_job_moves", "ergon_executors"),
+            *("ergon_flows", "ergon_flow_joins", "ergon_flow_work"),
+        ):
             connection.execute(f"DROP TABLE {table}".encode())
         connection.execute("DELETE FROM ergon_schema WHERE part = 'jobs'")
     store = PostgresJobStore(postgres_url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ergon_framework.core.claim import QueueLimits
 from ergon_framework.core.job import JobStatus
@@ -15,7 +15,7 @@ from ergon_framework.jobs.stores.postgres.statements import numbers, statements,
 from ergon_framework.jobs.stores.postgres.transactions import Tx
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER, expire
 from ergon_framework.jobs.stores.unreadable import UnreadableLog
-from ergon_framework.ports.jobstore import Job, Named, Queue, Search
+from ergon_framework.ports.jobstore import Job, Named, Queue, Search, Settlement
 
 Read = Callable[[Callable[[Tx], JobRowPage]], JobRowPage]
 """Runs something on what was committed last."""
@@ -25,7 +25,7 @@ MAX_SORTED = 10_000
 """As many jobs as are sorted for a page."""
 _END = 2**63 - 1
 _PLACES: Mapping[JobStatus, tuple[str, ...]] = {
-    JobStatus.PENDING: ("in_due", "in_later", "in_blocked"),
+    JobStatus.PENDING: ("in_due", "in_later", "in_blocked", "in_joining", "in_signalling"),
     JobStatus.ACTIVE: ("in_running",),
     JobStatus.RETRYING: ("in_retrying",),
     JobStatus.COMPLETED: ("in_completed",),
@@ -34,15 +34,19 @@ _PLACES: Mapping[JobStatus, tuple[str, ...]] = {
 }
 _PAGES = {
     "in_all": "newest_first",
+    "in_flow": "newest_step_first",
     "in_retrying": "newest_first",
     "in_failed": "newest_dead_first",
     "in_cancelled": "newest_dead_first",
 }
 """Places whose jobs are read from the newest on, and how. Elsewhere all are read, and sorted."""
-_MANY = {"in_due": 2, "in_later": 3, "in_blocked": 4, "in_completed": 0}
+_MANY = {"in_due": 2, "in_later": 3, "in_blocked": 4, "in_joining": 5, "in_completed": 0}
 """Stages of places that may hold almost all jobs, too many to be sorted."""
 _SQL = statements("admin.sql")
-_COUNTS = ("count_due", "count_later", "count_blocked", "count_running", "count_ended")
+_COUNTS = (
+    *("count_due", "count_later", "count_blocked", "count_joining", "count_signalling"),
+    *("count_running", "count_ended"),
+)
 
 
 def search(
@@ -103,6 +107,8 @@ def _places(wanted: Search) -> list[str]:
     """Where to look, so that few jobs have to be looked at; no job is in two of these places."""
     if wanted.ids:
         return ["in_ids"]
+    if wanted.flow is not None:
+        return ["in_flow"]
     statuses = frozenset(wanted.statuses)
     if not statuses or statuses == frozenset(JobStatus):
         return ["in_all"]
@@ -122,12 +128,18 @@ def _page_of(place: str) -> tuple[bytes, bytes]:
 
 def _where(wanted: Search, place: str) -> list[bytes]:
     """The place, and what must match there."""
-    filters = ["queue", "handler", "before", "code"]
-    if place in ("in_all", "in_ids"):
+    filters = ["queue", "handler", "before", "code", "is_released"]
+    if place != "in_flow":
+        filters.append("flow")
+    if place in ("in_all", "in_ids", "in_flow"):
         filters.append("statuses")
-    found = [each for each in filters if getattr(wanted, each) not in (None, ())]
+    found = [each for each in filters if _is_set(getattr(wanted, each))]
     aside = [] if "statuses" in found or "statuses" not in filters else [_SQL["not_aside"]]
     return [_SQL[place], *(_SQL[f"by_{each}"] for each in found), *aside]
+
+
+def _is_set(value: object) -> bool:
+    return value is not None and value is not False and value != ()
 
 
 def values_of(wanted: Search, max_sorted: int = MAX_SORTED) -> dict[str, Any]:
@@ -139,6 +151,7 @@ def values_of(wanted: Search, max_sorted: int = MAX_SORTED) -> dict[str, Any]:
         "statuses": texts([status.value for status in wanted.statuses]),
         "queue": wanted.queue,
         "handler": wanted.handler,
+        "flow": wanted.flow,
         "before": wanted.before,
         "code": None if wanted.code is None else f'"code":{text_of(writable(wanted.code))}',
     }
@@ -180,12 +193,22 @@ def purge_due(tx: Tx, limit: int) -> int:
     return tx.execute(_SQL["purge_due"], {"limit": limit}).rowcount
 
 
-def end_outdated(tx: Tx, limit: int) -> tuple[int, Counter[str]]:
-    """Dead-letter what was not started before its expiry; limit keys for which others wait."""
+class Outdated(NamedTuple):
+    """Jobs that were not started before their expiry."""
+
+    number: int
+    freed: Counter[str]  # limit keys for which others wait
+    steps: list[Settlement]  # ends of steps, which only a transaction that holds their flows writes
+
+
+def end_outdated(tx: Tx, limit: int) -> Outdated:
+    """Dead-letter what was not started before its expiry."""
     rows = tx.execute(_SQL["outdated"], {"limit": limit}).fetchall()
-    batch = SettleBatch(tx, [expire(row[:7], row[7]) for row in rows])
-    batch.read()
-    return len(rows), batch.freed
+    ends = [expire(row[:7], row[7]) for row in rows]
+    batch = SettleBatch(tx, ends)
+    applied = batch.read()
+    steps = [end for end, was_applied in zip(ends, applied, strict=True) if not was_applied]
+    return Outdated(len(rows), batch.effects.freed, steps)
 
 
 def forget_workers(tx: Tx) -> int:

@@ -41,6 +41,7 @@ from ergon_framework.core.claim import (
     admit,
 )
 from ergon_framework.errors import StoreError
+from ergon_framework.jobs.stores.postgres.flow_tables import settle_steps
 from ergon_framework.jobs.stores.postgres.rows import (
     EXECUTOR,
     PRIORITY,
@@ -57,7 +58,7 @@ from ergon_framework.jobs.stores.postgres.statements import numbers, statements,
 from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx
 from ergon_framework.jobs.stores.transitions import JobPosition, expire
 from ergon_framework.jobs.stores.unreadable import READ_ERRORS, problem_of
-from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult, Topic
+from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult, Settlement, Topic
 
 START_DEPTH = 1000
 MAX_DEPTH = 1_000_000
@@ -150,6 +151,7 @@ class LaneView:
     blocked: list[Lane] = field(default_factory=list)  # where jobs wait for limit keys
     next_at: float | None = None
     last: ShareKey | None = None  # there may be more lanes after this one
+    has_flow_work: bool = False  # something of flows is left to be done in slices
 
 
 class LaneScan:
@@ -185,7 +187,8 @@ class LaneScan:
             Lane(executor, queue, bool(is_paused), has_settings)
             for executor, queue, is_paused, has_settings in self._lanes.fetchall()
         ]
-        view = LaneView(lanes, next_at=self._soonest.fetchall()[0][0])
+        [[next_at, has_flow_work]] = self._soonest.fetchall()
+        view = LaneView(lanes, next_at=next_at, has_flow_work=has_flow_work)
         if self._is_bounded and len(lanes) == self._max_lanes:
             view.last = lanes[-1].executor, lanes[-1].queue
         if self._blocked is not None:
@@ -209,6 +212,7 @@ class LimitedClaim:
     passed: set[str] = field(default_factory=set)  # limit keys that others hold
     refused: int = 0
     outdated: int = 0
+    steps: list[Settlement] = field(default_factory=list)  # ends of outdated ones
 
 
 def claim_limited(
@@ -249,7 +253,7 @@ def claim_limited(
     for pick, most, found_rows in zip(picks, wanted, found, strict=True):
         if len(found_rows) < most or gates[pick.queue].room(1, now) == 0:
             claim.spent.add(pick.share)
-    _apply(tx, request, admission, rows, now, stamp)
+    claim.steps = _apply(tx, request, admission, rows, now, stamp)
     claim.waits = _close(tx, gates, now)
     return claim
 
@@ -325,19 +329,25 @@ def _apply(
     rows: Mapping[int, Row],
     now: float,
     stamp: int,
-) -> None:
-    """Write the admission; an outdated job passes its turn at a limit key on."""
+) -> list[Settlement]:
+    """Write the admission; an outdated job passes its turn at a limit key on.
+
+    Answers with the ends of outdated steps. A transaction that holds jobs does not wait for their
+    flows: those are for one of their own.
+    """
     if admission.admitted:
         values = {"now": now, "stamp": stamp, "lease": request.lease, "worker": request.worker}
         tx.execute(_SQL["lease"], values | {"seqs": numbers(admission.admitted)})
     if admission.blocked:
         tx.execute(_SQL["block"], {"seqs": numbers(admission.blocked)})
-    if admission.outdated:
-        ends = [expire(standing(rows[seq]), now) for seq in admission.outdated]
-        batch = SettleBatch(tx, ends)
-        batch.read()
-        if batch.freed:
-            wake(tx, batch.freed)
+    if not admission.outdated:
+        return []
+    ends = [expire(standing(rows[seq]), now) for seq in admission.outdated]
+    batch = SettleBatch(tx, ends)
+    applied = batch.read()
+    if batch.effects.freed:
+        wake(tx, batch.effects.freed)
+    return [end for end, was_applied in zip(ends, applied, strict=True) if not was_applied]
 
 
 def _close(tx: Tx, gates: Mapping[str, QueueGate], now: float) -> dict[str, float]:
@@ -416,6 +426,7 @@ class PostgresClaim:
         self._is_soon = False
         self._refused = 0
         self._outdated = 0
+        self._steps: list[Settlement] = []  # ends of outdated ones, to be written
 
     @property
     def is_empty(self) -> bool:
@@ -480,6 +491,7 @@ class PostgresClaim:
             skipped.keys |= claim.passed
             self._refused += claim.refused
             self._outdated += claim.outdated
+            self._steps += claim.steps
 
         return read
 
@@ -514,6 +526,7 @@ class PostgresClaim:
             if limited:
                 before = self._outdated
                 self._run(partial(self._send_limited, picks=limited))
+                self._end_steps()
                 if self._outdated > before:
                     self._transactions.notify({Topic.DONE, Topic.WORK})
                 continue
@@ -522,6 +535,24 @@ class PostgresClaim:
                 self._run(partial(self._send_plain, picks=plain))
             elif not self._limited and not self._see_more():
                 return
+
+    def _end_steps(self) -> None:
+        """End outdated steps; jobs that wait for their limit keys are woken soon."""
+        steps, self._steps = self._steps, []
+        if steps:
+            _, effects = settle_steps(self._transactions, steps, "exchange")
+            self._memory.owed += effects.freed
+
+    def look_again(self) -> None:
+        """Look at the lanes again: something may have become due since the last look."""
+        if self._is_begun:
+            self._plan.look_again()
+            self._run(self._send_scan)
+
+    @property
+    def has_flow_work(self) -> bool:
+        """Whether something of flows is left to be done in slices."""
+        return self._view.has_flow_work
 
     def _run(self, send: Callable[[Tx], Callable[[], None]]) -> None:
         # Synced, too: after a crash, a server that lost a claim would give its fence away again.

@@ -14,8 +14,14 @@ from collections.abc import Callable, Sequence
 from ergon_framework.core.claim import DEFAULT_BOUNDS, ClaimBounds, ClaimRequest
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.postgres.claim import ClaimMemory, PostgresClaim
+from ergon_framework.jobs.stores.postgres.flow_tables import (
+    StepSettlement,
+    do_slice,
+    settle_steps,
+)
 from ergon_framework.jobs.stores.postgres.rows import Held, Result
 from ergon_framework.jobs.stores.postgres.settle import (
+    Effects,
     SettleBatch,
     lock_keys,
     one_by_one,
@@ -54,6 +60,7 @@ class Exchange:
         self._freed: Counter[str] = Counter()
         self._long: list[tuple[int, str]] = []
         self._is_work = False  # others may go on because of what has stopped
+        self._has_steps = any(each.is_step for each in settlements)
 
     def run(self, request: ClaimRequest | None) -> tuple[list[bool], ClaimResult]:
         """Settle and claim."""
@@ -68,9 +75,11 @@ class Exchange:
         # With freed keys the claim comes after the wake-up: jobs that wait for them are due then.
         applied = self._settle(None if keyed or memory.owed else claim)
         try:
+            if not self._has_steps and not all(applied):
+                self._settle_missed(applied, claim)
             self._follow(claim)
             if claim is not None:
-                claim.go_on()
+                self._claim(claim)
             if memory.owed and (claim is None or not claim.has_slots):
                 self._wake_owed()  # nothing brings this process back to it soon
         except StoreError as error:
@@ -80,15 +89,37 @@ class Exchange:
             logger.warning("an exchange was cut short: %s", error)
         return applied, ClaimResult([]) if claim is None else claim.result()
 
+    def _claim(self, claim: PostgresClaim) -> None:
+        """Claim what is left; where something of flows is left to be done, do a slice of it."""
+        claim.go_on()
+        if claim.has_flow_work:
+            self._note(do_slice(self._transactions, "exchange"))
+            self._follow(claim)
+            claim.look_again()
+            claim.go_on()
+
     def _settle(self, claim: PostgresClaim | None) -> list[bool]:
         def send(tx: Tx) -> Callable[[], list[bool]]:
-            batch = SettleBatch(tx, self._settlements)
+            plain, steps, known = self._settlements, None, None
+            if self._has_steps:
+                steps = StepSettlement(tx)
+                known = steps.apply(self._settlements)
+                steps.finish()  # before the claim: what was released may be claimed at once
+                self._topics |= steps.topics()
+                pairs = zip(self._settlements, known, strict=True)
+                plain = [each for each, was_applied in pairs if was_applied is None]
+            batch = SettleBatch(tx, plain)
             sure = self._resolve_unconfirmed(tx)
             claimed = None if claim is None else claim.send(tx)
 
             def read() -> list[bool]:
-                applied = sure(batch.read())
-                self._note(batch)
+                applied = batch.read()
+                self._note(batch.effects)
+                if steps is not None and known is not None:
+                    rest = iter(applied)
+                    applied = [next(rest) if each is None else each for each in known]
+                    self._note(steps.read())
+                applied = sure(applied)
                 if claimed is not None:
                     claimed()
                 return applied
@@ -108,21 +139,32 @@ class Exchange:
                 raise
             return self._settle_one_by_one()
 
+    def _settle_missed(self, applied: list[bool], claim: PostgresClaim | None) -> None:
+        """Settle what the plain statements passed over: jobs that became steps since the claim."""
+        missed = [n for n, was_applied in enumerate(applied) if not was_applied]
+        left = [self._settlements[n] for n in missed]
+        found, effects = settle_steps(self._transactions, left, "exchange")
+        for n, was_applied in zip(missed, found, strict=True):
+            applied[n] = was_applied
+        self._note(effects)
+        if any(found) and claim is not None:
+            claim.look_again()
+
     def _settle_one_by_one(self) -> list[bool]:
         """Two jobs of one unique key want to come back at the same time."""
 
         def work(tx: Tx) -> list[bool]:
-            applied, batches = one_by_one(tx, self._settlements)
-            for batch in batches:
-                self._note(batch)
+            applied, effects = one_by_one(tx, self._settlements)
+            self._note(effects)
             return self._resolve_unconfirmed(tx)(applied)
 
+        self._has_steps = False  # those are missed, and settled after the others
         return self._transactions.unpipelined(work, "exchange", topics=self._topics)
 
-    def _note(self, batch: SettleBatch) -> None:
-        self._freed += batch.freed
-        self._long += batch.long
-        self._is_work |= batch.is_work
+    def _note(self, effects: Effects) -> None:
+        self._freed += effects.freed
+        self._long += effects.long
+        self._is_work |= effects.is_work
 
     def _resolve_unconfirmed(self, tx: Tx) -> Callable[[list[bool]], list[bool]]:
         """Answer True for a settlement that an earlier call applied and whose answer was lost.
@@ -164,8 +206,10 @@ class Exchange:
             claim.ask_again_soon()
         elif memory.owed:
             self._is_work = True  # this process is notified, too, which brings the next claim
+        self._freed, self._long = Counter(), []
         if self._is_work and Topic.WORK not in self._topics:
             self._transactions.notify({Topic.WORK})
+        self._is_work = False
 
     def _wake_owed(self) -> None:
         """Wait for the keys, with no other lock held, and wake the jobs that wait for them."""

@@ -10,10 +10,16 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError
-from ergon_framework.jobs.stores.documents import is_special, options_text
+from ergon_framework.jobs.stores.documents import is_special
+from ergon_framework.jobs.stores.postgres.flow_tables import StepSettlement
 from ergon_framework.jobs.stores.postgres.rows import Row
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, lock_keys, wake
-from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
+from ergon_framework.jobs.stores.postgres.statements import (
+    plain_values,
+    special_values,
+    statements,
+    texts,
+)
 from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, topics_of
 from ergon_framework.jobs.stores.transitions import (
     cancel_replaced,
@@ -24,9 +30,9 @@ from ergon_framework.jobs.stores.transitions import (
 )
 from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, OnDuplicate
 from ergon_framework.storage.postgres.external_transaction import Joinable, joined
-from ergon_framework.storage.postgres.pipeline import Bytes
 
 _SQL = statements("jobs.sql")
+_FLOWS = statements("flows.sql")
 
 
 def has_keys(jobs: Sequence[NewJob]) -> bool:
@@ -37,7 +43,7 @@ def has_keys(jobs: Sequence[NewJob]) -> bool:
 def insert(tx: Tx, jobs: Sequence[NewJob]) -> None:
     """Add them all, whatever their keys; the server refuses all when one is not unique."""
     is_plain = not any(map(is_special, jobs))
-    values = _values(jobs) if is_plain else _values(jobs) | _special_values(jobs)
+    values = plain_values(jobs) if is_plain else plain_values(jobs) | special_values(jobs)
     tx.execute(_SQL["insert_plain" if is_plain else "insert"], values)
 
 
@@ -114,8 +120,20 @@ class Insertion:
         """By unique key: how the holder stands, and what time it is."""
         if not keys:
             return {}
-        rows = self._tx.execute(_SQL[statement], {"keys": texts(keys)}).fetchall()
+        values = {"keys": texts(keys)}
+        if statement == "lock_holders":
+            self._lock_flows(values)
+        rows = self._tx.execute(_SQL[statement], values).fetchall()
         return {row[0]: row[1:] for row in rows}
+
+    def _lock_flows(self, keys: Mapping[str, Any]) -> None:
+        """Lock the flows of steps that hold keys: flows come before jobs.
+
+        The user of an external transaction may have no right to, and needs none for other jobs.
+        """
+        asked = _FLOWS["step_holders"]
+        if not self._is_external or self._tx.execute(asked, keys).fetchall():
+            self._tx.execute(_FLOWS["lock_flows_of_holders"], keys)
 
     def _add(self, job: NewJob) -> EnqueueResult:
         if job.unique_key is None or job.unique_key not in self._holders:
@@ -148,9 +166,15 @@ class Insertion:
             self._write()
             self._holders |= self._held("lock_holders", {key})
         *standing, now = self._holders.pop(key)
-        batch = SettleBatch(self._tx, [cancel_replaced(tuple(standing), now)])
-        batch.read()
-        self._freed += batch.freed
+        cancelled = [cancel_replaced(tuple(standing), now)]
+        batch = SettleBatch(self._tx, cancelled)
+        if batch.read() == [True]:
+            self._freed += batch.effects.freed
+        else:  # it is a step, whose flow was locked before it
+            steps = StepSettlement(self._tx)
+            steps.apply(cancelled)
+            steps.finish()
+            self._freed += steps.read().freed
         self.is_done = True
 
     def _write(self) -> None:
@@ -176,32 +200,6 @@ def _beside(job: NewJob, holder: str) -> EnqueueResult:
     )
 
 
-def _values(jobs: Sequence[NewJob]) -> dict[str, Any]:
-    """What every job has."""
-    return {
-        "delays": numbers([job.delay for job in jobs]),
-        "run_ats": numbers([job.run_at for job in jobs]),
-        "queues": texts([job.queue for job in jobs]),
-        "executors": texts([job.executor for job in jobs]),
-        "priorities": numbers([job.priority for job in jobs]),
-        "ids": texts([job.id for job in jobs]),
-        "handlers": texts([job.handler for job in jobs]),
-        "args": Bytes([job.args for job in jobs]),
-        "kwargs": Bytes([job.kwargs for job in jobs]),
-    }
-
-
-def _special_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
-    """What some jobs have."""
-    return {
-        "expiries": numbers([job.expires_at for job in jobs]),
-        "unique_keys": texts([job.unique_key for job in jobs]),
-        "limit_keys": texts([job.limit_key for job in jobs]),
-        "limits": numbers([job.limit for job in jobs]),
-        "options": texts([options_text(job) for job in jobs]),
-    }
-
-
 _JOINING = statements("external_transaction.sql")
 _SEEING = frozenset({"read committed", "read uncommitted"})
 """Each statement sees what was committed before it."""
@@ -214,16 +212,13 @@ class ExternalInsert:
         self._transactions = transactions
         self._home: Row | None = None
 
-    def add(
-        self, connection: Joinable, jobs: Sequence[NewJob], unseen: Mapping[str, str]
-    ) -> list[EnqueueResult]:
-        """Add jobs in the caller's transaction.
+    @contextmanager
+    def joined(self, connection: Joinable) -> Iterator[tuple[Tx, str]]:
+        """The caller's transaction, and how isolated it is from others.
 
-        ``unseen``: the holders of keys, for a transaction that sees others as they were when it
-        began. Any other looks for itself.
+        The caller's connection may lead to another database with the same tables: what is added
+        there would be acknowledged, and no worker of this store would ever see it.
         """
-        # The caller's connection may lead to another database with the same tables: jobs that are
-        # added there would be acknowledged, and no worker of this store would ever see them.
         *home, namespace = self._found()
         with joined(connection, self._transactions.name) as driver:
             tx = self._transactions.tx(driver)
@@ -234,12 +229,22 @@ class ExternalInsert:
                         f"the connection is not one to {self._transactions.name}",
                         remedy="connect to that very database, or leave the connection out",
                     )
-                hidden = {} if isolation in _SEEING else unseen
-                adding = Insertion(tx, jobs, is_external=True, unseen=hidden)
-                added = adding.all()
-                self._transactions.notify_on_commit(
-                    tx, topics_of(is_work=True, is_done=adding.is_done)
-                )
+                yield tx, isolation
+
+    def add(
+        self, connection: Joinable, jobs: Sequence[NewJob], unseen: Mapping[str, str]
+    ) -> list[EnqueueResult]:
+        """Add jobs in the caller's transaction.
+
+        ``unseen``: the holders of keys, for a transaction that sees others as they were when it
+        began. Any other looks for itself.
+        """
+        with self.joined(connection) as (tx, isolation):
+            hidden = {} if isolation in _SEEING else unseen
+            adding = Insertion(tx, jobs, is_external=True, unseen=hidden)
+            added = adding.all()
+            topics = topics_of(is_work=True, is_done=adding.is_done)
+            self._transactions.notify_on_commit(tx, topics)
         return added
 
     def _found(self) -> Row:

@@ -21,6 +21,7 @@ from ergon_framework.jobs.stores.records import (
     discard_settings,
     dump_settings,
     load_settings,
+    refuse_flows,
 )
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.jobstore import Job
@@ -29,6 +30,7 @@ from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.pipeline import Bytes
 
 _SQL = statements("records.sql")
+_FLOWS = statements("flows.sql")
 _JOINING = statements("external_transaction.sql")
 _NUMBERS = (
     *("fence", "deliveries", "attempts", "excused", "lease_expires_at", "claimed_at", "purge_at"),
@@ -54,6 +56,9 @@ class PostgresJobRecords:
         """The records of a kind after a place, in order."""
         if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
+        asked = _FLOWS["any_flow"]
+        found = self._transactions.read(lambda tx: tx.execute(asked).fetchall())
+        refuse_flows(has_flows=bool(found))
         return cast("list[C]", self._transactions.read(lambda tx: _page(tx, after or 0, limit)))
 
     def load(self, records: Sequence[TransferRecord]) -> None:

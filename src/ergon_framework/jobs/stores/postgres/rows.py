@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from ergon_framework.jobs.stores.documents import asked_of, entries_of, failure_from, options_from
 from ergon_framework.jobs.stores.postgres.statements import COLUMNS
 from ergon_framework.jobs.stores.transitions import BLOCKED, ENDED
@@ -18,7 +20,10 @@ from ergon_framework.jobs.stores.unreadable import (
     problem_of,
     status_of,
 )
+from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import ClaimedJob, Job, Unreadable
+
+_feeds = msgspec.json.Decoder(tuple[str, ...]).decode
 
 Row = tuple[Any, ...]
 Held = tuple[int, int]
@@ -27,7 +32,7 @@ Held = tuple[int, int]
 SEQ, EXECUTOR, QUEUE, PRIORITY, RUN_AT = 0, 4, 5, 15, 16
 """Where a claimed row has what decides whose it is, and its place."""
 
-_STAGES = frozenset(range(5))
+_STAGES = frozenset(range(7))
 _AS_THEY_ARE = (
     *("id", "handler", "executor", "queue", "args", "kwargs", "priority", "created_at", "run_at"),
     *("expires_at", "unique_key", "limit_key", "attempts", "is_charged", "deliveries", "excused"),
@@ -94,8 +99,22 @@ def _job(row: dict[str, Any]) -> Job:
         finished_at=row["changed_at"] if row["stage"] == ENDED else None,
         last_error=failure_from(row["last_error"]),
         history=entries_of(row["history"]),
+        step=_step(row),
         **options_from(row["options"]).fields(),
         **{name: row[name] for name in _AS_THEY_ARE},
+    )
+
+
+def _step(row: dict[str, Any]) -> StepPlace | None:
+    """The place of a job in its flow."""
+    if row["feeds"] is None:
+        return None
+    return StepPlace(
+        flow_id=row["flow_id"],
+        join_id=row["join_id"],
+        feeds=_feeds(row["feeds"]),
+        wait=row["wait"],
+        signal=row["signal"],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -37,22 +38,51 @@ KEY_LOCKS = 0x4A4F4253
 _SQL = statements("transitions.sql")
 
 
+@dataclass(slots=True)
+class Effects:
+    """What settled jobs leave to be done after the commit."""
+
+    freed: Counter[str] = field(default_factory=Counter)  # how many of a limit key have stopped
+    long: list[tuple[int, str]] = field(default_factory=list)  # histories to be shortened
+    is_work: bool = False  # something may have become claimable
+    is_done: bool = False  # something has ended
+
+    def note(self, settlement: Settlement, row: Row) -> None:
+        """A transition was applied; the server answered with this row."""
+        _, key, history, is_any_limited = row
+        is_final = settlement.transition.status.is_final
+        self.is_done |= is_final
+        self.is_work |= is_any_limited or not is_final
+        if key is not None:
+            self.freed[key] += 1
+        if history is not None:
+            self.long.append((settlement.key, history))
+
+    def add(self, other: Effects) -> None:
+        """Take what others leave to be done along."""
+        self.freed += other.freed
+        self.long += other.long
+        self.is_work |= other.is_work
+        self.is_done |= other.is_done
+
+
 class SettleBatch:
-    """The transitions of one transaction: sent at once, and read when it is committed."""
+    """The transitions of one transaction: sent at once, and read when it is committed.
+
+    Steps of flows are passed over: their transitions count as not applied. ``StepSettlement`` does
+    those, in a transaction that has locked their flows.
+    """
 
     def __init__(self, tx: Tx, settlements: Sequence[Settlement]) -> None:
         self._settlements = settlements
         self._sent: list[tuple[list[Settlement], Result]] = []
-        for wave in _waves(settlements):
+        for wave in waves(settlements):
             usual, others = _parted(wave)
             if usual:
                 self._sent.append((usual, tx.execute(_SQL["complete"], _completions(usual))))
             if others:
                 self._sent.append((others, tx.execute(_SQL["move"], _moves(others))))
-        self.freed: Counter[str] = Counter()  # how many of a limit key have stopped
-        self.long: list[tuple[int, str]] = []  # jobs whose history has to be shortened
-        self.is_work = False
-        self.is_done = False
+        self.effects = Effects()
 
     def read(self) -> list[bool]:
         """For each settlement, whether it was applied."""
@@ -63,32 +93,22 @@ class SettleBatch:
                 row = rows.get(settlement.key)
                 if row is not None:
                     applied.add(id(settlement))
-                    self._note(settlement, row)
+                    self.effects.note(settlement, row)
         return [id(each) in applied for each in self._settlements]
 
-    def _note(self, settlement: Settlement, row: Row) -> None:
-        _, key, history, is_any_limited = row
-        is_final = settlement.transition.status.is_final
-        self.is_done |= is_final
-        self.is_work |= is_any_limited or not is_final
-        if key is not None:
-            self.freed[key] += 1
-        if history is not None:
-            self.long.append((settlement.key, history))
 
-
-def one_by_one(tx: Tx, settlements: Sequence[Settlement]) -> tuple[list[bool], list[SettleBatch]]:
+def one_by_one(tx: Tx, settlements: Sequence[Settlement]) -> tuple[list[bool], Effects]:
     """The same outside of a pipeline: one that is not unique is refused alone."""
-    applied, batches = [], []
+    applied, effects = [], Effects()
     for settlement in settlements:
         try:
             with tx.connection.transaction():
                 batch = SettleBatch(tx, [settlement])
                 applied += batch.read()
-                batches.append(batch)
+                effects.add(batch.effects)
         except psycopg.errors.UniqueViolation:
             applied.append(False)  # it had ended, and another job holds its unique key now
-    return applied, batches
+    return applied, effects
 
 
 def request_cancel(tx: Tx, job: Job, request: CancelRequest) -> Result:
@@ -149,18 +169,18 @@ def were_applied(tx: Tx, settlements: Sequence[Settlement]) -> Result:
     return tx.execute(_SQL["were_applied"], values)
 
 
-def _waves(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
+def waves(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
     """One statement changes a job at most once: a second transition of a job goes into the next."""
-    waves: list[dict[Any, Settlement]] = []
+    found: list[dict[Any, Settlement]] = []
     for settlement in settlements:
-        for wave in waves:
+        for wave in found:
             if settlement.key not in wave:
                 wave[settlement.key] = settlement
                 break
         else:
-            waves.append({settlement.key: settlement})
+            found.append({settlement.key: settlement})
     # By number, as every transaction that changes several jobs does: no deadlock can come of it.
-    return [[wave[key] for key in sorted(wave)] for wave in waves]
+    return [[wave[key] for key in sorted(wave)] for wave in found]
 
 
 def _parted(settlements: list[Settlement]) -> tuple[list[Settlement], list[Settlement]]:
@@ -179,11 +199,22 @@ def _completions(settlements: list[Settlement]) -> dict[str, Any]:
 
 
 def _moves(settlements: list[Settlement]) -> dict[str, Any]:
+    return (
+        _witness(settlements)
+        | changes(settlements)
+        | {
+            "expected": texts([each.expected.value for each in settlements]),
+            "rescues": flags([each.if_expired for each in settlements]),
+            "stages": numbers([stage_of(each) for each in settlements]),
+            "resets": flags([each.transition.is_reset for each in settlements]),
+        }
+    )
+
+
+def changes(settlements: Sequence[Settlement]) -> dict[str, Any]:
+    """What transitions write that are no plain completions."""
     transitions = [each.transition for each in settlements]
-    return _witness(settlements) | {
-        "expected": texts([each.expected.value for each in settlements]),
-        "rescues": flags([each.if_expired for each in settlements]),
-        "stages": numbers([_stage(each) for each in settlements]),
+    return {
         "statuses": texts([transition.status.value for transition in transitions]),
         "solos": flags([transition.is_solo for transition in transitions]),
         "whys": texts([writable(transition.why) for transition in transitions]),
@@ -195,7 +226,6 @@ def _moves(settlements: list[Settlement]) -> dict[str, Any]:
                 for transition in transitions
             ]
         ),
-        "resets": flags([transition.is_reset for transition in transitions]),
         "longest": MAX_HISTORY_BYTES,
         "most": MAX_HISTORY_ENTRIES,
     }
@@ -214,7 +244,8 @@ def _witness(settlements: list[Settlement]) -> dict[str, Any]:
     }
 
 
-def _stage(settlement: Settlement) -> int:
+def stage_of(settlement: Settlement) -> int:
+    """Where a transition puts a job that belongs to no flow."""
     transition = settlement.transition
     if transition.status.is_final:
         return ENDED

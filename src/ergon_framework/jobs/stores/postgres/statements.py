@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
-from ergon_framework.storage.postgres.pipeline import Texts
+from ergon_framework.jobs.stores.documents import options_text
+from ergon_framework.ports.jobstore import NewJob
+from ergon_framework.storage.postgres.pipeline import Bytes, Texts
 from ergon_framework.storage.sql_files import load
 
 SQL = "ergon_framework.jobs.stores.postgres.sql"
@@ -20,7 +23,7 @@ COLUMNS = (
     *("is_solo", "changed_at", "lease_expires_at", "claimed_at", "worker", "why", "purge_at"),
     *("queue", "executor", "priority", "run_at", "expires_at", "unique_key", "limit_key"),
     *("key_limit", "id", "handler", "created_at", "options", "args", "kwargs", "last_error"),
-    *("result", "history"),
+    *("result", "history", "flow_id", "join_id", "feeds", "wait", "signal"),
 )
 """All that a job has. By name: a later version may add others while this one runs."""
 
@@ -69,3 +72,29 @@ def texts(values: Iterable[str | None]) -> Texts:
 def writable(text: str) -> str:
     """A text as the server takes it, which knows no NUL."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def plain_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
+    """What every new job has."""
+    return {
+        "delays": numbers([job.delay for job in jobs]),
+        "run_ats": numbers([job.run_at for job in jobs]),
+        "queues": texts([job.queue for job in jobs]),
+        "executors": texts([job.executor for job in jobs]),
+        "priorities": numbers([job.priority for job in jobs]),
+        "ids": texts([job.id for job in jobs]),
+        "handlers": texts([job.handler for job in jobs]),
+        "args": Bytes([job.args for job in jobs]),
+        "kwargs": Bytes([job.kwargs for job in jobs]),
+    }
+
+
+def special_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
+    """What some new jobs have."""
+    return {
+        "expiries": numbers([job.expires_at for job in jobs]),
+        "unique_keys": texts([job.unique_key for job in jobs]),
+        "limit_keys": texts([job.limit_key for job in jobs]),
+        "limits": numbers([job.limit for job in jobs]),
+        "options": texts([options_text(job) for job in jobs]),
+    }

@@ -21,6 +21,13 @@ from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
 from ergon_framework.jobs.stores.postgres import admin, settle
 from ergon_framework.jobs.stores.postgres.claim import ClaimMemory
 from ergon_framework.jobs.stores.postgres.exchange import Exchange, Unconfirmed
+from ergon_framework.jobs.stores.postgres.flow_tables import (
+    StepSettlement,
+    do_slice,
+    purge_flows,
+    settle_steps,
+)
+from ergon_framework.jobs.stores.postgres.flows import PostgresFlows
 from ergon_framework.jobs.stores.postgres.insert import (
     ExternalInsert,
     Insertion,
@@ -117,6 +124,11 @@ class PostgresJobStore:
     def records(self) -> PostgresJobRecords:
         """All that the store holds, to be copied into another store or out of one."""
         return PostgresJobRecords(self.transactions, self)
+
+    @property
+    def flows(self) -> PostgresFlows:
+        """The flows of the store."""
+        return PostgresFlows(self.transactions, self._external_insert)
 
     @property
     def name(self) -> str:
@@ -374,6 +386,8 @@ class PostgresJobStore:
         asked: list[str] = []
 
         def work(tx: Tx) -> bool:
+            steps = StepSettlement(tx)
+            steps.lock_flows([key])
             found = page_of(tx.execute(_SQL["lock_aside"], {"seq": key})).odd
             if not found:
                 return False
@@ -386,6 +400,8 @@ class PostgresJobStore:
             problem = page.odd[0].problem if page.odd else argument_problem(page.jobs[0])
             if problem is not None:
                 raise unreadable_job(found[0].id, problem)
+            steps.release(key)
+            steps.finish()
             return True
 
         try:
@@ -397,9 +413,22 @@ class PostgresJobStore:
 
     def discard_unreadable(self, key: Any) -> bool:
         """Delete such a row for good."""
-        return self.transactions.stepwise(
-            lambda tx: tx.execute(_SQL["discard"], {"seq": key}).rowcount == 1, "desk"
-        )
+        topics: set[Topic] = set()
+
+        def work(tx: Tx) -> bool:
+            steps = StepSettlement(tx)
+            steps.lock_flows([key])
+            found = page_of(tx.execute(_SQL["lock_aside"], {"seq": key})).odd
+            if not found:
+                return False
+            if not was_status(Note(found[0].status)).is_final:
+                steps.lose(key)
+            is_gone = tx.execute(_SQL["discard"], {"seq": key}).rowcount == 1
+            steps.finish()
+            topics.update(steps.topics())
+            return is_gone
+
+        return self.transactions.stepwise(work, "desk", topics=topics)
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
@@ -411,15 +440,23 @@ class PostgresJobStore:
         Also makes jobs due again that wait for a limit key which is free.
         """
         purged = self.transactions.stepwise(lambda tx: admin.purge_due(tx, limit), "sweep")
-        outdated, freed = self.transactions.stepwise(
+        if purged < limit:
+            purged += self.transactions.stepwise(
+                lambda tx: purge_flows(tx, limit - purged), "sweep"
+            )
+        flows = do_slice(self.transactions, "sweep")
+        outdated = self.transactions.stepwise(
             lambda tx: admin.end_outdated(tx, limit - purged), "sweep"
         )
+        freed = outdated.freed + flows.freed
+        if outdated.steps:
+            freed += settle_steps(self.transactions, outdated.steps, "sweep")[1].freed
         is_woken, self._swept = self.transactions.stepwise(
             lambda tx: admin.wake_blocked(tx, freed, self._swept, limit), "sweep"
         )
         workers = self.transactions.stepwise(admin.forget_workers, "sweep", is_synced=False)
-        self.transactions.notify(topics_of(is_done=outdated > 0, is_work=is_woken))
-        return PruneResult(purged, outdated, workers, purged + outdated >= limit)
+        self.transactions.notify(topics_of(is_done=outdated.number > 0, is_work=is_woken))
+        return PruneResult(purged, outdated.number, workers, purged + outdated.number >= limit)
 
     # ---- queues ---------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.flow_settlement import (
     FlowRow,
+    flow_goes_on,
     flow_is_over,
     flow_taken,
     no_flow,
@@ -60,6 +61,7 @@ _PUT = script("frozen", *JOBS, "put_flow")
 _GO_ON = script("frozen", *JOBS, "go_on")
 _COUNT = script("rows", "count")
 _DECIDE = script("frozen", *JOBS, "decide")
+_PURGE = script("frozen", *JOBS, "purge_flow")
 _SIGNAL = script("frozen", *JOBS, "signal")
 
 _flow = msgspec.msgpack.Decoder(
@@ -238,6 +240,15 @@ class RedisFlows:
         if answer is None:
             raise no_flow(flow_id)
         return bool(answer)
+
+    def purge(self, flow_id: str) -> None:
+        """Let retention delete a flow that has ended, with its steps."""
+        [kind] = self._transactions.write(_PURGE, "desk", flow_id)
+        found = self.find(flow_id)
+        if kind == b"none" or found is None:
+            raise no_flow(flow_id)
+        if kind == b"no":
+            raise flow_goes_on(found)
 
     def signal(self, flow_id: str, name: str, value: bytes) -> bool:
         """Complete the steps that wait for a signal, or keep its value for them."""

@@ -9,6 +9,10 @@ FROM ergon_jobs WHERE true
 -- in_ids: look at some jobs
 FROM ergon_jobs WHERE id = ANY(%(ids)s::text[])
 
+-- in_flow: look at the steps of one flow, as their index has them
+FROM ergon_jobs WHERE flow_id IS NOT NULL
+    AND (flow_id, seq) < (%(flow)s, %(below)s) AND flow_id >= %(flow)s
+
 -- in_due: look at those that could be claimed, and have not failed before
 FROM ergon_jobs WHERE stage = 2 AND status = 'pending'
 
@@ -17,6 +21,12 @@ FROM ergon_jobs WHERE stage = 3 AND status = 'pending'
 
 -- in_blocked: the same for those that wait for their limit key
 FROM ergon_jobs WHERE stage = 4 AND status = 'pending'
+
+-- in_joining: the same for steps that wait for others
+FROM ergon_jobs WHERE stage = 5 AND status = 'pending'
+
+-- in_signalling: the same for steps that wait for a signal
+FROM ergon_jobs WHERE stage = 6 AND signal IS NOT NULL AND status = 'pending'
 
 -- in_completed: look at those that have ended well
 FROM ergon_jobs WHERE stage = 0 AND status = 'completed'
@@ -50,6 +60,12 @@ AND queue = %(queue)s
 -- by_handler: one handler
 AND handler = %(handler)s
 
+-- by_flow: the steps of one flow
+AND flow_id = %(flow)s
+
+-- by_is_released: waiting for no step of its flow
+AND join_id IS NULL
+
 -- by_before: not moved for so long
 AND changed_at < %(before)s
 
@@ -67,6 +83,9 @@ ORDER BY seq DESC LIMIT %(limit)s
 
 -- newest_dead_first: the same in an order that only their own index has
 ORDER BY status DESC, seq DESC LIMIT %(limit)s
+
+-- newest_step_first: the same for steps
+ORDER BY flow_id DESC, seq DESC LIMIT %(limit)s
 
 -- look_first: before anything is searched, whether these places hold few jobs
 WITH few (is_so) AS MATERIALIZED (SELECT
@@ -93,7 +112,8 @@ DELETE FROM ergon_jobs AS j USING unnest(
     %(finished)s::float8[]
 ) AS d (seq, id, fence, status, finished_at)
 WHERE j.seq = d.seq AND j.id = d.id AND j.fence = d.fence AND j.status = d.status
-    AND j.changed_at = d.finished_at AND d.status IN ('completed', 'failed', 'cancelled');
+    AND j.changed_at = d.finished_at AND d.status IN ('completed', 'failed', 'cancelled')
+    AND j.feeds IS NULL;
 
 -- purge_due: of each queue and status those that have been kept long enough
 WITH RECURSIVE groups (queue, status) AS (
@@ -125,6 +145,13 @@ SELECT queue, 'waiting', count(*), min(run_at) FROM ergon_jobs WHERE stage = 3 G
 
 -- count_blocked: by queue, with the oldest
 SELECT queue, 'waiting', count(*), min(run_at) FROM ergon_jobs WHERE stage = 4 GROUP BY queue;
+
+-- count_joining: by queue; they wait for other steps
+SELECT queue, 'waiting', count(*), NULL::float8 FROM ergon_jobs WHERE stage = 5 GROUP BY queue;
+
+-- count_signalling: by queue; they wait for signals
+SELECT queue, 'waiting', count(*), NULL::float8 FROM ergon_jobs
+WHERE stage = 6 AND signal IS NOT NULL GROUP BY queue;
 
 -- count_running: by queue
 SELECT queue, 'active', count(*), NULL::float8 FROM ergon_jobs WHERE stage = 1 GROUP BY queue;

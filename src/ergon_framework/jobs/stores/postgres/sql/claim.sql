@@ -4,7 +4,8 @@ UPDATE ergon_jobs SET stage = 2 WHERE ctid = ANY(ARRAY(
     ORDER BY run_at LIMIT %(most)s FOR NO KEY UPDATE SKIP LOCKED
 ));
 
--- claim: the first jobs of some lanes, without those that need a closer look; of lanes with the
+-- claim: the first jobs of some lanes, without those that need a closer look and without the steps of
+-- flows that stop, which a sweep is going to cancel; of lanes with the
 -- same number, those of one queue, the first of all together
 WITH lane AS MATERIALIZED (
     SELECT l.* FROM unnest(
@@ -21,6 +22,9 @@ WITH lane AS MATERIALIZED (
             j.limit_key IS NULL AND (j.expires_at IS NULL OR j.expires_at > {now}) AS is_plain
         FROM ergon_jobs AS j
         WHERE j.stage = 2 AND j.executor = l.executor AND j.queue = l.queue
+            AND (j.flow_id IS NULL OR j.flow_id <> ALL(ARRAY(
+                SELECT target FROM ergon_flow_work WHERE kind = 'cancel'
+            )))
         ORDER BY j.priority DESC, j.run_at, j.seq LIMIT l.most FOR NO KEY UPDATE SKIP LOCKED
     ) AS c
 ), leased AS (
@@ -66,6 +70,9 @@ CROSS JOIN LATERAL (
         key_limit
     FROM ergon_jobs
     WHERE stage = 2 AND executor = l.executor AND queue = l.queue
+        AND (flow_id IS NULL OR flow_id <> ALL(ARRAY(
+            SELECT target FROM ergon_flow_work WHERE kind = 'cancel'
+        )))
     ORDER BY priority DESC, run_at, seq LIMIT l.most FOR NO KEY UPDATE SKIP LOCKED
 ) AS c;
 
@@ -81,11 +88,15 @@ CROSS JOIN LATERAL (
         key_limit
     FROM (
         SELECT seq FROM (
-            SELECT seq, limit_key FROM ergon_jobs
+            SELECT seq, limit_key, flow_id FROM ergon_jobs
             WHERE stage = 2 AND executor = l.executor AND queue = l.queue
             ORDER BY priority DESC, run_at, seq LIMIT %(depth)s
         ) AS d
-        WHERE limit_key IS NULL OR limit_key <> ALL(%(passed)s::text[]) LIMIT l.most
+        WHERE (limit_key IS NULL OR limit_key <> ALL(%(passed)s::text[]))
+            AND (flow_id IS NULL OR flow_id <> ALL(ARRAY(
+                SELECT target FROM ergon_flow_work WHERE kind = 'cancel'
+            )))
+        LIMIT l.most
     ) AS f JOIN ergon_jobs AS j ON j.seq = f.seq
     WHERE j.stage = 2
     FOR NO KEY UPDATE OF j SKIP LOCKED
@@ -167,11 +178,11 @@ CROSS JOIN LATERAL (
 LEFT JOIN ergon_queues AS q ON q.name = a.queue;
 
 -- soonest: when the next job is due that waits for its time; where many others come first, when
--- to look again
+-- to look again. And whether something of flows is left to be done.
 SELECT coalesce(
     min(s.run_at) FILTER (WHERE NOT s.is_left),
     CASE WHEN count(*) = %(most)s THEN max(s.run_at) END
-)
+), EXISTS (SELECT 1 FROM ergon_flow_work)
 FROM (
     SELECT
         j.run_at,

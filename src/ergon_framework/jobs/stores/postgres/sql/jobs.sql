@@ -114,8 +114,15 @@ ORDER BY status DESC, seq DESC LIMIT %(limit)s;
 SELECT {columns} FROM ergon_jobs
 WHERE seq = %(seq)s AND stage = 0 AND status = 'unreadable' FOR NO KEY UPDATE;
 
--- put_back: a row that was set aside is where it was
-UPDATE ergon_jobs SET stage = %(stage)s, status = %(status)s, why = '' WHERE seq = %(seq)s;
+-- put_back: a row that was set aside is where it was; a step waits for what it waited for
+UPDATE ergon_jobs SET
+    stage = CASE
+        WHEN %(stage)s::int = 2 AND join_id IS NOT NULL THEN 5
+        WHEN %(stage)s::int = 2 AND signal IS NOT NULL THEN 6
+        ELSE %(stage)s::int
+    END,
+    status = %(status)s, why = ''
+WHERE seq = %(seq)s;
 
 -- discard: a row that was set aside is gone for good
 DELETE FROM ergon_jobs WHERE seq = %(seq)s AND stage = 0 AND status = 'unreadable';

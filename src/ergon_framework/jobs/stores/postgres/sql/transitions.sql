@@ -1,3 +1,4 @@
+-- Steps of flows are passed over: flows.sql has the statements for those.
 -- A job is looked up by its number and nothing else: `status` stands in no index of running jobs,
 -- so that the planner is not tempted by those.
 
@@ -15,6 +16,7 @@ FROM (SELECT {now} AS now) AS t, unnest(
     %(excuses)s::int[], %(results)s::bytea[], %(keeps)s::float8[], %(entries)s::text[]
 ) AS s (seq, id, fence, attempts, excused, result, keep, entry)
 WHERE j.seq = s.seq AND j.id = s.id AND j.fence = s.fence AND j.status = 'active'
+    AND j.feeds IS NULL
 RETURNING
     j.seq, j.limit_key, NULL,
     (SELECT EXISTS (SELECT 1 FROM ergon_queues WHERE max_active IS NOT NULL));
@@ -43,6 +45,7 @@ WITH moved AS (
         result, keep, failure, entry, is_reset
     )
     WHERE j.seq = s.seq AND j.id = s.id AND j.fence = s.fence AND j.status = s.expected
+        AND j.feeds IS NULL
         AND (NOT s.is_rescue OR j.lease_expires_at <= t.now)
         AND (s.stage = 0 OR s.expected <> 'active' OR j.why = '')
         AND NOT (

@@ -697,6 +697,14 @@ local function open_book()
     return true
   end
 
+  -- A flow that has ended is kept for no time at all; whether it has ended.
+  function book.keep_no_longer(id)
+    local flow = flow_of(id)
+    if not machine.is_final[flow[STANDING]] then return false end
+    flow[KEEP], is_changed[id] = 0, true
+    return true
+  end
+
   -- Delete flows that were kept long enough, with their steps, of which at most so many; how many.
   function book.purge(most, remove)
     local purged = 0
