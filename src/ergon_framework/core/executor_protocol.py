@@ -176,6 +176,9 @@ class Stray(msgspec.Struct, frozen=True):
     job_id: str | None = None
 
 
+NOT_THROUGH = "is not through yet"
+"""How a line on the standard error stream ends that names what an executor still has to close, when
+it is asked to end."""
 MAX_LINE = 16 * 1024 * 1024
 """The longest line that is read, in bytes without its newline."""
 

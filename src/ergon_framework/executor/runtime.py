@@ -15,7 +15,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ergon_framework.core.executor_protocol import Outcome, Refusal, Request, Status
+from ergon_framework.core.executor_protocol import (
+    NOT_THROUGH,
+    Outcome,
+    Refusal,
+    Request,
+    Status,
+)
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.hooks import HookRunner, HookStep
 from ergon_framework.executor.invocation import CUT_OFF, NEVER, Invocation
@@ -151,7 +157,7 @@ class Runtime:
             return True
         if self._is_stopped and not self._is_told:  # whoever asks may kill us before that
             self._is_told = True
-            stderr_line(f"asked to end, and {step.name} is not through yet")
+            stderr_line(f"asked to end, and {step.name} {NOT_THROUGH}")
         return False
 
     def _cut_off(self, invocation: Invocation) -> None:

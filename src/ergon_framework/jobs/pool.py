@@ -20,7 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ergon_framework.core.executor_protocol import Reply, Status, encode_request
+from ergon_framework.core.executor_protocol import (
+    NOT_THROUGH,
+    Reply,
+    Status,
+    encode_request,
+)
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import Event, Failed, ProcessDied, Released
 from ergon_framework.core.restart import StartGate
@@ -447,11 +452,13 @@ class ExecutorPool:
         """Whether a process that was asked to leave did so with an error, or not by itself.
 
         One that is killed in the middle of a job has used up the grace of the worker, and the job
-        is released. One that is killed without any was closing what it had opened.
+        is released. One that is killed without any has ended badly if it said that it was closing
+        what it had opened; it may as well have waited for a collector of spans that is away.
         """
         status = process.child.status or 0
         is_left_alone = self._stopping or process.end_reason is EndReason.RECYCLED
-        is_killed = status == -signal.SIGKILL and is_idle and is_left_alone
+        was_closing = NOT_THROUGH in process.child.last_words
+        is_killed = status == -signal.SIGKILL and is_idle and is_left_alone and was_closing
         return status > 0 or (is_killed and not self._owner.is_forced)
 
     def _start_missing(self, now: float) -> float | None:
