@@ -48,6 +48,7 @@ from ergon_framework.jobs.stores.transitions import (
     SIGNALLING,
     JobPosition,
     cancel_step,
+    may_be_cancelled,
 )
 from ergon_framework.ports.flow import Join, flow_of
 from ergon_framework.ports.jobstore import NewJob, Settlement, Topic
@@ -80,6 +81,7 @@ class _Step(NamedTuple):
     unique_key: str | None
     is_key_held: bool  # it has ended, and another job holds its unique key
     is_expired: bool
+    is_cancelling: bool  # it runs, and its cancellation was requested: see ``settle_cancelled``
     now: float
 
 
@@ -279,6 +281,7 @@ def _is_fit(settlement: Settlement, step: _Step) -> bool:
         and step.fence == settlement.fence
         and step.status == settlement.expected
         and (step.is_expired or not settlement.if_expired)
+        and not (step.is_cancelling and may_be_cancelled(settlement))
     )
 
 

@@ -21,7 +21,7 @@ SELECT
         SELECT 1 FROM ergon_jobs AS h
         WHERE h.unique_key = j.unique_key AND h.unique_key IS NOT NULL AND h.stage > 0
     ),
-    coalesce(j.lease_expires_at <= {now}, false), {now}
+    coalesce(j.lease_expires_at <= {now}, false), j.stage = 1 AND j.why <> '', {now}
 FROM ergon_jobs AS j WHERE j.seq = ANY(%(seqs)s::bigint[])
 ORDER BY j.seq FOR NO KEY UPDATE;
 
