@@ -33,6 +33,10 @@ SINCE: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(
         ("HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HMGET", "HSETNX", "ZCOUNT"), (2, 4)
     ),  # HDEL of several
+    **dict.fromkeys(("INCR", "LLEN", "LPOP", "LRANGE", "LTRIM", "SMEMBERS"), (1, 0)),
+    **dict.fromkeys(("RPUSH", "SADD"), (2, 4)),  # of several
+    **dict.fromkeys(("ZREVRANGE", "ZSCORE"), (1, 2)),
+    "PERSIST": (2, 2),
     **dict.fromkeys(("CONFIG", "PUBLISH", "SUBSCRIBE"), (2, 0)),
     "ZREVRANGEBYSCORE": (2, 2),
     **dict.fromkeys(("EVAL", "EVALSHA", "TIME"), (2, 6)),
