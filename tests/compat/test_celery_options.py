@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,31 @@ def test_an_eta_that_has_passed_is_now(plain: Celery, client: JobClient) -> None
 
 
 @pytest.mark.parametrize(
-    "expires", [datetime(2020, 1, 1, tzinfo=UTC), -5, 0, "2020-01-01T00:00:00+00:00"]
+    "expires", [datetime.max.replace(tzinfo=UTC), "9999-12-31T23:59:59.9999Z", 1e15]
+)
+def test_a_call_that_expires_in_ages_does_not_expire(
+    plain: Celery, bridge: CeleryBridge, client: JobClient, expires: Any
+) -> None:
+    """Users of Celery say "never" so; a store could not read such an instant again."""
+    for task in both(plain, bridge):
+        assert stored(client, task.apply_async((1,), expires=expires))["expires_at"] is None
+
+
+@pytest.mark.parametrize(
+    "value", [math.inf, -math.inf, math.nan, timedelta(1), date(2026, 1, 1), [1], b"60", True]
+)
+@pytest.mark.parametrize("option", ["expires", "countdown"])
+def test_what_is_no_time_is_refused(
+    plain: Celery, bridge: CeleryBridge, option: str, value: Any
+) -> None:
+    """By the name of the option, and nothing is stored."""
+    for task in both(plain, bridge):
+        with pytest.raises(UnsupportedOptionError, match=f"{option} is "):
+            task.apply_async((1,), **{option: value})
+
+
+@pytest.mark.parametrize(
+    "expires", [datetime(2020, 1, 1, tzinfo=UTC), -5, -1e12, 0, "2020-01-01T00:00:00+00:00"]
 )
 def test_a_call_that_has_expired_is_recorded_and_not_run(
     plain: Celery, bridge: CeleryBridge, client: JobClient, expires: Any

@@ -303,6 +303,11 @@ def test_ids_are_shorter_than_other_names() -> None:
         ({"run_at": NOW - 61}, "run_at lies 61 seconds in the past"),
         ({"run_at": NOW + TEN_YEARS + 1}, "run_at lies more than ten years ahead"),
         ({"run_at": NOW * 1000}, "run_at lies more than ten years ahead"),
+        ({"expires_at": NOW * 1000}, "expires_at lies more than ten years ahead"),
+        (
+            {"expires_at": datetime.max.replace(tzinfo=UTC)},
+            "expires_at lies more than ten years ahead",
+        ),
         ({"run_at": datetime(2031, 1, 1)}, "without a time zone"),  # noqa: DTZ001
         ({"run_at": "tomorrow"}, "run_at is no point in time"),
         ({"run_at": "2031-02-30T00:00:00Z"}, "there is no such day"),

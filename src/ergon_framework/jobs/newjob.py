@@ -201,6 +201,10 @@ def _place_in_time(fields: dict[str, Any], now: Callable[[], float]) -> None:
     if expiry is not None and expiry <= due:
         when = "is in the past" if expiry <= at else "is before the job is due"
         raise refusal("expires_at", when, "give a later one, or none")
+    if expiry is not None and expiry > at + TEN_YEARS:
+        # No store can keep every instant, and a job with one that it cannot is never read again.
+        far = "lies more than ten years ahead"
+        raise refusal("expires_at", far, "leave it out for a job that does not expire")
 
 
 def _due(fields: dict[str, Any], at: float) -> float:

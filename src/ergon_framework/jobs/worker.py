@@ -400,7 +400,7 @@ class Worker:
             if pool.bad_end:
                 return ExecutorError(
                     f"executor {name!r} was asked to leave, and did not end well: {pool.bad_end}",
-                    remedy="its jobs have their outcomes; see what it waits for when it ends",
+                    remedy="a job that it ran has its outcome; see what it waits for when it ends",
                 )
         return None
 

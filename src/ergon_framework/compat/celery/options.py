@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from ergon_framework.compat.celery.exceptions import CanvasError, UnsupportedOptionError
 from ergon_framework.jobs.newjob import JobOptions
+from ergon_framework.ports.job_fields import TEN_YEARS
 
 DAY = 86_400.0
 NO_TIME_LIMIT = 7 * DAY
@@ -134,7 +135,7 @@ def job_options(
         "retry": policy.retry,
         "correlation_id": call.get("root_id"),
         **_due(call, now),
-        **_expiry(call.get("expires")),
+        **_expiry(call.get("expires"), now),
     }
     return cast(JobOptions, {key: value for key, value in made.items() if value is not None})
 
@@ -231,12 +232,16 @@ def _due(call: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     return {}
 
 
-def _expiry(value: Any) -> dict[str, Any]:
+def _expiry(value: Any, now: datetime) -> dict[str, Any]:
     if value is None:
         return {}
     if isinstance(value, datetime | str):
-        return {"expires_at": instant("expires", value)}
-    return {"expires_in": float(value)}
+        at = instant("expires", value)
+        # Celery's users write datetime.max for "never".
+        is_far = (at - now).total_seconds() >= TEN_YEARS
+        return {} if is_far else {"expires_at": at}
+    seconds = _seconds("expires", value)
+    return {"expires_in": max(-TEN_YEARS, seconds)} if seconds < TEN_YEARS else {}
 
 
 def expired_at(options: JobOptions, now: float) -> float | None:
@@ -266,12 +271,19 @@ def without_expiry(options: JobOptions) -> JobOptions:
 
 def seconds_of(countdown: Any) -> float:
     """Seconds from now, and none for a time that is over; a number that is no time is refused."""
-    seconds = float(countdown)
+    return max(0.0, _seconds("countdown", countdown))
+
+
+def _seconds(option: str, value: Any) -> float:
+    try:
+        seconds = math.nan if isinstance(value, bool | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
     if not math.isfinite(seconds):
         raise UnsupportedOptionError(
-            f"countdown is {countdown!r}", remedy="give a number of seconds, for example 60"
+            f"{option} is {value!r}", remedy="give a number of seconds, for example 60"
         )
-    return max(0.0, seconds)
+    return seconds
 
 
 def instant(option: str, value: Any) -> datetime:
