@@ -506,6 +506,8 @@ class Destination(msgspec.Struct, frozen=True):
     """Whose facts the store has; empty for jobs and provider calls."""
     program: ProgramMove | None = None
     """The move of a whole program, of which the store was a part."""
+    is_undone: bool = False
+    """Whether the store is the copy, and was shut because the old one was opened again."""
 
     @property
     def text(self) -> str:
@@ -517,6 +519,8 @@ class Destination(msgspec.Struct, frozen=True):
         if self.program is not None:
             told["program"] = [self.program.settings, self.program.to]
             told["is_undone"] = self.program.is_undone
+        elif self.is_undone:
+            told["is_undone"] = True
         return f"{self.place}{_MORE}{_encode_json(told).decode()}" if told else self.place
 
     @classmethod
@@ -529,7 +533,7 @@ class Destination(msgspec.Struct, frozen=True):
                 program = None
                 if told.program is not None:
                     program = ProgramMove(*told.program, is_undone=told.is_undone)
-                return cls(place, told.zone, program)
+                return cls(place, told.zone, program, told.is_undone)
         return cls(text)
 
     @property
@@ -542,6 +546,8 @@ class Destination(msgspec.Struct, frozen=True):
                 "to": self.program.to,
                 "is_undone": self.program.is_undone,
             }
+        elif self.is_undone:
+            told["is_undone"] = True
         return told
 
     @classmethod
@@ -551,16 +557,23 @@ class Destination(msgspec.Struct, frozen=True):
         if not place:
             return None
         program = details.get("program")
-        return cls(str(place), program=None if program is None else ProgramMove(**program))
+        return cls(
+            str(place),
+            program=None if program is None else ProgramMove(**program),
+            is_undone=bool(details.get("is_undone")),
+        )
 
     def undo_command(self, source: str = "") -> str:
         """The command that lets the store be used again; ``source`` is it as a shell takes it.
 
-        A store that was moved with the rest of a program is opened again with the rest.
+        A store that was moved with the rest of a program is opened again with the rest. A copy is
+        opened by moving again, which also shuts the old store and brings along what was done there.
         """
         if self.program is not None:
             return self.program.command(reopens=not self.program.is_undone)
         options = f" --zone {shlex.quote(self.zone)}" if self.zone else ""
+        if self.is_undone:
+            return shut_command(place_operand(self.place), source or "TO", self.zone)
         return f"ergon move {source or 'FROM'} {place_operand(self.place)}{options} --reopen"
 
     @property
@@ -592,11 +605,15 @@ class MoveState(msgspec.Struct, frozen=True):
     """The move of a whole program that fills this store, or has filled it."""
     moved_with: ProgramMove | None = None
     """The move of a whole program that shuts this store, or has shut it."""
+    is_undone: bool = False
+    """Whether this copy was shut because the store that it was made of was opened again."""
 
     @property
     def destination(self) -> Destination | None:
         """Where everything went since; None while this store is the one to work with."""
-        return Destination(self.moved_to, program=self.moved_with) if self.moved_to else None
+        if not self.moved_to:
+            return None
+        return Destination(self.moved_to, program=self.moved_with, is_undone=self.is_undone)
 
     @property
     def is_incomplete(self) -> bool:
@@ -778,12 +795,33 @@ def _remedy(gone: Destination, source: str) -> str:
             " start the program again; all parts of the program were moved together, and"
             f" {undo} lets this one be used again with all others{which}{gone.login_hint}"
         )
-    meaning = "" if source else ", FROM being the URL of this store,"
+    meaning = ""
+    if not source:
+        meaning = f", {'TO' if gone.is_undone else 'FROM'} being the URL of this store,"
     return (
         "work with that one: name it where the settings name this store (url under [store], say),"
         f" and start the program again; {undo}{meaning} lets this one be used again"
-        f"{gone.login_hint}"
+        f"{' and shuts that one' if gone.is_undone else ''}{gone.login_hint}"
     )
+
+
+def shut_command(source: str, target: str, zone: str = "") -> str:
+    """The command that moves and shuts; the operands are as a shell takes them.
+
+    Of a zone in a folder the folders are named: its objects lie there, and come along.
+    """
+    options = f" --zone {shlex.quote(zone)}" if zone else ""
+    folders = [_zone_folder(operand) for operand in (source, target)]
+    if zone and all(folders):
+        source, target = map(shlex.quote, folders)
+    return f"ergon move {source} {target}{options} --shut"
+
+
+def _zone_folder(operand: str) -> str:
+    """The folder whose facts an operand names; empty when it names something else."""
+    file = "".join(shlex.split(operand)).removeprefix("sqlite:///")
+    is_facts = "://" not in file and file.endswith("/facts.db")
+    return file.removesuffix("/facts.db") if is_facts else ""
 
 
 def place_operand(place: str) -> str:

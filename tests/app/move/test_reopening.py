@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +14,13 @@ from ergon_framework.app.move.run import Asked, reopen
 from ergon_framework.app.move.transfer import shut
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.data_folder import DataFolder
+from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
+from ergon_framework.boundary.zone import LocalZone
+from ergon_framework.cli import invoke
 from ergon_framework.errors import ErgonError, StoreError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.jobs.store_urls import open_store
-from ergon_framework.ports.jobstore import WorkerRecord
+from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.ports.transfer import Destination, records_of
 from tests.app.move.stock import ZONE, add, append, claim, ergon, moved, with_facts, with_jobs
 from tests.app.move.test_providers import with_calls
@@ -32,6 +37,12 @@ def files(folder: Path, *names: str) -> list[str]:
 def back(source: str | Path, target: str | Path, zone: str | None = None) -> list[str]:
     """What is opened again."""
     return reopen(Asked(StoreLocation(str(source)), StoreLocation(str(target)), zone))
+
+
+def pasted(error: ErgonError) -> list[str]:
+    """The command that an error names, as a shell reads it."""
+    [command] = re.findall("`(ergon move [^`]*)`", str(error.remedy))
+    return shlex.split(command)
 
 
 def test_what_was_done_since_is_not_left_behind_by_mistake(jobs: str, tmp_path: Path) -> None:
@@ -69,6 +80,77 @@ def test_what_happened_to_facts_since_is_not_left_behind_by_mistake(
     with pytest.raises(StoreError, match=r"does not hold .*\b1 facts"):
         reopen(back)
     assert reopen(replace(back, is_forced=True)) == ["facts"]
+
+
+def test_the_hint_of_a_copy_that_was_shut_opens_it_and_shuts_the_original(
+    jobs: str, tmp_path: Path
+) -> None:
+    """Never are both open, whichever way the command is written."""
+    target = f"sqlite:///{tmp_path}/new.db"
+    moved(jobs, target, shuts=True)
+    assert back(jobs, target) == ["jobs"]
+    with closing(open_store(jobs)) as store:
+        add(store, "d")
+    with pytest.raises(StoreReadOnlyError, match="moved to") as told:
+        open_store(target)
+    hint = pasted(told.value)
+    assert hint[3:] == [target, "--shut"]
+    with pytest.raises(StoreError, match="others are 1 jobs") as told_more:
+        back(target, jobs)
+    assert pasted(told_more.value) == hint
+    if jobs.startswith("sqlite"):  # other URLs have their password left out
+        assert invoke(hint[1:]) == 0
+    else:
+        moved(jobs, target, shuts=True)
+    with pytest.raises(StoreReadOnlyError, match="moved to"):
+        open_store(jobs)
+    with closing(open_store(target)) as store:
+        assert store.count(Search()) == 4
+    assert back(jobs, target) == ["jobs"]
+    for source, other, force in (
+        (target, jobs, False),
+        (jobs, target, False),
+        (target, jobs, True),
+    ):
+        if force:
+            with closing(open_store(other)) as store:
+                now = store.now()
+                store.heartbeat(
+                    WorkerRecord(id="w", host="h", pid=1, version="1", started_at=now, seen_at=now)
+                )
+        asked = Asked(StoreLocation(source), StoreLocation(other), is_forced=force)
+        assert reopen(asked) == ["jobs"]
+        open_store(source).close()
+        with pytest.raises(StoreReadOnlyError, match="moved to"):
+            open_store(other)
+
+
+def test_the_hint_of_a_zone_that_was_shut_on_the_way_back(zone: Path, tmp_path: Path) -> None:
+    """It brings objects along that came since, and the log does not fork."""
+    target = tmp_path / "new"
+    moved(zone, target, shuts=True)
+    assert back(zone, target) == ["facts"]
+    with LocalZone.open(ZONE, ZoneSettings(data=str(zone))) as node:
+        node.put("files", "three", b"three")
+    hint = ["ergon", "move", str(zone), str(target), "--zone", ZONE, "--shut"]
+    with pytest.raises(StoreReadOnlyError, match="moved to") as told:
+        LocalZone.open(ZONE, ZoneSettings(data=str(target)))
+    assert pasted(told.value) == hint
+    with closing(open_fact_store(f"sqlite:///{target}/facts.db", zone=ZONE)) as store:
+        with pytest.raises(StoreReadOnlyError, match="moved to") as told:
+            append(store, "e")
+        assert pasted(told.value) == hint
+    with pytest.raises(StoreError, match="1 names of objects") as refused:
+        back(target, zone)
+    assert pasted(refused.value) == hint
+    assert invoke(hint[1:]) == 0
+    kept = [{each.name for each in folder.rglob("objects/**/*")} for folder in (zone, target)]
+    assert kept[0] == kept[1]
+    LocalZone.open(ZONE, ZoneSettings(data=str(target))).close()
+    assert back(zone, target) == ["facts"]
+    assert back(target, zone) == ["facts"]
+    with pytest.raises(StoreReadOnlyError, match="moved to"):
+        LocalZone.open(ZONE, ZoneSettings(data=str(zone)))
 
 
 def test_a_move_that_was_cut_off_can_be_taken_back(jobs: str, tmp_path: Path) -> None:

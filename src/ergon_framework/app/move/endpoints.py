@@ -225,21 +225,24 @@ def job_source(asked: Asked, stack: ExitStack) -> FullJobStore | None:
     return source
 
 
-def job_target(asked: Asked, stack: ExitStack) -> FullJobStore:
+def job_target(asked: Asked, stack: ExitStack, *, tolerates_workers: bool = False) -> FullJobStore:
     """The store that jobs are written to."""
     target = _target(asked, _open_target, MemoryJobStore)
     stack.enter_context(closing(target))
-    refuse_workers(target, target.now(), asked.target.name, is_target=True)
+    if not tolerates_workers:
+        refuse_workers(target, target.now(), asked.target.name, is_target=True)
     return target
 
 
-def job_part(asked: Asked, stack: ExitStack) -> Iterator[Transfer]:
+def job_part(
+    asked: Asked, stack: ExitStack, *, tolerates_workers: bool = False
+) -> Iterator[Transfer]:
     """The jobs, if there are any."""
     source = job_source(asked, stack)
     if source is None:
         return
     _refuse_elsewhere(asked, source)
-    target = job_target(asked, stack)
+    target = job_target(asked, stack, tolerates_workers=tolerates_workers)
     yield Transfer(
         "jobs",
         records_of(source),

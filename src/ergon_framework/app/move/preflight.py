@@ -92,6 +92,15 @@ def is_copy_of(state: MoveState, part: Transfer) -> bool:
     return _is_born_alike(state, part) or is_same(state.source, part.identity)
 
 
+def is_original_of(part: Transfer) -> bool:
+    """Whether the source is a copy that an earlier move made of the target."""
+    state = move_state_of(part.source)
+    if state.birth and state.birth == store_id_of(part.target):
+        return True
+    known_by = part.identity if part.zone else f"{part.name} of {part.where}"
+    return bool(state.source) and is_same(state.source, known_by)
+
+
 def _is_born_alike(state: MoveState, part: Transfer) -> bool:
     return bool(state.birth) and state.birth == part.birth
 

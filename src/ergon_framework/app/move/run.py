@@ -21,6 +21,8 @@ from ergon_framework.ports.transfer import (
     login_hint,
     move_state_of,
     moved_away,
+    place_operand,
+    shut_command,
 )
 from ergon_framework.storage.failpoints import declare, failpoint
 
@@ -258,8 +260,8 @@ class _WayBack:
 
     asked: Asked
     sources: Mapping[str, RecordStore]
-    copies: Sequence[str] = ()
-    """The parts of TO that are a copy, and that somebody could work with."""
+    in_use: Sequence[Transfer] = ()
+    """The parts of which somebody could work with TO."""
 
 
 def reopen(asked: Asked, tell: Tell = lambda _: None) -> list[str]:
@@ -284,7 +286,7 @@ def reopen_all(several: Sequence[Asked], tell: Tell = lambda _: None) -> list[li
         found = [_may_reopen(asked, tell, stack) for asked in several]
         held.refuse_lost()
         for way in found:
-            _shut_copies(way, stack)
+            _shut_others(way, stack)
         held.refuse_lost()
         return [
             [name for name, source in way.sources.items() if transfer.reopen(source)]
@@ -309,7 +311,7 @@ def _may_reopen(asked: Asked, tell: Tell, stack: ExitStack) -> _WayBack:
     elif shut:
         with suppress(ConfigurationError, StoreError):  # TO may be gone, or may not answer
             parts = _parts(asked, shut, stack)
-    return _WayBack(asked, sources, [part.name for part in parts if _is_in_use(part)])
+    return _WayBack(asked, sources, [part for part in parts if _is_in_use(part)])
 
 
 def _refuse_part_alone(source: RecordStore, asked: Asked) -> None:
@@ -337,22 +339,29 @@ def _refuse_part_alone(source: RecordStore, asked: Asked) -> None:
 
 
 def _is_in_use(part: Transfer) -> bool:
-    """Whether the target is a copy of the source that somebody can work with."""
+    """Whether the target is the copy of the source, or its original, and takes in work."""
     state = move_state_of(part.target)
-    is_open = state.sums is not None and not state.moved_to
-    return is_open and preflight.is_copy_of(state, part)
+    if state.moved_to or state.is_incomplete:
+        return False
+    is_copy = state.sums is not None and preflight.is_copy_of(state, part)
+    return is_copy or preflight.is_original_of(part)
 
 
-def _shut_copies(way: _WayBack, stack: ExitStack) -> None:
+def _shut_others(way: _WayBack, stack: ExitStack) -> None:
     """Shut TO, so that nobody goes on there when the source is open."""
-    if not way.copies:
+    if not way.in_use:
         return
     asked = way.asked
-    opened = endpoints.sources(replace(asked, source=asked.target, target=asked.source), stack)
+    try:
+        opened = endpoints.sources(replace(asked, source=asked.target, target=asked.source), stack)
+    except ConfigurationError:
+        return  # it is gone: the place that the source was moved to has no such zone
     undone = None if asked.program is None else replace_struct(asked.program, is_undone=True)
-    for name in way.copies:
-        gone = Destination(asked.source.name, asked.zone or "", undone)
-        transfer.shut(opened[name], gone)
+    for part in way.in_use:
+        if part.name in opened:
+            is_copy = not preflight.is_original_of(part)
+            gone = Destination(asked.source.name, part.zone, undone, is_copy)
+            transfer.shut(opened[part.name], gone)
     failpoint("move.back.shut")
 
 
@@ -361,23 +370,26 @@ def _parts(asked: Asked, shut: Collection[str], stack: ExitStack) -> list[Transf
     # Processes that still have FROM open cannot write there, so they need not be waited for.
     trial = replace(asked, is_trial=True, is_forced=True)
     try:
-        return list(_opened(trial, shut, stack))
+        return list(_opened(trial, shut, stack, is_used=asked.is_forced))
     except (ConfigurationError, StoreUnavailableError) as error:
         raise type(error)(
             error.message, remedy=f"{error.remedy}; {_INSIST}", details=error.details
         ) from error
 
 
-def _opened(trial: Asked, shut: Collection[str], stack: ExitStack) -> Iterator[Transfer]:
+def _opened(
+    trial: Asked, shut: Collection[str], stack: ExitStack, *, is_used: bool
+) -> Iterator[Transfer]:
+    """``is_used``: also where somebody works with TO, who is refused there when it is shut."""
     if trial.is_zone:
         file = trial.target.file
-        if file is not None and file.parent.is_dir():
+        if file is not None and file.parent.is_dir() and not is_used:
             stack.enter_context(closing(DataFolder.lock(file.parent)))
         yield endpoints.zone_part(trial, stack)
     if "provider calls" in shut:
         yield from endpoints.call_part(trial, [])
     if "jobs" in shut:
-        yield from endpoints.job_part(trial, stack)
+        yield from endpoints.job_part(trial, stack, tolerates_workers=is_used)
 
 
 def _refuse_worked_with(part: Transfer, tell: Tell) -> None:
@@ -394,8 +406,13 @@ def _refuse_worked_with(part: Transfer, tell: Tell) -> None:
     found = transfer.look(part, tell)
     changed = [f"{n} {each.kind}" for each in found if (n := each.copied + each.discarded)]
     if changed:
+        go_on = "go on working with TO"
+        if preflight.is_original_of(part):
+            places = place_operand(part.where), place_operand(part.origin)
+            command = shut_command(*places, part.zone)
+            go_on += f", or take along what was done there: `{command}`{login_hint(part.where)}"
         raise StoreError(
             f"{part.where} does not hold what {part.origin} holds; others are {', '.join(changed)}",
-            remedy=f"go on working with TO; {_INSIST}",
+            remedy=f"{go_on}; {_INSIST}",
             details={"differing": changed},
         )

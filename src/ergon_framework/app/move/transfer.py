@@ -228,7 +228,7 @@ def shut(store: RecordStore, gone: Destination) -> None:
     if isinstance(store, Freezable):
         store.freeze(gone.text)
     failpoint("move.part.frozen")
-    state = replace(state, moved_to=gone.place, moved_with=gone.program)
+    state = replace(state, moved_to=gone.place, moved_with=gone.program, is_undone=gone.is_undone)
     store.set_move_state(encode_move_state(state))
 
 
@@ -238,7 +238,7 @@ def reopen(store: RecordStore) -> bool:
     if isinstance(store, Freezable):
         store.freeze(None)
     failpoint("move.part.thawed")
-    left = replace(state, moved_to="", moved_with=None)
+    left = replace(state, moved_to="", moved_with=None, is_undone=False)
     store.set_move_state(encode_move_state(left) if left.source else None)
     return bool(state.moved_to or state.moved_with)
 
