@@ -244,19 +244,23 @@ def destination_of(zone: str, file: Path) -> Destination | None:
 def zone_moved(zone: str, settings: ZoneSettings, gone: Destination) -> ZoneMovedError:
     """The error of a zone that was shut when all its facts had been moved elsewhere."""
     gone = replace(gone, zone=zone)
-    undo = gone.undo_command(store_operand(_fact_url(settings)))
+    undo, undo_when = gone.undo_command(store_operand(_fact_url(settings))), ""
     if gone.program is None:
         key, value = setting_of(gone.place)
         line = f"{key} = {toml_text(value)} under {toml_table('zones', zone)} in ergon.toml"
         reopened = "this zone"
     else:
-        line = f"url = {toml_text(gone.program.to)} under [store] in {gone.program.settings}"
+        program = gone.program
+        url = program.old_line if program.is_undone else f"url = {toml_text(program.to)}"
+        line = f"{url} under [store] in {program.settings}"
         reopened = "this zone, and all else that was moved with it,"
+        if program.is_undone:
+            undo_when = " once that line is there"
     return ZoneMovedError(
         f"zone {zone} was moved to {gone.place}: nothing more is stored here",
         remedy=f"write {line}, and start the program again; what was being"
         " published is safely published again there, for a fact is known by its id;"
-        f" `{undo}` lets {reopened} be used again{gone.login_hint}",
+        f" `{undo}` lets {reopened} be used again{undo_when}{gone.login_hint}",
         details=gone.details,
     )
 

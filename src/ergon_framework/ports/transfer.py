@@ -472,6 +472,10 @@ FILE_OF_RECORDS = "records "
 C = TypeVar("C", bound=TransferRecord)
 
 
+WORK = "jobs and provider calls"
+"""What the part of a program is called that is in the store of ``[store]`` itself."""
+
+
 class ProgramMove(msgspec.Struct, frozen=True):
     """The move of everything that a program keeps: its parts are moved and opened again together.
 
@@ -487,6 +491,21 @@ class ProgramMove(msgspec.Struct, frozen=True):
     """The parts that were moved, each with its old place: ``facts of plant of PLACE``."""
     is_undone: bool = False
     """Whether the old stores were opened again, and it is the new ones that are shut."""
+
+    @property
+    def old_store(self) -> str:
+        """The URL of the store that the program used before, without a password; empty: unknown."""
+        for source in self.sources:
+            what, _, place = source.rpartition(" of ")
+            if what == WORK:
+                return place if "://" in place else f"sqlite:///{place}"
+        return ""
+
+    @property
+    def old_line(self) -> str:
+        """What was under ``[store]`` before the move, as far as that is known."""
+        old = self.old_store
+        return f"url = {_encode_json(old).decode()}" if old else "the url from before the move"
 
     def command(self, *, reopens: bool = False) -> str:
         """What moves all of the program, or opens all of its old stores again."""
@@ -786,14 +805,18 @@ def moved_away(
     )
 
 
+_WHILE_OLD = "while the old line is under [store]"
+
+
 def _remedy(gone: Destination, source: str) -> str:
     undo = f"`{gone.undo_command(source)}`"
     if gone.program is not None:
-        which = "" if gone.program.is_undone else ", while the old line is under [store]"
+        is_undone = gone.program.is_undone
+        which = "once that line is under [store]" if is_undone else _WHILE_OLD
         return (
             f"work with that one: name it as url under [store] in {gone.program.settings}, and"
             " start the program again; all parts of the program were moved together, and"
-            f" {undo} lets this one be used again with all others{which}{gone.login_hint}"
+            f" {undo} lets this one be used again with all others, {which}{gone.login_hint}"
         )
     meaning = ""
     if not source:

@@ -313,6 +313,22 @@ def test_a_part_is_opened_again_with_the_whole_program(
         pass
     [hint] = re.findall("`ergon (move [^`]*)`", str(told.value.remedy))
     assert shlex.split(hint) == back[:-1]
+    assert "once that line is under [store]" in str(told.value.remedy)
+    file.write_text(SETTINGS.replace("work.db", f"{new}/work.db"))
+    with pytest.raises(StoreError, match="moved to") as told:
+        published(file, "lab", 3)
+    assert f'write url = "{work}" under [store]' in str(told.value.remedy)
+    capsys.readouterr()
+    the_other_way = ["move", str(file), "--to", work, "--reopen"]
+    for wrong in (back[:-1], the_other_way, [*the_other_way, "--force"]):
+        assert invoke(wrong) == 1
+        refused = capsys.readouterr().err
+        assert f'write url = "{work}" under [store]' in refused
+        assert f"`ergon {hint}`" in refused
+        assert "--force" not in refused
+    with pytest.raises(StoreError, match="moved to"), JobClient(target):
+        pass
+    file.write_text(SETTINGS)
     assert invoke(shlex.split(hint)) == 0
     with JobClient(target) as client:
         assert client.store.count(Search()) == 1

@@ -41,10 +41,8 @@ from ergon_framework.boundary.store_urls import destination_of, is_server
 from ergon_framework.core.text import toml_table, toml_text
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.store_urls import open_store
-from ergon_framework.ports.transfer import Destination, ProgramMove, login_hint, move_state_of
+from ergon_framework.ports.transfer import WORK, Destination, ProgramMove, login_hint, move_state_of
 from ergon_framework.storage.urls import SQLITE, file_of, store_option
-
-_WORK = "jobs and provider calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +209,8 @@ def _shut_for_another(
     program = gone.program
     if program is None and "://" in gone.place:
         program = ProgramMove(str(Path(project.name).absolute()), gone.place)
+    if program is not None and program.is_undone:
+        return _undone(program, f"the facts of zone {name} in {folder}")
     if program is not None:
         remedy = (
             f"go on with the move that was begun{login_hint(program.to)}:  {program.command()}; or"
@@ -230,6 +230,29 @@ def _shut_for_another(
     )
 
 
+def _undone(program: ProgramMove, what: str) -> StoreError:
+    """The error of a copy that was shut on the way back: with the new line, it is all there is."""
+    return StoreError(
+        f"{what} were shut when the old stores of {program.settings} were opened again, and the"
+        " settings name the new store; nothing was changed",
+        remedy=f"write {program.old_line} under [store] in {program.settings}, then run the same"
+        f" command: `{program.command()}`{login_hint(program.to)}",
+        details={"program": program.settings},
+    )
+
+
+def _refuse_undone(url: str) -> None:
+    """Refuse a store that is where the program is to go, and that the way back has shut."""
+    program = None
+    with (
+        suppress(StoreError, ConfigurationError),
+        closing(open_store(url, read_only=True)) as store,
+    ):
+        program = move_state_of(store).moved_with
+    if program is not None and program.is_undone:
+        raise _undone(program, "the jobs and provider calls there")
+
+
 def _work(project: Project, asked: Asked, notes: list[str]) -> Iterator[ProjectPart]:
     """Jobs and provider calls."""
     found, url = project.settings, project.store
@@ -244,7 +267,10 @@ def _work(project: Project, asked: Asked, notes: list[str]) -> Iterator[ProjectP
     if not url or (file is not None and not file.is_file()):
         return
     source = StoreLocation(url)
-    if is_same(source.name, asked.target.name) or not has_work(source):
+    if is_same(source.name, asked.target.name):
+        _refuse_undone(url)
+        return
+    if not has_work(source):
         return
     if not keeps_jobs(asked.target.url):
         raise ConfigurationError(
@@ -252,7 +278,7 @@ def _work(project: Project, asked: Asked, notes: list[str]) -> Iterator[ProjectP
             remedy="name PostgreSQL with --to; or write store = under [boundary] for facts alone,"
             " and move each zone by itself: ergon move FOLDER URL",
         )
-    yield ProjectPart(_WORK, replace(asked, source=source))
+    yield ProjectPart(WORK, replace(asked, source=source))
 
 
 def _change(project: Project, target: StoreLocation) -> str:
@@ -315,10 +341,7 @@ def _old_store(url: str) -> str:
         closing(open_store(url, read_only=True)) as store,
     ):
         program = move_state_of(store).program
-        for source in () if program is None else program.sources:
-            what, _, place = source.rpartition(" of ")
-            if what == _WORK:
-                return place if "://" in place else f"{SQLITE}{place}"
+        return "" if program is None else program.old_store
     return ""
 
 

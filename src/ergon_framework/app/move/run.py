@@ -319,11 +319,20 @@ def _refuse_part_alone(source: RecordStore, asked: Asked) -> None:
     whole, mine = move_state_of(source).moved_with, asked.program
     if whole is None:
         return
+    if whole.is_undone:
+        raise StoreError(
+            f"{asked.source.name} is the copy, and was shut when the old stores of"
+            f" {whole.settings} were opened again: those are the ones to work with",
+            remedy=f"write {whole.old_line} under [store] in {whole.settings}; with that line,"
+            f" `{whole.command()}` moves all parts again and lets this one be used"
+            f"{login_hint(whole.to)}",
+            details={"program": whole.settings},
+        )
     if mine is None:
         raise StoreError(
             f"{asked.source.name} was moved with all parts of {whole.settings}: to open this one"
             " alone again would have the program work in two places",
-            remedy=f"`{whole.command(reopens=not whole.is_undone)}` lets this one be used again"
+            remedy=f"`{whole.command(reopens=True)}` lets this one be used again"
             f" with all others{login_hint(whole.to)}",
             details={"program": whole.settings},
         )
