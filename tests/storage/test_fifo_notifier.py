@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -428,3 +429,17 @@ def test_a_forked_child_leaves_the_bell_to_its_parent(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert subscription.wait(WAIT)
     assert len(list(folder.iterdir())) == 1
+
+
+def test_a_subscriber_removes_the_pipes_of_killed_ones(path: Path, folder: Path) -> None:
+    """Nobody may ever notify this topic; pipes of live subscribers and other topics stay."""
+    notifier = FifoNotifier(path)
+    with closing(notifier.subscribe("cancel")) as first:
+        os.mkfifo(folder / "cancel.1.killed")
+        os.mkfifo(folder / "work.1.killed")
+        with closing(notifier.subscribe("cancel")):
+            left = sorted(each.name.split(".")[0] for each in folder.iterdir())
+            assert left == ["cancel", "cancel", "work"]
+            assert not (folder / "cancel.1.killed").exists()
+            notifier.notify("cancel")
+            assert first.wait(WAIT)

@@ -607,8 +607,11 @@ class _DestinationText(msgspec.Struct):
     is_undone: bool = False
 
 
-class MoveState(msgspec.Struct, frozen=True):
-    """What a move leaves in the store that it writes, and in the one that it shuts."""
+class MoveState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a move leaves in the store that it writes, and in the one that it shuts.
+
+    What it has nothing to say of is not written: programs of earlier versions read it, too.
+    """
 
     source: str = ""
     """What the other store is known by, of which this one is a copy; empty when it is none."""

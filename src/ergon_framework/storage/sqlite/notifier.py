@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -37,6 +38,7 @@ have come without changing it."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FOLDER_SUFFIX = "-bells"
 _HIDDEN_PREFIX = ".new-"
+_MAX_LOOKS = 16  # pipes that a new subscriber looks at, whether anybody reads them
 _HIDDEN_TIMEOUT = 60.0  # seconds after which a hidden pipe is abandoned: naming one takes micros
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -151,6 +153,7 @@ class FifoNotifier:
     def subscribe(self, topic: str) -> FifoSubscription:
         """A new subscription to this topic."""
         _remove_abandoned(self._folder)
+        _remove_unread(self._folder, _file_name(topic))
         return FifoSubscription(self._folder, _file_name(topic))
 
     def notify(self, topic: str) -> None:
@@ -281,6 +284,20 @@ def _remove_abandoned(folder: Path) -> None:
         for hidden in folder.glob(f"{_HIDDEN_PREFIX}*"):
             if time.time() - hidden.lstat().st_mtime > _HIDDEN_TIMEOUT:
                 hidden.unlink()
+
+
+def _remove_unread(folder: Path, topic: str) -> None:
+    """Remove pipes whose subscribers were killed.
+
+    Whoever notifies does so as well, but a topic may have no news for years. A pipe with a name has
+    a reader for as long as its process lives. Few are looked at, for subscribers may be many.
+    """
+    with contextlib.suppress(OSError), Folder.trusted(folder) as opened:
+        names = (each for each in opened.names() if each.startswith(f"{topic}."))
+        for name in itertools.islice(names, _MAX_LOOKS):
+            pipe = _reach(opened, name)
+            if pipe >= 0:
+                os.close(pipe)
 
 
 def _after_fork_in_child() -> None:
