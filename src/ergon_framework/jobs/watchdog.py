@@ -31,13 +31,15 @@ MIN_TIMEOUT = 5.0
 """Seconds of silence that a busy machine may cause, however short the lease is."""
 HEARTBEAT_INTERVAL = 0.9
 """Seconds between two heartbeats from the worker to the watchdog."""
+TICK = 0.25
+"""Seconds by which the watchdog counts a silence."""
 _LOADING = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
 """Variables that Python itself may need to start; the watchdog gets no others."""
 _PROGRAM = """
 import os, select, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_IGN)
-timeout, tick, silence = float(sys.argv[1]), 0.25, 0.0
+timeout, tick, silence = float(sys.argv[1]), float(sys.argv[2]), 0.0
 groups, rest, poll = set(), b"", select.poll()
 poll.register(0, select.POLLIN)
 
@@ -114,7 +116,9 @@ class Watchdog:
         Asked once per turn of the worker's loop, which measures the time between two turns.
         """
         before, self._seen_at = self._seen_at, now
-        return before is not None and now - before >= 0.9 * self.timeout
+        # The silence that the watchdog counts began with the last heartbeat before the stop.
+        shortest = self.timeout - HEARTBEAT_INTERVAL - 2 * TICK
+        return before is not None and now - before >= shortest
 
     def forget(self, group: int) -> None:
         """Stop watching a group. Call this before its leader is reaped.
@@ -159,7 +163,7 @@ class Watchdog:
             self._process = None
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
-                (sys.executable, "-I", "-S", "-c", _PROGRAM, str(self.timeout)),
+                (sys.executable, "-I", "-S", "-c", _PROGRAM, str(self.timeout), str(TICK)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
