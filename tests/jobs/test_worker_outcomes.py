@@ -11,6 +11,7 @@ import pytest
 
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from tests.jobs.real_worker import (
     at_work,
@@ -90,6 +91,15 @@ def test_the_prefix_chooses_the_executor_and_is_stripped() -> None:
     not_there = get(store, "b#x#y")
     assert not_there.last_error is not None
     assert not_there.last_error.code == "handler_not_found"
+
+
+def test_an_executor_that_fails_to_start_while_the_worker_leaves_is_no_bad_end() -> None:
+    """It held nothing, and nobody was waiting for it: the work of the burst is done."""
+    late = ExecutorSettings(command=("sh", "-c", "sleep 0.7; exit 7"), pool_size=1)
+    executors = {"a": unruly(), "late": late}
+    settings = quick(default_executor="a")
+    _, store = burst([job("echo")], executors=executors, settings=settings)
+    assert get(store, "echo").status is JobStatus.COMPLETED
 
 
 def test_a_route_chooses_the_executor_of_a_queue() -> None:

@@ -421,7 +421,8 @@ class ExecutorPool:
         name = "executor.stopped" if is_asked else "executor.died"
         self._owner.tell(name, executor=self.name, pid=process.child.pid, how=how)
         last = process.child.last_words
-        if is_asked and self._ended_badly(process, is_idle=not ends):
+        # One that never came up held nothing; the start gate is about those.
+        if is_asked and process.is_up and self._ended_badly(process, is_idle=not ends):
             # Its jobs have their outcomes; what it had opened may not be closed.
             text = "executor %r was asked to leave, and did not end well: %s"
             logger.warning(text, self.name, with_reason(how, last))
