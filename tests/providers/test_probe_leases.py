@@ -49,7 +49,9 @@ def circuits(tmp_path: Path, time: Time) -> Iterator[list[Circuit]]:
         for _ in range(2):
             store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
             stack.callback(store.close)
-            found.append(CircuitBreaker(1, 10).circuit(store, LANE, CALL))
+            found.append(
+                CircuitBreaker(1, 10, store_timeout_seconds=CALL).circuit(store, LANE, CALL)
+            )
         found[0].report(Permit(0), Vote.FAILURE)
         time.now += 10.0
         for circuit in found:
@@ -71,7 +73,7 @@ def test_a_probe_under_way_keeps_its_place(circuits: list[Circuit], time: Time) 
     here, there = circuits
     permit = here.admit()
     assert isinstance(permit, Permit)
-    renewer = ProbeRenewer(time)
+    renewer = ProbeRenewer(time, has_thread=False)
     renewer.keep(here, permit, PROBE_LEASE, CALL)
     for _ in range(11):
         time.now += PROBE_LEASE
@@ -88,9 +90,9 @@ def test_a_probe_under_way_keeps_its_place(circuits: list[Circuit], time: Time) 
 
 def test_a_probe_without_a_budget_keeps_its_place(tmp_path: Path, time: Time) -> None:
     """A call that may take as long as it likes is under way for longer than the cooldown."""
-    renewer = ProbeRenewer(time)
+    renewer = ProbeRenewer(time, has_thread=False)
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
-    breaker = CircuitBreaker(1, 1)
+    breaker = CircuitBreaker(1, 1, store_timeout_seconds=CALL)
     breaker.probe_renewer = renewer
     here, there = (breaker.circuit(store, LANE, None) for _ in range(2))
     here.report(Permit(0), Vote.FAILURE)
@@ -111,9 +113,9 @@ def test_a_place_that_nobody_knows_of_is_not_renewed(
     tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A time limit strikes just when it was taken: the place is free when its lease is over."""
-    renewer = ProbeRenewer(time)
+    renewer = ProbeRenewer(time, has_thread=False)
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
-    breaker = CircuitBreaker(1, 1)
+    breaker = CircuitBreaker(1, 1, store_timeout_seconds=CALL)
     breaker.probe_renewer = renewer
     provider = Scripted(DOWN, retry_policy=ONCE, circuit_breaker=breaker, store=store)
     call(provider)

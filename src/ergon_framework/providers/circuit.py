@@ -74,8 +74,12 @@ class _KeptProbe:
 class ProbeRenewer:
     """Renews the leases of this process's probes, on one thread. Any thread may call any method."""
 
-    def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, ticks: Callable[[], float] = time.monotonic, *, has_thread: bool = True
+    ) -> None:
+        """Without a thread it renews only when :meth:`renew_due` is called, as tests do."""
         self._ticks = ticks
+        self._has_thread = has_thread
         self.renew()
 
     def renew(self) -> None:
@@ -90,7 +94,7 @@ class ProbeRenewer:
         kept = _KeptProbe(circuit, permit, lease, now + lease / _RENEWALS_PER_LEASE, now + longest)
         with self._changed:
             self._kept[permit.token] = kept
-            if self._thread is None:
+            if self._has_thread and self._thread is None:
                 self._start()
             self._changed.notify()
 
