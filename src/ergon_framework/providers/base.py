@@ -175,7 +175,7 @@ class ProviderBase(ABC):
         context: ProviderExecutionContext,
     ) -> ProviderExecutionResult:
         """As :meth:`execute`, for a task that may bury what fails: ``on_failure`` says how."""
-        text = validate_call(tenant_id, campaign_id, operation, payload, context)
+        validate_call(tenant_id, campaign_id, operation, payload, context)
         runtime = self._ready()
         if runtime.is_async:
             drivers.refuse_inside_loop()
@@ -185,7 +185,7 @@ class ProviderBase(ABC):
             context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
         what, is_retried = (tenant_id, campaign_id, operation), runtime.policy.max_attempts > 1
         attempt = self._observed(runtime) if OBSERVERS else self._execute_impl
-        body = attempt_body(attempt, *what, payload, text, is_retried=is_retried)
+        body = attempt_body(attempt, *what, payload, is_retried=is_retried)
         call = None
         if runtime.has_fast_path and runtime.is_plain:
             may_refuse = on_failure is None
@@ -208,7 +208,7 @@ class ProviderBase(ABC):
         context: ProviderExecutionContext,
     ) -> ProviderExecutionResult:
         """As :meth:`aexecute`, for a task that may bury what fails."""
-        text = validate_call(tenant_id, campaign_id, operation, payload, context)
+        validate_call(tenant_id, campaign_id, operation, payload, context)
         runtime = self._ready()
         lane, who = runtime.lane(tenant_id), (campaign_id, operation)
         around = current_unit()
@@ -216,7 +216,7 @@ class ProviderBase(ABC):
             context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
         what, is_retried = (tenant_id, campaign_id, operation), runtime.policy.max_attempts > 1
         attempt = self._observed(runtime) if OBSERVERS else self._execute_impl
-        body = attempt_body(attempt, *what, payload, text, is_retried=is_retried)
+        body = attempt_body(attempt, *what, payload, is_retried=is_retried)
         call = None
         if runtime.has_fast_path and runtime.is_async:
             may_wait, may_refuse = runtime.is_local, on_failure is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.json_names import has_text_keys, name_written_twice
+from ergon_framework.core.json_names import encode_text_keys, name_written_twice
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionContext
@@ -90,8 +90,8 @@ _MAX_LENGTHS = {"tenant_id": 36, "campaign_id": 36, "operation": 120}
 
 def validate_call(
     tenant_id: Any, campaign_id: Any, operation: Any, payload: Any, context: Any
-) -> bytes:
-    """The payload as JSON. A call that is wrong is refused, and told what is wrong with it."""
+) -> None:
+    """Refuse a call that is wrong, and say what is wrong with it."""
     # What nearly every caller passes, at a glance; the functions below look closer.
     if (
         type(tenant_id) is not str
@@ -112,18 +112,35 @@ def validate_call(
     if type(payload) is not dict and not isinstance(payload, dict):
         raise _refused("payload", f"must be a dict, not {type(payload).__name__}")
     try:
-        # The encoder writes null for a number that JSON has no word for.
+        # The one encoder that refuses keys other than text: there is nothing more to check then.
+        text = encode_text_keys(payload)
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        text = _encode_any_keys(payload)
+    # The encoder writes null for a number that JSON has no word for.
+    if text.find(b"null") >= 0:
+        _check_numbers(payload)
+    if type(context) is not ProviderExecutionContext or not _is_plain(context):
+        _check_context(context)
+
+
+def _encode_any_keys(payload: dict[Any, Any]) -> bytes:
+    """The payload as JSON, whatever its keys are, as long as no two of them have one name there."""
+    try:
         text = msgspec.json.encode(payload)
-        is_fine = text.find(b"null") < 0 or _has_only_finite_numbers(payload)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise _refused("payload", f"cannot be written as JSON: {error}") from error
+    _check_names(text)
+    return text
+
+
+def _check_numbers(payload: dict[Any, Any]) -> None:
+    """Refuse a payload that holds a number which JSON has no word for."""
+    try:
+        is_fine = _has_only_finite_numbers(payload)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise _refused("payload", f"cannot be written as JSON: {error}") from error
     if not is_fine:
         raise _refused("payload", "cannot be written as JSON: it holds NaN or an infinity")
-    if not has_text_keys(payload):
-        _check_names(text)
-    if type(context) is not ProviderExecutionContext or not _is_plain(context):
-        _check_context(context)
-    return text
 
 
 def _check_names(text: bytes) -> None:
@@ -160,7 +177,7 @@ def _is_plain(context: ProviderExecutionContext) -> bool:
         context.deadline is None
         and context.timeout_budget_seconds is None
         and (context.correlation_id is None or _is_short(context.correlation_id))
-        and context.idempotency_key is None
+        and (context.idempotency_key is None or _is_short(context.idempotency_key))
         and context.task_name is None
         and context.task_execution_id is None
         and type(context.units) is int

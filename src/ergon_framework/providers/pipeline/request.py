@@ -110,11 +110,10 @@ def attempt_body(
     campaign_id: str | None,
     operation: str,
     payload: dict[str, Any],
-    text: bytes,
     *,
     is_retried: bool,
 ) -> AttemptBody:
-    """The first attempt of a call; ``text`` is its payload as JSON."""
+    """The first attempt of a call whose payload was validated."""
     is_dict = type(payload) is dict
     body = AttemptBody(
         implementation,
@@ -126,11 +125,11 @@ def attempt_body(
     if is_dict and _FIXED.issuperset(map(type, payload.values())):
         body.payload_again = payload.copy().copy
     elif is_retried:
-        body.payload_again = _kept(payload, text)
+        body.payload_again = _kept(payload)
     return body
 
 
-def _kept(payload: dict[str, Any], text: bytes) -> Callable[[], dict[str, Any]]:
+def _kept(payload: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     """A payload that the first attempt may change, so that it can be had again with its types.
 
     A pickle takes a fifth of the time of a copy; a class within a function has none.
@@ -142,7 +141,7 @@ def _kept(payload: dict[str, Any], text: bytes) -> Callable[[], dict[str, Any]]:
     try:
         return partial(copy.deepcopy, copy.deepcopy(payload))
     except Exception:  # JSON can say it, at least
-        return partial(_as_given, payload, text)
+        return partial(_as_given, payload, msgspec.json.encode(payload))
 
 
 def _as_given(payload: dict[str, Any], text: bytes) -> dict[str, Any]:

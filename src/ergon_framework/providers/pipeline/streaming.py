@@ -175,7 +175,7 @@ class StreamCall:
     ) -> None:
         """``opens`` begins an attempt, and ``first_of`` gets its first item, or ``END``."""
         tenant_id, campaign_id, operation, payload, context = request
-        text = validate_call(*request)
+        validate_call(*request)
         self._lane = runtime.lane(tenant_id)
         around = current_unit()
         if around is not None:
@@ -184,7 +184,7 @@ class StreamCall:
         what, is_retried = (tenant_id, campaign_id, operation), runtime.policy.max_attempts > 1
         self.runtime = runtime
         self.first_of = first_of
-        self.body: AttemptBody = attempt_body(opens, *what, payload, text, is_retried=is_retried)
+        self.body: AttemptBody = attempt_body(opens, *what, payload, is_retried=is_retried)
         self._request: Request = (*what, payload, context)
         self.scope = StreamScope(is_seen=bool(OBSERVERS) or is_traced())
         self.count = 0
