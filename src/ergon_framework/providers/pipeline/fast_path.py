@@ -23,6 +23,7 @@ from ergon_framework.providers.execution import (
     ProviderAttempt,
     ProviderExecutionContext,
     ProviderExecutionResult,
+    init_context,
 )
 from ergon_framework.providers.pipeline.guarded_call import (
     GuardedCall,
@@ -46,6 +47,7 @@ _SUCCEEDED = Stopped.SUCCEEDED.value
 _CIRCUIT = (Stopped.CIRCUIT_OPEN, Stopped.CIRCUIT_OPEN.value, Reason.CIRCUIT_OPEN.value)
 _QUOTA = (Stopped.QUOTA, Stopped.QUOTA.value, Reason.QUOTA_EXHAUSTED.value)
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice the time
+_new_context = ProviderExecutionContext.__new__
 
 Who = tuple[str | None, str]
 """The campaign and the operation of a call."""
@@ -104,7 +106,9 @@ class FastPathCall:
         if limit is None or (left is not None and left < limit):
             limit = left
         offset = given.attempt_offset
-        self.context = ProviderExecutionContext(
+        self.context = context = _new_context(ProviderExecutionContext)
+        init_context(
+            context,
             given.correlation_id or policy.new_id(),
             given.idempotency_key,
             given.task_execution_id,
