@@ -157,9 +157,9 @@ def hold(folder: Path) -> None:
     recorder = open_recorder(folder, is_away=True)
     assert recorder.write_now(RecordBatch(rows(ROWS)))
     if not os.fork():
+        say("holding")  # by the child: until it has run, it has its parent's descriptors
         sys.stdin.buffer.read()  # until the test closes its end
         os._exit(0)
-    say("holding")
     os.waitpid(-1, 0)
 
 
