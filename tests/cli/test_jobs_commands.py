@@ -570,6 +570,14 @@ def test_schedules(desk: Desk) -> None:
     assert desk("schedules", "pause", "nightly", "--json").json["next_at"] is None
     assert "it is paused" in desk("schedules", "list").out
     assert desk("schedules", "resume", "nightly", "--json").json["next_at"] == row["next_at"]
+    own = ["acme", "clean", "--every", "1h", "--args", '["acme"]', "--jitter", "60"]
+    put = desk("schedules", "put", *own, "--ends-at", "2099-01-01T00:00:00Z", "--json").json
+    assert (put["cron"], put["jitter"], put["source"]) == ("@every 3600s", 60.0, "client")
+    assert desk("schedules", "show", "acme", "--json").json["fires"] == []
+    assert "2099-01-01" in desk("schedules", "show", "acme").out
+    assert "belongs to" in desk("schedules", "put", "nightly", "clean", "--every", "1h").err
+    assert "no JSON array" in desk("schedules", "put", "b", "clean", "--args", "{}").err
+    assert desk("schedules", "remove", "acme", "--json").json["removed"] is True
     job = desk("schedules", "run", "nightly").out.strip()
     assert desk.client.show(job)["queue"] == "q"
     assert desk("schedules", "run", "nightly", "--json").json["is_new"] is True

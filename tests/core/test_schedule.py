@@ -14,6 +14,7 @@ from ergon_framework.core.schedule import (
     Instants,
     Misfire,
     due,
+    latest,
     upcoming,
 )
 
@@ -100,6 +101,15 @@ def test_coming_fires_begin_with_the_planned_one() -> None:
 
 
 # ---- properties ---------------------------------------------------------------------------------
+
+
+@pytest.mark.req("JOBS:cron")
+@given(calendars, st.integers(0, 200_000), st.integers(1, 9))
+def test_the_last_fires_are_what_a_plain_walk_finds(
+    fires: list[float], now: int, most: int
+) -> None:
+    """However long ago they were."""
+    assert latest(listed(fires), now, most) == tuple(each for each in fires if each <= now)[-most:]
 
 
 @pytest.mark.req("JOBS:cron")

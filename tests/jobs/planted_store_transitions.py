@@ -24,6 +24,7 @@ from ergon_framework.ports.jobstore import (
     NewJob,
     PruneResult,
     Queue,
+    Schedule,
     Search,
     Settlement,
     WorkerRecord,
@@ -527,6 +528,14 @@ class ListsTheEnded(Honest):
 
     def workers(self) -> list[WorkerRecord]:
         return [*super().workers(), *self.ended_workers()]
+
+
+class FiresThePaused(Honest):
+    """Lists a paused schedule among those that fire next."""
+
+    def next_schedules(self, limit: int) -> list[Schedule]:
+        waiting = [each for each in self.schedules() if each.next_at is not None]
+        return sorted(waiting, key=lambda each: each.next_at or 0.0)[:limit]
 
 
 class FiresTwice(Honest):

@@ -108,6 +108,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (moves.RemembersTheDead, "worker_that_is_gone_is_not_listed"),
     (moves.ListsTheEnded, "what_a_worker_leaves_behind_is_kept_apart"),
     (moves.FiresTwice, "schedule_fires_once"),
+    (moves.FiresThePaused, "next_schedules_are_the_earliest"),
     (moves.FiresOrFails, "schedule_skips_jobs_that_are_there"),
     (moves.NeverRings, "ring_before_the_wait_counts"),
     (moves.RingsForever, "silence_is_silent"),

@@ -33,7 +33,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -181,6 +181,8 @@ class App:
         kwargs: Mapping[str, Any] | None = None,
         misfire: str = "once",
         overlap: bool = True,
+        jitter: float = 0.0,
+        ends_at: float | str | datetime | None = None,
         **options: Unpack[HandlerOptions],
     ) -> Callable[[Callable[P, T] | JobHandler[P, T]], JobHandler[P, T]]:
         """Enqueue a job of this function by the clock: by a line of cron, or ``every`` so often.
@@ -188,8 +190,9 @@ class App:
         ``every`` is whole seconds, a text such as ``1h30m``, or a ``timedelta``.
         ``misfire`` says what becomes of fires that no worker was there for: ``once``, ``skip`` or
         ``all``. Without ``overlap`` nothing is enqueued while the job of an earlier fire is not
-        over. A worker of this App writes its schedules into the store, and drops those that the
-        App no longer declares.
+        over. ``jitter`` makes each job due up to so many seconds after its fire, and after
+        ``ends_at`` nothing fires. A worker of this App writes its schedules into the store, and
+        drops those that the App no longer declares.
         """
         given: Any = cron
         if callable(given):  # the decorator was written without its parentheses
@@ -212,6 +215,8 @@ class App:
                 "kwargs": {} if kwargs is None else kwargs,
                 "misfire": misfire,
                 "overlap": overlap,
+                "jitter": jitter,
+                "ends_at": ends_at,
             }
             checked = handler.checked_schedule(fields)
             own = handler.schedule_name(name)

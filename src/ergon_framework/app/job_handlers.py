@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from math import inf
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 from ergon_framework.core.option_values import shown, switch_flaw, word_flaw
@@ -15,7 +16,7 @@ from ergon_framework.executor import current_job
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.cron import check_cron, check_zone, interval
 from ergon_framework.jobs.newjob import check_options
-from ergon_framework.ports.job_fields import MAX_SCHEDULE_NAME, SCHEDULE_NAME
+from ergon_framework.ports.job_fields import MAX_SCHEDULE_NAME, SCHEDULE_NAME, instant
 from ergon_framework.ports.job_options import HandlerOptions, JobOptions, checked_options
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ _EXAMPLES = {
     "kwargs": 'kwargs={"days": 3}',
     "misfire": 'misfire="skip"',
     "overlap": "overlap=False",
+    "jitter": "jitter=30",
 }
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -174,6 +176,7 @@ class JobHandler(Generic[P, T]):
         flaws = {
             "misfire": word_flaw(fields["misfire"], ("once", "skip", "all")),
             "overlap": switch_flaw(fields["overlap"]),
+            "jitter": _jitter_flaw(fields["jitter"]),
             "cron": "" if cron is None else _kind_flaw(cron, str),
             "timezone": _kind_flaw(fields["zone"], str),
             "args": _kind_flaw(fields["args"], (list, tuple)),
@@ -182,6 +185,8 @@ class JobHandler(Generic[P, T]):
         for name, flaw in flaws.items():
             if flaw:
                 raise self._no_schedule(f"{name} {flaw}", f"write for example {_EXAMPLES[name]}")
+        if fields["ends_at"] is not None:
+            instant("ends_at", fields["ends_at"])
         checked = {**fields, "unique": not fields["overlap"]}
         del checked["overlap"]
         try:
@@ -250,6 +255,11 @@ def _interval_text(every: object) -> str:
     if isinstance(given, float) and given.is_integer():
         given = int(given)
     return given.strip() if isinstance(given, str) else shown(given)
+
+
+def _jitter_flaw(value: object) -> str:
+    is_fit = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf
+    return "" if is_fit else f"is {shown(value)}"
 
 
 def _kind_flaw(value: object, kinds: type | tuple[type, ...]) -> str:

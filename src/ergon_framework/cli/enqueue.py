@@ -170,8 +170,8 @@ def enqueue(
                 return _many(client, None if handler == _STDIN else handler, given, as_json)
             job = client.enqueue(
                 handler or "",
-                _list(args),
-                _table(kwargs),
+                json_list(args),
+                json_table(kwargs),
                 **given,
             )
             return _one(job, wait, as_json)
@@ -291,14 +291,16 @@ class _Lines:
         return value
 
 
-def _list(text: str | None) -> list[Any]:
+def json_list(text: str | None) -> list[Any]:
+    """What was given as ``--args``."""
     value = [] if text is None else _parsed("--args", text)
     if not isinstance(value, list):
         raise JobError("--args is no JSON array", remedy="""write it like --args '["a.png", 3]'""")
     return value
 
 
-def _table(text: str | None) -> dict[str, Any]:
+def json_table(text: str | None) -> dict[str, Any]:
+    """What was given as ``--kwargs``."""
     value = {} if text is None else _parsed("--kwargs", text)
     if not isinstance(value, dict):
         raise JobError("--kwargs is no JSON object", remedy="""write --kwargs '{"width": 3}'""")

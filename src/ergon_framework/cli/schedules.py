@@ -1,9 +1,8 @@
-"""``ergon schedules``: cron schedules, pausing one, running one now."""
+"""``ergon schedules``: cron schedules, their last fires, and what changes them."""
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,11 +10,9 @@ from ergon_framework.cli import completion
 from ergon_framework.cli.job_client import StoreUrl, opened
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
-from ergon_framework.errors import JobNotFoundError
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
-    from ergon_framework.ports.jobstore import Schedule
 
 app = typer.Typer()
 
@@ -65,6 +62,81 @@ def list_schedules(
 
 
 @app.command()
+def show(
+    name: ScheduleName,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many fires.")] = 10,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show a schedule, and the jobs of its last fires."""
+    from ergon_framework.jobs.views import moment, schedule_view
+
+    with opened(config, url, reads=True) as client:
+        schedule = client.schedules.get(name)
+        found = client.schedules.fires(name, limit)
+    fires = [
+        {
+            "fired_at": moment(each.at),
+            "job": each.job_id,
+            "status": None if each.job is None else each.job.status.value,
+        }
+        for each in found
+    ]
+    if as_json:
+        show_one({**schedule_view(schedule), "fires": fires}, as_json=True)
+    else:
+        show_one(schedule_view(schedule), as_json=False)
+        show_list(fires, ["fired_at", "job", "status"], as_json=False)
+
+
+@app.command()
+def put(
+    name: ScheduleName,
+    handler: Annotated[str, typer.Argument(metavar="HANDLER", help="What its jobs run.")],
+    cron: Annotated[str | None, typer.Option(metavar="LINE", help="A line of cron.")] = None,
+    every: Annotated[str | None, typer.Option(metavar="TIME", help="Such as 90s, 1h30m.")] = None,
+    timezone: Annotated[str, typer.Option(help="In which the line is read.")] = "UTC",
+    args: Annotated[str | None, typer.Option(metavar="JSON", help="A list.")] = None,
+    kwargs: Annotated[str | None, typer.Option(metavar="JSON", help="An object.")] = None,
+    queue: Annotated[str | None, typer.Option(help="The queue of its jobs.")] = None,
+    misfire: Annotated[str, typer.Option(help="For missed fires: once, skip or all.")] = "once",
+    overlap: Annotated[bool, typer.Option(help="Fire while an earlier job is not over.")] = True,
+    jitter: Annotated[float, typer.Option(help="Seconds to spread its jobs over.")] = 0.0,
+    ends_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Like 2030-01-31T12:00:00Z.")
+    ] = None,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Store a schedule, or change one that was put before.
+
+    Those of the settings and of an App are changed where they are written.
+    """
+    from ergon_framework.cli.enqueue import json_list, json_table
+    from ergon_framework.jobs.views import schedule_view
+
+    options: Any = {} if queue is None else {"queue": queue}
+    with opened(config, url) as client:
+        new = client.schedules.put(
+            name,
+            handler,
+            json_list(args),
+            json_table(kwargs),
+            cron=cron,
+            every=every,
+            timezone=timezone,
+            misfire=misfire,
+            overlap=overlap,
+            jitter=jitter,
+            ends_at=ends_at,
+            **options,
+        )
+    show_one(schedule_view(new), as_json=as_json)
+
+
+@app.command()
 def pause(
     name: ScheduleName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
@@ -90,18 +162,12 @@ def run(
     name: ScheduleName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
     """Enqueue the job of a schedule now, and print its id."""
-    import msgspec
-
-    from ergon_framework.jobs.newjob import new_id
-    from ergon_framework.jobs.scheduler import job_of
-
     with opened(config, url) as client:
-        job = job_of(_find(client, name), client.store.now())
-        (added,) = client.store.add([msgspec.structs.replace(job, id=new_id())])
+        added = client.schedules.run(name)
     if as_json:
-        show_one({"id": added.id, "is_new": added.is_new}, as_json=True)
+        show_one({"id": str(added), "is_new": added.is_new}, as_json=True)
     else:
-        print(added.id)
+        print(added)
 
 
 @app.command()
@@ -113,31 +179,13 @@ def remove(
     One in the settings comes back with the next worker.
     """
     with opened(config, url) as client:
-        _find(client, name)
-        is_removed = client.store.drop_schedule(name)
+        client.schedules.get(name)
+        is_removed = client.schedules.delete(name)
     show_one({"name": name, "removed": is_removed}, as_json=as_json)
 
 
-def _find(client: JobClient, name: str) -> Schedule:
-    known = {schedule.name: schedule for schedule in client.store.schedules()}
-    if name in known:
-        return known[name]
-    near = get_close_matches(name, known, 1)
-    remedy = f"did you mean {near[0]!r}?" if near else "a worker stores those of its settings"
-    raise JobNotFoundError(f"there is no schedule {name!r}", remedy=remedy)
-
-
 def _put(client: JobClient, name: str, as_json: bool, *, is_paused: bool) -> None:
-    import msgspec
-
-    from ergon_framework.jobs.scheduler import renewed
     from ergon_framework.jobs.views import schedule_view
-    from ergon_framework.telemetry.notices import emit
 
-    old = _find(client, name)
-    new = msgspec.structs.replace(old, is_paused=is_paused)
-    if not is_paused:
-        new = renewed(new, old, client.store.now())
-    client.store.put_schedule(new)
-    emit("schedule.paused" if is_paused else "schedule.resumed", schedule=name)
-    show_one(schedule_view(new), as_json=as_json)
+    change = client.schedules.pause if is_paused else client.schedules.resume
+    show_one(schedule_view(change(name)), as_json=as_json)

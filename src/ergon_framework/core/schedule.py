@@ -24,6 +24,9 @@ MAX_SET_BACK = 86_400.0
 """Seconds by which a clock may be set back without a fire happening twice. If it is set back by
 more, it was wrong before, and a schedule that fired then begins anew."""
 
+MAX_LOOK_BACK = 3_653 * 86_400.0
+"""Seconds within which fires that are over are looked for: a yearly schedule has ten of them."""
+
 MAX_MISFIRES = 100
 """How many missed fires are made up for at most; those before are dropped."""
 
@@ -44,6 +47,11 @@ class Due:
     next_at: float | None  # None: there is no further fire
 
 
+def until(instants: Instants, end: float | None) -> Instants:
+    """The same fires without those after ``end``, if there is one."""
+    return instants if end is None else lambda after: _until(instants(after), end)
+
+
 def due(instants: Instants, expected: float, now: float, misfire: Misfire) -> Due:
     """The fires to make up for now, when ``expected`` is the first one not dealt with yet.
 
@@ -62,6 +70,16 @@ def due(instants: Instants, expected: float, now: float, misfire: Misfire) -> Du
 def is_far_ahead(instant: float | None, now: float) -> bool:
     """Whether an instant is so far ahead that no clock which is only set back explains it."""
     return instant is not None and instant > now + MAX_SET_BACK
+
+
+def latest(instants: Instants, now: float, most: int) -> tuple[float, ...]:
+    """The last ``most`` fires up to ``now``, as far as ten years back; the oldest first."""
+    reach = MISFIRE_GRACE
+    while True:
+        found = deque(_until(instants(now - reach), now), most)
+        if len(found) == most or reach > MAX_LOOK_BACK:
+            return tuple(found)
+        reach *= 4
 
 
 def upcoming(instants: Instants, expected: float, count: int) -> tuple[float, ...]:

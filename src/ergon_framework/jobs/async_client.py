@@ -41,6 +41,7 @@ from ergon_framework.jobs.results import (
     timed_out,
     unanswered,
 )
+from ergon_framework.jobs.schedule_client import AsyncScheduleClient
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import FullJobStore, Job, NewJob, Search, Topic
@@ -335,6 +336,11 @@ class AsyncJobClient:
 
     def _clients(self) -> FlowClients:
         return FlowClients(self._sync, lambda: self)
+
+    @property
+    def schedules(self) -> AsyncScheduleClient:
+        """Put, pause and delete schedules while workers run."""
+        return AsyncScheduleClient(lambda ask: self._call(lambda: ask(self._sync().schedules)))
 
     async def announce(self) -> None:
         """Wake workers after a commit of one's own that brought jobs."""

@@ -57,6 +57,7 @@ from ergon_framework.jobs.results import (
     result_of,
     wait_in_time,
 )
+from ergon_framework.jobs.schedule_client import ScheduleClient
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.views import job_view
 from ergon_framework.ports.context import current_attempt
@@ -355,6 +356,13 @@ class JobClient:
         """How many threads of this process wait for a result."""
         shared = self._shared.get(os.getpid())
         return 0 if shared is None else shared.waiters
+
+    @property
+    def schedules(self) -> ScheduleClient[EnqueuedJob]:
+        """Put, pause and delete schedules while workers run."""
+        return ScheduleClient(
+            self.store, self.settings.max_payload, lambda added: EnqueuedJob.of(added, self)
+        )
 
     # ---- putting jobs in ----
 

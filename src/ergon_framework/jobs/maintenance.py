@@ -74,6 +74,8 @@ logger = logging.getLogger("ergon.jobs")
 
 PRUNE_BATCH = 500
 """Jobs that are deleted in one commit."""
+SCHEDULE_INTERVAL = 5.0
+"""Seconds between two looks for schedules that were put meanwhile."""
 PRUNE_INTERVAL = 30.0
 """Seconds between two looks for jobs whose retention is over."""
 PRUNE_DELAY_AFTER_JUMP = 3600.0
@@ -397,5 +399,5 @@ class Maintenance:
         at = self._scheduler.turn() if self._scheduler is not None else None
         if self.is_under_way:
             return 0.0
-        wait = PRUNE_INTERVAL if at is None else at - self._store.now()
-        return min(max(wait, 0.01), PRUNE_INTERVAL)
+        wait = SCHEDULE_INTERVAL if at is None else at - self._store.now()
+        return min(max(wait, 0.01), SCHEDULE_INTERVAL)

@@ -16,18 +16,29 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Annotated, Any, Literal, Protocol, Self
 
 import msgspec
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
+from ergon_framework.core.option_values import shown
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.schedule import (
     MISFIRE_GRACE,
     Due,
+    Instants,
     Misfire,
     due,
     is_far_ahead,
+    until,
     upcoming,
 )
 from ergon_framework.errors import JobError
@@ -35,7 +46,12 @@ from ergon_framework.jobs.cron import check_cron, check_zone, interval, read_cro
 from ergon_framework.jobs.newjob import MAX_PAYLOAD, new_job
 from ergon_framework.jobs.settings import RetrySettings
 from ergon_framework.jobs.tracing import fired, firing
-from ergon_framework.ports.job_fields import MAX_SCHEDULE_NAME, SCHEDULE_NAME
+from ergon_framework.ports.job_fields import (
+    MAX_SCHEDULE_NAME,
+    SCHEDULE_NAME,
+    instant,
+    refusal,
+)
 from ergon_framework.ports.jobstore import DEFAULT_QUEUE, NewJob, Schedule, ScheduleStore
 from ergon_framework.ports.settings_model import (
     Count,
@@ -83,6 +99,11 @@ def _seconds(value: object) -> object:
         return interval(str(value).strip())
 
 
+def _instant(value: object) -> float:
+    with _told():
+        return instant("ends_at", value)
+
+
 def _json(value: object) -> object:
     """A variable holds lists and tables as JSON."""
     if not isinstance(value, str):
@@ -117,6 +138,8 @@ class ScheduleSettings(SettingsModel):
     limit: Annotated[Count | None, OrNone] = None
     result_ttl: Annotated[PositiveOrZero | None, OrNone] = None
     misfire: Literal["once", "skip", "all"] = "once"
+    jitter: PositiveOrZero = 0.0
+    ends_at: Annotated[Annotated[float, BeforeValidator(_instant)] | None, OrNone] = None
     unique: Switch = False
     paused: Switch = False
 
@@ -163,6 +186,30 @@ Schedules = Annotated[Mapping[Name, ScheduleSettings], AfterValidator(FrozenDict
 # ---- records and jobs ---------------------------------------------------------------------------
 
 
+def checked_settings(name: str, fields: Mapping[str, Any]) -> ScheduleSettings:
+    """Settings that a program gives; each mistake is a :class:`JobError` with its field's name."""
+    try:
+        _NAME.validate_python(name)
+    except ValidationError:
+        raise refusal(
+            "name",
+            f"is {shown(name)}",
+            f"write a text of up to {MAX_SCHEDULE_NAME} letters, digits, '_', '-' and '.', which"
+            " begins with none of the last two",
+        ) from None
+    try:
+        return ScheduleSettings.model_validate(fields)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        field = ".".join(str(each) for each in found["loc"]) or "cron"
+        problem = str(found["msg"]).removeprefix("Value error, ").rstrip(".")
+        raise refusal(field, f"is not accepted: {problem}", _HOW) from None
+
+
+_NAME = TypeAdapter(Name)
+_HOW = "see docs/howto/schedule-jobs.md for what a schedule may have"
+
+
 def schedule_of(name: str, settings: ScheduleSettings, source: str = "") -> Schedule:
     """The record of a schedule that has not been planned yet."""
     key = f"schedule:{name}" if settings.unique else None
@@ -178,13 +225,33 @@ def schedule_of(name: str, settings: ScheduleSettings, source: str = "") -> Sche
         next_at=None,
         is_paused=settings.paused,
         source=source,
+        jitter=settings.jitter,
+        ends_at=settings.ends_at,
     )
 
 
 def job_of(schedule: Schedule, at: float) -> NewJob:
     """The job of one fire."""
     fields = msgspec.json.decode(schedule.job, type=dict[str, Any])
-    return msgspec.convert({**fields, "id": f"{schedule.name}@{format_rfc3339(at)}"}, NewJob)
+    job_id = job_id_of(schedule, at)
+    if schedule.jitter:
+        fields["run_at"] = at + schedule.jitter * _share(job_id)
+    return msgspec.convert({**fields, "id": job_id}, NewJob)
+
+
+def job_id_of(schedule: Schedule, at: float) -> str:
+    """The id of the job of one fire."""
+    return f"{schedule.name}@{format_rfc3339(at)}"
+
+
+def _share(job_id: str) -> float:
+    """From 0 to 1, the same for every worker: two that fire at once mean the same job."""
+    return int.from_bytes(sha256(job_id.encode()).digest()[:6]) / 2**48
+
+
+def fires_of(schedule: Schedule) -> Instants:
+    """When the schedule fires, up to its end."""
+    return until(read_cron(schedule.cron, schedule.zone), schedule.ends_at)
 
 
 def renewed(schedule: Schedule, old: Schedule | None, now: float) -> Schedule:
@@ -197,7 +264,9 @@ def renewed(schedule: Schedule, old: Schedule | None, now: float) -> Schedule:
         next_at: float | None = old.next_at
     else:  # fires that were due by the old times, or during a pause, are not made up for
         after = now if last_at is None or is_far_ahead(last_at, now) else max(now, last_at)
-        next_at = next(read_cron(schedule.cron, schedule.zone)(after), None)
+        next_at = next(fires_of(schedule)(after), None)
+    if schedule.ends_at is not None and next_at is not None and next_at > schedule.ends_at:
+        next_at = None
     return msgspec.structs.replace(schedule, next_at=next_at, last_at=last_at)
 
 
@@ -312,12 +381,25 @@ class Scheduler:
         first in the next call, for the oldest come first.
         """
         now = self._store.now()
-        found = sorted(self._store.schedules(), key=lambda each: each.next_at or 0.0)
         # Plans may be those of a clock that was wrong: looked at once, and after it was set back.
         is_doubtful = self._is_doubtful or now < self._looked_at
         self._is_doubtful, self._looked_at = False, now
+        found, is_more = self._next(is_all=is_doubtful)
         wakes = [self._fired(each, now, goes_on, is_doubtful=is_doubtful) for each in found]
+        if is_more and wakes[-1] != found[-1].next_at:
+            return now  # all of them have fired: look at those behind them
         return min((at for at in wakes if at is not None), default=None)
+
+    def _next(self, *, is_all: bool) -> tuple[list[Schedule], bool]:
+        """The schedules to look at, the earliest first, and whether there may be more.
+
+        A program may have put thousands, of which a few are due at a time. All are read where that
+        does not do: those that cannot fire would stand before the others for ever.
+        """
+        if is_all or self._unreadable:
+            return sorted(self._store.schedules(), key=lambda each: each.next_at or 0.0), False
+        found = self._store.next_schedules(MAX_LOOK)
+        return found, len(found) == MAX_LOOK
 
     def stop(self) -> None:
         """Write nothing more. From any thread; a write that is under way is the last."""
@@ -399,7 +481,7 @@ class Scheduler:
     def _planned_anew(self, schedule: Schedule, expected: float, now: float) -> float | None:
         """Plan from now on what a clock has planned that was far ahead and was put right since."""
         try:
-            next_at = next(read_cron(schedule.cron, schedule.zone)(now), None)
+            next_at = next(fires_of(schedule)(now), None)
         except ValueError as error:
             self._complain(schedule, error)
             return None
@@ -418,17 +500,18 @@ class Scheduler:
 
 
 def _planned(schedule: Schedule, expected: float, now: float) -> Due:
-    instants = read_cron(schedule.cron, schedule.zone)
-    return due(instants, expected, now, Misfire(schedule.misfire))
+    return due(fires_of(schedule), expected, now, Misfire(schedule.misfire))
 
 
 def _previewed(schedule: Schedule, count: int) -> Upcoming:
     if schedule.is_paused:
         return Upcoming(schedule, problem="it is paused")
     if schedule.next_at is None:
-        return Upcoming(schedule, problem="it has no further fire")
+        end = schedule.ends_at
+        over = "has no further fire" if end is None else f"ended at {format_rfc3339(end)}"
+        return Upcoming(schedule, problem=f"it {over}")
     try:
-        instants = read_cron(schedule.cron, schedule.zone)
+        instants = fires_of(schedule)
     except JobError as error:
         return Upcoming(schedule, problem=str(error))
     return Upcoming(schedule, upcoming(instants, schedule.next_at, count))
@@ -444,6 +527,9 @@ def _tell_late(schedule: Schedule, expected: float, now: float, count: int) -> N
         count,
     )
 
+
+MAX_LOOK = 100
+"""Schedules that are read at a time to find those that are due."""
 
 MAX_SLICE = 0.2
 """Seconds after which others have their turn, unless a lease is so short that it must be less."""

@@ -213,4 +213,6 @@ def schedule_view(schedule: Schedule) -> dict[str, Any]:
         "next_at": None if schedule.is_paused else moment(schedule.next_at),
         "last_at": moment(schedule.last_at),
         "source": schedule.source,
+        "jitter": schedule.jitter,
+        "ends_at": moment(schedule.ends_at),
     }

@@ -456,6 +456,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     last_at: float | None = None
     is_paused: bool = False
     source: str = ""  # who defined it; a worker removes those of its own settings that are gone
+    jitter: float = 0.0  # the job of a fire is due up to so many seconds after it
+    ends_at: float | None = None  # nothing fires after this instant
 
 
 class ScheduleStore(Protocol):
@@ -463,6 +465,9 @@ class ScheduleStore(Protocol):
 
     def schedules(self) -> list[Schedule]:
         """All, by name."""
+
+    def next_schedules(self, limit: int) -> list[Schedule]:
+        """Those that fire next, the earliest first; none that is paused or has no further fire."""
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition, keeping nothing of the old one."""

@@ -128,6 +128,8 @@ _JOBS: dict[str, tuple[Any, ...]] = {
         "A schedule enqueued its jobs; so many seconds late.",
         ("schedule", "jobs", "late"),
     ),
+    "schedule.put": ("A program stored or changed a schedule.", ("schedule",)),
+    "schedule.deleted": ("A program or an operator removed a schedule.", ("schedule",)),
     "schedule.paused": ("An operator paused a schedule.", ("schedule",)),
     "schedule.resumed": ("An operator let a schedule fire again.", ("schedule",)),
     "queue.paused": ("An operator paused a queue; what runs goes on.", ("queue",)),

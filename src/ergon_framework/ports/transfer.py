@@ -183,6 +183,14 @@ class QueueRecord(TransferRecord, frozen=True):
         return self.queue
 
 
+_ADDED_TO_SCHEDULES: dict[str, Any] = {"jitter": 0.0, "ends_at": None}
+"""Fields that the first version of the format does not have; left out where they say nothing."""
+
+
+def _without(defaults: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in fields.items() if k not in defaults or v != defaults[k]}
+
+
 class ScheduleRecord(TransferRecord, frozen=True):
     """A schedule, by name."""
 
@@ -194,6 +202,27 @@ class ScheduleRecord(TransferRecord, frozen=True):
     def sort_key(self) -> str:
         """Its name."""
         return self.schedule.name
+
+    @property
+    def content(self) -> bytes:
+        """As it was before schedules had a jitter and an end, for those that have none."""
+        fields = msgspec.structs.asdict(self.schedule)
+        # In the order of the class, as a record without these fields is encoded.
+        return msgspec.msgpack.encode({"schedule": _without(_ADDED_TO_SCHEDULES, fields)})
+
+    def document(self) -> dict[str, Any]:
+        """Without what :attr:`content` leaves out."""
+        found = super().document()
+        found["schedule"] = _without(_ADDED_TO_SCHEDULES, found["schedule"])
+        return found
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """With what an older file does not have."""
+        schedule = document.get("schedule") if isinstance(document, dict) else None
+        if isinstance(schedule, dict):
+            document = {**document, "schedule": {**_ADDED_TO_SCHEDULES, **schedule}}
+        return super().from_document(document)
 
 
 # ---- fact stores --------------------------------------------------------------------------------

@@ -85,6 +85,8 @@ class ScheduleItem(_Told):
     next_at: AwareDatetime | None
     last_at: AwareDatetime | None
     source: str
+    jitter: float = Field(description="Seconds over which the jobs of its fires are spread.")
+    ends_at: AwareDatetime | None
     problem: str | None = Field(description="Why it never fires; null when it does.")
 
 

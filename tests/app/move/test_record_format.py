@@ -171,6 +171,18 @@ RECORDS: dict[str, TransferRecord] = {
             source="settings",
         )
     ),
+    "schedule with an end": ScheduleRecord(
+        Schedule(
+            name="nightly",
+            cron="0 3 * * *",
+            zone="Europe/Berlin",
+            misfire="once",
+            job=b'{"handler":"greet"}',
+            next_at=1_700_000_100.0,
+            jitter=2.5,
+            ends_at=1_800_000_000.0,
+        )
+    ),
     "log": LogRecord(1, "outbound", 5, HASH, 4096, None, {"plant-c": 4, "plant-b": 3}),
     "fact": FactRecord(1, "outbound", FACT, OTHER),
     "id of a fact": FactIdRecord(HASH[:16], OTHER[:16], 8),
@@ -194,6 +206,10 @@ CANONICAL = {
         65,
     ),
     "schedule": ("7f4e50bf098b9996a6b171b921baeba1dc29905825239f1b6454b10ce28079f2", 149),
+    "schedule with an end": (
+        "a44b1a6b708a2a6018986c3a772d60b00526837a095027f92ed9fe3d7ab84aa1",
+        174,
+    ),
     "log": ("589ec873b3d2447088c6542db3c0a948585c31b988c92295cc2edee3361c76f0", 113),
     "fact": ("e22d5afb346af45842ce18aa7ebca844ba873bd808fa980f52a00ab29019dcb7", 245),
     "id of a fact": ("c876ed81cd296dcc181141884a0e54ce1c41c270b4d30bcea1d0411f5a7bf86c", 56),
@@ -212,6 +228,7 @@ TITLES = {
     "queue": "queue settings",
     "queue without a rate": "queue settings",
     "schedule": "schedules",
+    "schedule with an end": "schedules",
     "log": "logs",
     "fact": "facts",
     "id of a fact": "ids of facts",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import nsmallest
 from typing import Any, TypeVar
 
 import msgspec
@@ -145,6 +146,12 @@ class Reader:
                 if name not in self._told:
                     self._told.add(name)
                     logger.warning("the row of %s is left out, it cannot be read: %s", name, error)
+
+
+def earliest(schedules: Iterable[Schedule], limit: int) -> list[Schedule]:
+    """Those that fire next, for stores without an index of them."""
+    waiting = [each for each in schedules if each.next_at is not None and not each.is_paused]
+    return nsmallest(limit, waiting, key=lambda each: (each.next_at, each.name))
 
 
 def _worker(row: tuple[Any, ...]) -> WorkerRecord:

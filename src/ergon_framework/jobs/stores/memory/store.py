@@ -16,7 +16,7 @@ import msgspec
 from ergon_framework.core.claim import ClaimRequest, checked_changes
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.jobs.stores.documents import named_in, text_of
+from ergon_framework.jobs.stores.documents import earliest, named_in, text_of
 from ergon_framework.jobs.stores.memory.flows import MemoryFlows
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
@@ -323,6 +323,11 @@ class MemoryJobStore:
         """All, by name."""
         with self.step():
             return sorted(self._schedules.values(), key=lambda schedule: schedule.name)
+
+    def next_schedules(self, limit: int) -> list[Schedule]:
+        """Those that fire next, the earliest first; none that is paused or has no further fire."""
+        with self.step():
+            return earliest(self._schedules.values(), limit)
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition."""

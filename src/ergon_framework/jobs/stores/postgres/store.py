@@ -17,7 +17,7 @@ from ergon_framework.core.claim import (
 )
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
+from ergon_framework.jobs.stores.documents import Reader, earliest, queue_of, text_of
 from ergon_framework.jobs.stores.postgres import admin, settle
 from ergon_framework.jobs.stores.postgres.claim import ClaimMemory
 from ergon_framework.jobs.stores.postgres.exchange import Exchange, Unconfirmed
@@ -525,6 +525,14 @@ class PostgresJobStore:
         """All, by name."""
         rows = self.transactions.read(lambda tx: tx.execute(_SCHEDULES["all"]).fetchall())
         return self._reader.schedules(rows)
+
+    def next_schedules(self, limit: int) -> list[Schedule]:
+        """Those that fire next, the earliest first; none that is paused or has no further fire."""
+        values = {"limit": limit}
+        rows = self.transactions.read(lambda tx: tx.execute(_SCHEDULES["next"], values).fetchall())
+        found = self._reader.schedules(rows)
+        # Rows that cannot be read must not stand before the others for ever.
+        return found if len(found) == len(rows) else earliest(self.schedules(), limit)
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition, keeping nothing of the old one."""

@@ -417,6 +417,10 @@ def worker_row(name: str, blob: bytes) -> tuple[Any, ...]:
     return name, *_AT.unpack_from(blob), blob[_AT.size :]
 
 
+_FEWEST_SCHEDULE_FIELDS = 9
+"""Fields of a schedule before it had a jitter and an end."""
+
+
 def schedule_row(name: str, blob: bytes) -> tuple[Any, ...]:
     """The fields of a schedule; only its name where the value is not what a store writes."""
     try:
@@ -424,7 +428,11 @@ def schedule_row(name: str, blob: bytes) -> tuple[Any, ...]:
     except msgspec.MsgspecError:
         row = []
     width = len(Schedule.__struct_fields__)
-    return tuple(row) if len(row) == width else (name, *[None] * (width - 1))
+    if not _FEWEST_SCHEDULE_FIELDS <= len(row) <= width:
+        return (name, *[None] * (width - 1))
+    # A version wrote it that had fewer fields: the others are what they were for all schedules.
+    missing = width - len(row)
+    return (*row, *Schedule.__struct_defaults__[-missing:]) if missing else tuple(row)
 
 
 def schedule_blob(schedule: Schedule) -> bytes:

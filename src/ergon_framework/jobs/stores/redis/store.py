@@ -10,7 +10,7 @@ import msgspec
 
 from ergon_framework.core.claim import NO_LIMITS, ClaimRequest
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.documents import Reader, named_in, queue_of, text_of
+from ergon_framework.jobs.stores.documents import Reader, earliest, named_in, queue_of, text_of
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.admin import count_in, search
 from ergon_framework.jobs.stores.redis.flows import RedisFlows
@@ -480,6 +480,10 @@ class RedisJobStore:
         """All, by name."""
         found = sorted(rows.pairs(self.transactions.call("HGETALL", "schedules")))
         return self._reader.schedules(rows.schedule_row(*each) for each in found)
+
+    def next_schedules(self, limit: int) -> list[Schedule]:
+        """Those that fire next, the earliest first; none that is paused or has no further fire."""
+        return earliest(self.schedules(), limit)
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition, keeping nothing of the old one."""

@@ -12,7 +12,7 @@ import msgspec
 
 from ergon_framework.core.claim import DEFAULT_BOUNDS, ClaimBounds, ClaimRequest, Turns
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
+from ergon_framework.jobs.stores.documents import Reader, earliest, queue_of, text_of
 from ergon_framework.jobs.stores.sqlite import admin, transitions
 from ergon_framework.jobs.stores.sqlite.claim import SqliteClaim, limits_of
 from ergon_framework.jobs.stores.sqlite.flows import SqliteFlows
@@ -354,6 +354,13 @@ class SqliteJobStore:
         rows = self.transactions.read(lambda cursor: _all(cursor, _SCHEDULES["all"]))
         return self._reader.schedules(rows)
 
+    def next_schedules(self, limit: int) -> list[Schedule]:
+        """Those that fire next, the earliest first; none that is paused or has no further fire."""
+        rows = self.transactions.read(lambda cursor: _all(cursor, _SCHEDULES["next"], limit))
+        found = self._reader.schedules(rows)
+        # Rows that cannot be read must not stand before the others for ever.
+        return found if len(found) == len(rows) else earliest(self.schedules(), limit)
+
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition, keeping nothing of the old one."""
 
@@ -393,15 +400,15 @@ def _renew(cursor: sqlite3.Cursor, hold: LeaseRenewal, until: float) -> bool:
     return cursor.execute(_SQL["renew"], values).rowcount == 1
 
 
-def _all(cursor: sqlite3.Cursor, statement: str) -> list[tuple[Any, ...]]:
+def _all(cursor: sqlite3.Cursor, statement: str, *values: object) -> list[tuple[Any, ...]]:
     """All rows, a text that is not UTF-8 as well as it can be read."""
     try:
-        return cursor.execute(statement).fetchall()
+        return cursor.execute(statement, values).fetchall()
     except sqlite3.OperationalError as error:
         if not is_misread(error):
             raise
         with lossy(cursor):
-            return cursor.execute(statement).fetchall()
+            return cursor.execute(statement, values).fetchall()
 
 
 def _problem(cursor: sqlite3.Cursor, seq: int) -> str | None:

@@ -30,16 +30,37 @@ def schedule(name: str, **fields: object) -> Schedule:
 @check()
 def schedules_are_kept(s: JobStoreSubject) -> None:
     """Schedules are listed by name, as they were put."""
-    second = schedule("b", is_paused=True, source="file", last_at=START, next_at=None)
+    second = schedule(
+        "b", is_paused=True, source="file", last_at=START, next_at=None, jitter=2.5, ends_at=START
+    )
     s.store.put_schedule(second)
     s.store.put_schedule(schedule("a"))
     same(s.store.schedules(), [schedule("a"), second], "schedules")
 
 
 @check()
+def next_schedules_are_the_earliest(s: JobStoreSubject) -> None:
+    """Those that fire next come first; what is paused or has no further fire does not come."""
+    for n, name in enumerate(("d", "b", "c", "a")):
+        s.store.put_schedule(schedule(name, next_at=START + 60.0 * (n + 1)))
+    s.store.put_schedule(schedule("paused", is_paused=True, next_at=START))
+    s.store.put_schedule(schedule("over", next_at=None))
+    same([each.name for each in s.store.next_schedules(9)], ["d", "b", "c", "a"], "all of them")
+    same([each.name for each in s.store.next_schedules(2)], ["d", "b"], "two of them")
+    s.store.fire("d", START + 60.0, START + 200.0, [])
+    same([each.name for each in s.store.next_schedules(9)], ["b", "c", "d", "a"], "after a fire")
+    same(
+        s.store.next_schedules(9)[2],
+        schedule("d", next_at=START + 200.0, last_at=START + 60.0),
+        "it",
+    )
+
+
+@check()
 def schedule_is_replaced_whole(s: JobStoreSubject) -> None:
     """A schedule that is put again keeps nothing of the old definition."""
-    s.store.put_schedule(schedule("a", is_paused=True, source="file", last_at=START))
+    old = schedule("a", is_paused=True, source="file", last_at=START, jitter=1.0, ends_at=START)
+    s.store.put_schedule(old)
     s.store.put_schedule(schedule("a", cron="0 1 * * *"))
     same(s.store.schedules(), [schedule("a", cron="0 1 * * *")], "schedules")
 
@@ -57,13 +78,14 @@ def dropped_schedule_is_gone(s: JobStoreSubject) -> None:
 @check()
 def schedule_fires_once(s: JobStoreSubject) -> None:
     """A fire adds its jobs and moves the schedule on; the same fire again does nothing."""
-    s.store.put_schedule(schedule("a"))
+    s.store.put_schedule(schedule("a", jitter=1.5, ends_at=START + 999.0))
     same(s.store.fire("a", START + 60.0, START + 360.0, [new("x"), new("y")]), True, "first")
     same(s.store.fire("a", START + 60.0, START + 360.0, [new("z")]), False, "second")
     (found,) = s.store.schedules()
     same(found.next_at, START + 360.0, "next_at")
     expect(found.last_at is not None, "it does not know when it last fired")
     same((found.cron, found.job), (schedule("a").cron, schedule("a").job), "the rest")
+    same((found.jitter, found.ends_at), (1.5, START + 999.0), "jitter and end")
     same(s.ids(9), ["x", "y"], "delivered")
 
 

@@ -1,0 +1,241 @@
+"""Schedules that programs put, pause and delete while workers run: one per tenant, for example.
+
+Workers keep the schedules of their settings and of their App in line; those of a client they only
+fire. A client therefore refuses to change the definition of one that a worker would change back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from typing import Any, Generic, NamedTuple, TypeVar, Unpack, cast
+
+import msgspec
+
+from ergon_framework.errors import JobError, JobNotFoundError
+from ergon_framework.ports.job_options import HandlerOptions
+from ergon_framework.ports.jobstore import EnqueueResult, FullJobStore, Job, Schedule
+from ergon_framework.telemetry.notices import emit
+
+E = TypeVar("E")
+"""A job that was enqueued, as the client of the jobs hands it out."""
+
+OF_CLIENT = "client"
+"""The source of schedules that a client has put."""
+
+
+class Fire(NamedTuple):
+    """One fire of a schedule, and the job it enqueued."""
+
+    at: float
+    """When it was due, in seconds since the epoch."""
+    job_id: str
+    job: Job | None
+    """None when no such job is there: it was purged, or the fire was skipped or missed."""
+
+
+class ScheduleClient(Generic[E]):
+    """What ``client.schedules`` is. Any thread may call any method."""
+
+    def __init__(
+        self, store: FullJobStore, max_payload: int, enqueued: Callable[[EnqueueResult], E]
+    ) -> None:
+        """``enqueued`` makes what ``run`` returns."""
+        self._store = store
+        self._max_payload = max_payload
+        self._enqueued = enqueued
+
+    def put(
+        self,
+        name: str,
+        handler: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        cron: str | None = None,
+        every: float | str | timedelta | None = None,
+        timezone: str = "UTC",
+        misfire: str = "once",
+        overlap: bool = True,
+        jitter: float = 0.0,
+        ends_at: float | str | datetime | None = None,
+        paused: bool = False,
+        **options: Unpack[HandlerOptions],
+    ) -> Schedule:
+        """Store a schedule, or change the one of this name; workers fire it from now on.
+
+        The next fire stays where it is unless the times change. ``jitter`` spreads the jobs of
+        fires that many schedules have at the same instant: each is due up to so many seconds later.
+        After ``ends_at`` nothing fires. A schedule that an operator paused stays paused.
+        """
+        # Late: most clients put no schedules, and need not import what reads cron lines.
+        from ergon_framework.jobs.scheduler import (
+            checked_settings,
+            is_paused_by_hand,
+            renewed,
+            schedule_of,
+        )
+
+        settings = checked_settings(
+            name,
+            {
+                **options,
+                "handler": handler,
+                "args": list(args),
+                "kwargs": dict(kwargs or {}),
+                "cron": cron,
+                "every": _interval(every),
+                "zone": timezone,
+                "misfire": misfire,
+                "unique": not overlap,
+                "jitter": jitter,
+                "ends_at": ends_at,
+                "paused": paused,
+            },
+        )
+        settings.job(max_payload=self._max_payload)
+        old = self._known().get(name)
+        if old is not None and old.source != OF_CLIENT:
+            raise JobError(
+                f"the schedule {name!r} belongs to {old.source!r}, whose workers would change it"
+                " back",
+                remedy="change it there, or put this one under another name",
+                details={"schedule": name, "source": old.source},
+            )
+        new = renewed(schedule_of(name, settings, OF_CLIENT), old, self._store.now())
+        if old is not None and is_paused_by_hand(old) and not paused:
+            new = msgspec.structs.replace(new, is_paused=True)
+        self._store.put_schedule(new)
+        emit("schedule.put", schedule=name)
+        return new
+
+    def all(self) -> list[Schedule]:
+        """All schedules of the store, by name, whoever put them."""
+        return self._store.schedules()
+
+    def get(self, name: str) -> Schedule:
+        """One schedule; ``JobNotFoundError`` when there is none of this name."""
+        known = self._known()
+        if name in known:
+            return known[name]
+        near = get_close_matches(name, known, 1)
+        remedy = f"did you mean {near[0]!r}?" if near else "a worker stores those of its settings"
+        raise JobNotFoundError(f"there is no schedule {name!r}", remedy=remedy)
+
+    def pause(self, name: str) -> Schedule:
+        """Let it fire no more until it is resumed, whatever workers start meanwhile."""
+        return self._paused(name, is_paused=True)
+
+    def resume(self, name: str) -> Schedule:
+        """Let it fire again. What it missed in its pause is not made up for."""
+        return self._paused(name, is_paused=False)
+
+    def delete(self, name: str) -> bool:
+        """Remove it; whether it was there. Jobs that it has enqueued stay.
+
+        One of the settings or of an App comes back with the next worker.
+        """
+        is_removed = self._store.drop_schedule(name)
+        if is_removed:
+            emit("schedule.deleted", schedule=name)
+        return is_removed
+
+    def run(self, name: str) -> E:
+        """Enqueue its job now, beside its fires."""
+        from ergon_framework.jobs.newjob import new_id
+        from ergon_framework.jobs.scheduler import job_of
+
+        job = job_of(self.get(name), self._store.now())
+        now = msgspec.structs.replace(job, id=new_id(), run_at=None)
+        (added,) = self._store.add([now])
+        return self._enqueued(added)
+
+    def fires(self, name: str, limit: int = 10) -> list[Fire]:
+        """The last fires, the newest first, each with its job.
+
+        They are those of its present line: after a change of it, only the last fire is known of
+        those before. The oldest one listed has a job, unless the last fire is all there is.
+        """
+        from ergon_framework.core.schedule import latest
+        from ergon_framework.jobs.scheduler import fires_of, job_id_of
+
+        schedule = self.get(name)
+        last_at = schedule.last_at
+        if last_at is None or limit < 1:
+            return []
+        instants = [at for at in latest(fires_of(schedule), last_at, limit) if at < last_at]
+        ids = [(at, job_id_of(schedule, at)) for at in (last_at, *reversed(instants))][:limit]
+        found = [Fire(at, job_id, self._store.find(job_id)) for at, job_id in ids]
+        while len(found) > 1 and found[-1].job is None:
+            found.pop()  # perhaps from before it was put
+        return found
+
+    def _paused(self, name: str, *, is_paused: bool) -> Schedule:
+        from ergon_framework.jobs.scheduler import renewed
+
+        old = self.get(name)
+        new = msgspec.structs.replace(old, is_paused=is_paused)
+        if not is_paused:
+            new = renewed(new, old, self._store.now())
+        self._store.put_schedule(new)
+        emit("schedule.paused" if is_paused else "schedule.resumed", schedule=name)
+        return new
+
+    def _known(self) -> dict[str, Schedule]:
+        return {schedule.name: schedule for schedule in self._store.schedules()}
+
+
+def _interval(every: float | str | timedelta | None) -> float | str | None:
+    return every.total_seconds() if isinstance(every, timedelta) else every
+
+
+class AsyncScheduleClient:
+    """What ``client.schedules`` of an :class:`AsyncJobClient` is: the same for an event loop."""
+
+    def __init__(
+        self, call: Callable[[Callable[[ScheduleClient[Any]], Any]], Awaitable[Any]]
+    ) -> None:
+        self._call = call
+
+    async def put(
+        self,
+        name: str,
+        handler: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> Schedule:
+        """Store a schedule, or change the one of this name; see :meth:`ScheduleClient.put`."""
+        return cast(
+            "Schedule",
+            await self._call(lambda client: client.put(name, handler, args, kwargs, **fields)),
+        )
+
+    async def all(self) -> list[Schedule]:
+        """All schedules of the store, by name, whoever put them."""
+        return cast("list[Schedule]", await self._call(ScheduleClient.all))
+
+    async def get(self, name: str) -> Schedule:
+        """One schedule; ``JobNotFoundError`` when there is none of this name."""
+        return cast("Schedule", await self._call(lambda client: client.get(name)))
+
+    async def pause(self, name: str) -> Schedule:
+        """Let it fire no more until it is resumed, whatever workers start meanwhile."""
+        return cast("Schedule", await self._call(lambda client: client.pause(name)))
+
+    async def resume(self, name: str) -> Schedule:
+        """Let it fire again. What it missed in its pause is not made up for."""
+        return cast("Schedule", await self._call(lambda client: client.resume(name)))
+
+    async def delete(self, name: str) -> bool:
+        """Remove it; whether it was there. Jobs that it has enqueued stay."""
+        return cast("bool", await self._call(lambda client: client.delete(name)))
+
+    async def run(self, name: str) -> str:
+        """Enqueue its job now, beside its fires; the id of the job."""
+        return cast("str", await self._call(lambda client: str(client.run(name))))
+
+    async def fires(self, name: str, limit: int = 10) -> list[Fire]:
+        """The last fires, the newest first, each with its job."""
+        return cast("list[Fire]", await self._call(lambda client: client.fires(name, limit)))
