@@ -18,7 +18,7 @@ from tests import fork_server
 
 SAMPLES = Path(__file__).parent / "samples"
 SOURCE = Path(ergon_framework.__file__).parents[1]
-PATIENCE = 30.0
+PATIENCE = 90.0
 
 
 class Output:

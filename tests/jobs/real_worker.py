@@ -20,7 +20,7 @@ from ergon_framework.ports.jobstore import Job, NewJob
 from tests import waiting
 
 PROGRAMS = Path(__file__).parent / "programs"
-PATIENCE = 30.0
+PATIENCE = 90.0
 
 
 def unruly(*arguments: str, **options: Any) -> ExecutorSettings:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from tests import fork_server
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 CORE, ADMIN = "/bsfg.v1.Boundary/", "/bsfg.v1.BoundaryAdmin/"
 
 
