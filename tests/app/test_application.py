@@ -445,6 +445,9 @@ def test_an_app_is_given_a_store_or_a_file(given: dict[str, Any], told: str) -> 
     ("given", "told"),
     [
         *(({"processes": each}, "processes must be a whole number") for each in (0, -1, "2", True)),
+        ({"max_jobs_per_process": 0}, "max_jobs_per_process must be a whole number of 1 or more"),
+        ({"max_memory_per_process": "1G"}, "max_memory_per_process must be a whole number"),
+        ({"max_process_age": 0}, "max_process_age must be a number above 0, not 0"),
         ({"max_in_flight": 2000}, "max_in_flight must be a whole number from 1 to 1024, not 2000"),
         ({"burst": "no"}, "burst must be True or False, not 'no'"),
         ({"queues": []}, "queues is"),
@@ -559,7 +562,7 @@ def test_a_script_enqueues_and_runs_its_jobs(tmp_path: Path) -> None:
     """No settings file, no other command; a handler may enqueue more."""
     main = """
     job, bad = resize.enqueue("a.png", width=3), fail.enqueue()
-    report = app.run(burst=True, processes=1)
+    report = app.run(burst=True, processes=1, max_jobs_per_process=2)
     print(report.completed, report.failed, job.result(0), bad.status())
     """
     with script(tmp_path, main) as process:
@@ -569,6 +572,10 @@ def test_a_script_enqueues_and_runs_its_jobs(tmp_path: Path) -> None:
     with JobClient(f"sqlite:///{tmp_path / 'ergon.db'}") as client:
         shapes = [client.show(job.id) for job in client.store.search(Search(handler="work#resize"))]
         (bad,) = client.store.search(Search(handler="work#fail"))
+        (ended,) = client.store.ended_workers()
+    assert ended.executors["work"]["recycled"] == {
+        "max_jobs": 1
+    }  # three jobs, two for each process
     assert sorted(shape["result"] for shape in shapes) == ["a.png@3", "from inside@100"]
     assert {shape["correlation_id"] for shape in shapes} == {None, bad.id}
 

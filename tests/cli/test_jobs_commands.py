@@ -590,7 +590,7 @@ def test_schedules(desk: Desk) -> None:
 def test_workers(desk: Desk) -> None:
     """Those that told of themselves."""
     now = desk.client.store.now()
-    pool = {"in_flight": 2, "slots": 0}
+    pool = {"in_flight": 2, "slots": 0, "recycled": {"max_jobs": 3, "max_age": 1}}
     desk.client.store.heartbeat(
         WorkerRecord(
             id="w", host="here", pid=7, version="1", started_at=now, executors={"python": pool}
@@ -599,7 +599,9 @@ def test_workers(desk: Desk) -> None:
     (row,) = desk("workers", "--json").json
     assert (row["id"], row["pid"], row["state"], row["busy"]) == ("w", 7, "running", 2)
     assert row["executors"] == {"python": pool}
-    assert "all" in desk("workers").out
+    out = desk("workers").out
+    assert "all" in out
+    assert "recycled 3 by max_jobs, 1 by max_age" in out
 
 
 def test_why(desk: Desk) -> None:

@@ -148,7 +148,9 @@ def test_failures_end_in_the_dead_letters(place: Path) -> None:
     ergon(place, "enqueue", "fail", "--id", "bad", "--max-attempts", "1")
     ergon(place, "enqueue", "nobody", "--id", "none")
     ergon(place, "enqueue", "later", "--id", "later")
-    ergon(place, "worker", "--burst")
+    alone = ("--max-jobs-per-process", "1", "--log-level", "info")
+    told = ergon(place, "worker", "--burst", *alone).stderr
+    assert "has reached its max_jobs and is replaced, after 1 jobs" in told
     dead = {each["id"]: each for each in json.loads(ergon(place, "dlq", "list", "--json").stdout)}
     assert set(dead) == {"bad", "none"}
     assert dead["bad"]["last_error"] == {

@@ -169,9 +169,9 @@ def test_a_shared_outage_costs_no_lease() -> None:
 
 
 def test_a_process_that_does_not_leave_after_its_share_is_made_to() -> None:
-    """``recycle_after`` with an executor that ignores the end of its input."""
+    """``max_jobs`` with an executor that ignores the end of its input."""
     jobs = [job("any", id=str(n)) for n in range(4)]
-    report, _ = burst(jobs, executor=program("lazy", recycle_after=1))
+    report, _ = burst(jobs, executor=program("lazy", max_jobs=1))
     assert report.completed == 4
 
 

@@ -241,27 +241,6 @@ def test_nothing_is_claimed_for_an_executor_without_a_free_slot() -> None:
         assert {get(store, str(n)).deliveries for n in range(3)} == {0}
 
 
-def test_a_process_is_replaced_after_so_many_jobs() -> None:
-    """``recycle_after`` bounds what a leaking executor can do."""
-    jobs = [job("echo", id=str(n)) for n in range(7)]
-    store = MemoryJobStore()
-    store.add(jobs)
-    started: list[int] = []
-    subject = worker(store, executor=unruly(recycle_after=2), burst=True)
-    tell = subject.tell
-
-    def listen(name: str, **fields: Any) -> None:
-        if name == "executor.started":
-            started.append(fields["pid"])
-        tell(name, **fields)
-
-    subject.tell = listen  # type: ignore[method-assign]
-    report = subject.run()
-    assert report.completed == 7
-    assert len(started) >= 4
-    assert {get(store, each.id).attempts for each in jobs} == {1}
-
-
 def test_a_pool_never_outgrows_its_size() -> None:
     """Crashes are replaced one for one."""
     store = MemoryJobStore()

@@ -46,7 +46,9 @@ with Scripted(*steps, store=sys.argv[1], retry_policy=once, circuit_breaker=Fals
 """
 
 
-def beat(place: Path, name: str, totals: WorkerTotals, *, age: float = 0.0) -> None:
+def beat(
+    place: Path, name: str, totals: WorkerTotals, *, age: float = 0.0, recycled: int = 0
+) -> None:
     """Let a worker tell of itself."""
     with closing(open_job_store(f"sqlite:///{place}/work.db")) as store:
         started_at = 1_000.0 if age else 1e12  # before and after the server's start
@@ -58,6 +60,7 @@ def beat(place: Path, name: str, totals: WorkerTotals, *, age: float = 0.0) -> N
                 version="1",
                 started_at=started_at,
                 totals=totals.document(),
+                executors={"python": {"recycled": {"max_age": recycled}}} if recycled else {},
             )
         )
 
@@ -82,21 +85,23 @@ def app(tmp_path: Path) -> FastAPI:
 
 def test_two_workers_add_up(app: FastAPI, tmp_path: Path) -> None:
     """Also when one of them is gone: a counter never goes down."""
-    beat(tmp_path, "a", some(3, 1))
-    beat(tmp_path, "b", some(2, seconds=7.0))
+    beat(tmp_path, "a", some(3, 1), recycled=2)
+    beat(tmp_path, "b", some(2, seconds=7.0), recycled=1)
     found = scraped(app)
+    recycled = 'ergon_executor_recycled_total{executor="python",reason="max_age"}'
+    assert found[recycled] == 3
     assert found[ATTEMPTS.format("completed")] == 5
     assert found[ATTEMPTS.format("failed")] == 1
     assert found['ergon_job_duration_seconds_bucket{queue="mail",le="0.25"}'] == 4
     assert found['ergon_job_duration_seconds_bucket{queue="mail",le="10.0"}'] == 6
     assert found['ergon_job_duration_seconds_count{queue="mail"}'] == 6
     assert found['ergon_job_duration_seconds_sum{queue="mail"}'] == pytest.approx(14.8)
-    beat(tmp_path, "a", some(4, 1))
+    beat(tmp_path, "a", some(4, 1), recycled=4)
     with closing(open_job_store(f"sqlite:///{tmp_path}/work.db")) as store:
         gone = WorkerRecord(id="b", host="here", pid=1, version="1", started_at=0, state="gone")
         store.heartbeat(gone)
     assert scraped(app)[ATTEMPTS.format("completed")] == 6
-    assert scraped(app)[ATTEMPTS.format("completed")] == 6
+    assert scraped(app)[recycled] == 5
 
 
 def test_what_was_done_before_the_first_scrape_is_not_counted(tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ergon_framework.core.option_values import count_flaw, or_none, shown, switch_flaw
+from ergon_framework.core.option_values import (
+    count_flaw,
+    number_flaw,
+    or_none,
+    shown,
+    switch_flaw,
+)
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.job_fields import name as queue_name
 
@@ -23,6 +29,9 @@ _FLAWS: dict[str, tuple[Callable[[Any], str], str]] = {
     "raises": (switch_flaw, "True"),
     "max_jobs": (or_none(count_flaw), "10_000"),
     "processes": (or_none(count_flaw), "4"),
+    "max_jobs_per_process": (or_none(count_flaw), "1_000"),
+    "max_memory_per_process": (or_none(count_flaw), "500_000_000"),
+    "max_process_age": (or_none(partial(number_flaw, is_above=True)), "3600"),
     "max_in_flight": (or_none(partial(count_flaw, most=MAX_IN_FLIGHT)), "10"),
 }
 

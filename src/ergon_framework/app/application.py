@@ -82,6 +82,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 EXECUTOR = "python"
 """The executor of a script without a name, and of one whose settings define executors."""
+LIMIT_SETTINGS = {
+    "max_jobs_per_process": "max_jobs",
+    "max_memory_per_process": "max_memory",
+    "max_process_age": "max_age",
+}
+"""What ``run`` calls the settings of an executor after which a process is replaced."""
 STARTUP_GRACE = 10.0
 """Seconds that an executor has to start, beside what its lifespans and hooks may take: a process
 that ends by itself because one of them hangs costs no job a delivery."""
@@ -507,12 +513,16 @@ class App:
         queues: str | Sequence[str] | None = None,
         processes: int | None = None,
         max_in_flight: int | None = None,
+        max_jobs_per_process: int | None = None,
+        max_memory_per_process: int | None = None,
+        max_process_age: float | None = None,
     ) -> AppReport:
         """Run everything that was declared until SIGTERM or SIGINT; a second signal stops at once.
 
         With ``burst`` consumers run until their source has nothing more, and then jobs until
-        nothing is due. ``queues``, ``processes`` and ``max_in_flight`` are about jobs, the last two
-        about this script's own executor.
+        nothing is due. All other arguments are about jobs, and all but ``queues`` about this
+        script's own executor. A process of it is replaced after so many jobs, or when it has so
+        many bytes of memory, or after so many seconds.
         """
         from ergon_framework.app.observability import observed, show_executors
         from ergon_framework.app.run_app import (
@@ -527,8 +537,14 @@ class App:
 
         refuse_while_loading("starts a worker")
         served = checked_queues("run", queues)
-        check_values("run", burst=burst, processes=processes, max_in_flight=max_in_flight)
-        own = {"pool_size": processes, "max_in_flight": max_in_flight}
+        limits: dict[str, float | None] = {
+            "max_jobs_per_process": max_jobs_per_process,
+            "max_memory_per_process": max_memory_per_process,
+            "max_process_age": max_process_age,
+        }
+        check_values("run", burst=burst, processes=processes, max_in_flight=max_in_flight, **limits)
+        own: dict[str, float | None] = {"pool_size": processes, "max_in_flight": max_in_flight}
+        own |= {LIMIT_SETTINGS[name]: value for name, value in limits.items()}
         given = {name: value for name, value in own.items() if value is not None}
         show_executors()
         with ExitStack() as stack:
@@ -590,7 +606,7 @@ class App:
         most = MAX_JOBS if max_jobs is None else max_jobs
         return drain(self, queues=served, max_jobs=most, raises=raises)
 
-    def worker_setup(self, given: Mapping[str, int]) -> JobSetup:
+    def worker_setup(self, given: Mapping[str, float]) -> JobSetup:
         """The setup with this script as an executor, unless the settings define one like it."""
         from ergon_framework.jobs.settings import ExecutorSettings
 
@@ -605,7 +621,7 @@ class App:
             (word, number), *_ = given.items()
             raise ConfigurationError(
                 f"app.run: the settings define the executor {own_name!r}, so they say how many"
-                " processes it has and what each has in flight",
+                " processes it has, what each has in flight, and when it is replaced",
                 remedy=f"write {word} = {number} under {toml_table('executors', own_name)}",
             )
         if not missing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -84,6 +84,13 @@ class JobSetup:
     def _limit(self, store: JobAdmin, name: str) -> None:
         own = self.jobs.queues[name]
         store.set_queue(name, max_active=own.max_active, rate=own.rate, burst=own.burst)
+
+    def with_limits(self, given: Mapping[str, float]) -> JobSetup:
+        """The same with limits of this worker's own for the processes of every executor."""
+        if not given:
+            return self
+        executors = {name: each.model_copy(update=given) for name, each in self.executors.items()}
+        return replace(self, executors=executors)
 
     def worker(
         self,

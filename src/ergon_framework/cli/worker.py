@@ -42,6 +42,33 @@ def worker(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="How this worker is called [made up].")
     ] = None,
+    max_jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--max-jobs-per-process",
+            metavar="N",
+            min=1,
+            help="Replace a process of an executor after so many jobs [max_jobs of the executor].",
+        ),
+    ] = None,
+    max_memory: Annotated[
+        int | None,
+        typer.Option(
+            "--max-memory-per-process",
+            metavar="BYTES",
+            min=1,
+            help="Replace one that has so much memory [max_memory of the executor].",
+        ),
+    ] = None,
+    max_age: Annotated[
+        float | None,
+        typer.Option(
+            "--max-process-age",
+            metavar="SECONDS",
+            min=0.001,
+            help="Replace one after so many seconds [max_age of the executor].",
+        ),
+    ] = None,
     url: StoreUrl = None,
     log_level: LogLevel = "warning",
     log_format: LogFormat = "text",
@@ -67,7 +94,9 @@ def worker(
     if name:  # an empty one is made up, as none is
         name_of("worker name", name)
     try:
-        setup = job_settings(config, url).kept()
+        limits = {"max_jobs": max_jobs, "max_memory": max_memory, "max_age": max_age}
+        given = {name: value for name, value in limits.items() if value is not None}
+        setup = job_settings(config, url).kept().with_limits(given)
         shape = {"executors": ",".join(setup.executors)}
         with observed(load_settings(config), f"worker {name or os.getpid()}"):
             report = work(

@@ -32,7 +32,14 @@ def workers(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag =
 
 def _told(name: str, pool: Any) -> str:
     """An executor in a few words."""
+    from ergon_framework.jobs.totals import recycled_of
+
     if not isinstance(pool, dict):
         return name
     text = f"{name} {pool.get('processes', '?')}/{pool.get('pool_size', '?')}"
+    recycled = recycled_of({name: pool}).get(name)
+    if recycled:
+        text += ", recycled " + ", ".join(
+            f"{number} by {reason}" for reason, number in recycled.items()
+        )
     return f"{text} does not start: {pool['reason']}" if pool.get("opens_at") else text

@@ -82,4 +82,8 @@ def _options(words: Sequence[str], program: str) -> dict[str, Any]:
     parser.add_argument("--queue", action="append", dest="queues", help="only jobs of this queue")
     parser.add_argument("--processes", type=int, help="processes that run handlers")
     parser.add_argument("--max-in-flight", type=int, help="jobs at once in each of them")
+    replaced = "replace a process"
+    parser.add_argument("--max-jobs-per-process", type=int, help=f"{replaced} after so many jobs")
+    parser.add_argument("--max-memory-per-process", type=int, help=f"{replaced} with so many bytes")
+    parser.add_argument("--max-process-age", type=float, help=f"{replaced} after so many seconds")
     return vars(parser.parse_args([*words]))

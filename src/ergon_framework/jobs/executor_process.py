@@ -29,6 +29,7 @@ from ergon_framework.jobs.child_process import ChildProcess
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.event_loop import READ, WRITE, EventLoop
 from ergon_framework.jobs.settings import MAX_IN_FLIGHT, ExecutorSettings
+from ergon_framework.ports.dice import roll
 
 spoken = logging.getLogger("ergon.executors")
 """What executors write to their standard error streams, at level INFO, without secrets."""
@@ -100,6 +101,51 @@ def _pieces(line: bytes) -> list[bytes]:
     return [line[at : at + MAX_LINE_BYTES] for at in range(0, len(line), MAX_LINE_BYTES)]
 
 
+class RecycleReason(StrEnum):
+    """Which limit of an executor a process has reached; each is named as its setting."""
+
+    MAX_JOBS = "max_jobs"
+    MAX_MEMORY = "max_memory"
+    MAX_AGE = "max_age"
+
+
+NEVER = float("inf")
+RECYCLE_SPREAD = 0.1
+"""The part of ``max_jobs`` and ``max_age`` by which a process may be replaced earlier: processes
+that were started together shall not be replaced together."""
+
+
+class ProcessLimits:
+    """Decides when a process is to be replaced. It has had so many jobs, or is so large or old."""
+
+    def __init__(self, settings: ExecutorSettings, started_at: float) -> None:
+        self.reason: RecycleReason | None = None
+        """Why the process is to be replaced; None: it is not."""
+        self.max_jobs: float = settings.max_jobs or NEVER
+        """It may not be given more."""
+        self.retires_at = NEVER
+        self._max_memory: float = settings.max_memory or NEVER
+        early = RECYCLE_SPREAD * roll()
+        # The successor starts while the process may still be given some.
+        self._almost_all = self.max_jobs - int(settings.max_jobs * early)
+        if settings.max_age:
+            self.retires_at = started_at + settings.max_age * (1.0 - early)
+
+    def look(self, jobs: int, now: float) -> None:
+        """Note a limit that was reached by a process that was given so many jobs."""
+        if self.reason is not None:
+            return
+        if jobs >= self._almost_all:
+            self.reason = RecycleReason.MAX_JOBS
+        elif now >= self.retires_at:
+            self.reason = RecycleReason.MAX_AGE
+
+    def look_at_memory(self, jobs: int, used: int) -> None:
+        """Note that the process has grown too large. A new one is as it is: so are all of them."""
+        if self.reason is None and jobs and used >= self._max_memory:
+            self.reason = RecycleReason.MAX_MEMORY
+
+
 class InFlight:
     """One request that has been written and not been answered."""
 
@@ -162,6 +208,8 @@ class ExecutorProcess:
         self.is_solo = False  # runs a solo job, and nothing beside it
         self.answers = 0
         self.given = 0  # requests, ever
+        self.limits = ProcessLimits(settings, self.started_at)
+        self.is_relieved = False  # a successor has its place: it gets no other request
         self.is_broken = False  # an answer could not be used: it gets no other request
         self.end_reason: EndReason | None = None
         self.term_at: float | None = None
@@ -200,14 +248,18 @@ class ExecutorProcess:
         return self.started_at + self.settings.startup_grace
 
     @property
+    def is_dismissed(self) -> bool:
+        """Whether it gets no more requests because it has reached a limit."""
+        return self.is_relieved or self.given >= self.limits.max_jobs
+
+    @property
     def room(self) -> int:
         """How many more requests it may be given now."""
         if self.end_reason is not None or self.is_solo or self.is_reserved:
             return 0
         if self._is_mute or self._has_lost or self.is_broken or self._is_leaving:
             return 0
-        served = self.settings.recycle_after
-        if served and self.answers + len(self.in_flight) >= served:
+        if self.is_dismissed:
             return 0
         return self.max_in_flight - len(self.in_flight)
 
@@ -253,6 +305,8 @@ class ExecutorProcess:
             times.append(now + 0.05)
         if self.suspect_at is not None:
             times.append(self.suspect_at)
+        if self.limits.retires_at < NEVER and self.limits.reason is None:
+            times.append(self.limits.retires_at)
         if self._has_cancelled and not self._is_leaving:
             times += [self._cancel_until(each) for each in self._cancelled()]
         return min(times, default=None)
@@ -340,7 +394,7 @@ class ExecutorProcess:
         return (request.cancelled_at or 0.0) + grace
 
     def retire(self, now: float) -> None:
-        """Close its input after ``recycle_after`` jobs, and end it if it does not leave."""
+        """Close its input, now that it has reached a limit, and end it if it does not leave."""
         if self.end_reason is None:
             self.end_reason = EndReason.RECYCLED
             self.close_input()

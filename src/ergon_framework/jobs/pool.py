@@ -14,8 +14,8 @@ import shutil
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,6 +39,7 @@ from ergon_framework.jobs.executor_process import (
     EndReason,
     ExecutorProcess,
     InFlight,
+    RecycleReason,
     with_reason,
 )
 from ergon_framework.jobs.settings import MAX_IN_FLIGHT, ExecutorSettings
@@ -163,6 +164,8 @@ class ExecutorPool:
         self.next_at: float | None = 0.0
         self.is_open = True  # starts processes and takes jobs
         self.strays = 0
+        self.recycled: Counter[RecycleReason] = Counter()
+        """Processes that were replaced because they had reached a limit, by that."""
         self.bad_end = ""
         """How a process ended that was asked to leave and did not end well; empty: none."""
         self._owner = owner
@@ -219,6 +222,8 @@ class ExecutorPool:
             self._look_at(process, now)
         times: list[float | None] = []
         if self.is_open:
+            if len(self.processes) > self.settings.pool_size:
+                self._relieve(now)
             times.append(self._start_missing(now))
             self._dispatch(now)
         self._offer_slots()
@@ -256,6 +261,12 @@ class ExecutorPool:
                 self._owner.finish(claim, Released(), None, None)
         for process in self.processes:
             process.cancel_marked(self._now())
+        self._owner.dirty(self)
+
+    def note_memory(self, used: Mapping[int, int]) -> None:
+        """Take in how many bytes each process has, with all that it has started, by pid."""
+        for process in self.processes:
+            process.limits.look_at_memory(process.given, used.get(process.child.pid, 0))
         self._owner.dirty(self)
 
     def note_killed(self) -> int:
@@ -300,6 +311,7 @@ class ExecutorPool:
             "opens_at": self._owner.wall() + wait if wait and self.gate.failures else None,
             "reason": self.gate.reason,
             "stray_lines": self.strays,
+            "recycled": {reason.value: number for reason, number in self.recycled.items()},
         }
 
     # ---- ProcessListener: called by the processes, inside a turn of the loop ----
@@ -376,8 +388,10 @@ class ExecutorPool:
             process.end(EndReason.CANCELLED, now)
         if self._is_silent(process, now):
             process.end(EndReason.NOT_UP, now)
-        if self._is_spent(process):
-            process.retire(now)
+        if self._is_usable(process, now):  # one that starts slower than it ages must not multiply
+            process.limits.look(process.given, now)
+        if process.is_dismissed and not process.in_flight:
+            self._retire(process, now)
 
     def _next_look(self, process: ExecutorProcess, now: float) -> float | None:
         times = [process.next_look(now)]
@@ -399,9 +413,32 @@ class ExecutorPool:
         """Whether a process that should say it is ready has not done so in its grace."""
         return self._says_ready and now >= process.up_at and not process.is_up
 
-    def _is_spent(self, process: ExecutorProcess) -> bool:
-        limit = self.settings.recycle_after
-        return bool(limit) and process.answers >= limit and not process.in_flight
+    def _retire(self, process: ExecutorProcess, now: float) -> None:
+        """Let a process leave that has reached a limit and has nothing in hand."""
+        reason = process.limits.reason
+        if process.end_reason is not None or reason is None:
+            return
+        text = "executor %r: process %d has reached its %s and is replaced, after %d jobs in %.0f s"
+        pid, age = process.child.pid, now - process.started_at
+        logger.info(text, self.name, pid, reason.value, process.answers, age)
+        self.recycled[reason] += 1
+        self._owner.tell("executor.recycled", executor=self.name, pid=pid, reason=reason.value)
+        process.retire(now)
+
+    def _relieve(self, now: float) -> None:
+        """Give no more jobs to processes that have reached a limit and whose successors are up.
+
+        Until then they go on, so that the pool has its size all the time. Only ``max_jobs`` is not
+        exceeded while a successor starts.
+        """
+        able = [
+            each for each in self.processes if self._is_usable(each, now) and not each.is_dismissed
+        ]
+        spare = len(able) - self.settings.pool_size
+        for process in [each for each in able if each.limits.reason is not None][: max(0, spare)]:
+            process.is_relieved = True
+            if not process.in_flight:
+                self._retire(process, now)
 
     def _remove_ended(self, process: ExecutorProcess, now: float) -> None:
         self.processes.remove(process)
@@ -462,15 +499,22 @@ class ExecutorPool:
         is_killed = status == -signal.SIGKILL and is_idle and is_left_alone and was_closing
         return status > 0 or (is_killed and not self._owner.is_forced)
 
+    @property
+    def _missing(self) -> int:
+        """How many processes are to be started; those that have reached a limit are replaced."""
+        lasting = sum(not each.limits.reason for each in self.processes)
+        room = self.settings.max_processes - len(self.processes)
+        return min(self.settings.pool_size - lasting, room)
+
     def _start_missing(self, now: float) -> float | None:
-        if len(self.processes) >= self.settings.pool_size:
+        if self._missing <= 0:
             return None
-        while len(self.processes) < self.settings.pool_size and self.gate.may_start(now):
+        while self._missing > 0 and self.gate.may_start(now):
             # After a failed start, one process at a time tries: if it comes up, the others follow.
             if self.gate.failures and any(not process.is_up for process in self.processes):
                 return now + ASSUMED_UP_AFTER
             self._start(now)
-        return self.gate.open_until if len(self.processes) < self.settings.pool_size else now
+        return self.gate.open_until if self._missing > 0 else now
 
     def _start(self, now: float) -> None:
         settings = self.settings
@@ -542,7 +586,12 @@ class ExecutorPool:
         process.give(claim, line, timeout)
 
     def _slots(self, now: float) -> int:
-        return sum(max(0, each.room) for each in self.processes if self._is_usable(each, now))
+        rooms = sum(max(0, each.room) for each in self.processes if self._is_usable(each, now))
+        if len(self.processes) <= self.settings.pool_size:
+            return rooms
+        # Processes finish beside their successors; together they run no more than the pool may.
+        most = self.settings.pool_size * max(each.max_in_flight for each in self.processes)
+        return max(0, min(rooms, most - self._in_flight))
 
     def _offer_slots(self) -> None:
         free = self._slots(self._now()) - len(self._waiting) - len(self._solos)

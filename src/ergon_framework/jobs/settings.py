@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JOB_RETRIES, JobRule
@@ -203,6 +210,7 @@ class JobsSettings(SettingsModel):
 
 
 MAX_IN_FLIGHT = 1024
+FORMER_MAX_JOBS = "recycle_after"
 
 
 class ExecutorSettings(SettingsModel):
@@ -219,8 +227,28 @@ class ExecutorSettings(SettingsModel):
     response_limit: Annotated[Count, Field(ge=1024)] = 16 * 1024 * 1024
     shutdown_grace: PositiveOrZero | None = None
     kill_grace: PositiveOrZero = 2.0
-    recycle_after: CountOrZero = 0
+    max_jobs: CountOrZero = 0
+    max_memory: CountOrZero = 0
+    max_age: PositiveOrZero = 0.0
     keep_output: Annotated[CountOrZero, Field(le=100)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former_names(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or FORMER_MAX_JOBS not in given:
+            return given
+        if "max_jobs" in given:
+            raise ValueError(
+                f"{FORMER_MAX_JOBS} is the former name of max_jobs: keep only max_jobs"
+            )
+        rest = {key: value for key, value in given.items() if key != FORMER_MAX_JOBS}
+        return {**rest, "max_jobs": given[FORMER_MAX_JOBS]}
+
+    @property
+    def max_processes(self) -> int:
+        """How many of its processes there may be at once, those that are replaced included."""
+        is_recycled = self.max_jobs or self.max_memory or self.max_age
+        return 2 * self.pool_size if is_recycled else self.pool_size
 
     @property
     def leaves_within(self) -> float:

@@ -43,7 +43,22 @@ def ended_record(record: WorkerRecord) -> WorkerRecord:
         started_at=record.started_at,
         state=ENDED,
         totals=record.totals,
+        executors={
+            name: {"recycled": numbers} for name, numbers in recycled_of(record.executors).items()
+        },
     )
+
+
+def recycled_of(executors: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """How many processes of each executor were replaced, by the limit that they had reached."""
+    told = {
+        name: pool.get("recycled") for name, pool in executors.items() if isinstance(pool, Mapping)
+    }
+    return {
+        name: {str(reason): number for reason, number in numbers.items() if type(number) is int}
+        for name, numbers in told.items()
+        if isinstance(numbers, Mapping) and numbers
+    }
 
 
 def worker_id(record: WorkerRecord) -> str:

@@ -34,6 +34,7 @@ from ergon_framework.jobs.claims import Claim, Settler, told_of
 from ergon_framework.jobs.event_loop import EventLoop
 from ergon_framework.jobs.executor_process import CONFUSED_AFTER
 from ergon_framework.jobs.maintenance import Maintenance
+from ergon_framework.jobs.memory_watch import MemoryWatch
 from ergon_framework.jobs.pool import ExecutorPool, allow_descriptors, checked
 from ergon_framework.jobs.scheduler import MAX_SLICE, CronJobs
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
@@ -312,8 +313,11 @@ class Worker:
             for key, value in self.executors.items()
         }
         self._started_at = self._store.now()
-        allow_descriptors(sum(each.pool_size for each in self.executors.values()))
+        allow_descriptors(sum(each.max_processes for each in self.executors.values()))
         self._store_thread.start()
+        memory = MemoryWatch(self._watched_processes, self._memory_told)
+        if any(each.max_memory for each in self.executors.values()):
+            memory.start()
         self.tell("worker.started", worker=self.name)
         try:
             self._work()
@@ -322,6 +326,7 @@ class Worker:
             try:
                 report = self._leave()
             finally:
+                memory.close()
                 self.watchdog.close()
         error = self._error or self._bad_end()
         if error is not None:
@@ -594,6 +599,19 @@ class Worker:
     def _cancel_marked(self) -> None:
         for pool in self._pools.values():
             pool.cancel_marked()
+
+    def _watched_processes(self) -> list[int]:
+        """The processes of executors with a limit of memory, for the thread that measures it."""
+        limited = [pool for pool in self._pools.values() if pool.settings.max_memory]
+        return [process.child.pid for pool in limited for process in tuple(pool.processes)]
+
+    def _memory_told(self, used: Mapping[int, int]) -> None:
+        self.loop.post(lambda: self._note_memory(used))
+
+    def _note_memory(self, used: Mapping[int, int]) -> None:
+        for pool in self._pools.values():
+            if pool.settings.max_memory:
+                pool.note_memory(used)
 
     def _reported(self, name: str, fields: dict[str, Any]) -> None:
         if name == "store.broken":

@@ -143,6 +143,10 @@ _JOBS: dict[str, tuple[Any, ...]] = {
         "A process of an executor ended because its worker asked it to.",
         ("executor", "pid", "how"),
     ),
+    "executor.recycled": (
+        "A process of an executor is replaced: it has had so many jobs, or is so large or old.",
+        ("executor", "pid", "reason"),
+    ),
     "executor.died": ("A process of an executor ended by itself.", ("executor", "pid", "how")),
     "executor.held_back": (
         "An executor does not start; its jobs wait and lose no attempt.",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import Any
 
 from ergon_framework.jobs.totals import BOUNDS as JOB_BOUNDS
-from ergon_framework.jobs.totals import OTHERS, numbers_of, worker_id
+from ergon_framework.jobs.totals import OTHERS, numbers_of, recycled_of, worker_id
 from ergon_framework.jobs.totals import OUTCOMES as JOB_OUTCOMES
 from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.ports.providerstore import MinuteOfLane, ProviderInspector
@@ -90,6 +90,7 @@ class JobCounters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._growth = Growth()
+        self._recycled = Growth()
         self._start = ServerStart()
         self._workers: Collection[tuple[str, float]] = ()
         self.known: Sequence[Exposed] = ()
@@ -103,17 +104,27 @@ class JobCounters:
         with self._lock:
             since = self._start.by(now)
             # A name may be given to another process later.
-            alive = {(worker_id(each), each.started_at): each.totals for each in workers}
-            for worker, totals in alive.items():
+            alive = {(worker_id(each), each.started_at): each for each in workers}
+            for worker, record in alive.items():
                 is_new = worker in self._workers or worker[1] >= since
-                for queue, document in totals.items():
+                for queue, document in record.totals.items():
                     numbers = numbers_of(document)
                     if numbers is not None:
                         self._growth.take((*worker, queue), (queue,), numbers, is_new=is_new)
+                self._take_recycled(worker, record, is_new=is_new)
             self._workers = alive.keys()
             self._growth.keep(lambda source: source[:2] in alive)
-            self.known = told = [*_of_jobs(self._growth)]
+            self._recycled.keep(lambda source: source[:2] in alive)
+            self.known = told = [*_of_jobs(self._growth), _of_recycled(self._recycled)]
             return told
+
+    def _take_recycled(
+        self, worker: tuple[str, float], record: WorkerRecord, *, is_new: bool
+    ) -> None:
+        for executor, numbers in recycled_of(record.executors).items():
+            for reason, number in numbers.items():
+                labels = (executor, reason)
+                self._recycled.take((*worker, *labels), labels, [number], is_new=is_new)
 
 
 def _of_jobs(growth: Growth) -> Iterator[Exposed]:
@@ -133,6 +144,15 @@ def _of_jobs(growth: Growth) -> Iterator[Exposed]:
             for (queue,), numbers in growth.totals.items()
         ],
     )
+
+
+def _of_recycled(growth: Growth) -> Family:
+    found = [
+        ({"executor": executor, "reason": reason}, numbers[0])
+        for (executor, reason), numbers in growth.totals.items()
+    ]
+    text = "Processes of executors that were replaced, by the limit that they had reached."
+    return Family("ergon_executor_recycled_total", "counter", text, found)
 
 
 def _by_outcome(growth: Growth) -> list[tuple[dict[str, str], float]]:

@@ -28,11 +28,31 @@ def mark(path: str, text: str) -> None:
         file.write(f"{text}\n")
 
 
+KEPT: list[Any] = []
+
+
+def grow(size: int, *, is_child: bool) -> None:
+    """Keep so many bytes, in this process or in one that it starts."""
+    if not is_child:
+        KEPT.append(b"x" * size)
+        return
+    program = f"kept = b'x' * {size}; print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    child = subprocess.Popen([sys.executable, "-c", program], **pipes)  # type: ignore[call-overload]
+    child.stdout.readline()
+    KEPT.append(child)
+
+
 def serve(request: dict[str, Any]) -> None:
     """Answer one request, or fail to."""
     answer: dict[str, Any] = {"job_id": request["job_id"], "status": "success", "result": None}
     name, args = request["function_name"], request["args"]
-    if not (ends(name, args) or spoils(name, answer)):
+    if name == "wait_for":
+        Path(args[0]).read_bytes()  # a named pipe: until somebody opens it for writing
+        answer["result"] = os.getpid()
+    elif name in ("grow", "grow_child"):
+        grow(args[0], is_child=name == "grow_child")
+    elif not (ends(name, args) or spoils(name, answer)):
         answer |= outcome(request)
     say(answer)
 
