@@ -313,7 +313,7 @@ def test_jobs_list_filters(desk: Desk) -> None:
     desk.client.enqueue_many(
         [{"handler": "h", "id": f"{n}", "queue": f"q{n % 2}"} for n in range(4)]
     )
-    desk.client.enqueue("other", id="x")
+    desk.client.enqueue("other", id="x", tags=["vip"], metadata={"plan": "pro"})
     desk.client.cancel("0")
     listed = [row["id"] for row in desk("jobs", "list", "--json").json]
     assert sorted(listed) == ["0", "1", "2", "3", "x"]
@@ -322,6 +322,12 @@ def test_jobs_list_filters(desk: Desk) -> None:
         (["--status", "CANCELLED", "--status", "pending", "--queue", "q0"], ["0", "2"]),
         (["--handler", "other"], ["x"]),
         (["--queue", "nowhere"], []),
+        (["--tag", "vip", "--metadata", "plan=pro"], ["x"]),
+        (["--tag", "vip", "--metadata", "plan=free"], []),
+        (["--since", "1h", "--tag", "vip"], ["x"]),
+        (["--until", "1h"], []),
+        (["--error", "timeout"], []),
+        (["--state", "pending", "--since", "2020-01-01T00:00:00Z", "--handler", "other"], ["x"]),
     ):
         rows = desk("jobs", "list", "--json", *filters).json
         assert sorted(row["id"] for row in rows) == expected
@@ -332,6 +338,23 @@ def test_jobs_list_filters(desk: Desk) -> None:
     answer = desk("jobs", "list", "--status", "happy")
     assert answer.code == 2
     assert "use pending, active" in answer.err
+    for wrong in (["--since", "soon"], ["--metadata", "plan"], ["--tag", "a=b"]):
+        answer = desk("jobs", "list", *wrong)
+        assert answer.code in (1, 2)
+        assert wrong[0].strip("-") in answer.err
+
+
+def test_tags_are_given_and_shown(desk: Desk) -> None:
+    """People see tags in one line, programs as they are."""
+    job = desk("enqueue", "h", "--tag", "a", "--tag", "b:1", "--metadata", "k=v=w").out.strip()
+    shown = desk("jobs", "show", job, "--json").json
+    assert (shown["tags"], shown["metadata"]) == (["a", "b:1"], {"k": "v=w"})
+    out = desk("jobs", "show", job).out
+    assert "a, b:1" in out
+    assert '{"k": "v=w"}' in out
+    found = desk("jobs", "list", "--tag", "a", "--json").json
+    assert [each["id"] for each in found] == [job]
+    assert "tags" not in desk("jobs", "show", desk.client.enqueue("h"), "--json").json
 
 
 def test_jobs_show_has_every_pinned_field(desk: Desk) -> None:

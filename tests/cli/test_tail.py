@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from ergon_framework.cli import invoke
-from ergon_framework.cli.tail import _follow, instant_of
+from ergon_framework.cli.job_filters import instant_of
+from ergon_framework.cli.tail import _follow
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.journal import JournalEntry, JournalQuery
 from ergon_framework.storage.journal import SqliteJournal

@@ -73,6 +73,7 @@ SEARCHES = (
     Search(queue="mail"),
     Search(handler="work", statuses=(JobStatus.PENDING, JobStatus.ACTIVE)),
     Search(code="flaky"),
+    Search(error="transient"),
 )
 PATIENCE = 15.0
 MOST_HELD = 40

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 import msgspec
 
@@ -22,8 +23,10 @@ from ergon_framework.ports.jobstore import (
     Job,
     NewJob,
     OnDuplicate,
+    Search,
     Settlement,
     WorkerRecord,
+    labels_of,
 )
 
 change = msgspec.structs.replace
@@ -49,6 +52,13 @@ class AddsPartly(Honest):
 
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return [added for job in jobs for added in super(AddsPartly, self).add([job])]
+
+
+class ForgetsTags(Honest):
+    """Keeps what running a job needs, and no more."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        return super().add([change(job, tags=(), metadata=None) for job in jobs])
 
 
 class OverwritesDuplicates(Honest):
@@ -420,3 +430,87 @@ class LeasesFollowTheClock(Honest):
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
         return 0
+
+
+# ---- finding ------------------------------------------------------------------------------------
+
+
+class AnyTagWillDo(Honest):
+    """Finds jobs that have one of the tags, not all of them."""
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        found = [
+            job
+            for label in search.labels or (None,)
+            for job in super(AnyTagWillDo, self).search(_with_label(search, label))
+        ]
+        by_age = sorted({job.key: job for job in found}.values(), key=lambda job: -job.key)
+        return iter(by_age[:limit])
+
+    def count(self, search: Search) -> int:
+        return len(list(self.search(search)))
+
+
+class TakesMetadataForTags(Honest):
+    """Keeps the names of the metadata where the tags are."""
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        found = super().search(change(search, tags=(), metadata={}))
+        wanted = {*search.tags, *search.metadata}
+        fits = (job for job in found if wanted <= {*job.tags, *(job.metadata or {})})
+        return islice(fits, limit)
+
+    def count(self, search: Search) -> int:
+        return len(list(self.search(search)))
+
+
+class KeepsTagsOfTheGone(Honest):
+    """Notes tags by id, and never takes them off its list."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.labels: dict[str, set[str]] = {}
+
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        for job in jobs:
+            noted = self.labels.setdefault(job.id, set())
+            noted.update(labels_of(job.tags, job.metadata))
+        return super().add(jobs)
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        wanted = set(search.labels)
+        found = super().search(change(search, tags=(), metadata={}))
+        return islice((job for job in found if wanted <= self.labels[job.id]), limit)
+
+    def count(self, search: Search) -> int:
+        return len(list(self.search(search)))
+
+
+class ErrorsByCodeAlone(Honest):
+    """Takes the family of an error for its code."""
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        return super().search(change(search, code=search.error, error=None), limit)
+
+    def count(self, search: Search) -> int:
+        return super().count(change(search, code=search.error or search.code, error=None))
+
+
+class UntilIsIncluded(Honest):
+    """Counts the last instant in, so that two searches that follow each other find a job twice."""
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        until = None if search.until is None else search.until + 1e-6
+        return super().search(change(search, until=until), limit)
+
+    def count(self, search: Search) -> int:
+        return len(list(self.search(search)))
+
+
+def _with_label(search: Search, label: str | None) -> Search:
+    if label is None:
+        return search
+    key, mark, value = label.partition("=")
+    if mark:
+        return change(search, tags=(), metadata={key: value})
+    return change(search, tags=(label,), metadata={})

@@ -76,6 +76,11 @@ def test_the_calls_are_those_of_the_other_client() -> None:
             assert asked.by == "ann"
             ids = await client.enqueue_many(["h", ("h", [2])], queue="q")
             assert [(await client.find(each)).queue for each in ids] == ["q", "q"]
+            assert [found.id async for found in client.jobs(queue="q")] == ids[::-1]
+            assert [found.id async for found in client.jobs(queue="q", limit=1)] == ids[1:]
+            tagged = await client.enqueue_many(["h"] * 450, tags=["many"])
+            assert [found.id async for found in client.jobs(tags=["many"])] == tagged[::-1]
+            assert await client.count(tags=["many"], status=["pending", "active"]) == 450
 
     run(work())
 

@@ -69,6 +69,8 @@ def test_every_option_reaches_its_field() -> None:
         result_ttl=0,
         correlation_id="c",
         trace_context={"traceparent": "00-1-2-3"},
+        tags=["customer:42", "b", "customer:42"],
+        metadata={"plan": "pro", "a": "b=c"},
     )
     assert job == NewJob(
         id="my-id",
@@ -89,6 +91,8 @@ def test_every_option_reaches_its_field() -> None:
         result_ttl=0.0,
         correlation_id="c",
         trace_context={"traceparent": "00-1-2-3"},
+        tags=("customer:42", "b"),
+        metadata={"a": "b=c", "plan": "pro"},
     )
 
 
@@ -438,3 +442,35 @@ def test_a_forked_process_draws_its_own_random_part() -> None:
     assert theirs[19:] != new_id()[19:]
     os.close(read)
     os.close(write)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"tags": "customer:42"}, "tags must be a list"),
+        ({"tags": {"a": "b"}}, "tags must be a list"),
+        ({"tags": 5}, "tags must be a list"),
+        ({"tags": ["a", 5]}, "tags must be text"),
+        ({"tags": [""]}, "tags is empty"),
+        ({"tags": ["a=b"]}, "tags has an equals sign in 'a=b'"),
+        ({"tags": ["a\nb"]}, "tags holds the control character"),
+        ({"tags": ["x" * 101]}, "tags has 101 characters"),
+        ({"tags": [str(n) for n in range(17)]}, "tags are 17"),
+        ({"metadata": ["a"]}, "metadata must be a dict"),
+        ({"metadata": {5: "a"}}, "metadata must be text"),
+        ({"metadata": {"a=": "a"}}, "metadata has an equals sign"),
+        ({"metadata": {"a": 5}}, r"metadata\['a'\] must be text"),
+        ({"metadata": {"a": "x" * 256}}, r"metadata\['a'\] has 256 characters"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata has 17 names"),
+    ],
+)
+def test_tags_are_few_and_short(options: dict[str, Any], told: str) -> None:
+    """What could not be told apart in the index, or would make it large, is refused."""
+    with pytest.raises(JobError, match=told):
+        made(**options)
+
+
+def test_no_tags_are_as_good_as_none() -> None:
+    """A job with empty lists is stored as one that asks for nothing."""
+    job = made("h", tags=[], metadata={})
+    assert job == NewJob(id=job.id, handler="h")

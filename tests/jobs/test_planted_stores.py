@@ -19,6 +19,12 @@ from tests.jobs import planted_stores as planted
 
 PLANTED: list[tuple[type[planted.Honest], str]] = [
     (planted.AddsPartly, "add_is_all_or_nothing"),
+    (planted.ForgetsTags, "keeps_every_field"),
+    (planted.AnyTagWillDo, "search_by_tags"),
+    (planted.TakesMetadataForTags, "search_by_metadata"),
+    (planted.KeepsTagsOfTheGone, "tags_leave_with_their_job"),
+    (planted.ErrorsByCodeAlone, "search_by_family_of_errors"),
+    (planted.UntilIsIncluded, "search_by_time_of_creation"),
     (planted.OverwritesDuplicates, "duplicate_id_is_refused"),
     (planted.TidiesPayloads, "payload_is_untouched"),
     (planted.ForgetsTheTrace, "keeps_every_field"),

@@ -32,10 +32,12 @@ SCHEDULED = frozenset(
         "limit_key",
         "max_attempts",
         "max_deliveries",
+        "metadata",
         "priority",
         "queue",
         "result_ttl",
         "retry",
+        "tags",
         "timeout",
     }
 )

@@ -12,6 +12,7 @@ import typer
 
 from ergon_framework.cli import completion
 from ergon_framework.cli.job_client import StoreUrl, opened
+from ergon_framework.cli.job_filters import pairs
 from ergon_framework.cli.output import (
     json_text,
     progress,
@@ -96,6 +97,14 @@ def enqueue(
     trace_context: Annotated[
         str | None, typer.Option(metavar="JSON", help="The trace it belongs to: a JSON object.")
     ] = None,
+    tags: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="TAG", help="By which it is found; may be repeated."),
+    ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="By which it is found; may be repeated."),
+    ] = None,
     unique: Annotated[
         str | None, typer.Option(metavar="KEY", help="At most one unfinished job has this key.")
     ] = None,
@@ -158,6 +167,8 @@ def enqueue(
         "limit": limit,
         "result_ttl": result_ttl,
         "correlation_id": correlation_id,
+        "tags": tags or None,
+        "metadata": pairs(metadata) or None,
     }
     is_many = stdin or handler == _STDIN
     tables = {"retry": retry, "trace_context": trace_context}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli import completion, conform, executor, workers
+from ergon_framework.cli import conform, executor, job_filters, workers
 from ergon_framework.cli.job_client import JobId, StoreUrl, opened, show_jobs
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
@@ -15,44 +15,46 @@ from ergon_framework.core.text import indented
 from ergon_framework.errors import ConfigurationError, JobNotFoundError
 
 if TYPE_CHECKING:
-    from ergon_framework.core.job import JobStatus
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.ports.jobstore import Unreadable
 
 _JSON = (
     *("args", "kwargs", "result", "retry", "last_error", "trace_context"),
-    "cancel_requested",
+    *("cancel_requested", "metadata"),
 )
 app = typer.Typer(help="Look at jobs and workers; show, cancel or retry a job.")
 
 
 @app.command("list")
 def list_jobs(
-    status: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STATUS", help="May be repeated.", autocompletion=completion.statuses),
-    ] = None,
-    queue: Annotated[
-        str | None,
-        typer.Option(metavar="Q", help="Only of this queue.", autocompletion=completion.queues),
-    ] = None,
-    handler: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Only for this handler.", autocompletion=completion.handlers
-        ),
-    ] = None,
+    status: job_filters.Statuses = None,
+    queue: job_filters.OfQueue = None,
+    handler: job_filters.OfHandler = None,
+    tag: job_filters.Tags = None,
+    metadata: job_filters.Metadata = None,
+    error: job_filters.Error = None,
+    since: job_filters.Since = None,
+    until: job_filters.Until = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List jobs, the newest first."""
-    from ergon_framework.ports.jobstore import Search
-
-    statuses = tuple(_status(word) for word in status or ())
-    search = Search(statuses=statuses, queue=queue, handler=handler)
+    for word in status or ():
+        job_filters.status_of(word)  # before the store is opened
     with opened(config, url, reads=True) as client:
+        search = job_filters.filtered(
+            client,
+            status=status,
+            queue=queue,
+            handler=handler,
+            tag=tag,
+            metadata=metadata,
+            error=error,
+            since=since,
+            until=until,
+        )
         show_jobs(client, search, limit, as_json=as_json)
 
 
@@ -186,6 +188,8 @@ def show_job(shape: dict[str, Any], *, as_json: bool) -> None:
     history = shape.pop("history")
     texts = {name: json.dumps(shape[name], ensure_ascii=False) for name in _JSON if shape.get(name)}
     known = {name: value for name, value in shape.items() if value not in (None, [], {})}
+    if shape.get("tags"):
+        texts["tags"] = ", ".join(shape["tags"])
     show_one({**known, **texts}, as_json=False)
     if history:
         print()
@@ -197,13 +201,3 @@ def show_job(shape: dict[str, Any], *, as_json: bool) -> None:
                 if entry.get(name):
                     print(f"\n{name} of attempt {entry.get('attempt')}:")
                     print(indented(str(entry[name])))
-
-
-def _status(word: str) -> JobStatus:
-    from ergon_framework.core.job import JobStatus
-
-    try:
-        return JobStatus(word.lower())
-    except ValueError:
-        known = ", ".join(JobStatus)
-        raise ConfigurationError(f"{word!r} is no status", remedy=f"use {known}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 import time
@@ -14,14 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli import completion
+from ergon_framework.cli.job_filters import instant_of
 from ergon_framework.cli.output import printable, show_one, stop_if_unread
 from ergon_framework.cli.session import ConfigPath, JsonFlag
-from ergon_framework.errors import (
-    ConfigurationError,
-    SettingsError,
-    StoreError,
-    StoreUnavailableError,
-)
+from ergon_framework.errors import SettingsError, StoreError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from ergon_framework.ports.journal import JournalEntry, JournalQuery
@@ -30,8 +25,6 @@ if TYPE_CHECKING:
 POLL_INTERVAL = 0.25
 """Seconds after which it looks although nothing was notified."""
 PAGE = 500
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_SINCE = "write a duration such as 30s, 10m, 2h or 1d, or a time such as 2026-01-31T08:00:00Z"
 _BAD = ("failed", "died", "dead_lettered", "lost", "refused", "stalled", "opened", "abandoned")
 
 Names = Annotated[
@@ -97,19 +90,6 @@ def tail(
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def instant_of(text: str, now: float) -> float:
-    """The instant that ``10m`` ago or a time of day in words means."""
-    from ergon_framework.core.rfc3339 import parse_rfc3339
-
-    ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
-    if ago is not None:
-        return now - float(ago[1]) * _UNITS[ago[2]]
-    try:
-        return parse_rfc3339(text.strip())
-    except ValueError as error:
-        raise ConfigurationError(f"--since {text!r}: {error}", remedy=_SINCE) from None
 
 
 # ---- reading -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import ResultTimeoutError, StoreUnavailableError
 from ergon_framework.jobs.client import EnqueuedJob, JobClient, Progress, _JobId, batches
+from ergon_framework.jobs.finding import JobFilter
 from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow
 from ergon_framework.jobs.flows import (
     Chain,
@@ -359,6 +360,24 @@ class AsyncJobClient:
     async def show(self, job_id: str) -> dict[str, Any]:
         """Everything about a job as plain values."""
         return await self._call(lambda: self._sync().show(job_id))
+
+    async def jobs(
+        self,
+        search: Search | None = None,
+        *,
+        limit: int | None = None,
+        **criteria: Unpack[JobFilter],
+    ) -> AsyncIterator[Job]:
+        """The jobs that match, the newest first; see :meth:`JobClient.jobs`."""
+        found = await self._call(lambda: self._sync().jobs(search, limit=limit, **criteria))
+        pages = batches(found, IDS_PER_QUERY)
+        while page := await self._call(lambda: next(pages, None)):
+            for job in page:
+                yield job
+
+    async def count(self, search: Search | None = None, **criteria: Unpack[JobFilter]) -> int:
+        """How many jobs match."""
+        return await self._call(lambda: self._sync().count(search, **criteria))
 
     async def result(
         self,

@@ -31,6 +31,7 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import DuplicateJobError, JobError, JobStateError
 from ergon_framework.jobs import tracing
 from ergon_framework.jobs.claims import Settler
+from ergon_framework.jobs.finding import JobFilter, search_of
 from ergon_framework.jobs.flow_client import EnqueuedFlow, flows_of, found_flow
 from ergon_framework.jobs.flows import (
     Chain,
@@ -520,6 +521,26 @@ class JobClient:
     def show(self, job_id: str) -> dict[str, Any]:
         """Everything about a job as plain values, the same as ``ergon jobs show --json``."""
         return job_view(self.find(job_id), self.settings)
+
+    def jobs(
+        self,
+        search: Search | None = None,
+        *,
+        limit: int | None = None,
+        **criteria: Unpack[JobFilter],
+    ) -> Iterator[Job]:
+        """The jobs that match, the newest first; they are read in pages.
+
+        ::
+
+            for job in client.jobs(tags=["customer:42"], status="failed", error="timeout"):
+                print(job.id)
+        """
+        return self.store.search(search_of(search, criteria), limit)
+
+    def count(self, search: Search | None = None, **criteria: Unpack[JobFilter]) -> int:
+        """How many jobs match."""
+        return self.store.count(search_of(search, criteria))
 
     def result(
         self, job_id: str, timeout: float | None = None, *, poll: float = POLL_INTERVAL

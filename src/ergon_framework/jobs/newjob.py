@@ -178,6 +178,8 @@ def check_options(
         fields[field] = check(field, value)
     _place_in_time(fields, now)
     _name_the_key(fields)
+    if fields.get("metadata") == {}:
+        del fields["metadata"]
     if "limit" in fields and "limit_key" not in fields:
         raise refusal("limit", "says nothing without a limit_key", "name the key it limits")
     return fields

@@ -137,6 +137,8 @@ class ScheduleSettings(SettingsModel):
     limit_key: Annotated[str | None, OrNone] = None
     limit: Annotated[Count | None, OrNone] = None
     result_ttl: Annotated[PositiveOrZero | None, OrNone] = None
+    tags: Args = Field(default_factory=FrozenList)
+    metadata: Kwargs = Field(default_factory=FrozenDict)
     misfire: Literal["once", "skip", "all"] = "once"
     jitter: PositiveOrZero = 0.0
     ends_at: Annotated[Annotated[float, BeforeValidator(_instant)] | None, OrNone] = None
@@ -171,6 +173,8 @@ class ScheduleSettings(SettingsModel):
             limit_key=self.limit_key,
             limit=self.limit,
             result_ttl=self.result_ttl,
+            tags=thawed(self.tags),
+            metadata=thawed(self.metadata),
             unique=unique_key,
             max_payload=max_payload,
         )

@@ -54,9 +54,16 @@ def job_view(job: Job, settings: JobsSettings) -> dict[str, Any]:
         "limit": job.limit if job.limit_key is not None else None,
         "correlation_id": job.correlation_id,
         "trace_context": job.trace_context,
+        **_label_view(job),
         **_step_view(job),
         **_cancel_view(job),
     }
+
+
+def _label_view(job: Job) -> dict[str, Any]:
+    """By what a job can be found."""
+    told = {"tags": list(job.tags), "metadata": job.metadata}
+    return {name: value for name, value in told.items() if value}
 
 
 def _cancel_view(job: Job) -> dict[str, Any]:

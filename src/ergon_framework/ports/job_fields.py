@@ -69,6 +69,11 @@ DAY = 86_400.0
 TEN_YEARS = 3653 * DAY
 MAX_ID = 200
 MAX_TRACE = 16 * 1024
+MAX_TAGS = 16
+"""Tags of one job, and names in its metadata."""
+MAX_TAG = 100
+MAX_VALUE = 255
+"""Characters of a tag or name, and of a value in the metadata."""
 
 Instant: TypeAlias = float | datetime | str
 
@@ -146,6 +151,39 @@ def trace(field: str, value: Any) -> dict[str, str]:
     if size > MAX_TRACE:
         raise refusal(field, f"has more than {MAX_TRACE:,} characters", remedy)
     return dict(value)
+
+
+def tags(field: str, value: Any) -> tuple[str, ...]:
+    """A few short texts, each once."""
+    remedy = 'give a list of texts, for example ["customer:42"]'
+    if isinstance(value, str | Mapping) or not hasattr(value, "__iter__"):
+        raise refusal(field, f"must be a list, not {type(value).__name__}", remedy)
+    found = tuple(dict.fromkeys(_label(field, each, MAX_TAG) for each in value))
+    if len(found) > MAX_TAGS:
+        raise refusal(field, f"are {len(found)}, and the limit is {MAX_TAGS}", "give fewer")
+    return found
+
+
+def metadata(field: str, value: Any) -> dict[str, str]:
+    """A few texts under names, in the order of the names."""
+    remedy = 'give texts under names, for example {"plan": "pro"}'
+    if not isinstance(value, Mapping):
+        raise refusal(field, f"must be a dict, not {type(value).__name__}", remedy)
+    if len(value) > MAX_TAGS:
+        raise refusal(field, f"has {len(value)} names, and the limit is {MAX_TAGS}", "give fewer")
+    found = {}
+    for key, item in value.items():
+        name = _label(field, key, MAX_TAG)
+        found[name] = _text(f"{field}[{_short(name)}]", item, MAX_VALUE)
+    return dict(sorted(found.items()))
+
+
+def _label(field: str, value: Any, longest: int) -> str:
+    found = _text(field, value, longest)
+    if "=" in found:
+        problem = f"has an equals sign in {_short(found)}"
+        raise refusal(field, problem, "write a colon instead, or give it as metadata")
+    return found
 
 
 def _number(field: str, value: Any) -> float:
@@ -256,6 +294,8 @@ CHECKS: dict[str, Check] = {
     "result_ttl": seconds(0.0, TEN_YEARS),
     "correlation_id": text(),
     "trace_context": trace,
+    "tags": tags,
+    "metadata": metadata,
 }
 """What may stand in each option of a job, by its name."""
 

@@ -46,6 +46,10 @@ class JobOptions(TypedDict, total=False):
     result_ttl: float | None
     correlation_id: str | None
     trace_context: Mapping[str, str] | None
+    tags: Iterable[str] | None
+    """Short texts by which jobs are found, such as ``customer:42``."""
+    metadata: Mapping[str, str] | None
+    """Texts under names, by which jobs are found as well."""
     after: Iterable[str] | str | None
     """Ids of jobs that must have completed before it is due."""
     on_failure: str | None

@@ -60,6 +60,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     trace_context: dict[str, str] | None = None
     uses: Any = None  # JSON: which arguments are results of other steps
     step: StepPlace | None = None  # None: it belongs to no flow
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, str] | None = None
 
 
 class EnqueueResult(msgspec.Struct, frozen=True):
@@ -190,6 +192,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     history: tuple[bytes, ...]  # JSON objects, the oldest first
     uses: Any = None
     step: StepPlace | None = None
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, str] | None = None
 
     @property
     def cancel_request(self) -> CancelRequest | None:
@@ -310,11 +314,31 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | None = None
     handler: str | None = None
     code: str | None = None  # of the last failure
+    error: str | None = None  # the code or the kind of the last failure
+    tags: tuple[str, ...] = ()  # all of them
+    metadata: Mapping[str, str] = {}  # all of these values
+    since: float | None = None  # created then or later
+    until: float | None = None  # created before that instant
     before: float | None = None  # last changed before that instant
     ids: tuple[str, ...] = ()
     flow: str | None = None  # the steps of this flow
     is_released: bool = False  # only jobs that wait for no step of their flow
     below: Any = None  # older than the job with this key, for the next page
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What a job must be indexed under, see :func:`labels_of`."""
+        return labels_of(self.tags, self.metadata)
+
+
+def labels_of(tags: Sequence[str], metadata: Mapping[str, str] | None) -> tuple[str, ...]:
+    """What a job is indexed under: its tags, and ``key=value`` for its metadata.
+
+    No tag and no key has an equals sign, so that neither is taken for the other.
+    """
+    if not metadata:
+        return tuple(tags)
+    return (*tags, *(f"{key}={value}" for key, value in sorted(metadata.items())))
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):

@@ -108,6 +108,8 @@ class TransferRecord(msgspec.Struct, frozen=True):
 
 _OF_THE_STORE: dict[str, Any] = {"key": None, "is_limited": False}
 """Fields of a job that each store fills by itself."""
+_ADDED_LATER: dict[str, Any] = {"tags": [], "metadata": None}
+"""Fields that are left out where a job has none, so that earlier versions read the record."""
 
 
 class JobRecord(TransferRecord, frozen=True):
@@ -149,7 +151,11 @@ class JobRecord(TransferRecord, frozen=True):
     def document(self) -> dict[str, Any]:
         """Without what :attr:`content` leaves out."""
         found = super().document()
-        found["job"] = {k: value for k, value in found["job"].items() if k not in _OF_THE_STORE}
+        found["job"] = {
+            name: value
+            for name, value in found["job"].items()
+            if name not in _OF_THE_STORE and (value or name not in _ADDED_LATER)
+        }
         return found
 
     @classmethod
@@ -157,7 +163,7 @@ class JobRecord(TransferRecord, frozen=True):
         """A job as it is before a store has it."""
         job = document.get("job") if isinstance(document, dict) else None
         if isinstance(job, dict) and not job.keys() & _OF_THE_STORE.keys():
-            document = {**document, "job": {**job, **_OF_THE_STORE}}
+            document = {**document, "job": {**_ADDED_LATER, **job, **_OF_THE_STORE}}
         return super().from_document(document)
 
 

@@ -104,6 +104,24 @@ def test_bytes_that_are_no_text_are_base64() -> None:
     assert "is_limited" not in job
 
 
+def test_tags_are_written_where_there_are_any() -> None:
+    """A job without tags has the line that earlier versions write and read."""
+    record = RECORDS["job"]
+    assert isinstance(record, JobRecord)
+    plain = JobRecord(msgspec.structs.replace(record.job, tags=(), metadata=None), 2.0)
+    line = json.loads(record_file.line_of(plain))
+    assert not {"tags", "metadata"} & line["record"]["job"].keys()
+    assert JobRecord.from_document(line["record"]).content == plain.content
+    labels = {"tags": ("a", "b"), "metadata": {"k": "v"}}
+    tagged = JobRecord(msgspec.structs.replace(plain.job, **labels), 2.0)
+    line = json.loads(record_file.line_of(tagged))
+    assert (line["record"]["job"]["tags"], line["record"]["job"]["metadata"]) == (
+        ["a", "b"],
+        {"k": "v"},
+    )
+    assert JobRecord.from_document(line["record"]).content == tagged.content
+
+
 def test_header_and_trailer(file: Path) -> None:
     """They say what is in the file; the digest can be worked out without Ergon."""
     lines = file.read_bytes().splitlines(keepends=True)

@@ -13,7 +13,16 @@ from ergon_framework.core.claim import NO_LIMITS, QueueLimits
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.unreadable import shown
-from ergon_framework.ports.jobstore import Job, Named, NewJob, Queue, Schedule, WorkerRecord
+from ergon_framework.ports.jobstore import (
+    Job,
+    Named,
+    NewJob,
+    Queue,
+    Schedule,
+    Search,
+    WorkerRecord,
+    labels_of,
+)
 
 
 class Options(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -28,6 +37,8 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
     trace_context: dict[str, str] | None = None
     uses: Any = None
     flow_id: str | None = None
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, str] | None = None
 
     @classmethod
     def of(cls, job: NewJob | Job) -> Options:
@@ -42,10 +53,16 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
             job.trace_context,
             job.uses,
             None if job.step is None else job.step.flow_id,
+            job.tags,
+            job.metadata,
         )
 
+    def of_job(self) -> dict[str, Any]:
+        """As a ``Job`` wants them."""
+        return self.fields() | {"tags": self.tags, "metadata": self.metadata}
+
     def fields(self) -> dict[str, Any]:
-        """As a ``Job`` or a ``ClaimedJob`` wants them, in their order."""
+        """As a ``ClaimedJob`` wants them, in its order."""
         return {
             "timeout": self.timeout,
             "max_attempts": self.max_attempts,
@@ -111,7 +128,32 @@ def is_special(job: NewJob) -> bool:
         or job.max_deliveries is not None
         or job.retry is not None
         or job.result_ttl is not None
+        or job.tags != ()
+        or job.metadata is not None
     )
+
+
+def has_labels(job: NewJob | Job, wanted: Search) -> bool:
+    """Whether a job has the tags and the metadata that a search asks for."""
+    asked = wanted.labels
+    return not asked or set(asked) <= set(labels_of(job.tags, job.metadata))
+
+
+def has_error(failure: Failure | None, wanted: Search) -> bool:
+    """Whether the last failure of a job is of the family that a search asks for."""
+    if wanted.error is None:
+        return True
+    return failure is not None and wanted.error in (failure.code, failure.kind.value)
+
+
+def label_rows(jobs: Iterable[NewJob | Job]) -> list[tuple[str, str]]:
+    """What each of these jobs is indexed under, with its id."""
+    return [
+        (label, job.id)
+        for job in jobs
+        if job.tags or job.metadata
+        for label in labels_of(job.tags, job.metadata)
+    ]
 
 
 T = TypeVar("T")

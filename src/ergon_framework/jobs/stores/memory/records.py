@@ -151,4 +151,6 @@ def _new(job: Job) -> NewJob:
         trace_context=job.trace_context,
         uses=job.uses,
         step=job.step,
+        tags=job.tags,
+        metadata=job.metadata,
     )

@@ -8,6 +8,7 @@ import msgspec
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobSnapshot, JobStatus
+from ergon_framework.jobs.stores.documents import has_error, has_labels
 from ergon_framework.jobs.stores.transitions import JobPosition
 from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import (
@@ -108,6 +109,10 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             and search.flow in {None, self.flow_id}
             and not (search.is_released and self.join_id is not None)
             and search.code in {None, code}
+            and has_error(self.last_error, search)
+            and has_labels(self.new, search)
+            and (search.since is None or self.created_at >= search.since)
+            and (search.until is None or self.created_at < search.until)
             and (search.before is None or self.changed_at < search.before)
             and (search.below is None or self.key < search.below)
         )
@@ -156,6 +161,8 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             history=tuple(self.history),
             uses=new.uses,
             step=self.step(),
+            tags=new.tags,
+            metadata=_copied(new.metadata),
         )
 
     def leased(self, now: float) -> ClaimedJob:
@@ -188,6 +195,6 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
         )
 
 
-def _copied(trace_context: dict[str, str] | None) -> dict[str, str] | None:
+def _copied(given: dict[str, str] | None) -> dict[str, str] | None:
     """A copy: a caller that changes what it was given must not change what is kept."""
-    return None if trace_context is None else dict(trace_context)
+    return None if given is None else dict(given)

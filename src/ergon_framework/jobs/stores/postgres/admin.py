@@ -35,6 +35,7 @@ _PLACES: Mapping[JobStatus, tuple[str, ...]] = {
 _PAGES = {
     "in_all": "newest_first",
     "in_flow": "newest_step_first",
+    "in_tag": "newest_tagged_first",
     "in_retrying": "newest_first",
     "in_failed": "newest_dead_first",
     "in_cancelled": "newest_dead_first",
@@ -96,7 +97,7 @@ def statement_of(wanted: Search) -> bytes:
 def count(tx: Tx, wanted: Search) -> int:
     """How many match."""
     counts = [
-        b" ".join([b"(SELECT count(*)", *_where(wanted, place), _SQL["by_below"], b")"])
+        b" ".join([b"(SELECT count(*)", *_where(wanted, place), _below(place), b")"])
         for place in _places(wanted)
     ]
     statement = b"SELECT " + b" + ".join(counts)
@@ -109,6 +110,8 @@ def _places(wanted: Search) -> list[str]:
         return ["in_ids"]
     if wanted.flow is not None:
         return ["in_flow"]
+    if wanted.labels:
+        return ["in_tag"]
     statuses = frozenset(wanted.statuses)
     if not statuses or statuses == frozenset(JobStatus):
         return ["in_all"]
@@ -123,19 +126,30 @@ def _part(wanted: Search, place: str, *conditions: bytes) -> bytes:
 
 
 def _page_of(place: str) -> tuple[bytes, bytes]:
-    return _SQL["by_below"], _SQL[_PAGES[place]]
+    return _below(place), _SQL[_PAGES[place]]
+
+
+def _below(place: str) -> bytes:
+    return _SQL["by_below_tag" if place == "in_tag" else "by_below"]
 
 
 def _where(wanted: Search, place: str) -> list[bytes]:
     """The place, and what must match there."""
-    filters = ["queue", "handler", "before", "code", "is_released"]
+    filters = ["queue", "handler", "before", "since", "until", "code", "error", "is_released"]
     if place != "in_flow":
         filters.append("flow")
-    if place in ("in_all", "in_ids", "in_flow"):
+    if place in ("in_all", "in_ids", "in_flow", "in_tag"):
         filters.append("statuses")
     found = [each for each in filters if _is_set(getattr(wanted, each))]
+    if _other_labels(wanted):
+        found.append("labels")
     aside = [] if "statuses" in found or "statuses" not in filters else [_SQL["not_aside"]]
     return [_SQL[place], *(_SQL[f"by_{each}"] for each in found), *aside]
+
+
+def _other_labels(wanted: Search) -> tuple[str, ...]:
+    """Those by which jobs are not looked up."""
+    return wanted.labels[1:] if _places(wanted) == ["in_tag"] else wanted.labels
 
 
 def _is_set(value: object) -> bool:
@@ -153,8 +167,19 @@ def values_of(wanted: Search, max_sorted: int = MAX_SORTED) -> dict[str, Any]:
         "handler": wanted.handler,
         "flow": wanted.flow,
         "before": wanted.before,
-        "code": None if wanted.code is None else f'"code":{text_of(writable(wanted.code))}',
+        "since": wanted.since,
+        "until": wanted.until,
+        "label": wanted.labels[0] if wanted.labels else None,
+        "others": texts(_other_labels(wanted)),
+        "code": _written("code", wanted.code),
+        "error_code": _written("code", wanted.error),
+        "error_kind": _written("kind", wanted.error),
     }
+
+
+def _written(name: str, value: str | None) -> str | None:
+    """How a field of the last failure stands in its JSON."""
+    return None if value is None else f'"{name}":{text_of(writable(value))}'
 
 
 def named(tx: Tx) -> list[Named]:

@@ -36,6 +36,7 @@ from ergon_framework.jobs.stores.postgres.rows import Result, Row
 from ergon_framework.jobs.stores.postgres.settle import Effects, changes, stage_of, waves
 from ergon_framework.jobs.stores.postgres.statements import (
     flags,
+    label_values,
     numbers,
     plain_values,
     special_values,
@@ -57,6 +58,7 @@ from ergon_framework.storage.postgres.pipeline import Bytes, Texts
 MAX_INSERTED = 10_000
 """Steps that one statement inserts."""
 _SQL = statements("flows.sql")
+_JOBS = statements("jobs.sql")
 _POSITION = 7
 """Columns of a ``JobPosition``."""
 _feeds = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[str, ...]).decode)
@@ -414,6 +416,9 @@ class PostgresFlowTables:
         for first in range(0, len(steps), MAX_INSERTED):
             some = steps[first : first + MAX_INSERTED]
             self._tx.execute(_SQL["insert_steps"], _step_values(some))
+            labels = label_values(some)
+            if labels is not None:
+                self._tx.execute(_JOBS["index"], labels)
 
     def first_work(self) -> FlowWork | None:
         """Something that is left to be done in slices, to a flow that nobody else changes now."""

@@ -15,6 +15,8 @@ from ergon_framework.jobs.stores.postgres.flow_tables import StepSettlement
 from ergon_framework.jobs.stores.postgres.rows import Row
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, lock_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import (
+    indexed,
+    label_values,
     plain_values,
     special_values,
     statements,
@@ -33,6 +35,7 @@ from ergon_framework.storage.postgres.external_transaction import Joinable, join
 
 _SQL = statements("jobs.sql")
 _FLOWS = statements("flows.sql")
+_INSERT_INDEXED = indexed(_SQL["insert"], _SQL["then_index"])
 
 
 def has_keys(jobs: Sequence[NewJob]) -> bool:
@@ -42,9 +45,15 @@ def has_keys(jobs: Sequence[NewJob]) -> bool:
 
 def insert(tx: Tx, jobs: Sequence[NewJob]) -> None:
     """Add them all, whatever their keys; the server refuses all when one is not unique."""
-    is_plain = not any(map(is_special, jobs))
-    values = plain_values(jobs) if is_plain else plain_values(jobs) | special_values(jobs)
-    tx.execute(_SQL["insert_plain" if is_plain else "insert"], values)
+    if not any(map(is_special, jobs)):
+        tx.execute(_SQL["insert_plain"], plain_values(jobs))
+        return
+    values = plain_values(jobs) | special_values(jobs)
+    labels = label_values(jobs)
+    if labels is None:
+        tx.execute(_SQL["insert"], values)
+    else:
+        tx.execute(_INSERT_INDEXED, values | labels)
 
 
 def refuse_twins(jobs: Sequence[NewJob]) -> None:

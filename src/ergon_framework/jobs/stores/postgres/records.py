@@ -10,6 +10,7 @@ from ergon_framework.jobs.stores.documents import options_text, text_of
 from ergon_framework.jobs.stores.postgres.rows import page_of
 from ergon_framework.jobs.stores.postgres.statements import (
     flags,
+    label_values,
     numbers,
     statements,
     texts,
@@ -30,6 +31,7 @@ from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.pipeline import Bytes
 
 _SQL = statements("records.sql")
+_JOBS = statements("jobs.sql")
 _FLOWS = statements("flows.sql")
 _JOINING = statements("external_transaction.sql")
 _NUMBERS = (
@@ -149,7 +151,11 @@ def _load(tx: Tx, records: Sequence[JobRecord]) -> None:
     # One of another instant is another job, which was added later.
     seqs = [standing.get((copy.job.id, copy.job.created_at)) for copy in records]
     values = {"seq": numbers(seqs), "changed_at": numbers([copy.changed_at for copy in records])}
-    tx.execute(_SQL["put"], values | _columns([copy.job for copy in records]))
+    jobs = [copy.job for copy in records]
+    tx.execute(_SQL["put"], values | _columns(jobs))
+    labels = label_values(jobs)
+    if labels is not None:
+        tx.execute(_JOBS["index"], labels)
 
 
 def _columns(jobs: Sequence[Job]) -> dict[str, object]:

@@ -100,7 +100,7 @@ def _job(row: dict[str, Any]) -> Job:
         last_error=failure_from(row["last_error"]),
         history=entries_of(row["history"]),
         step=_step(row),
-        **options_from(row["options"]).fields(),
+        **options_from(row["options"]).of_job(),
         **{name: row[name] for name in _AS_THEY_ARE},
     )
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from ergon_framework.jobs.stores.documents import options_text
-from ergon_framework.ports.jobstore import NewJob
+from ergon_framework.jobs.stores.documents import label_rows, options_text
+from ergon_framework.ports.jobstore import Job, NewJob
 from ergon_framework.storage.postgres.pipeline import Bytes, Texts
 from ergon_framework.storage.sql_files import load
 
@@ -87,6 +87,23 @@ def plain_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "args": Bytes([job.args for job in jobs]),
         "kwargs": Bytes([job.kwargs for job in jobs]),
     }
+
+
+def label_values(jobs: Sequence[NewJob | Job]) -> dict[str, Any] | None:
+    """What jobs can be found by; None where none of them has anything."""
+    rows = label_rows(jobs)
+    if not rows:
+        return None
+    return {
+        "labels": texts([label for label, _ in rows]),
+        "label_ids": texts([job_id for _, job_id in rows]),
+    }
+
+
+def indexed(insert: bytes, index: bytes) -> bytes:
+    """One statement that adds jobs, and lets them be found by what they have."""
+    added = insert.rstrip().rstrip(b";")
+    return b"WITH added AS (" + added + b" RETURNING seq, id) " + index
 
 
 def special_values(jobs: Sequence[NewJob]) -> dict[str, Any]:

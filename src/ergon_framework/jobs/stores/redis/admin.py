@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.documents import has_error, has_labels
 from ergon_framework.jobs.stores.redis.rows import NUMBERS, STATUSES
 from ergon_framework.ports.jobstore import Job, Search
 
@@ -47,6 +48,8 @@ def count_in(counts: Iterable[tuple[str, bytes]], wanted: Search) -> int | None:
         return None
     if not (wanted.handler is None and wanted.code is None and wanted.before is None):
         return None
+    if wanted.labels or (wanted.error, wanted.since, wanted.until) != (None, None, None):
+        return None
     number = 0
     for name, value in counts:
         status, _, queue = name.partition(":")
@@ -60,13 +63,16 @@ def count_in(counts: Iterable[tuple[str, bytes]], wanted: Search) -> int | None:
 def _found(look_at: LookAt, running: Running, wanted: Search) -> Iterator[Job]:
     below = _END if wanted.below is None else wanted.below
     statuses = [NUMBERS[status] for status in wanted.statuses]
-    must = (statuses or None, wanted.queue, wanted.before, None, wanted.is_released)
+    must = (
+        *(statuses or None, wanted.queue, wanted.before, None, wanted.is_released),
+        *(wanted.since, wanted.until),
+    )
     if wanted.ids:
         jobs, _ = look_at("ids", list(dict.fromkeys(wanted.ids)), 0, must)
         jobs.sort(key=lambda job: -job.key)
         yield from (job for job in jobs if job.key < below and _matches(job, wanted))
         return
-    if wanted.statuses == (JobStatus.ACTIVE,) and wanted.flow is None:
+    if wanted.statuses == (JobStatus.ACTIVE,) and wanted.flow is None and not wanted.labels:
         ids = _ids_below(running(), below)
         for first in range(0, len(ids), PAGE_SIZE):
             jobs, _ = look_at("ids", ids[first : first + PAGE_SIZE], 0, must)
@@ -88,6 +94,8 @@ def _place(wanted: Search) -> str:
     """Where to look, so that few jobs have to be looked at."""
     if wanted.flow is not None:
         return f"flow:{wanted.flow}"
+    if wanted.labels:
+        return f"tag:{wanted.labels[0]}"
     if len(wanted.statuses) == 1 and wanted.statuses[0] in _INDEXED:
         return str(NUMBERS[wanted.statuses[0]])
     return "all"
@@ -100,6 +108,8 @@ def _matches(job: Job, wanted: Search) -> bool:
     if wanted.is_released and job.step is not None and job.step.join_id is not None:
         return False
     if wanted.handler is not None and job.handler != wanted.handler:
+        return False
+    if not has_labels(job, wanted) or not has_error(job.last_error, wanted):
         return False
     return wanted.code is None or (
         job.last_error is not None and job.last_error.code == wanted.code

@@ -31,6 +31,7 @@ from ergon_framework.ports.jobstore import (
     Settlement,
     Unreadable,
     cancel_request_in,
+    labels_of,
 )
 
 STATUSES = tuple(JobStatus)
@@ -61,6 +62,12 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     trace_context: dict[str, str] | None = None
     uses: Any = None
     flow_id: str | None = None  # of a job that was added as a step
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, str] | None = None
+
+
+_ASKED = Body.__struct_fields__.index("tags")
+"""How many fields of a body a worker needs."""
 
 
 class Row(NamedTuple):
@@ -130,7 +137,7 @@ _noted = msgspec.msgpack.Decoder(tuple[int, str, int, str, float]).decode
 
 def wire_job(job: NewJob, blobs: Blobs) -> tuple[Any, ...]:
     """A new job as ``add.lua`` wants it."""
-    return (
+    found = (
         job.id,
         job.queue,
         job.executor,
@@ -144,6 +151,8 @@ def wire_job(job: NewJob, blobs: Blobs) -> tuple[Any, ...]:
         job.limit,
         blobs.add(encode(body_of(job))),
     )
+    labels = labels_of(job.tags, job.metadata)
+    return (*found, labels) if labels else found
 
 
 def wire_step(job: NewJob, blobs: Blobs) -> tuple[Any, ...]:
@@ -155,6 +164,7 @@ def wire_step(job: NewJob, blobs: Blobs) -> tuple[Any, ...]:
         *(job.id, job.queue, job.executor, job.priority, job.delay, job.run_at, job.expires_at),
         *(job.limit_key, job.limit, blobs.add(encode(body))),
         *(step.join_id, step.feeds, step.wait, step.signal),
+        labels_of(job.tags, job.metadata) or None,
     )
 
 
@@ -172,6 +182,9 @@ def body_of(job: NewJob | Job) -> Body:
         job.correlation_id,
         job.trace_context,
         job.uses,
+        None,
+        job.tags,
+        job.metadata,
     )
 
 
@@ -228,7 +241,8 @@ def wire_copy(job: Job, changed_at: float, blobs: Blobs) -> tuple[Any, ...]:
     )
     texts = (job.queue, job.executor, job.unique_key or "", job.limit_key or "", job.why)
     body = blobs.add(encode(body_of(job)))
-    return job.id, fields, (*texts, job.worker or ""), body, blobs.add(tale)
+    labels = labels_of(job.tags, job.metadata) or None
+    return job.id, fields, (*texts, job.worker or ""), body, blobs.add(tale), labels
 
 
 def wire_hold(hold: LeaseRenewal) -> tuple[Any, ...]:
@@ -262,7 +276,7 @@ def parts_in(data: bytes, lengths: Sequence[int]) -> Iterator[memoryview]:
 
 def claimed_job(job_id: str, row: Row, body: memoryview) -> ClaimedJob:
     """A job as the worker that has just claimed it needs it."""
-    handler, args, kwargs, *asked = msgspec.structs.astuple(_body(body))
+    handler, args, kwargs, *asked = msgspec.structs.astuple(_body(body))[:_ASKED]
     check_arguments(args, kwargs)
     check_instant("created_at", row.created_at)
     return ClaimedJob(

@@ -156,11 +156,21 @@ _FLOW_NAMES = {
 }
 
 
+_LABEL_NAMES = {
+    name: f'(KEYS[{list(KEYS).index("IN") + 1}] .. "{key}")'
+    for name, key in {
+        "TAGGED": "tag:",  # jobs that can be found by one tag, by order of adding
+        "LABELS": "tags",  # a hash: the id of a job to all that it can be found by
+    }.items()
+}
+"""Most stores have no job with tags: these are no words of their own in every call, either."""
+
 _NAMES = {
     **{name: f"KEYS[{n}]" for n, name in enumerate(KEYS, 1)},
     **{name: str(n) for n, name in enumerate(_FIELDS, 1) if name.strip()},
     **{name: str(number) for name, number in _NUMBERS.items()},
     **_FLOW_NAMES,
+    **_LABEL_NAMES,
     "HEAD": f'"{HEAD}"',
     "FOREVER": "math.huge",
 }

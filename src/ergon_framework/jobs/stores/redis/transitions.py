@@ -59,6 +59,11 @@ _seen = msgspec.msgpack.Decoder(_Seen).decode
 _added = msgspec.msgpack.Decoder(list[tuple[str, bool, str] | bool]).decode
 
 
+def _is_plain(job: NewJob) -> bool:
+    """Whether nothing of it has to be looked up, and it is found by its id alone."""
+    return job.unique_key is None and not job.tags and job.metadata is None
+
+
 class Transitions:
     """Adds, settles and reads jobs; asks the core where the store itself has to settle one."""
 
@@ -100,7 +105,7 @@ class Transitions:
         """Add jobs; of those of a schedule that fires, the ones that can be added."""
         blobs = rows.Blobs()
         wire = [rows.wire_job(job, blobs) for job in jobs]
-        if fires is None and all(job.unique_key is None for job in jobs):
+        if fires is None and all(map(_is_plain, jobs)):
             return self.add_plain(jobs, wire, blobs)
         if fires is not None:
             fires = (fires[0], blobs.add(fires[1]), blobs.add(fires[2]))

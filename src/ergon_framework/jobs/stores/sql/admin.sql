@@ -17,6 +17,10 @@ WHERE id IN (SELECT value FROM json_each(:ids)) AND seq < :below
 FROM ergon_jobs INDEXED BY ergon_jobs_flow
 WHERE flow_id IS NOT NULL AND flow_id = :flow AND seq < :below
 
+-- in_tag: look at those with a tag
+FROM ergon_job_tags CROSS JOIN ergon_jobs ON seq = job
+WHERE tag = :label AND job < :below
+
 -- in_running: look at those that run
 FROM ergon_jobs INDEXED BY ergon_jobs_running WHERE stage = 1 AND seq < :below
 
@@ -36,11 +40,23 @@ AND (:handler IS NULL OR handler = :handler)
 AND (:flow IS NULL OR flow_id = :flow)
 AND (NOT :is_released OR join_id IS NULL)
 AND (:before IS NULL OR changed_at < :before)
+AND (:since IS NULL OR created_at >= :since)
+AND (:until IS NULL OR created_at < :until)
+AND (:labels IS NULL OR NOT EXISTS (
+    SELECT 1 FROM json_each(:labels) AS wanted WHERE NOT EXISTS (
+        SELECT 1 FROM ergon_job_tags AS has WHERE has.tag = wanted.value AND has.job = seq
+    )
+))
 AND (:code IS NULL OR CASE WHEN json_valid(last_error) THEN json_extract(last_error, '$.code') END
     = :code)
+AND (:error IS NULL OR CASE WHEN json_valid(last_error) THEN
+    :error IN (json_extract(last_error, '$.code'), json_extract(last_error, '$.kind')) END)
 
 -- newest_first: one page
 ORDER BY seq DESC LIMIT :limit
+
+-- newest_tagged_first: the same in the order of the tags
+ORDER BY job DESC LIMIT :limit
 
 -- purge: one job that has ended and was not moved since
 DELETE FROM ergon_jobs

@@ -20,6 +20,9 @@ INSERT INTO ergon_job_payloads (seq, args, kwargs) VALUES (?, ?, ?);
 INSERT INTO ergon_job_payloads (seq, args, kwargs)
 SELECT seq, ?2, ?3 FROM ergon_jobs WHERE id = ?1;
 
+-- insert_label: what a job of some id can be found by
+INSERT INTO ergon_job_tags (tag, job) SELECT ?1, seq FROM ergon_jobs WHERE id = ?2;
+
 -- payload: large arguments
 SELECT args, kwargs FROM ergon_job_payloads WHERE seq = ?;
 

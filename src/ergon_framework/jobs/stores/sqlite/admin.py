@@ -61,7 +61,9 @@ def search(read: Read, wanted: Search, limit: int | None, log: UnreadableLog) ->
 
 def statement_of(wanted: Search) -> str:
     """What a search asks SQLite."""
-    pieces = ("jobs", _place(wanted), "matching", "newest_first")
+    place = _place(wanted)
+    page = "newest_tagged_first" if place == "in_tag" else "newest_first"
+    pieces = ("jobs", place, "matching", page)
     return " ".join(_SQL[piece] for piece in pieces)
 
 
@@ -78,6 +80,8 @@ def _place(wanted: Search) -> str:
         return "in_ids"
     if wanted.flow is not None:
         return "in_flow"
+    if wanted.labels:
+        return "in_tag"
     if len(wanted.statuses) == 1:
         return _PLACES.get(wanted.statuses[0], "in_all")
     return "in_all"
@@ -85,6 +89,9 @@ def _place(wanted: Search) -> str:
 
 def _values(wanted: Search) -> dict[str, Any]:
     statuses = [status.value for status in wanted.statuses]
+    labels = wanted.labels
+    is_by_tag = _place(wanted) == "in_tag"
+    others = labels[1:] if is_by_tag else labels
     return {
         "below": _END if wanted.below is None else wanted.below,
         "ids": text_of(wanted.ids),
@@ -95,7 +102,12 @@ def _values(wanted: Search) -> dict[str, Any]:
         "flow": wanted.flow,
         "is_released": wanted.is_released,
         "before": wanted.before,
+        "since": wanted.since,
+        "until": wanted.until,
+        "label": labels[0] if is_by_tag else None,
+        "labels": text_of(others) if others else None,
         "code": wanted.code,
+        "error": wanted.error,
         "aside": UNREADABLE,
     }
 

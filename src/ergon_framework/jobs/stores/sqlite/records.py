@@ -148,6 +148,7 @@ def _load(tx: Tx, records: Sequence[JobRecord]) -> None:
         if _is_large(job):
             values = (cursor.lastrowid, job.args, job.kwargs)
             cursor.execute(_JOBS["insert_payload"], values)
+        tx.index((job,))
 
 
 def _is_large(job: Job) -> bool:

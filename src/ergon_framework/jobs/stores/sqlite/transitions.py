@@ -18,7 +18,7 @@ import msgspec
 from ergon_framework.core.flow import StepEnded
 from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.stores.documents import is_special, options_text, text_of
+from ergon_framework.jobs.stores.documents import is_special, label_rows, options_text, text_of
 from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, returned
 from ergon_framework.jobs.stores.sqlite.flow_tables import SqliteFlowTables
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
@@ -194,6 +194,13 @@ class Tx:
         _write_rows(self, _FLOWS["insert_step"], [_step_row(job, self.now) for job in steps], steps)
         large = [(job.id, job.args, job.kwargs) for job in steps if _is_large(job)]
         self.cursor.executemany(_JOBS["insert_payload_of"], large)
+        self.index(steps)
+
+    def index(self, jobs: Iterable[NewJob | Job]) -> None:
+        """Let jobs that are there be found by their tags and metadata."""
+        rows = label_rows(jobs)
+        if rows:
+            self.cursor.executemany(_JOBS["insert_label"], rows)
 
     def release_step(self, seq: int) -> None:
         """Release a step whose row was set aside while its join opened."""
@@ -460,14 +467,19 @@ def _insert(tx: Tx, job: NewJob) -> None:
     if row[-1] is None:
         values = (tx.cursor.lastrowid, job.args, job.kwargs)
         tx.cursor.execute(_JOBS["insert_payload"], values)
+    if job.tags or job.metadata:
+        tx.index((job,))
 
 
 def _insert_many(tx: Tx, jobs: Sequence[NewJob]) -> None:
     """Insert jobs without large arguments."""
     statement, rows = _PLAIN, [_row(job, tx.now) for job in jobs]
-    if any(map(is_special, jobs)):
+    are_special = any(map(is_special, jobs))
+    if are_special:
         statement, rows = _FULL, [row + _rest(job) for row, job in zip(rows, jobs, strict=True)]
     _write_rows(tx, statement, rows, jobs)
+    if are_special:
+        tx.index(jobs)
 
 
 def _write_rows(

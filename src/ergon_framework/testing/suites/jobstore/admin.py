@@ -104,6 +104,106 @@ def search_by_code_among_any_words(s: JobStoreSubject) -> None:
 
 
 @check()
+def search_by_family_of_errors(s: JobStoreSubject) -> None:
+    """A search finds jobs whose last failure has a code, or is of a kind."""
+    s.put("flaky")
+    s.ended("flaky", FAILS_ONCE)
+    s.put("bad", "fine", tags=("a",))
+    s.ended("bad", FAILS_FOR_GOOD)
+    s.ended("fine")
+    same(_found(s, error="flaky"), ["flaky"], "by code")
+    same(_found(s, error="rejected"), ["bad"], "by kind")
+    same(_found(s, error="transient", statuses=(JobStatus.RETRYING,)), ["flaky"], "with a status")
+    same(_found(s, error="rejected", tags=("a",)), ["bad"], "with a tag")
+    same(_found(s, error="bad_inpu"), [], "a part of a code")
+
+
+@check()
+def search_by_time_of_creation(s: JobStoreSubject) -> None:
+    """A search finds jobs that were created from one instant on, and before another."""
+    s.put("a", tags=("t",))
+    s.clock.forward(10.0)
+    s.put("b", tags=("t",))
+    s.clock.forward(10.0)
+    s.put("c")
+    s.ended("a")
+    same(_found(s, since=START + 10.0), ["c", "b"], "since")
+    same(_found(s, until=START + 10.0), ["a"], "until")
+    same(_found(s, since=START + 5.0, until=START + 20.0), ["b"], "both")
+    same(_found(s, since=START + 5.0, tags=("t",)), ["b"], "with a tag")
+    same(_found(s, until=START + 20.0, statuses=(JobStatus.PENDING,)), ["b"], "with a status")
+
+
+@check()
+def search_by_tags(s: JobStoreSubject) -> None:
+    """A search finds the jobs that have every tag it names, the newest first, in any state."""
+    s.put("a", tags=("x", "y"))
+    s.put("b", "c", tags=("x",))
+    s.ended("a")
+    s.take("b")
+    s.put("d", tags=("xx", "x:1"), queue="mail")
+    s.put("plain")
+    same(_found(s, tags=("x",)), ["c", "b", "a"], "one tag")
+    same(_found(s, tags=("x", "y")), ["a"], "two tags")
+    same(_found(s, tags=("y", "x")), ["a"], "two tags the other way round")
+    same(_found(s, tags=("x", "z")), [], "one that nobody has")
+    same(_found(s, tags=("X",)), [], "another letter")
+    same(_found(s, tags=("xx",), queue="mail"), ["d"], "with a queue")
+    same(_found(s, tags=("x",), statuses=(JobStatus.ACTIVE,)), ["b"], "with a status")
+    same(_found(s, tags=("x",), ids=("a", "plain")), ["a"], "with ids")
+    same(_found(s, 2, tags=("x",)), ["c", "b"], "limited")
+    below = s.get("c").key
+    same(_found(s, tags=("x",), below=below), ["b", "a"], "older than another")
+    same(s.store.count(Search(tags=("x",))), 3, "count")
+
+
+@check()
+def search_by_metadata(s: JobStoreSubject) -> None:
+    """A search finds jobs by values in their metadata, which are no tags."""
+    s.put("a", metadata={"plan": "pro", "region": "eu"})
+    s.put("b", metadata={"plan": "free"}, tags=("pro",))
+    s.put("c", metadata={"pro": "plan", "note": "x=y"})
+    same(_found(s, metadata={"plan": "pro"}), ["a"], "one value")
+    same(_found(s, metadata={"region": "eu", "plan": "pro"}), ["a"], "two values")
+    same(_found(s, metadata={"region": "eu", "plan": "free"}), [], "of two jobs")
+    same(_found(s, tags=("pro",)), ["b"], "a tag")
+    same(_found(s, tags=("pro",), metadata={"plan": "free"}), ["b"], "a tag and a value")
+    same(_found(s, metadata={"note": "x=y"}), ["c"], "a value with an equals sign")
+    same(_found(s, tags=("plan",)), [], "a key is no tag")
+
+
+@check()
+def tags_are_read_in_pages(s: JobStoreSubject) -> None:
+    """A search by tag finds each job once, however many there are, whatever leaves meanwhile."""
+    names = [f"j{n:03}" for n in range(450)]
+    s.put(*names, tags=("many",))
+    s.put("other")
+    found = []
+    for job in s.store.search(Search(tags=("many",))):
+        found.append(job.id)
+        if len(found) % 100 == 0:
+            s.must(job, CancelRequested())
+    same(found, names[::-1], "found")
+    same(s.store.count(Search(tags=("many",))), 450, "count")
+
+
+@check()
+def tags_leave_with_their_job(s: JobStoreSubject) -> None:
+    """A job that was purged or swept is found by no tag, nor is another job of its id."""
+    s.put("purged", "swept", "stays", tags=("x",), metadata={"k": "v"})
+    for name in ("purged", "swept"):
+        s.ended(name, keep=DAY)
+    same(s.store.purge([s.get("purged")]), 1, "purged")
+    s.clock.forward(2 * DAY)
+    same(s.store.prune(100).purged, 1, "swept")
+    s.put("purged", "swept")
+    same(_found(s, tags=("x",)), ["stays"], "by tag")
+    same(_found(s, metadata={"k": "v"}), ["stays"], "by metadata")
+    s.put("again", tags=("x",))
+    same(_found(s, tags=("x",)), ["again", "stays"], "a later one")
+
+
+@check()
 def search_by_age(s: JobStoreSubject) -> None:
     """A search finds the jobs that were last changed before an instant."""
     s.put("old", "moved")

@@ -52,6 +52,8 @@ FULL = NewJob(
     result_ttl=60.5,
     correlation_id="flow",
     trace_context={"traceparent": "00-1-2-01"},
+    tags=("customer:42", "import"),
+    metadata={"plan": "pro", "region": "eu"},
 )
 
 
@@ -95,6 +97,7 @@ def unset_fields_stay_unset(s: JobStoreSubject) -> None:
     unset = ("expires_at", "timeout", "max_attempts", "max_deliveries", "retry", "unique_key")
     for field in (*unset, "limit_key", "result_ttl", "correlation_id", "trace_context"):
         same(getattr(job, field), None, field)
+    same((job.tags, job.metadata), ((), None), "tags and metadata")
 
 
 @check()

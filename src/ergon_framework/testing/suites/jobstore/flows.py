@@ -124,6 +124,22 @@ def waiting_step_is_pending(s: JobStoreSubject) -> None:
 
 
 @check("flows")
+def steps_are_found_by_their_tags(s: JobStoreSubject) -> None:
+    """Also one that waits for others; none is purged under its flow, and all leave with it."""
+    handler = {"handler": "a", "tags": ["x"], "metadata": {"k": "v"}}
+    flow = _chain(s, handler, {**handler, "handler": "b"}, "plain")
+    found = [job.id for job in s.store.search(Search(tags=("x",), metadata={"k": "v"}))]
+    same(found, _ids(flow, 2, 1), "by tag")
+    while jobs := s.claim(1):
+        s.must(jobs[0], SUCCEEDED, keep=1.0)
+    done = list(s.store.search(Search(tags=("x",))))
+    same(s.store.purge(done), 0, "purged under their flow")
+    s.clock.forward(2 * DAY)
+    s.store.prune(100)
+    same(s.store.count(Search(tags=("x",))), 0, "after their flow has gone")
+
+
+@check("flows")
 def last_of_a_group_starts_what_follows(s: JobStoreSubject) -> None:
     """Not before, whether they end one by one or together."""
     flow = _group(s, 4)

@@ -200,6 +200,27 @@ def loaded_jobs_hold_their_unique_keys(s: JobStoreSubject) -> None:
 
 
 @check(NEEDS)
+def loaded_jobs_are_found_by_their_tags(s: JobStoreSubject) -> None:
+    """A job that was loaded, also in the place of another of its id, has the tags of its record."""
+    s.put("a", tags=("old",))
+    s.put("b", "c", tags=("x",), metadata={"k": "v"})
+    kept = [each for each in _all(_own(s), JobRecord) if each.identity != "a"]
+    s.clock.forward(1.0)
+    with closing(MemoryJobStore(s.clock)) as other:
+        JobStoreSubject(other, s.clock, None, s.patience).put("a", tags=("new",))
+        [moved] = _all(records_of(other), JobRecord)
+    _own(s).load([*kept, moved])
+    found = {tag: _tagged(s, tag) for tag in ("old", "new", "x")}
+    same(found, {"old": [], "new": ["a"], "x": ["c", "b"]}, "by tag")
+    _own(s).discard([each for each in kept if each.identity == "b"])
+    same(_tagged(s, "x"), ["c"], "after one was discarded")
+
+
+def _tagged(s: JobStoreSubject, tag: str) -> list[str]:
+    return [job.id for job in s.store.search(Search(tags=(tag,)))]
+
+
+@check(NEEDS)
 def loaded_jobs_are_as_old_as_they_were(s: JobStoreSubject) -> None:
     """Filters by age and the time of purging go by the instants that were copied."""
     with closing(MemoryJobStore(s.clock)) as other:
@@ -320,7 +341,7 @@ def fill(s: JobStoreSubject) -> None:
     s.store.renew([hold(s.take("running"), is_charged=True)], LEASE)
     s.put("blocked", limit_key="k", limit=1, priority=2)
     same(s.ids(1), [], "claimed of a key that is taken")
-    s.put("back", priority=2)
+    s.put("back", priority=2, tags=("z", "a"), metadata={"plan": "pro", "b": "c"})
     s.must(s.take("back"), RELEASED)
     s.put("paused", queue="shut", unique_key="w", expires_at=START + 900.0)
     s.put("later", delay=50.0, queue="slow", handler="x#work", executor="x")

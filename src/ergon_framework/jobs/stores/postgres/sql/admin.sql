@@ -13,6 +13,9 @@ FROM ergon_jobs WHERE id = ANY(%(ids)s::text[])
 FROM ergon_jobs WHERE flow_id IS NOT NULL
     AND (flow_id, seq) < (%(flow)s, %(below)s) AND flow_id >= %(flow)s
 
+-- in_tag: look at those with a tag, as the index of tags has them
+FROM ergon_job_tags JOIN ergon_jobs ON seq = job WHERE tag = %(label)s
+
 -- in_due: look at those that could be claimed, and have not failed before
 FROM ergon_jobs WHERE stage = 2 AND status = 'pending'
 
@@ -69,6 +72,22 @@ AND join_id IS NULL
 -- by_before: not moved for so long
 AND changed_at < %(before)s
 
+-- by_since: added then or later
+AND created_at >= %(since)s
+
+-- by_until: added before then
+AND created_at < %(until)s
+
+-- by_labels: with other tags
+AND NOT EXISTS (
+    SELECT FROM unnest(%(others)s::text[]) AS wanted (tag) WHERE NOT EXISTS (
+        SELECT FROM ergon_job_tags AS has WHERE has.tag = wanted.tag AND has.job = seq
+    )
+)
+
+-- by_below_tag: older than some job
+AND job < %(below)s
+
 -- by_few: only where all of them can be sorted, …
 AND (SELECT is_so FROM few)
 
@@ -77,6 +96,15 @@ AND NOT (SELECT is_so FROM few)
 
 -- by_code: one code of the last failure, as it is written: JSON that is none must not end a search
 AND strpos(replace(last_error, '\u0000', '�'), %(code)s) > 0
+
+-- by_error: the same, or one kind of it
+AND (
+    strpos(replace(last_error, '\u0000', '�'), %(error_code)s) > 0
+    OR strpos(last_error, %(error_kind)s) > 0
+)
+
+-- newest_tagged_first: one page in the order of the tags
+ORDER BY job DESC LIMIT %(limit)s
 
 -- newest_first: one page
 ORDER BY seq DESC LIMIT %(limit)s

@@ -33,6 +33,16 @@ FROM (SELECT {now} AS now) AS t, unnest(
     %(kwargs)s::bytea[]
 ) AS n (delay, run_at, queue, executor, priority, id, handler, args, kwargs);
 
+-- then_index: what the jobs of an insertion around it can be found by
+INSERT INTO ergon_job_tags (tag, job)
+SELECT l.tag, a.seq FROM unnest(%(label_ids)s::text[], %(labels)s::text[]) AS l (id, tag)
+JOIN added AS a ON a.id = l.id;
+
+-- index: the same for jobs that are there
+INSERT INTO ergon_job_tags (tag, job)
+SELECT l.tag, j.seq FROM unnest(%(label_ids)s::text[], %(labels)s::text[]) AS l (id, tag)
+JOIN ergon_jobs AS j ON j.id = l.id;
+
 -- taken_ids: which of these ids are there
 SELECT id FROM ergon_jobs WHERE id = ANY(%(ids)s::text[]);
 

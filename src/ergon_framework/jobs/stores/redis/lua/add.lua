@@ -24,6 +24,7 @@ local function insert(new)
     queue, executor, key or "", limit_key or "", "", "", id, pack(">I8", seq) .. id,
   }
   jobs[id], changed[id], bodies[id] = job, job, blob(body)
+  labels[id] = new[13] or nil
   rank(ALL, id, seq)
   stand(job, true)
   is_work = true

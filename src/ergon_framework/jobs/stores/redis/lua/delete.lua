@@ -4,6 +4,7 @@ local function remove(job)
   stand(job, false)
   if has(job, IS_STEP) then flows().forget(job) end
   rank(ALL, job[ID], false)
+  unlabelled[job[ID]] = job[TAG]
   changed[job[ID]] = nil
   tales[job[ID]] = nil
   gone[job[ID]] = true

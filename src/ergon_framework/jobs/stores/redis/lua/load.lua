@@ -3,7 +3,7 @@
 local seq, fence = tonumber(call("GET", LAST_SEQ) or 0), tonumber(call("GET", LAST_FENCE) or 0)
 
 local function put(copy)
-  local id, fields, texts, body, tale = unpack(copy, 1, 5)
+  local id, fields, texts, body, tale, found = unpack(copy, 1, 6)
   local old, number = job_of(id), nil
   if not old and is_taken[id] then return false end -- by a row that cannot be read
   if old then
@@ -23,6 +23,7 @@ local function put(copy)
   if job[STAGE] == WAITS and job[RUN_AT] > now then job[STAGE] = LATER end
   if has(job, IS_UNIQUE) and job[STAGE] ~= ENDED and holder_of(job[UNIQUE_KEY]) then return false end
   jobs[id], changed[id], bodies[id], tales[id] = job, job, blob(body), blob(tale) or false
+  labels[id] = found or nil
   fence = max(fence, job[FENCE])
   rank(ALL, id, number)
   stand(job, true)

@@ -1,5 +1,5 @@
 -- Look at jobs. In: now, where to look (``ids``, ``overdue``, ``named``, ``after``, ``flow:`` with its
--- id, or a set by order of adding), the ids, the executor or the number to begin at, how many, and
+-- id, ``tag:`` with it, or a set by order of adding), the ids, the executor or the number to begin at, how many, and
 -- what must match; for ``named``, before when they became due; for ``after``, how many bytes there
 -- may be.
 
@@ -63,6 +63,8 @@ local function matches(id)
   if statuses and not statuses[job[STATUS]] then return false end
   if wanted[2] and job[QUEUE] ~= wanted[2] then return false end
   if wanted[5] and job[STAGE] == JOINING then return false end
+  if wanted[6] and job[CREATED_AT] < wanted[6] then return false end
+  if wanted[7] and job[CREATED_AT] >= wanted[7] then return false end
   return not wanted[3] or job[CHANGED_AT] < wanted[3]
 end
 

@@ -11,6 +11,8 @@ if args[3] then
   call("HDEL", BODY, id)
   call("HDEL", TALE, id)
   call("ZREM", ALL, id)
+  unlabelled[id] = pack(">I8", seq) .. id
+  write_labels()
   flows().lose(id, seq, noted)
   notify()
   return 1

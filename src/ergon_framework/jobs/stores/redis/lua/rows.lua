@@ -155,6 +155,7 @@ end
 local changed, gone, written = {}, {}, {} -- by id: jobs, those that leave, and rows
 local bodies, tales = {}, {} -- by id
 local notes = {} -- by id, of rows that are set aside
+local labels, unlabelled = {}, {} -- by id: what jobs are found by; and the tags of those that leave
 local sets = {} -- by key: members and their scores, false for those that leave
 local lanes = {} -- by key of a lane or group: where it is listed, and as what
 local sums = {[COUNTS] = {}, [RUNNING] = {}} -- what is added, by name
@@ -222,6 +223,25 @@ local function write_sums(key, found)
   end
 end
 
+-- Jobs are found by their tags; a job that leaves is found by none. Nobody asks where no job has any.
+local function write_labels()
+  if next(unlabelled) ~= nil and call("EXISTS", LABELS) == 1 then
+    local ids = {}
+    for id in pairs(unlabelled) do ids[#ids + 1] = id end
+    local found = values(LABELS, ids)
+    for n, id in ipairs(ids) do
+      for _, label in ipairs(found[n] and cmsgpack.unpack(found[n]) or {}) do
+        call("ZREM", TAGGED .. label, unlabelled[id])
+      end
+    end
+    many("HDEL", LABELS, ids)
+  end
+  for id, found in pairs(labels) do
+    call("HSET", LABELS, id, cmsgpack.pack(found))
+    for _, label in ipairs(found) do call("ZADD", TAGGED .. label, exact(jobs[id][SEQ]), jobs[id][TAG]) end
+  end
+end
+
 local function flush()
   for id, job in pairs(changed) do
     local row = row_of(job)
@@ -232,6 +252,7 @@ local function flush()
   write_hash(TALE, tales)
   write_hash(UNIQUE, holders)
   write_hash(UNREADABLE, notes)
+  if next(labels) ~= nil or next(unlabelled) ~= nil then write_labels() end
   if book then book.write() end
   for key, members in pairs(sets) do write_set(key, members) end
   for key, found in pairs(sums) do write_sums(key, found) end
@@ -248,7 +269,7 @@ local function flush()
   many("HDEL", BODY, ids)
   many("HDEL", TALE, ids)
   changed, gone, written, bodies, tales, sets, lanes, holders = {}, {}, {}, {}, {}, {}, {}, {}
-  notes = {}
+  notes, labels, unlabelled = {}, {}, {}
   sums = {[COUNTS] = {}, [RUNNING] = {}}
 end
 

@@ -464,6 +464,7 @@ local function open_book()
       queue, executor, "", limit_key or "", "", "", id, pack(">I8", seq) .. id,
     }
     jobs[id], changed[id], bodies[id] = job, job, body
+    labels[id] = new[15] or nil
     put_place(id, {flow_id, join or false, feeds, wait or false, signal or false, false})
     rank(ALL, id, seq)
     rank(STEPS .. flow_id, job[TAG], seq)
@@ -718,7 +719,7 @@ local function open_book()
           rank(STEPS .. id, tags[n], false)
           rank(ALL, step, false)
           put_place(step, false)
-          gone[step], notes[step] = true, false
+          gone[step], notes[step], unlabelled[step] = true, false, tags[n]
         end
       end
       flush()

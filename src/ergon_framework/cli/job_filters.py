@@ -1,0 +1,134 @@
+"""The options by which commands find jobs, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ergon_framework.cli import completion
+from ergon_framework.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ergon_framework.core.job import JobStatus
+    from ergon_framework.jobs.client import JobClient
+    from ergon_framework.ports.jobstore import Search
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+TIMES = "write a duration such as 30s, 10m, 2h or 1d, or a time such as 2026-01-31T08:00:00Z"
+
+Statuses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--status",
+        "--state",
+        metavar="STATUS",
+        help="May be repeated.",
+        autocompletion=completion.statuses,
+    ),
+]
+OfQueue = Annotated[
+    str | None,
+    typer.Option(
+        "--queue", metavar="Q", help="Only of this queue.", autocompletion=completion.queues
+    ),
+]
+OfHandler = Annotated[
+    str | None,
+    typer.Option(
+        "--handler",
+        metavar="NAME",
+        help="Only for this handler.",
+        autocompletion=completion.handlers,
+    ),
+]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG", help="Only with this tag; may be repeated."),
+]
+Metadata = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metadata", metavar="KEY=VALUE", help="Only with this in the metadata; may be repeated."
+    ),
+]
+Error = Annotated[
+    str | None,
+    typer.Option(
+        "--error", metavar="NAME", help="Only with this last error: its code, or its kind."
+    ),
+]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", help="Only created then or later: 10m ago, or a time."),
+]
+Until = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="Only created before then.")
+]
+
+
+def filtered(
+    client: JobClient,
+    *,
+    status: list[str] | None,
+    queue: str | None,
+    handler: str | None,
+    tag: list[str] | None,
+    metadata: list[str] | None,
+    error: str | None,
+    since: str | None,
+    until: str | None,
+) -> Search:
+    """The search that these options describe."""
+    from ergon_framework.jobs.finding import search_of
+
+    given: dict[str, Any] = {
+        "status": [status_of(word) for word in status] if status else None,
+        "queue": queue,
+        "handler": handler,
+        "tags": tag or None,
+        "metadata": pairs(metadata) or None,
+        "error": error,
+        "since": None if since is None else instant_of(since, client.store.now()),
+        "until": None if until is None else instant_of(until, client.store.now(), "--until"),
+    }
+    return search_of(None, given)
+
+
+def pairs(words: Iterable[str] | None) -> dict[str, str]:
+    """Metadata as the command line has them."""
+    found = {}
+    for word in words or ():
+        key, mark, value = word.partition("=")
+        if not mark:
+            raise ConfigurationError(
+                f"--metadata {word!r} has no value", remedy="write --metadata KEY=VALUE"
+            )
+        found[key] = value
+    return found
+
+
+def instant_of(text: str, now: float, option: str = "--since") -> float:
+    """The instant that ``10m`` ago, or a time in words, means."""
+    from ergon_framework.core.rfc3339 import parse_rfc3339
+
+    ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if ago is not None:
+        return now - float(ago[1]) * _UNITS[ago[2]]
+    try:
+        return parse_rfc3339(text.strip())
+    except ValueError as error:
+        raise ConfigurationError(f"{option} {text!r}: {error}", remedy=TIMES) from None
+
+
+def status_of(word: str) -> JobStatus:
+    """The state of a job that a word means."""
+    from ergon_framework.core.job import JobStatus
+
+    try:
+        return JobStatus(word.lower())
+    except ValueError:
+        known = ", ".join(JobStatus)
+        raise ConfigurationError(f"{word!r} is no status", remedy=f"use {known}") from None

@@ -1,0 +1,76 @@
+"""Which jobs are meant: the words of a filter, checked, as the search that stores take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import msgspec
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import JobError
+from ergon_framework.ports.job_fields import Check, choice, instant, metadata, name, tags, text
+from ergon_framework.ports.jobstore import Search
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+class JobFilter(TypedDict, total=False):
+    """Which jobs are meant. Every word that is given must match; None: as if left out."""
+
+    status: str | Iterable[str] | None
+    """One state, or several."""
+    queue: str | None
+    handler: str | None
+    tags: Iterable[str] | None
+    """The jobs have all of these tags."""
+    metadata: Mapping[str, str] | None
+    """The metadata of the jobs have all of these values."""
+    error: str | None
+    """The code of the last error, such as ``TimeoutError``, or its kind, such as ``timeout``."""
+    since: float | datetime | str | None
+    """Created then or later."""
+    until: float | datetime | str | None
+    """Created before then."""
+    ids: Iterable[str] | None
+
+
+def search_of(search: Search | None, given: Mapping[str, Any]) -> Search:
+    """The search that a filter describes, within another one if there is one."""
+    fields: dict[str, Any] = {}
+    for field, value in given.items():
+        found = _FIELDS.get(field)
+        if found is None:
+            known = ", ".join(_FIELDS)
+            raise JobError(f"a filter has no word {field!r}", remedy=f"known are {known}")
+        if value is not None:
+            target, check = found
+            fields[target] = check(field, value)
+    return msgspec.structs.replace(search or Search(), **fields)
+
+
+def _statuses(field: str, value: Any) -> tuple[JobStatus, ...]:
+    check = choice(JobStatus)
+    words = (value,) if isinstance(value, str) else tuple(value)
+    return tuple(check(field, word) for word in words)
+
+
+def _ids(field: str, value: Any) -> tuple[str, ...]:
+    check = text()
+    words = (value,) if isinstance(value, str) else tuple(value)
+    return tuple(check(field, str(word)) for word in words)
+
+
+_FIELDS: dict[str, tuple[str, Check]] = {
+    "status": ("statuses", _statuses),
+    "queue": ("queue", name),
+    "handler": ("handler", name),
+    "tags": ("tags", tags),
+    "metadata": ("metadata", metadata),
+    "error": ("error", text()),
+    "since": ("since", instant),
+    "until": ("until", instant),
+    "ids": ("ids", _ids),
+}
+"""By the word: the field of a search, and what may stand in it."""
