@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from heapq import nsmallest
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from ergon_framework.core.claim import NO_LIMITS, QueueLimits
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.unreadable import shown
+from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import (
     Job,
     Named,
@@ -79,6 +81,7 @@ NO_OPTIONS = Options()
 _encode = msgspec.json.Encoder().encode
 _options = msgspec.json.Decoder(Options).decode
 _failure = msgspec.json.Decoder(Failure).decode
+_feeds = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 def text_of(value: Any) -> str:
@@ -108,6 +111,25 @@ def asked_of(text: str | bytes | None) -> tuple[Any, ...]:
 def failure_from(text: str | bytes | None) -> Failure | None:
     """A failure that :func:`text_of` wrote."""
     return None if text is None else _failure(text)
+
+
+@lru_cache(maxsize=256)  # all steps of a group count at the same join
+def feeds_from(text: str) -> tuple[str, ...]:
+    """The joins at which the end of a step counts, that :func:`text_of` wrote."""
+    return _feeds(text)
+
+
+def step_from(row: Mapping[str, Any]) -> StepPlace | None:
+    """The place of a job in its flow, from the columns of its row; None if it is no step."""
+    if row["feeds"] is None:
+        return None
+    return StepPlace(
+        flow_id=row["flow_id"],
+        join_id=row["join_id"],
+        feeds=feeds_from(row["feeds"]),
+        wait=row["wait"],
+        signal=row["signal"],
+    )
 
 
 def entries_of(history: str | None) -> tuple[bytes, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +19,7 @@ from ergon_framework.core.flow import (
     StepEnded,
 )
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.documents import text_of
+from ergon_framework.jobs.stores.documents import feeds_from, text_of
 from ergon_framework.jobs.stores.flow_settlement import (
     RELEASE,
     EarlySignal,
@@ -61,8 +60,6 @@ _SQL = statements("flows.sql")
 _JOBS = statements("jobs.sql")
 _POSITION = 7
 """Columns of a ``JobPosition``."""
-_feeds = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[str, ...]).decode)
-"""Siblings all feed the same joins."""
 
 
 class _Step(NamedTuple):
@@ -165,7 +162,7 @@ class StepSettlement:
         ended = StepEnded(JobStatus.CANCELLED, step.feeds == "[]")
         change = self.flows.plan(step.flow_id, ended)
         if change is not None:
-            self.flows.accept(step.flow_id, change, _feeds(step.feeds))
+            self.flows.accept(step.flow_id, change, feeds_from(step.feeds))
 
     def _step(self, seq: int) -> _Step | None:
         rows = self.tx.execute(_SQL["lock_steps"], {"seqs": numbers([seq])}).fetchall()
@@ -220,14 +217,14 @@ class StepSettlement:
         change = self.flows.plan(step.flow_id, ended)
         if change is None:
             return None
-        self.flows.accept(step.flow_id, change, _feeds(feeds), settlement.keep)
+        self.flows.accept(step.flow_id, change, feeds_from(feeds), settlement.keep)
         return _Move(settlement, step, stage_of(settlement), "[]" if change.counts else feeds)
 
     def _back(
         self, settlement: Settlement, step: _Step, closed: Container[str | None]
     ) -> _Move | None:
         feeds = step.feeds or "[]"
-        change = self.flows.plan(step.flow_id, returned(settlement.expected, _feeds(feeds)))
+        change = self.flows.plan(step.flow_id, returned(settlement.expected, feeds_from(feeds)))
         if change is None:
             return None
         self.flows.accept(step.flow_id, change)
@@ -373,7 +370,7 @@ class PostgresFlowTables:
     def ended(self, flow_id: str, after: int, limit: int) -> list[EndedStep]:
         """Steps that failed or were cancelled."""
         rows = self._page("ended_badly", flow_id, after, limit)
-        return [EndedStep(_position(row), row[-2], _feeds(row[-1])) for row in rows]
+        return [EndedStep(_position(row), row[-2], feeds_from(row[-1])) for row in rows]
 
     def _page(self, statement: str, flow_id: str, after: int, limit: int) -> list[Row]:
         values = {"flow_id": flow_id, "after": after, "limit": limit}
@@ -387,7 +384,7 @@ class PostgresFlowTables:
         """The jobs of these ids."""
         rows = self._tx.execute(_SQL["predecessors"], {"ids": texts(ids)}).fetchall()
         return [
-            Predecessor(seq, job_id, JobStatus(status), flow_id, _feeds(feeds or "[]"))
+            Predecessor(seq, job_id, JobStatus(status), flow_id, feeds_from(feeds or "[]"))
             for seq, job_id, status, flow_id, feeds in rows
         ]
 

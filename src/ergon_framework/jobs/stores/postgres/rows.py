@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
-from ergon_framework.jobs.stores.documents import asked_of, entries_of, failure_from, options_from
+from ergon_framework.jobs.stores.documents import (
+    asked_of,
+    entries_of,
+    failure_from,
+    options_from,
+    step_from,
+)
 from ergon_framework.jobs.stores.postgres.statements import COLUMNS
 from ergon_framework.jobs.stores.transitions import BLOCKED, ENDED
 from ergon_framework.jobs.stores.unreadable import (
@@ -20,10 +24,7 @@ from ergon_framework.jobs.stores.unreadable import (
     problem_of,
     status_of,
 )
-from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import ClaimedJob, Job, Unreadable
-
-_feeds = msgspec.json.Decoder(tuple[str, ...]).decode
 
 Row = tuple[Any, ...]
 Held = tuple[int, int]
@@ -99,22 +100,9 @@ def _job(row: dict[str, Any]) -> Job:
         finished_at=row["changed_at"] if row["stage"] == ENDED else None,
         last_error=failure_from(row["last_error"]),
         history=entries_of(row["history"]),
-        step=_step(row),
+        step=step_from(row),
         **options_from(row["options"]).of_job(),
         **{name: row[name] for name in _AS_THEY_ARE},
-    )
-
-
-def _step(row: dict[str, Any]) -> StepPlace | None:
-    """The place of a job in its flow."""
-    if row["feeds"] is None:
-        return None
-    return StepPlace(
-        flow_id=row["flow_id"],
-        join_id=row["join_id"],
-        feeds=_feeds(row["feeds"]),
-        wait=row["wait"],
-        signal=row["signal"],
     )
 
 

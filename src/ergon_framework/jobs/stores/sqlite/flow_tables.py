@@ -7,11 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from ergon_framework.core.flow import FlowState, FlowStatus, OnFailure
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.documents import text_of
+from ergon_framework.jobs.stores.documents import feeds_from, text_of
 from ergon_framework.jobs.stores.flow_settlement import (
     EarlySignal,
     EndedStep,
@@ -29,7 +27,6 @@ from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_barred
 
 _SQL = load(SQL, "flows.sql")
-_feeds = msgspec.json.Decoder(tuple[str, ...]).decode
 _POSITION = 7
 """Columns of a ``JobPosition``."""
 
@@ -120,7 +117,7 @@ class SqliteFlowTables:
     def ended(self, flow_id: str, after: int, limit: int) -> list[EndedStep]:
         """Steps that failed or were cancelled."""
         rows = self._cursor.execute(_SQL["ended_badly"], (flow_id, after, limit)).fetchall()
-        return [EndedStep(row[:_POSITION], row[-2], _feeds(row[-1])) for row in rows]
+        return [EndedStep(row[:_POSITION], row[-2], feeds_from(row[-1])) for row in rows]
 
     def set_feeds(self, key: int, feeds: Sequence[str]) -> None:
         """Say where the end of a step counts from now on."""
@@ -130,7 +127,7 @@ class SqliteFlowTables:
         """The jobs of these ids."""
         rows = self._cursor.execute(_SQL["predecessors"], (text_of(ids),)).fetchall()
         return [
-            Predecessor(seq, job_id, JobStatus(status), flow_id, _feeds(feeds or "[]"))
+            Predecessor(seq, job_id, JobStatus(status), flow_id, feeds_from(feeds or "[]"))
             for seq, job_id, status, flow_id, feeds in rows
         ]
 

@@ -7,10 +7,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import msgspec
-
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.documents import asked_of, entries_of, failure_from, options_from
+from ergon_framework.jobs.stores.documents import (
+    asked_of,
+    entries_of,
+    failure_from,
+    options_from,
+    step_from,
+)
 from ergon_framework.jobs.stores.transitions import BLOCKED, ENDED
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
@@ -24,12 +28,10 @@ from ergon_framework.jobs.stores.unreadable import (
     shown,
     status_of,
 )
-from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import ClaimedJob, Job, Unreadable
 from ergon_framework.storage.sql_files import load
 
 SQL = "ergon_framework.jobs.stores.sql"
-_feeds = msgspec.json.Decoder(tuple[str, ...]).decode
 
 CandidateRow = tuple[Any, ...]
 """A row of the statement ``candidates``, whose first columns are what :func:`leased` needs."""
@@ -182,22 +184,9 @@ def _job(cursor: sqlite3.Cursor, row: Mapping[str, Any]) -> Job:
         finished_at=row["changed_at"] if row["stage"] == ENDED else None,
         last_error=failure_from(row["last_error"]),
         history=entries_of(row["history"]),
-        step=_step(row),
+        step=step_from(row),
         **options_from(row["options"]).of_job(),
         **{name: row[name] for name in _AS_THEY_ARE},
-    )
-
-
-def _step(row: Mapping[str, Any]) -> StepPlace | None:
-    """The place of a job in its flow."""
-    if row["feeds"] is None:
-        return None
-    return StepPlace(
-        flow_id=row["flow_id"],
-        join_id=row["join_id"],
-        feeds=_feeds(row["feeds"]),
-        wait=row["wait"],
-        signal=row["signal"],
     )
 
 

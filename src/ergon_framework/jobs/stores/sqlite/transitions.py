@@ -10,15 +10,18 @@ import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any
-
-import msgspec
 
 from ergon_framework.core.flow import StepEnded
 from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.stores.documents import is_special, label_rows, options_text, text_of
+from ergon_framework.jobs.stores.documents import (
+    feeds_from,
+    is_special,
+    label_rows,
+    options_text,
+    text_of,
+)
 from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, returned
 from ergon_framework.jobs.stores.sqlite.flow_tables import SqliteFlowTables
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
@@ -57,8 +60,6 @@ _TRANSITIONS = load(SQL, "transitions.sql")
 _JOBS = load(SQL, "jobs.sql")
 _COMPLETE = _TRANSITIONS["complete"]
 _FLOWS = load(SQL, "flows.sql")
-_feeds = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[str, ...]).decode)
-"""Siblings all feed the same joins."""
 
 
 class Tx:
@@ -164,7 +165,7 @@ class Tx:
         self.cursor.execute(_FLOWS["end_step"], (*values, failure, entry, left, *place))
         if self.cursor.rowcount != 1:
             return False
-        self.flows.accept(flow_id, change, _feeds(feeds), settlement.keep)
+        self.flows.accept(flow_id, change, feeds_from(feeds), settlement.keep)
         return True
 
     def _restart_step(
@@ -175,7 +176,7 @@ class Tx:
         join_id: str | None,
         signal: str | None,
     ) -> bool:
-        change = self.flows.plan(flow_id, returned(settlement.expected, _feeds(feeds)))
+        change = self.flows.plan(flow_id, returned(settlement.expected, feeds_from(feeds)))
         if change is None:
             return False
         stage = _waiting_stage(settlement)
@@ -218,7 +219,7 @@ class Tx:
             return
         change = self.flows.plan(found[0], StepEnded(JobStatus.CANCELLED, found[1] == "[]"))
         if change is not None:
-            self.flows.accept(found[0], change, _feeds(found[1]))
+            self.flows.accept(found[0], change, feeds_from(found[1]))
 
     def is_any_stopping(self) -> bool:
         """Whether some flow stops, and no sweep has come to all its steps yet."""
