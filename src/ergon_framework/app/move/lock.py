@@ -104,7 +104,7 @@ def _lock_file(file: Path, held: ExitStack) -> None:
 
 def _lock_database(asked: Asked, lock: MoveLock, held: ExitStack) -> None:
     """Take an advisory lock on a connection of its own."""
-    from ergon_framework.storage.postgres.lock import SessionLock
+    from ergon_framework.storage.postgres.database import SessionLock
 
     name = asked.source.name
     taken = SessionLock(asked.source.url, f"move {asked.zone or ''}")

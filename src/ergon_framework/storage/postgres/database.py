@@ -1,4 +1,4 @@
-"""One PostgreSQL database: transactions on it, its clock and its notifications."""
+"""One PostgreSQL database: transactions on it, its clock, its notifications and a lock on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError
 from ergon_framework.storage.deadlines import CALL_BUDGET, SocketWatchdog
 from ergon_framework.storage.notifier import LocalSubscription
 from ergon_framework.storage.postgres.address import address_of
-from ergon_framework.storage.postgres.errors import translate, turns_for
+from ergon_framework.storage.postgres.errors import (
+    first_line,
+    translate,
+    translate_any,
+    turns_for,
+)
 from ergon_framework.storage.postgres.migrations import PostgresSchema
 from ergon_framework.storage.postgres.notifier import ListenNotifier
 from ergon_framework.storage.postgres.pool import (
@@ -33,6 +38,12 @@ _UNSAFE_SETTINGS = (
     "SELECT string_agg(name, ' and ' ORDER BY name) FROM pg_settings"
     " WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'"
 )
+_NO_IDLE_TIMEOUT = (
+    "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
+)
+"""A lock must outlast a connection that idles; servers since 14 can limit that. Asked of the
+catalogue, because older servers refuse a setting that they do not know."""
+_TRY_LOCK = "SELECT pg_try_advisory_lock(hashtext('ergon'), hashtext(current_schema() || %s))"
 
 
 def are_off(names: str) -> str:
@@ -214,3 +225,43 @@ def _undo(connection: Connection) -> None:
             connection.rollback()
     except psycopg.Error:
         connection.close()
+
+
+class SessionLock:
+    """An advisory lock on a connection of its own: the server frees it when that connection ends.
+
+    So it is free at once when its process is killed, and stays taken while its process is stopped.
+    """
+
+    def __init__(self, url: str, name: str) -> None:
+        self._address = address_of(url)
+        self._name = name
+        try:
+            self._connection = psycopg.connect(
+                **self._address.options, autocommit=True, prepare_threshold=None
+            )
+        except psycopg.Error as error:
+            raise translate_any(error, self._address.name) from error
+
+    def acquire(self) -> bool:
+        """Take the lock; False when another connection has it."""
+        try:
+            self._connection.execute(_NO_IDLE_TIMEOUT)
+            found = self._connection.execute(_TRY_LOCK, (f" {self._name}",)).fetchone()
+        except psycopg.Error as error:
+            raise translate_any(error, self._address.name) from error
+        return bool(found and found[0])
+
+    def refuse_lost(self) -> None:
+        """Raise if the connection was lost, and the lock with it: another may have it since."""
+        try:
+            self._connection.execute("SELECT 1")
+        except psycopg.Error as error:
+            raise StoreUnavailableError(
+                f"the connection that locked {self._address.name} was lost: {first_line(error)}",
+                remedy="see that no other process does the same there",
+            ) from error
+
+    def close(self) -> None:
+        """Free the lock."""
+        self._connection.close()
