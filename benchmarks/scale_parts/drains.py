@@ -26,6 +26,8 @@ from scale_parts.options import ScaleOptions
 WARMUP = 0.1, 5_000, 1.5
 """What passes before the clock starts, as workers come up one after the other: a part of the jobs,
 but no more than so many, and no longer than so many seconds."""
+WORKERS_LENGTH = 20_000
+"""Jobs that workers share at least: they come up one by one, and the last must find some."""
 REUSED = 200_000
 """A queue as long as this is filled once: a turn takes only a part of it."""
 FLAT = Target(ratio=0.9)
@@ -66,13 +68,15 @@ def queue_lengths(session: Session, options: ScaleOptions) -> Iterator[Record]:
 
 def worker_counts(session: Session, options: ScaleOptions) -> Iterator[Record]:
     """Ours with more workers on one store, beside one of them."""
-    length = options.drained[-1]
+    length = max(options.drained[-1], WORKERS_LENGTH)
     for engine in options.engines:
         systems = [
             _with_workers(engine, number, store_number)
             for store_number, number in enumerate(options.workers, 2)
         ]
-        contestants = [_contestant(session, options, system, length) for system in systems]
+        contestants = [
+            _contestant(session, options, system, length, least_left=0.5) for system in systems
+        ]
         session.race(contestants)
         yield record(f"{engine.key}-workers", contestants[0], None)
         for contestant in contestants[1:]:
@@ -99,8 +103,10 @@ def _contestant(
     system: QueueSystem,
     length: int,
     label: str | None = None,
+    *,
+    least_left: float = 0.0,
 ) -> Contestant:
-    watched = Drain(session, system, length, options.window)
+    watched = Drain(session, system, length, options.window, least_left)
     return session.contestant(system, "drain", watched.turn, label)
 
 
@@ -123,6 +129,8 @@ class Drain:
     length: int
     window: float
     """Seconds after which a drain that has not come to its end is measured as far as it got."""
+    least_left: float = 0.0
+    """The part of the jobs of which more must be left when the clock starts."""
     is_filled: bool = False
 
     def turn(self, queue_client: ClientProcess) -> Turn:
@@ -136,6 +144,12 @@ class Drain:
         with running_workers(queue_client, run_path) as workers:
             wait_for_jobs(reader, 1, STARTUP_TIMEOUT, workers)
             first = self._warm(reader)
+            if self.length - first <= self.length * self.least_left:
+                # What is left would time how workers start and stop, not how they work.
+                raise ContestantError(
+                    f"{first} of {self.length} jobs had run when the clock was to start:"
+                    " ask for more with --drained"
+                )
             times = _ProcessTimes(workers, self.session.servers.pids(self.system.server))
             began = time.perf_counter()
             last, ended = self._watch(queue_client, reader, workers, began)

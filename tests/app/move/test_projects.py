@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -264,12 +264,23 @@ def test_a_program_that_still_runs_is_told_and_does_nothing(program: Path, tmp_p
     assert asked(new) == 7
 
 
-@pytest.mark.parametrize("folder", ["plain", "with a blank"])
-def test_a_part_is_opened_again_with_the_whole_program(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One part alone would be worked with here and there; every hint names the whole, and works."""
-    home, new = tmp_path / folder, tmp_path / "the new one"
+class Moved(NamedTuple):
+    """A program of which all parts were moved."""
+
+    file: Path
+    work: str
+    new: Path
+    target: str
+    back: list[str]
+    """The command that opens all parts again."""
+
+    def point_at_copy(self) -> None:
+        """Write the line of the new store into the settings."""
+        self.file.write_text(SETTINGS.replace("work.db", f"{self.new}/work.db"))
+
+
+def moved_whole(home: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> Moved:
+    """A program with a job, a call and a fact, moved from its own folder."""
     home.mkdir()
     new.mkdir()
     file, work = home / "ergon.toml", f"sqlite:///{home}/work.db"
@@ -279,10 +290,20 @@ def test_a_part_is_opened_again_with_the_whole_program(
     asked(work)
     published(file, "lab", 1)
     monkeypatch.chdir(home)
-    assert invoke(["move", "ergon.toml", "--to", "sqlite:///../the new one/work.db"]) == 0
-    monkeypatch.chdir(tmp_path)
-    target = f"sqlite:///{home}/../the new one/work.db"
-    back = ["move", str(file), "--to", target, "--reopen"]
+    assert invoke(["move", "ergon.toml", "--to", f"sqlite:///../{new.name}/work.db"]) == 0
+    monkeypatch.chdir(home.parent)
+    target = f"sqlite:///{home}/../{new.name}/work.db"
+    return Moved(file, work, new, target, ["move", str(file), "--to", target, "--reopen"])
+
+
+@pytest.mark.parametrize("folder", ["plain", "with a blank"])
+def test_a_part_is_opened_again_with_the_whole_program(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One part alone would be worked with here and there; every hint names the whole, and works."""
+    home = tmp_path / folder
+    moved = moved_whole(home, tmp_path / "the new one", monkeypatch)
+    file, work, new, target, back = moved
     for use in (
         lambda: published(file, "lab", 2),
         lambda: asked(work),
@@ -300,7 +321,7 @@ def test_a_part_is_opened_again_with_the_whole_program(
         for force in ([], ["--force"]):
             assert invoke(["move", *alone, "--reopen", *force]) == 1
             assert f"ergon {shlex.join(back)}" in capsys.readouterr().err
-    file.write_text(SETTINGS.replace("work.db", f"{new}/work.db"))
+    moved.point_at_copy()
     assert invoke(back) != 0  # the settings do not tell any more what was shut
     assert f'url = "{work}"' in capsys.readouterr().err
     file.write_text(f'{SETTINGS}\n[zones.lab]\nstore = "sqlite:///lab.db"\n')
@@ -309,14 +330,23 @@ def test_a_part_is_opened_again_with_the_whole_program(
     file.write_text(SETTINGS)
     assert invoke(back) == 0
     assert published(file, "lab", 2) == 2
+
+
+def test_the_copy_is_shut_once_the_whole_program_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever names the copy is told which line to write, and which command moves all again."""
+    moved = moved_whole(tmp_path / "with a blank", tmp_path / "the new one", monkeypatch)
+    file, work, _, target, back = moved
+    assert invoke(back) == 0
     with pytest.raises(StoreError, match="moved to") as told, JobClient(target):
         pass
     [hint] = re.findall("`ergon (move [^`]*)`", str(told.value.remedy))
     assert shlex.split(hint) == back[:-1]
     assert "once that line is under [store]" in str(told.value.remedy)
-    file.write_text(SETTINGS.replace("work.db", f"{new}/work.db"))
+    moved.point_at_copy()
     with pytest.raises(StoreError, match="moved to") as told:
-        published(file, "lab", 3)
+        published(file, "lab", 2)
     assert f'write url = "{work}" under [store]' in str(told.value.remedy)
     capsys.readouterr()
     the_other_way = ["move", str(file), "--to", work, "--reopen"]
