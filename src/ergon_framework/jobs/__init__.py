@@ -7,14 +7,18 @@ handler's effect and the record of it leaves a job that is delivered again.
 
 Where to look first:
 
-- ``client``, ``async_client``, ``newjob``, ``validation``, ``results``: enqueue, ask, await
+- ``client``, ``async_client``, ``newjob``, ``results``: enqueue, ask, await
+- ``admin``: cancel, retry, requeue and purge
+- ``flows``, ``flow_client``, ``flow_results``, ``flow_why``: jobs that wait for one another
 - ``worker``, ``store_thread``, ``claims``: the loop, the link to the store, how a claim is settled
 - ``rescue``: what becomes of a dead worker's jobs
 - ``maintenance``, ``missing_executors``: heartbeat, retention, cron; executors that nobody has
-- ``pool``, ``executor_process``, ``child_process``, ``watchdog``: the processes that run handlers
+- ``pool``, ``executor_process``, ``child_process``, ``watchdog``, ``event_loop``: the processes
+  that run handlers, and the loop that talks to them
 - ``scheduler``, ``cron``: schedules
 - ``views``, ``why``: jobs and queues as people see them
-- ``store_urls``: which store a URL names
+- ``settings``, ``store_urls``: the section ``[jobs]``, and which store a URL names
+- ``totals``, ``tracing``: counters that outlive a worker, and spans
 - ``stores``: memory, SQLite, PostgreSQL and Redis, all held to one suite
 """
 

@@ -20,7 +20,8 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import ResultTimeoutError, StoreUnavailableError
-from ergon_framework.jobs.client import EnqueuedJob, JobClient, Progress, _JobId, batches
+from ergon_framework.jobs.admin import Progress, batches
+from ergon_framework.jobs.client import EnqueuedJob, JobClient, _JobId
 from ergon_framework.jobs.finding import JobFilter
 from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow
 from ergon_framework.jobs.flows import (

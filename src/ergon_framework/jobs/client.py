@@ -1,38 +1,42 @@
 """The client: puts jobs into a store, asks about them, cancels and requeues them.
 
-A job is stored, as durably as the store's sentence says, when ``enqueue`` returns. Whether a job
-may be cancelled, run now or requeued is decided by the core from the job's state; the store applies
-the decision if nobody was faster.
+A job is stored, as durably as the store's sentence says, when ``enqueue`` returns. Cancelling,
+retrying, requeueing and purging are decided in ``admin``.
 """
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, NamedTuple, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import msgspec
 
 from ergon_framework.core.flow import OnFailure
 from ergon_framework.core.job import (
     CancelRequested,
-    InvalidTransition,
     JobStatus,
     RequeueRequested,
     RunRequested,
 )
-from ergon_framework.core.rfc3339 import format_rfc3339
-from ergon_framework.errors import DuplicateJobError, JobError, JobStateError
+from ergon_framework.errors import JobError, JobStateError
 from ergon_framework.jobs import tracing
+from ergon_framework.jobs.admin import (
+    MAX_CONFLICTS,
+    Progress,
+    batches,
+    purge_all,
+    request_cancel,
+    request_transition,
+    requester,
+    requeue_all,
+)
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.finding import JobFilter, search_of
-from ergon_framework.jobs.flow_client import EnqueuedFlow, flows_of, found_flow
+from ergon_framework.jobs.flow_client import EnqueuedFlow, EnqueuedId, flows_of, found_flow
 from ergon_framework.jobs.flows import (
     Chain,
     Draft,
@@ -66,7 +70,6 @@ from ergon_framework.ports.flow import NewFlow
 from ergon_framework.ports.job_fields import choice, refusal, text
 from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import (
-    CancelRequest,
     EnqueueResult,
     FullJobStore,
     Job,
@@ -74,8 +77,7 @@ from ergon_framework.ports.jobstore import (
     OnDuplicate,
     Search,
 )
-from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
-from ergon_framework.storage.urls import option_for, pasteable
+from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.telemetry import outgoing_metadata
 from ergon_framework.telemetry.conventions import (
     MessagingInstruments,
@@ -86,184 +88,11 @@ from ergon_framework.telemetry.notices import emit, has_listeners
 
 __all__ = ["EnqueuedJob", "JobClient", "JobSpec", "OnDuplicate"]
 
-
-T = TypeVar("T")
-Progress = Callable[[int], object]
-Request = CancelRequested | RunRequested | RequeueRequested
-
-MAX_CONFLICTS = 100
-"""How often a job may change between read and write before the request is given up."""
-BATCH = 500
-"""Jobs that are moved or purged in one commit."""
 _actor, _reason = text(), text(1000)
-_REFUSED = {
-    CancelRequested: ("cannot be cancelled", "only a job that waits can be cancelled"),
-    RunRequested: ("cannot be run again", "only a job that waits, failed or was cancelled can"),
-    RequeueRequested: ("cannot be requeued", "only a dead-lettered job can"),
-}
 
 
-class Requeued(NamedTuple):
-    """How many jobs were sent back, and how many not because others hold their unique keys."""
-
-    done: int
-    held: int
-
-
-def request_transition(
-    store: FullJobStore, settler: Settler, job_id: str, request: Request
-) -> JobStatus:
-    """Apply a client's or operator's request to one job; returns the state it was in before."""
-
-    def attempt() -> JobStatus:
-        job = found(store, job_id)
-        _refuse_bound(store, job, request)
-        try:
-            settlement = settler.settle_stored(job, request, store.now())
-        except InvalidTransition as error:
-            what, remedy = _REFUSED[type(request)]
-            if isinstance(request, CancelRequested) and job.status is JobStatus.ACTIVE:
-                command = pasteable("jobs cancel --running", job.id, option_for(store))
-                remedy = f"cancel(running=True) asks its worker to end it, and so does:  {command}"
-            raise JobStateError(
-                f"the job {job.id} is {job.status} and {what}",
-                remedy=remedy,
-                details={"job_id": job.id, "status": job.status.value},
-            ) from error
-        (is_applied,), _ = store.settle_and_claim([settlement], None)
-        if is_applied:
-            is_cancelled = isinstance(request, CancelRequested)
-            emit("job.cancelled" if is_cancelled else "job.requeued", job_id=job.id)
-            return job.status
-        holder = _holder(store, job)
-        if holder is not None:
-            raise DuplicateJobError(
-                f"the job {job.id} cannot come back: {holder} holds its unique key now",
-                remedy="wait for that one, or cancel it; then try again",
-                details={"job_id": job.id, "unique_key": job.unique_key, "id": holder},
-            )
-        raise ConflictError
-
-    def give_up() -> JobStateError:
-        return JobStateError(
-            f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
-        )
-
-    return retry_conflicts(attempt, max_attempts=MAX_CONFLICTS, give_up=give_up)
-
-
-def request_cancel(
-    store: FullJobStore, settler: Settler, job_id: str, request: CancelRequested
-) -> JobStatus:
-    """Cancel a job that waits, or ask the worker that runs it to end it; the state it was in."""
-
-    def attempt() -> JobStatus:
-        job = found(store, job_id)
-        if job.status is not JobStatus.ACTIVE:
-            return request_transition(store, settler, job_id, request)
-        asked = CancelRequest(at=format_rfc3339(store.now()), by=request.by, reason=request.reason)
-        if not store.request_cancel(job, asked):
-            raise ConflictError
-        emit("job.cancel_requested", job_id=job.id, by=request.by)
-        return job.status
-
-    def give_up() -> JobStateError:
-        return JobStateError(
-            f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
-        )
-
-    def is_moved(error: Exception) -> bool:
-        """Whether it began to run, or came back to its queue, between the two looks."""
-        status = error.details.get("status") if isinstance(error, JobStateError) else None
-        return isinstance(error, ConflictError) or status == JobStatus.ACTIVE
-
-    return retry_conflicts(
-        attempt, max_attempts=MAX_CONFLICTS, give_up=give_up, is_conflict=is_moved
-    )
-
-
-def requester() -> str:
-    """Who asks, where nobody says: the user of this process, and the machine."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a user without a name, in a container for example
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
-
-
-def _refuse_bound(store: FullJobStore, job: Job, request: Request) -> None:
-    """Refuse what a step cannot do by itself: start before its turn, or in a flow that stopped."""
-    step = job.step
-    if step is None or isinstance(request, CancelRequested):
-        return
-    is_waiting = job.status is JobStatus.PENDING and (step.join_id or step.signal)
-    if is_waiting:
-        what = "waits for other steps" if step.join_id else f"waits for the signal {step.signal!r}"
-        why = pasteable("why", job.id, option_for(store))
-        remedy = f"this tells more:  {why}"
-    elif job.status.is_final and found_flow(store, step.flow_id).status.is_stopping:
-        what = "belongs to a flow that was stopped"
-        retry = pasteable("flows retry", step.flow_id, option_for(store))
-        remedy = f"this lets the flow go on:  {retry}"
-    else:
-        return
-    details = {"job_id": job.id, "flow_id": step.flow_id, "status": job.status.value}
-    raise JobStateError(f"the job {job.id} {what}", remedy=remedy, details=details)
-
-
-def _holder(store: FullJobStore, job: Job) -> str | None:
-    """The id of another job that holds the unique key of one that has ended."""
-    holder_of: Any = getattr(store, "holder", None)
-    if job.unique_key is None or not job.status.is_final or holder_of is None:
-        return None
-    holder: str | None = holder_of(job.unique_key)
-    return None if holder == job.id else holder
-
-
-def requeue_all(
-    store: FullJobStore, settler: Settler, search: Search, limit: int | None, progress: Progress
-) -> Requeued:
-    """Send every matching dead-lettered job back. Those moved meanwhile are left."""
-    done = held = 0
-    for batch in _batches(store.search(search, limit)):
-        now = store.now()
-        dead = [job for job in batch if job.status is JobStatus.FAILED]
-        settlements = [settler.settle_stored(job, RequeueRequested(), now) for job in dead]
-        applied, _ = store.settle_and_claim(settlements, None)
-        done += sum(applied)
-        for job, is_applied in zip(dead, applied, strict=True):
-            if is_applied:
-                emit("job.requeued", job_id=job.id)
-        left = [job for job, is_applied in zip(dead, applied, strict=True) if not is_applied]
-        held += sum(_holder(store, job) is not None for job in left)
-        progress(done)
-    return Requeued(done, held)
-
-
-def purge_all(store: FullJobStore, search: Search, limit: int | None, progress: Progress) -> int:
-    """Delete every matching job that has ended; how many."""
-    done = 0
-    for batch in _batches(store.search(search, limit)):
-        done += store.purge([job for job in batch if job.status.is_final])
-        progress(done)
-    if done:
-        emit("dead_letters.purged", kind="job", count=done)
-    return done
-
-
-def _batches(jobs: Iterable[Job]) -> Iterator[list[Job]]:
-    return batches(jobs, BATCH)
-
-
-def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of so many items, the last one shorter."""
-    rest = iter(items)
-    while batch := list(islice(rest, size)):
-        yield batch
-
-
-class _JobId(str):
-    """Text that can be stored, sent and compared like any other; its copies are plain text."""
+class _JobId(EnqueuedId):
+    """The id of a job, and what became of the call that enqueued it."""
 
     __slots__ = ("is_new", "replaced")
 
@@ -271,14 +100,6 @@ class _JobId(str):
     """False: a job with the same unique key was there, and this is its id."""
     replaced: str | None
     """The id of the job that was cancelled for this one."""
-
-    @property
-    def id(self) -> str:
-        """The plain id."""
-        return str(self)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (str, (str(self),))
 
 
 class EnqueuedJob(_JobId):

@@ -75,7 +75,21 @@ class AsyncStoreClient(Protocol):
         """Ask a flow something, in another thread; one of its own if it may take long."""
 
 
-class EnqueuedFlow(str):
+class EnqueuedId(str):
+    """The id of a job or flow: text like any other, whose copies are plain text."""
+
+    __slots__ = ()
+
+    @property
+    def id(self) -> str:
+        """The plain id."""
+        return str(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (str(self),))
+
+
+class EnqueuedFlow(EnqueuedId):
     """The id of a flow, which remembers the client it came from and can be asked about the flow."""
 
     __slots__ = ("_client",)
@@ -88,14 +102,6 @@ class EnqueuedFlow(str):
         made = cls(flow_id)
         made._client = client
         return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (str, (str(self),))
-
-    @property
-    def id(self) -> str:
-        """The plain id."""
-        return str(self)
 
     def status(self) -> FlowStatus:
         """Where the flow stands; a word that can be compared with text."""
@@ -142,7 +148,7 @@ class EnqueuedFlow(str):
         send_signal(self._client.store, self, name, value)
 
 
-class AsyncEnqueuedFlow(str):
+class AsyncEnqueuedFlow(EnqueuedId):
     """The id of a flow, for event loops: its methods are coroutines."""
 
     __slots__ = ("_client",)
@@ -155,9 +161,6 @@ class AsyncEnqueuedFlow(str):
         made = cls(flow_id)
         made._client = client
         return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (str, (str(self),))
 
     async def status(self) -> FlowStatus:
         """Where the flow stands."""
