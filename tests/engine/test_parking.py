@@ -191,11 +191,12 @@ def test_an_error_that_says_nonsense_is_one_like_any_other(colour: Colour, kind:
     assert outcome.report.failed == 1
 
 
-def test_a_wait_that_is_no_number_is_the_usual_one(colour: Colour) -> None:
+@pytest.mark.parametrize("seconds", ["soon", True, float("inf"), 10**400])
+def test_a_wait_that_is_no_number_is_the_usual_one(colour: Colour, seconds: Any) -> None:
     """The gate is believed that it is closed, and not when it opens."""
     source = Keeping([transactions(1)])
     refusal = Refused()
-    refusal.retry_after_seconds = "soon"  # type: ignore[assignment]
+    refusal.retry_after_seconds = seconds
     consume(colour, source, process={"t1": [refusal]})
     assert source.told == [("release_after", "t1", HELD_DELAY)]
 

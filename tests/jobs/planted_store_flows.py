@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.flow import (
@@ -136,36 +137,37 @@ class StoresHalfAFlow(Flows):
 # ---- failures -----------------------------------------------------------------------------------
 
 
+class ChangedPolicy(FlowSettlement):
+    """Takes one policy of what follows a failure for another."""
+
+    taken_for: ClassVar[Mapping[OnFailure, OnFailure]]
+
+    def plan(self, flow_id: str, event: FlowEvent) -> FlowChange | None:
+        row = self.row(flow_id)
+        policy = row.state.on_failure
+        row.state = replace(row.state, on_failure=self.taken_for.get(policy, policy))
+        return super().plan(flow_id, event)
+
+
 class AlwaysContinues(Flows):
     """Lets the end of a step count however it ended."""
 
-    class Moves(FlowSettlement):
-        def plan(self, flow_id: str, event: FlowEvent) -> FlowChange | None:
-            row = self.row(flow_id)
-            row.state = replace(row.state, on_failure=OnFailure.CONTINUE)
-            return super().plan(flow_id, event)
+    class Moves(ChangedPolicy):
+        taken_for: ClassVar = dict.fromkeys(OnFailure, OnFailure.CONTINUE)
 
 
 class HoldsNothing(Flows):
     """Takes ``hold`` for ``cancel``."""
 
-    class Moves(FlowSettlement):
-        def plan(self, flow_id: str, event: FlowEvent) -> FlowChange | None:
-            row = self.row(flow_id)
-            if row.state.on_failure is OnFailure.HOLD:
-                row.state = replace(row.state, on_failure=OnFailure.CANCEL)
-            return super().plan(flow_id, event)
+    class Moves(ChangedPolicy):
+        taken_for: ClassVar = {OnFailure.HOLD: OnFailure.CANCEL}
 
 
 class NeverContinues(Flows):
     """Takes ``continue`` for ``cancel``."""
 
-    class Moves(FlowSettlement):
-        def plan(self, flow_id: str, event: FlowEvent) -> FlowChange | None:
-            row = self.row(flow_id)
-            if row.state.on_failure is OnFailure.CONTINUE:
-                row.state = replace(row.state, on_failure=OnFailure.CANCEL)
-            return super().plan(flow_id, event)
+    class Moves(ChangedPolicy):
+        taken_for: ClassVar = {OnFailure.CONTINUE: OnFailure.CANCEL}
 
 
 class TriesAgainInAStoppedFlow(Flows):

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli.job_client import StoreUrl, opened
+from ergon_framework.cli.job_client import StoreUrl, opened, status_named
 from ergon_framework.cli.output import printable, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
-from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from ergon_framework.core.flow import FlowStatus
     from ergon_framework.ports.flow import Flow
 
 app = typer.Typer()
@@ -47,10 +45,11 @@ def list_flows(
     as_json: JsonFlag = False,
 ) -> None:
     """List flows, the newest first."""
+    from ergon_framework.core.flow import FlowStatus
     from ergon_framework.jobs.flow_client import flows_of
     from ergon_framework.jobs.flow_why import flow_view
 
-    statuses = [_status(word) for word in status or ()]
+    statuses = [status_named(FlowStatus, word) for word in status or ()]
     with opened(config, url, reads=True) as client:
         found = flows_of(client.store).search(statuses, limit)
         show_list([flow_view(each) for each in found], _COLUMNS, as_json=as_json)
@@ -159,15 +158,3 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _status(word: str) -> FlowStatus:
-    from ergon_framework.core.flow import FlowStatus
-
-    try:
-        return FlowStatus(word)
-    except ValueError as error:
-        known = ", ".join(FlowStatus)
-        raise ConfigurationError(
-            f"there is no status {word!r} of a flow", remedy=f"write one of {known}"
-        ) from error

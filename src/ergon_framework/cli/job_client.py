@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from ergon_framework.cli import completion
 from ergon_framework.cli.output import show_list, waiting
-from ergon_framework.errors import ErgonError, StoreUnavailableError
+from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
 from ergon_framework.storage.urls import given_options, with_options
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ergon_framework.ports.jobstore import FullJobStore, Search
 
 
+S = TypeVar("S", bound=StrEnum)
 StoreUrl = Annotated[
     str | None,
     typer.Option(
@@ -105,3 +107,12 @@ def _row(shape: dict[str, Any]) -> dict[str, Any]:
     error = shape["last_error"]
     why = error["code"] if error and shape["status"] == "failed" else shape["why"]
     return {**shape, "tries": f"{shape['attempts']}/{shape['max_attempts']}", "why": why}
+
+
+def status_named(kind: type[S], word: str) -> S:
+    """The status of jobs or flows that an operator named, in capitals or not."""
+    try:
+        return kind(word.lower())
+    except ValueError:
+        known = ", ".join(kind)
+        raise ConfigurationError(f"{word!r} is no status", remedy=f"use {known}") from None

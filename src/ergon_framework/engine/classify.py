@@ -12,13 +12,13 @@ said, and a handler is given an exception of ours around one that is not fit to 
 from __future__ import annotations
 
 import errno
-import math
 import sys
 from types import CoroutineType
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import Step
+from ergon_framework.core.option_values import is_number
 from ergon_framework.errors import (
     ConnectorError,
     ErgonError,
@@ -232,5 +232,4 @@ def known_failure(error: BaseException) -> Failure | None:
 
 def _seconds(error: ErgonError) -> float | None:
     asked = error.retry_after_seconds
-    is_number = isinstance(asked, int | float) and not isinstance(asked, bool)
-    return max(0.0, float(asked)) if is_number and math.isfinite(asked) else None  # type: ignore[arg-type]
+    return max(0.0, float(asked)) if asked is not None and is_number(asked) else None

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack
 
+from ergon_framework.core.option_values import is_number
 from ergon_framework.errors import HookError, LifespanTimeoutError, WiringError, describe
 
 if TYPE_CHECKING:
@@ -244,20 +245,21 @@ class LifespanHooks(NamedTuple):
 
     def not_opened(self) -> LifespanTimeoutError:
         """The error of one that has not come to its yield in time."""
-        seconds = self.lifespan.startup_timeout
-        return LifespanTimeoutError(
-            f"the lifespan {self.name!r} did not come to its yield within {seconds:g} s",
-            remedy=f"see what it waits for{self._at}; if it needs longer, write"
-            f" @app.lifespan(startup_timeout={10 * (seconds or 0):g})",
-        )
+        seconds = self.lifespan.startup_timeout or 0.0
+        what = f"did not come to its yield within {seconds:g} s"
+        return self._too_slow(what, "startup_timeout", seconds)
 
     def not_closed(self) -> LifespanTimeoutError:
         """The error of one that has not come to its end in time."""
-        seconds = self.lifespan.shutdown_timeout
+        seconds = self.lifespan.shutdown_timeout or 0.0
+        what = f"did not end within {seconds:g} s after its yield"
+        return self._too_slow(what, "shutdown_timeout", seconds)
+
+    def _too_slow(self, what: str, option: str, seconds: float) -> LifespanTimeoutError:
         return LifespanTimeoutError(
-            f"the lifespan {self.name!r} did not end within {seconds:g} s after its yield",
+            f"the lifespan {self.name!r} {what}",
             remedy=f"see what it waits for{self._at}; if it needs longer, write"
-            f" @app.lifespan(shutdown_timeout={10 * (seconds or 0):g})",
+            f" @app.lifespan({option}={10 * seconds:g})",
         )
 
     @property
@@ -354,8 +356,7 @@ def _checked_limits(name: str, options: Mapping[str, Any]) -> Mapping[str, float
             raise WiringError(
                 f"the lifespan {name!r} has no option {option!r}", remedy=f"there are {known}"
             )
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is not None and not (is_number and 0 < value <= MAX_TIMEOUT):
+        if value is not None and not (is_number(value) and 0 < value <= MAX_TIMEOUT):
             raise WiringError(
                 f"{option} of the lifespan {name!r} is {value!r}",
                 remedy="give it a number of seconds above 0, or None for no limit",

@@ -18,10 +18,11 @@ from ergon_framework.core.limits import (
     read_quota,
     window_at,
 )
+from ergon_framework.core.option_values import is_number
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.telemetry import emit
-from ergon_framework.providers.validation import check_count, is_finite
+from ergon_framework.providers.validation import check_count
 
 REFUSAL_TTL = 1.0
 """Seconds for which a refusal is cached: another process may give units back."""
@@ -56,11 +57,11 @@ class QuotaPolicy:
             check_count(name, getattr(self, name), least=1)
         if self.limit > MAX_UNITS:
             raise ConfigurationError(f"limit must be at most {MAX_UNITS}, not {self.limit!r}")
-        if not is_finite(self.window_seconds) or self.window_seconds < MIN_WINDOW:
+        if not is_number(self.window_seconds) or self.window_seconds < MIN_WINDOW:
             raise ConfigurationError(
                 f"window_seconds must be {MIN_WINDOW} or more, not {self.window_seconds!r}"
             )
-        if not is_finite(self.anchor) or abs(self.anchor) > FARTHEST_ANCHOR:
+        if not is_number(self.anchor) or abs(self.anchor) > FARTHEST_ANCHOR:
             raise ConfigurationError(
                 f"anchor must be an instant in seconds since 1970, not {self.anchor!r}",
                 remedy="leave it out, or give the instant at which one window began",

@@ -10,20 +10,10 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.json_names import encode_text_keys, name_written_twice
+from ergon_framework.core.option_values import is_number, number_flaw
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionContext
-
-
-def is_finite(value: Any) -> bool:
-    """Whether it is a number that a float can hold; no truth value, and nothing without end."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number of hundreds of digits
-        return False
-
 
 # -- options: what is wrong is a ConfigurationError ------------------------------------------------
 
@@ -36,14 +26,14 @@ def check_count(name: str, value: Any, least: int = 0) -> None:
 
 def check_seconds(name: str, value: Any, least: float = 0.0) -> None:
     """Refuse what is no number of ``least`` or more."""
-    if not is_finite(value) or value < least:
-        raise ConfigurationError(f"{name} must be a number of {least:g} or more, not {value!r}")
+    if flaw := number_flaw(value, least):
+        raise ConfigurationError(f"{name} {flaw}")
 
 
 def check_above_zero(name: str, value: Any) -> None:
     """Refuse what is no number above zero."""
-    if not is_finite(value) or value <= 0:
-        raise ConfigurationError(f"{name} must be a number above 0, not {value!r}")
+    if flaw := number_flaw(value, is_above=True):
+        raise ConfigurationError(f"{name} {flaw}")
 
 
 def check_word(name: str, value: Any, words: type[StrEnum]) -> None:
@@ -223,7 +213,7 @@ def _check_context(context: Any) -> None:
 
 
 def _check_context_seconds(name: str, value: Any) -> None:
-    if not is_finite(value):
+    if not is_number(value):
         raise _refused(f"context.{name}", f"must be a number of seconds or None, not {value!r}")
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from ergon_framework.core.option_values import is_number
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.providers.errors import ERROR_OF, ProviderError, ProviderInternalError, Reason
 from ergon_framework.providers.mapping.clients import (
@@ -27,7 +28,6 @@ from ergon_framework.providers.mapping.clients import (
 )
 from ergon_framework.providers.mapping.retry_after import parse_retry_after
 from ergon_framework.providers.redaction import describe_safely
-from ergon_framework.providers.validation import is_finite
 
 MAX_TYPES = 1024
 """Types of exceptions that are remembered."""
@@ -363,7 +363,7 @@ def _text(error: Exception) -> str:
 def _wait(asked: Any, wall: Callable[[], float]) -> float | None:
     if isinstance(asked, str):  # a header passed on as it came
         asked = parse_retry_after(asked, wall())
-    return max(0.0, asked) if is_finite(asked) else None
+    return max(0.0, asked) if is_number(asked) else None
 
 
 def _status(status: Any) -> int | None:

@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from opentelemetry import context as otel_context
 
+from ergon_framework.core.option_values import is_number
 from ergon_framework.core.retry import MAX_DELAY
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.engine.time_limit import ended_within
@@ -152,8 +153,7 @@ async def _await(awaitable: Awaitable[T]) -> T:
 def _check(timeout: object) -> None:
     if timeout is None:
         return
-    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if not is_number or not 0 < timeout <= MAX_DELAY:  # type: ignore[operator]
+    if not is_number(timeout) or not 0 < timeout <= MAX_DELAY:  # type: ignore[operator]
         raise ValueError(f"timeout must be a positive number of seconds or None, not {timeout!r}")
 
 

@@ -18,6 +18,12 @@ it can be looked up in an index."""
 _STAMP = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 """The least fence to give out now. A counter alone could give one out twice, when the server is
 replaced by one that has not heard of the last claim."""
+_LONG_HISTORY = """CASE
+        WHEN length(j.history) > %(longest)s
+            OR length(j.history) - length(replace(j.history, chr(10), '')) > %(most)s
+        THEN j.history
+    END"""
+"""The history of a job that was moved, if it has to be shortened: by characters or by entries."""
 COLUMNS = (
     *("seq", "stage", "status", "fence", "deliveries", "attempts", "excused", "is_charged"),
     *("is_solo", "changed_at", "lease_expires_at", "claimed_at", "worker", "why", "purge_at"),
@@ -30,11 +36,12 @@ COLUMNS = (
 
 @cache
 def statements(file: str) -> Mapping[str, bytes]:
-    """The named statements of a file, with the instant and the columns put in."""
+    """The named statements of a file, with the expressions that several share put in."""
     columns = ", ".join(COLUMNS)
     return {
         name: text.replace("{now}", _NOW)
         .replace("{stamp}", _STAMP)
+        .replace("{long_history}", _LONG_HISTORY)
         .replace("{columns}", columns)
         .encode()
         for name, text in load(SQL, file).items()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from ergon_framework.core.option_values import is_number
 from ergon_framework.testing.suites.executor.harness import (
     HANDLER_NOT_FOUND,
-    is_number,
     moment,
     request,
     shown,

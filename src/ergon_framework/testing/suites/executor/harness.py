@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import itertools
 import json
-import math
 import os
 import selectors
 import shutil
@@ -389,11 +388,6 @@ def same(one: object, other: object) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     return one == other
-
-
-def is_number(value: object) -> bool:
-    """Whether it is a number with a value."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 Request = Mapping[str, Any]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from ergon_framework.core.option_values import is_number
 from ergon_framework.testing.suites.executor.harness import (
     HANDLER_NOT_FOUND,
     NO_SUCH_HANDLER,
     STATUSES,
     OutputLine,
-    is_number,
     line_of,
     request,
     shown,

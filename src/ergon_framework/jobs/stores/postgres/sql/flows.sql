@@ -55,11 +55,7 @@ WITH moved AS (
         feeds
     )
     WHERE j.seq = s.seq
-    RETURNING j.seq, j.limit_key, CASE
-        WHEN length(j.history) > %(longest)s
-            OR length(j.history) - length(replace(j.history, chr(10), '')) > %(most)s
-        THEN j.history
-    END AS history
+    RETURNING j.seq, j.limit_key, {long_history} AS history
 )
 SELECT
     seq, limit_key, history,
