@@ -2,6 +2,9 @@
 
 - A file is not called by a word that the glossary lists under "Words we do not use", and neither is
   a class. Classes of tests are left out: planted defects are named by what they do.
+- In the package that also holds for functions, arguments, variables and attributes, except for
+  words that say something plain there (``PLAIN_IN_NAMES``).
+- The map in the ``__init__`` of a package names files that are there.
 - A class name has at most two homes, however private: a reader who searches for it finds one. That
   holds for the package, the tools and the benchmarks, each for itself.
 - A class that the documentation names has one home. ``SHARED`` lists the exceptions and why.
@@ -28,6 +31,16 @@ EXAMPLES = "examples"  # each is a program of its own: all of them may have an `
 MOST_HOMES = 2
 FINE_IN_COMPOUNDS = frozenset({"line"})
 """What says enough beside another word: a ``LineSplitter`` splits lines of text."""
+PLAIN_IN_NAMES = frozenset(
+    {
+        *("bar", "hands", "hurry", "keeping", "line", "looking", "looks", "moves", "moving"),
+        *("quick", "review", "reviewed", "ring", "shape", "shapes", "straight", "tale", "telling"),
+        *("trail", "words"),
+    }
+)
+"""What a file or a class is not called by, but a variable may be: ``moves`` of jobs, ``words``."""
+UNNAMED_FOLDERS = ("testing/suites",)
+"""Checks of stores are named by what they plant and see, and those names are public."""
 SHARED: Mapping[str, str] = {
     "TelemetrySettings": "the section of the settings file, and what a program passes to configure",
     "RetrySettings": "the same section of the settings file, under a job and under a provider",
@@ -40,6 +53,8 @@ MANY: Mapping[str, str] = {
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
 _BULLET = re.compile(r"^- ((?:\*\*[^*]+\*\*(?:[^*:]*, )?)+[^:]*):", re.MULTILINE)
 _BOLD = re.compile(r"\*\*([^*]+)\*\*")
+_MAP = re.compile(r"^(?:Where to look first|Start with)", re.MULTILINE)
+_LISTED = re.compile(r"``([a-z_]\w*)``")
 _CODE_SPAN = re.compile(r"`([A-Z]\w+)(?:\(\)|\.\w+)*`")
 _IMPORT = re.compile(r"from ergon_framework[\w.]* import (?:\(([\w,\s]+)\)|([\w, ]+))")
 _UNDOCUMENTED = ("docs/design/", "docs/reference/conformance.md")
@@ -92,6 +107,36 @@ def bad_class_names(
             )
 
 
+def bad_identifiers(package: Path, forbidden: Iterable[str]) -> Iterator[str]:
+    """Functions, arguments, variables and attributes whose names have a forbidden word."""
+    refused = set(forbidden) - PLAIN_IN_NAMES
+    for path in sorted(package.rglob("*.py")):
+        place = path.relative_to(package).as_posix()
+        if place.startswith(UNNAMED_FOLDERS):
+            continue
+        seen: set[str] = set()
+        for name, number in _bound_names(ast.parse(path.read_text(encoding="utf-8"))):
+            bad = refused & set(name.lower().split("_"))
+            if bad and name not in seen:
+                seen.add(name)
+                yield (
+                    f"{PACKAGE}/{place}:{number}: {name}: {min(bad)!r} is not a word of ours;"
+                    f" {GLOSSARY} says which one is"
+                )
+
+
+def _bound_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+
+
 def class_homes(package: Path) -> dict[str, list[str]]:
     """Where each top-level class below a folder is defined."""
     homes = defaultdict(list)
@@ -128,6 +173,36 @@ def shared_names(homes: Mapping[str, list[str]], documented: set[str]) -> Iterat
             yield f"class {name} is defined in {', '.join(places)}: {why}"
 
 
+def stale_maps(package: Path) -> Iterator[str]:
+    """Maps in packages that name a file which is not there."""
+    for path in sorted(package.glob("*/__init__.py")):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        begin = _MAP.search(text)
+        if begin is None:
+            continue
+        listed, folder = set(_LISTED.findall(text, begin.start())), path.parent
+        homes = {
+            each.stem
+            for each in folder.iterdir()
+            if (each.suffix == ".py" or (each / "__init__.py").is_file()) and each.stem[0] != "_"
+        }
+        name = f"{PACKAGE}/{path.relative_to(package).as_posix()}"
+        for each in sorted(listed - homes):
+            if not _is_known(each, folder):
+                yield f"{name}: the map names {each}, which is not there"
+
+
+def _is_known(word: str, folder: Path) -> bool:
+    """Whether a word of a map is defined below its folder, or is a command."""
+    defined = re.compile(rf"^\s*(?:async def|def|class) {word}\b", re.MULTILINE)
+    catalogue = folder.parent / "cli" / "catalogue.py"
+    commands = catalogue.read_text(encoding="utf-8") if catalogue.is_file() else ""
+    return f'"{word}"' in commands or any(
+        each.stem == word or defined.search(each.read_text(encoding="utf-8"))
+        for each in folder.rglob("*.py")
+    )
+
+
 def violations(root: Path) -> list[str]:
     """Everything in a checkout that contradicts its glossary."""
     text = (root / GLOSSARY).read_text(encoding="utf-8")
@@ -135,6 +210,8 @@ def violations(root: Path) -> list[str]:
     homes = {folder: class_homes(root / folder) for folder in CLASS_FOLDERS}
     documented = documented_names(root)
     found = [*contradictions(text), *bad_file_names(root, forbidden)]
+    found += bad_identifiers(root / PACKAGE, forbidden)
+    found += stale_maps(root / PACKAGE)
     for folder, classes in homes.items():
         found += bad_class_names(folder, classes, forbidden)
         if folder != EXAMPLES:
@@ -148,7 +225,7 @@ def main() -> int:
     for each in found:
         print(each)
     if not found:
-        print("glossary: file names and class names keep to it")
+        print("glossary: the names of files, classes, functions and variables keep to it")
     return 1 if found else 0
 
 

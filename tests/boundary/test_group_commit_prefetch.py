@@ -18,7 +18,7 @@ from tests.boundary.test_group_commit import WAIT, Caller
 pytestmark = pytest.mark.req("BOUNDARY:store", "SCALE:boundary-postgres")
 
 
-class Desk:
+class RecordedGroups:
     """Looks at requests, and serves groups; the third one is what the others wait behind."""
 
     def __init__(self, **limits: Any) -> None:
@@ -81,56 +81,56 @@ class Desk:
 
 
 @contextmanager
-def opened(**limits: Any) -> Iterator[Desk]:
+def opened(**limits: Any) -> Iterator[RecordedGroups]:
     """A fresh one, with limits of its own."""
-    desk = Desk(**limits)
+    recorded = RecordedGroups(**limits)
     try:
-        yield desk
+        yield recorded
     finally:
-        desk.grouping.close()
+        recorded.grouping.close()
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
+def recorded() -> Iterator[RecordedGroups]:
     """A fresh one."""
-    with opened() as desk:
-        yield desk
+    with opened() as recorded:
+        yield recorded
 
 
-def test_who_comes_during_a_wait_is_looked_at_before_its_end(desk: Desk) -> None:
+def test_who_comes_during_a_wait_is_looked_at_before_its_end(recorded: RecordedGroups) -> None:
     """In the order of coming, each once; and the next group is made of them."""
     seen: list[list[int]] = []
 
     def wait() -> None:
-        desk.come(2, 3)
-        desk.grouping.meanwhile(lambda: len(desk.looked) == 2)
-        seen.append(list(desk.looked))
-        desk.come(4)
+        recorded.come(2, 3)
+        recorded.grouping.meanwhile(lambda: len(recorded.looked) == 2)
+        seen.append(list(recorded.looked))
+        recorded.come(4)
 
-    desk.acts = [wait]
-    desk.begin()
-    assert desk.answers() == [2, 4, 6, 8]
+    recorded.acts = [wait]
+    recorded.begin()
+    assert recorded.answers() == [2, 4, 6, 8]
     assert seen == [[2, 3]]
-    assert desk.groups == [[0], [1], [2, 3, 4]]
-    assert desk.looked == [2, 3]  # whoever serves looks at the others
+    assert recorded.groups == [[0], [1], [2, 3, 4]]
+    assert recorded.looked == [2, 3]  # whoever serves looks at the others
 
 
-def test_a_wait_that_is_over_is_not_made_longer(desk: Desk) -> None:
+def test_a_wait_that_is_over_is_not_made_longer(recorded: RecordedGroups) -> None:
     """Those in line have to be served in any case."""
 
     def wait() -> None:
-        desk.come(2, 3)
+        recorded.come(2, 3)
         answers = iter((False, True))
-        desk.grouping.meanwhile(lambda: next(answers))
+        recorded.grouping.meanwhile(lambda: next(answers))
 
-    desk.acts = [wait]
-    desk.begin()
-    assert desk.answers() == [2, 4, 6]
-    assert desk.looked == [2]
-    assert desk.groups == [[0], [1], [2, 3]]
+    recorded.acts = [wait]
+    recorded.begin()
+    assert recorded.answers() == [2, 4, 6]
+    assert recorded.looked == [2]
+    assert recorded.groups == [[0], [1], [2, 3]]
 
 
-def test_nobody_is_looked_for_without_end(desk: Desk) -> None:
+def test_nobody_is_looked_for_without_end(recorded: RecordedGroups) -> None:
     """A store that takes its time does not keep a processor busy."""
     asked: list[int] = []
 
@@ -139,71 +139,75 @@ def test_nobody_is_looked_for_without_end(desk: Desk) -> None:
         return False
 
     def wait() -> None:
-        desk.grouping.meanwhile(is_over)
+        recorded.grouping.meanwhile(is_over)
 
-    desk.acts = [wait]
-    desk.begin()
-    assert desk.answers() == [2]
+    recorded.acts = [wait]
+    recorded.begin()
+    assert recorded.answers() == [2]
     assert len(asked) == MAX_EMPTY_POLLS
 
 
 def test_no_more_are_looked_at_than_fit_into_a_group() -> None:
     """What is prepared is kept in memory until it is written."""
-    with opened(max_group=2) as desk:
+    with opened(max_group=2) as recorded:
 
         def wait() -> None:
-            desk.come(2, 3, 4)
-            desk.grouping.meanwhile(lambda: False)
+            recorded.come(2, 3, 4)
+            recorded.grouping.meanwhile(lambda: False)
 
-        desk.acts = [wait]
-        desk.begin()
-        assert desk.answers() == [2, 4, 6, 8]
-    assert desk.looked == [2, 3]
-    assert desk.groups == [[0], [1], [2, 3], [4]]
+        recorded.acts = [wait]
+        recorded.begin()
+        assert recorded.answers() == [2, 4, 6, 8]
+    assert recorded.looked == [2, 3]
+    assert recorded.groups == [[0], [1], [2, 3], [4]]
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(1)], ids=["error", "exit"])
-def test_a_look_that_fails_harms_nobody_else(desk: Desk, error: BaseException) -> None:
+def test_a_look_that_fails_harms_nobody_else(
+    recorded: RecordedGroups, error: BaseException
+) -> None:
     """Neither the group that waits nor the one that will have it: serving meets it again."""
-    desk.odd = error
+    recorded.odd = error
 
     def wait() -> None:
-        desk.come(-2, 3)
-        desk.grouping.meanwhile(lambda: len(desk.looked) == 2)
+        recorded.come(-2, 3)
+        recorded.grouping.meanwhile(lambda: len(recorded.looked) == 2)
 
-    desk.acts = [wait]
-    desk.begin()
-    assert desk.answers() == [2, -4, 6]
+    recorded.acts = [wait]
+    recorded.begin()
+    assert recorded.answers() == [2, -4, 6]
 
 
-def test_those_looked_at_are_served_although_the_group_before_failed(desk: Desk) -> None:
+def test_those_looked_at_are_served_although_the_group_before_failed(
+    recorded: RecordedGroups,
+) -> None:
     """Their fate is their own."""
 
     def fail() -> None:
-        desk.come(2)
-        desk.grouping.meanwhile(lambda: bool(desk.looked))
+        recorded.come(2)
+        recorded.grouping.meanwhile(lambda: bool(recorded.looked))
         raise StoreUnavailableError("gone")
 
-    desk.acts = [fail]
-    desk.begin()
-    assert desk.answers() == [None, 4]
-    assert isinstance(desk.callers[0].error, StoreUnavailableError)
+    recorded.acts = [fail]
+    recorded.begin()
+    assert recorded.answers() == [None, 4]
+    assert isinstance(recorded.callers[0].error, StoreUnavailableError)
 
 
 def test_those_looked_at_are_served_although_the_line_is_closed() -> None:
     """Whoever stood in line before the end is answered; the end is not lost behind them."""
-    with opened(idle_timeout=2 * WAIT) as desk:  # after which the thread would end by itself
+    with opened(idle_timeout=2 * WAIT) as recorded:  # after which the thread would end by itself
 
         def close() -> None:
-            desk.come(2)
-            desk.grouping.close()
-            desk.grouping.meanwhile(lambda: False)
+            recorded.come(2)
+            recorded.grouping.close()
+            recorded.grouping.meanwhile(lambda: False)
 
-        desk.acts = [close]
-        desk.begin()
-        assert desk.answers() == [2, 4]
-        assert desk.looked == [2]
-        desk.until(lambda: not desk.grouping.has_thread)
+        recorded.acts = [close]
+        recorded.begin()
+        assert recorded.answers() == [2, 4]
+        assert recorded.looked == [2]
+        recorded.until(lambda: not recorded.grouping.has_thread)
 
 
 class Unhashable:
@@ -216,119 +220,121 @@ class Unhashable:
 
 
 def test_those_looked_at_are_served_although_the_thread_stumbled(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    recorded: RecordedGroups, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error of our own, between two groups."""
 
     def leave() -> None:
-        desk.grouping.call_soon(1, lambda _: None, Unhashable())
-        desk.until(lambda: desk.grouping.has_thread)
+        recorded.grouping.call_soon(1, lambda _: None, Unhashable())
+        recorded.until(lambda: recorded.grouping.has_thread)
 
     def wait() -> None:
-        desk.come(2)
-        desk.grouping.meanwhile(lambda: bool(desk.looked))
+        recorded.come(2)
+        recorded.grouping.meanwhile(lambda: bool(recorded.looked))
 
-    desk.acts = [leave, wait]
-    desk.grouping.call(0)
-    desk.until(lambda: bool(desk.callers))
-    assert desk.answers() == [4]
-    assert desk.groups == [[0], [1], [2]]
+    recorded.acts = [leave, wait]
+    recorded.grouping.call(0)
+    recorded.until(lambda: bool(recorded.callers))
+    assert recorded.answers() == [4]
+    assert recorded.groups == [[0], [1], [2]]
     assert "stumbled" in caplog.text
 
 
-def test_whoever_serves_itself_looks_at_nobody(desk: Desk) -> None:
+def test_whoever_serves_itself_looks_at_nobody(recorded: RecordedGroups) -> None:
     """It would have to wait for what is others' work."""
 
     def wait() -> None:
-        desk.callers.append(Caller(desk.grouping, 1))
-        desk.until(lambda: desk.grouping.pending == 1)
-        desk.come(2)
-        desk.grouping.meanwhile(lambda: False)
+        recorded.callers.append(Caller(recorded.grouping, 1))
+        recorded.until(lambda: recorded.grouping.pending == 1)
+        recorded.come(2)
+        recorded.grouping.meanwhile(lambda: False)
 
-    desk.acts = [wait]
-    assert desk.grouping.call(0) == 0
-    assert desk.answers() == [2, 4]
-    assert desk.looked == []
+    recorded.acts = [wait]
+    assert recorded.grouping.call(0) == 0
+    assert recorded.answers() == [2, 4]
+    assert recorded.looked == []
 
 
-def test_a_caller_that_leaves_after_it_was_looked_at_is_not_served(desk: Desk) -> None:
+def test_a_caller_that_leaves_after_it_was_looked_at_is_not_served(
+    recorded: RecordedGroups,
+) -> None:
     """It heard of no outcome."""
     may_come, is_gone = threading.Event(), threading.Event()
     me = threading.get_ident()
 
     def begin() -> None:
-        desk.callers.append(Caller(desk.grouping, 1))
-        desk.until(lambda: desk.grouping.has_thread)
+        recorded.callers.append(Caller(recorded.grouping, 1))
+        recorded.until(lambda: recorded.grouping.has_thread)
 
     def wait() -> None:
         may_come.set()
-        desk.until(lambda: desk.grouping.pending == 1)  # the caller that will leave
-        desk.come(3)
-        desk.grouping.meanwhile(lambda: len(desk.looked) == 2)
+        recorded.until(lambda: recorded.grouping.pending == 1)  # the caller that will leave
+        recorded.come(3)
+        recorded.grouping.meanwhile(lambda: len(recorded.looked) == 2)
         signal.pthread_kill(me, signal.SIGINT)
         assert is_gone.wait(WAIT)
 
-    desk.acts = [begin, wait]
-    first = Caller(desk.grouping, 0)
+    recorded.acts = [begin, wait]
+    first = Caller(recorded.grouping, 0)
     assert may_come.wait(WAIT)
     with pytest.raises(KeyboardInterrupt):
-        desk.grouping.call(2)
+        recorded.grouping.call(2)
     is_gone.set()
     first.join(WAIT)
-    assert desk.answers() == [2, 6]
-    assert desk.looked == [2, 3]
-    assert desk.groups == [[0], [1], [3]]
+    assert recorded.answers() == [2, 6]
+    assert recorded.looked == [2, 3]
+    assert recorded.groups == [[0], [1], [3]]
 
 
-def test_who_was_served_is_woken_before_anybody_is_looked_at(desk: Desk) -> None:
+def test_who_was_served_is_woken_before_anybody_is_looked_at(recorded: RecordedGroups) -> None:
     """They come back with the next request, which can be looked at then."""
     seen: list[object] = []
 
     def wait() -> None:
-        desk.come(2)
+        recorded.come(2)
 
     def wait_again() -> None:
-        desk.grouping.meanwhile(lambda: True)
-        desk.callers[0].join(WAIT)
-        seen.append(desk.callers[0].answer)
+        recorded.grouping.meanwhile(lambda: True)
+        recorded.callers[0].join(WAIT)
+        seen.append(recorded.callers[0].answer)
 
-    desk.acts = [wait, wait_again]
-    desk.begin()
-    assert desk.answers() == [2, 4]
+    recorded.acts = [wait, wait_again]
+    recorded.begin()
+    assert recorded.answers() == [2, 4]
     assert seen == [2]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_has_looked_at_nobody(desk: Desk) -> None:
+def test_a_forked_process_has_looked_at_nobody(recorded: RecordedGroups) -> None:
     """Those are the parent's, and so is the thread that serves."""
     ends: list[int] = []
 
     def work_in_child() -> bool:
-        grouping, before = desk.grouping, len(desk.groups)
+        grouping, before = recorded.grouping, len(recorded.groups)
         is_fresh = grouping.pending == 0 and not grouping.has_thread
         grouping.meanwhile(lambda: False)  # nobody serves here, so nobody is looked for
         done = threading.Event()
         answer = grouping.call(5)
         grouping.call_soon(6, lambda _: None, done.set)
         is_done = done.wait(WAIT)
-        return is_fresh and is_done and answer == 10 and desk.groups[before:] == [[5], [6]]
+        return is_fresh and is_done and answer == 10 and recorded.groups[before:] == [[5], [6]]
 
     def wait() -> None:
-        desk.come(2)
-        desk.grouping.meanwhile(lambda: bool(desk.looked))
+        recorded.come(2)
+        recorded.grouping.meanwhile(lambda: bool(recorded.looked))
         pid = os.fork()
         if not pid:
             os._exit(0 if work_in_child() else 1)
         ends.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
-    desk.acts = [wait]
-    desk.begin()
-    assert desk.answers() == [2, 4]
+    recorded.acts = [wait]
+    recorded.begin()
+    assert recorded.answers() == [2, 4]
     assert ends == [0]
 
 
 def test_a_start_that_is_interrupted_makes_no_second_thread(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    recorded: RecordedGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that runs says so itself, and whoever comes next finds it."""
     start = threading.Thread.start
@@ -342,19 +348,19 @@ def test_a_start_that_is_interrupted_makes_no_second_thread(
                 raise KeyboardInterrupt
 
     def wait() -> None:
-        desk.callers.append(Caller(desk.grouping, 1))
-        desk.callers[0].join(WAIT)
-        assert isinstance(desk.callers[0].error, KeyboardInterrupt)
-        desk.until(lambda: desk.grouping.has_thread)
-        desk.callers.append(Caller(desk.grouping, 2))
-        desk.until(lambda: desk.grouping.pending == 1)
+        recorded.callers.append(Caller(recorded.grouping, 1))
+        recorded.callers[0].join(WAIT)
+        assert isinstance(recorded.callers[0].error, KeyboardInterrupt)
+        recorded.until(lambda: recorded.grouping.has_thread)
+        recorded.callers.append(Caller(recorded.grouping, 2))
+        recorded.until(lambda: recorded.grouping.pending == 1)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    desk.acts = [wait]
-    assert desk.grouping.call(0) == 0
-    assert desk.answers() == [None, 4]
+    recorded.acts = [wait]
+    assert recorded.grouping.call(0) == 0
+    assert recorded.answers() == [None, 4]
     assert len(begun) == 1
-    assert desk.grouping.has_thread
+    assert recorded.grouping.has_thread
 
 
 def test_a_second_thread_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,15 +375,15 @@ def test_a_second_thread_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with opened(idle_timeout=2 * WAIT) as desk:
+    with opened(idle_timeout=2 * WAIT) as recorded:
         with pytest.raises(KeyboardInterrupt):
-            desk.grouping.call_soon(0, lambda _: None)
+            recorded.grouping.call_soon(0, lambda _: None)
         done = threading.Event()
-        desk.grouping.call_soon(1, lambda _: None, done.set)
+        recorded.grouping.call_soon(1, lambda _: None, done.set)
         assert done.wait(WAIT)
         late, running = begun
         start(late)
         late.join(WAIT)
         assert not late.is_alive()
         assert running.is_alive()
-        assert desk.groups == [[1]]
+        assert recorded.groups == [[1]]

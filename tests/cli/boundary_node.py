@@ -35,7 +35,7 @@ class Answer:
         return json.loads(self.out)
 
 
-class Desk:
+class BoundaryCommands:
     """The command line, and the URL of a node if there is one."""
 
     def __init__(

@@ -18,7 +18,7 @@ from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.cli import invoke
 from ergon_framework.cli.boundary_facts import append_lines
 from ergon_framework.cli.boundary_node import Node
-from tests.cli.boundary_node import Desk, message, running
+from tests.cli.boundary_node import BoundaryCommands, message, running
 
 pytestmark = pytest.mark.req("BOUNDARY:operator")
 
@@ -29,41 +29,41 @@ FACT = [
 
 
 @pytest.fixture
-def desk(
+def commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Desk]:
-    """A desk with a node."""
+) -> Iterator[BoundaryCommands]:
+    """The command line, and a node."""
     monkeypatch.chdir(tmp_path)
     settings = ZoneSettings(data=str(tmp_path / "data"), listen="127.0.0.1:0", insecure=True)
     with running(settings) as address:
-        yield Desk(tmp_path, capsys, monkeypatch, f"http://{address}")
+        yield BoundaryCommands(tmp_path, capsys, monkeypatch, f"http://{address}")
 
 
 # ---- append -------------------------------------------------------------------------------------
 
 
-def test_append_from_options(desk: Desk) -> None:
+def test_append_from_options(commands: BoundaryCommands) -> None:
     """The answer is the offset; the same again is a duplicate at the same one."""
-    first = desk.ask("append", *FACT, "--json")
+    first = commands.ask("append", *FACT, "--json")
     assert (first.code, first.err) == (0, "")
     assert (first.json["offset"], first.json["duplicate"]) == (1, False)
-    again = desk.ask("append", *FACT, "--label", "line=3", "--correlation-id", "order-9")
+    again = commands.ask("append", *FACT, "--label", "line=3", "--correlation-id", "order-9")
     assert again.out.splitlines()[:2] == ["offset     1", "duplicate  yes"]
 
 
-def test_append_from_a_file_and_from_standard_input(desk: Desk) -> None:
+def test_append_from_a_file_and_from_standard_input(commands: BoundaryCommands) -> None:
     """The document goes to the node as it is."""
-    (desk.place / "fact.json").write_bytes(message("m-1"))
-    assert desk.ask("append", "fact.json", "--json").json["offset"] == 1
-    assert desk.ask("append", "-", "--json", typed=message("m-2")).json["offset"] == 2
-    assert desk.ask("append", "--json", typed=message("m-3")).json["offset"] == 3
+    (commands.place / "fact.json").write_bytes(message("m-1"))
+    assert commands.ask("append", "fact.json", "--json").json["offset"] == 1
+    assert commands.ask("append", "-", "--json", typed=message("m-2")).json["offset"] == 2
+    assert commands.ask("append", "--json", typed=message("m-3")).json["offset"] == 3
 
 
 @pytest.mark.req("BOUNDARY:badinput", "P9")
-def test_append_other_content_under_a_used_id(desk: Desk) -> None:
+def test_append_other_content_under_a_used_id(commands: BoundaryCommands) -> None:
     """It is a conflict, told with both digests, and exit code 1."""
-    desk.append("m-1")
-    answer = desk.ask("append", "--json", typed=message("m-1", value=2))
+    commands.append("m-1")
+    answer = commands.ask("append", "--json", typed=message("m-1", value=2))
     assert answer.code == 1
     error = answer.json["error"]
     assert (error["code"], error["details"]["reason"]) == (
@@ -89,16 +89,18 @@ def test_append_other_content_under_a_used_id(desk: Desk) -> None:
         (["--batch", *FACT], 2, "a file and options were given"),
     ],
 )
-def test_append_says_what_is_wrong(desk: Desk, arguments: list[str], code: int, told: str) -> None:
+def test_append_says_what_is_wrong(
+    commands: BoundaryCommands, arguments: list[str], code: int, told: str
+) -> None:
     """Each mistake has its message, and nothing is stored."""
-    answer = desk.ask("append", *arguments)
+    answer = commands.ask("append", *arguments)
     assert (answer.code, answer.out) == (code, "")
     assert told in answer.err
-    assert desk.ask("status", "--json").json["logs"][0]["head_offset"] == 0
+    assert commands.ask("status", "--json").json["logs"][0]["head_offset"] == 0
 
 
 def test_append_asks_for_a_fact_on_a_terminal(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    commands: BoundaryCommands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nobody is left waiting for input that was not meant to come."""
 
@@ -107,14 +109,14 @@ def test_append_asks_for_a_fact_on_a_terminal(
             return True
 
     monkeypatch.setattr(sys, "stdin", Terminal())
-    assert invoke(["boundary", "append", "--batch", "--url", desk.url]) == 2
+    assert invoke(["boundary", "append", "--batch", "--url", commands.url]) == 2
     assert "there is no fact" in capsys.readouterr().err
 
 
-def test_append_many(desk: Desk) -> None:
+def test_append_many(commands: BoundaryCommands) -> None:
     """One outcome per line, in order; blank lines count as lines and are passed over."""
     lines = message("m-1") + b"\n\n" + message("m-2") + b"\n" + message("m-1") + b"\n"
-    answer = desk.ask("append", "--batch", "--json", typed=lines)
+    answer = commands.ask("append", "--batch", "--json", typed=lines)
     assert answer.code == 0
     assert [(row["line"], row["offset"], row["duplicate"]) for row in answer.json] == [
         (1, 1, False),
@@ -124,20 +126,20 @@ def test_append_many(desk: Desk) -> None:
 
 
 @pytest.mark.req("BOUNDARY:badinput")
-def test_append_many_of_which_some_are_wrong(desk: Desk) -> None:
+def test_append_many_of_which_some_are_wrong(commands: BoundaryCommands) -> None:
     """The good ones are stored; a line that is no JSON does not spoil its neighbours."""
     lines = b"\n".join([message("m-1"), b"{no json", b'{"envelope": {}}', b"\xff", message("m-2")])
-    answer = desk.ask("append", "--batch", "--json", typed=lines)
+    answer = commands.ask("append", "--batch", "--json", typed=lines)
     assert answer.code == 1
     assert [row.get("offset") for row in answer.json] == [1, None, None, None, 2]
     assert [row["error"]["code"] for row in answer.json[1:4]] == ["invalid_argument"] * 3
-    table = desk.ask("append", "--batch", typed=lines).out.splitlines()
+    table = commands.ask("append", "--batch", typed=lines).out.splitlines()
     assert table[0].split() == ["line", "offset", "duplicate", "digest", "problem"]
     assert "invalid_argument: the line is not JSON" in table[2]
 
 
 @pytest.mark.req("BOUNDARY:badinput")
-def test_a_line_that_is_too_much_keeps_no_other_out(desk: Desk) -> None:
+def test_a_line_that_is_too_much_keeps_no_other_out(commands: BoundaryCommands) -> None:
     """Nested beyond what any reader takes, or larger than the node's requests: that line alone is
     refused, and a mark of the byte order before the first one is passed over.
     """
@@ -148,7 +150,7 @@ def test_a_line_that_is_too_much_keeps_no_other_out(desk: Desk) -> None:
         message("m-3", value="x" * 9_000_000),
         message("m-4"),
     ]
-    answer = desk.ask("append", "--batch", "--json", typed=b"\n".join(lines))
+    answer = commands.ask("append", "--batch", "--json", typed=b"\n".join(lines))
     assert answer.code == 1
     assert [row.get("offset") for row in answer.json] == [1, None, None, 2]
     told = [row["error"]["details"]["reason"] for row in answer.json[1:3]]
@@ -157,35 +159,37 @@ def test_a_line_that_is_too_much_keeps_no_other_out(desk: Desk) -> None:
 
 @pytest.mark.req("BOUNDARY:badinput")
 def test_a_request_that_is_too_large_is_sent_in_halves(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+    commands: BoundaryCommands, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A node may take less at once than the command sends."""
     lines = [message(f"m-{n}-x", value="x" * 200_000) for n in range(60)]
-    with closing(Node(url=desk.url)) as node:
+    with closing(Node(url=commands.url)) as node:
         assert append_lines(node, lines, as_json=True, max_bytes=1 << 30) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["offset"] for row in rows] == [*range(1, 61)]
 
 
-def test_append_many_in_several_requests(desk: Desk) -> None:
+def test_append_many_in_several_requests(commands: BoundaryCommands) -> None:
     """A long file is cut into requests the node takes."""
     sent: list[int] = []
 
     class Counted(Node):
-        def send(self, method: str, body: bytes, *, patience: float = 0.0) -> Any:
+        def send(self, method: str, body: bytes, *, wait: float = 0.0) -> Any:
             sent.append(len(json.loads(body)["items"]))
-            return super().send(method, body, patience=patience)
+            return super().send(method, body, wait=wait)
 
-    with closing(Counted(url=desk.url)) as node:
+    with closing(Counted(url=commands.url)) as node:
         assert append_lines(node, map(message, "abcde"), as_json=True, max_items=2) == 0
     assert sent == [2, 2, 1]
-    assert desk.ask("status", "--json").json["logs"][0]["head_offset"] == 5
+    assert commands.ask("status", "--json").json["logs"][0]["head_offset"] == 5
 
 
 @pytest.mark.req("BOUNDARY:badinput")
-def test_append_many_to_a_node_that_is_gone(desk: Desk) -> None:
+def test_append_many_to_a_node_that_is_gone(commands: BoundaryCommands) -> None:
     """Every line that was tried has an outcome, and no more are sent."""
-    answer = desk("append", "--batch", "--json", "--url", "http://127.0.0.1:9", typed=message("m"))
+    answer = commands(
+        "append", "--batch", "--json", "--url", "http://127.0.0.1:9", typed=message("m")
+    )
     assert answer.code == 1
     (row,) = answer.json
     assert (row["line"], row["error"]["code"]) == (1, "unavailable")
@@ -195,69 +199,69 @@ def test_append_many_to_a_node_that_is_gone(desk: Desk) -> None:
 
 
 @pytest.mark.slow
-def test_fetch_until_confirmed(desk: Desk) -> None:
+def test_fetch_until_confirmed(commands: BoundaryCommands) -> None:
     """The same page comes again until it is confirmed."""
-    desk.append("m-1", "m-2", "m-3")
-    assert desk.ask("consumers", "create", "erp").code == 0
-    page = desk.ask("fetch", "erp", "--limit", "2", "--json")
+    commands.append("m-1", "m-2", "m-3")
+    assert commands.ask("consumers", "create", "erp").code == 0
+    page = commands.ask("fetch", "erp", "--limit", "2", "--json")
     assert [each["offset"] for each in page.json["facts"]] == [1, 2]
     assert page.json["head_offset"] == 3
-    table = desk.ask("fetch", "erp", "--limit", "2", "--confirm").out.splitlines()
+    table = commands.ask("fetch", "erp", "--limit", "2", "--confirm").out.splitlines()
     assert table[1].split() == ["1", "plant-a", "m-1", "batch:7", "step_completed", "1"]
-    assert [each["offset"] for each in desk.ask("fetch", "erp", "--json").json["facts"]] == [3]
-    assert desk.ask("confirm", "erp", "3", "--json").json == {"cursor": 3}
-    empty = desk.ask("fetch", "erp", "--wait", "0.001", "--confirm", "--json")
+    assert [each["offset"] for each in commands.ask("fetch", "erp", "--json").json["facts"]] == [3]
+    assert commands.ask("confirm", "erp", "3", "--json").json == {"cursor": 3}
+    empty = commands.ask("fetch", "erp", "--wait", "0.001", "--confirm", "--json")
     assert (empty.code, empty.json["facts"]) == (0, [])
 
 
 @pytest.mark.slow
 @pytest.mark.req("BOUNDARY:consumer", "BOUNDARY:badinput")
-def test_what_nobody_can_read_is_not_confirmed(desk: Desk) -> None:
+def test_what_nobody_can_read_is_not_confirmed(commands: BoundaryCommands) -> None:
     """With a standard output that was closed from the start, nothing is fetched to be confirmed."""
-    desk.append("m-1")
-    desk.ask("consumers", "create", "erp")
+    commands.append("m-1")
+    commands.ask("consumers", "create", "erp")
     command = f"{sys.executable} -m ergon_framework.cli boundary fetch erp --confirm"
     done = subprocess.run(  # noqa: S603 - our own command
-        ["sh", "-c", f"{command} --url {desk.url} >&-"],  # noqa: S607 - any shell will do
+        ["sh", "-c", f"{command} --url {commands.url} >&-"],  # noqa: S607 - any shell will do
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert (done.returncode, "the standard output is closed" in done.stderr) == (2, True)
-    assert desk.ask("consumers", "list", "--json").json[0]["cursor"] == 0
+    assert commands.ask("consumers", "list", "--json").json[0]["cursor"] == 0
 
 
 @pytest.mark.req("BOUNDARY:badinput")
-def test_what_cannot_be_fetched_or_confirmed(desk: Desk) -> None:
+def test_what_cannot_be_fetched_or_confirmed(commands: BoundaryCommands) -> None:
     """Each refusal names the consumer and ends with exit code 1."""
-    missing = desk.ask("fetch", "nobody")
+    missing = commands.ask("fetch", "nobody")
     assert (missing.code, missing.out) == (1, "")
     assert "there is no consumer 'nobody'" in missing.err
-    desk.append("m-1")
-    desk.ask("consumers", "create", "erp")
-    early = desk.ask("confirm", "erp", "1", "--json")
+    commands.append("m-1")
+    commands.ask("consumers", "create", "erp")
+    early = commands.ask("confirm", "erp", "1", "--json")
     assert (early.code, early.json["error"]["details"]["reason"]) == (1, "not_served")
-    assert desk.ask("confirm", "erp", "-1").code == 2
+    assert commands.ask("confirm", "erp", "-1").code == 2
 
 
 @pytest.mark.req("C11")
-def test_a_held_consumer_is_not_read_by_others(desk: Desk) -> None:
+def test_a_held_consumer_is_not_read_by_others(commands: BoundaryCommands) -> None:
     """A lease taken with --holder keeps others off."""
-    desk.ask("consumers", "create", "erp")
-    assert desk.ask("fetch", "erp", "--holder", "one").code == 0
-    other = desk.ask("fetch", "erp", "--holder", "two", "--json")
+    commands.ask("consumers", "create", "erp")
+    assert commands.ask("fetch", "erp", "--holder", "one").code == 0
+    other = commands.ask("fetch", "erp", "--holder", "two", "--json")
     assert (other.code, other.json["error"]["code"]) == (1, "aborted")
-    (consumer,) = desk.ask("consumers", "list", "--json").json
+    (consumer,) = commands.ask("consumers", "list", "--json").json
     assert consumer["holder"] == "one"
 
 
 def test_facts_that_cannot_be_printed_are_not_confirmed(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    commands: BoundaryCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The confirmation waits until the page has really gone out."""
-    desk.append("m-1")
-    desk.ask("consumers", "create", "erp")
+    commands.append("m-1")
+    commands.ask("consumers", "create", "erp")
 
     class Closed:
         def write(self, _text: str) -> int:
@@ -271,20 +275,22 @@ def test_facts_that_cannot_be_printed_are_not_confirmed(
 
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", Closed())
-        assert invoke(["boundary", "fetch", "erp", "--confirm", "--url", desk.url]) != 0
-    assert desk.ask("consumers", "list", "--json").json[0]["cursor"] == 0
+        assert invoke(["boundary", "fetch", "erp", "--confirm", "--url", commands.url]) != 0
+    assert commands.ask("consumers", "list", "--json").json[0]["cursor"] == 0
 
 
 @pytest.mark.req("P14")
-def test_lookup(desk: Desk) -> None:
+def test_lookup(commands: BoundaryCommands) -> None:
     """A known id has its offset, from the node or from the folder; an unknown one exit code 1."""
-    desk.append("m-1")
-    found = desk.ask("lookup", "plant-a", "m-1", "--json")
+    commands.append("m-1")
+    found = commands.ask("lookup", "plant-a", "m-1", "--json")
     assert (found.code, found.json["offset"], found.json["state"]) == (0, 1, "retained")
-    assert desk("lookup", "plant-a", "m-1", "--data", desk.data, "--json").json == found.json
+    assert (
+        commands("lookup", "plant-a", "m-1", "--data", commands.data, "--json").json == found.json
+    )
     for missing in (
-        desk.ask("lookup", "plant-a", "m-2"),
-        desk("lookup", "plant-a", "m-2", "--data", desk.data),
+        commands.ask("lookup", "plant-a", "m-2"),
+        commands("lookup", "plant-a", "m-2", "--data", commands.data),
     ):
         assert (missing.code, missing.out) == (1, "")
         assert "no fact with the message_id 'm-2'" in missing.err
@@ -295,17 +301,17 @@ def test_lookup(desk: Desk) -> None:
 
 @pytest.mark.req("C9")
 @pytest.mark.slow
-def test_consumers(desk: Desk) -> None:
+def test_consumers(commands: BoundaryCommands) -> None:
     """Create, list, seek and delete."""
-    desk.append("m-1", "m-2")
-    made = desk.ask("consumers", "create", "erp", "--from", "end", "--optional", "--json")
+    commands.append("m-1", "m-2")
+    made = commands.ask("consumers", "create", "erp", "--from", "end", "--optional", "--json")
     assert (made.json["cursor"], made.json["required"]) == (2, False)
-    moved = desk.ask("consumers", "seek", "erp", "1", "--reason", "again", "--json")
+    moved = commands.ask("consumers", "seek", "erp", "1", "--reason", "again", "--json")
     assert (moved.json["cursor"], moved.json["before"]) == (1, 2)
-    table = desk.ask("consumers", "list").out.splitlines()
+    table = commands.ask("consumers", "list").out.splitlines()
     assert table[1].split()[:4] == ["erp", "outbound", "1", "1"]
-    assert desk.ask("consumers", "delete", "erp", "--json").json["deleted"] is True
-    assert desk.ask("consumers", "list", "--json").json == []
+    assert commands.ask("consumers", "delete", "erp", "--json").json["deleted"] is True
+    assert commands.ask("consumers", "list", "--json").json == []
 
 
 @pytest.mark.req("BOUNDARY:badinput")
@@ -318,9 +324,11 @@ def test_consumers(desk: Desk) -> None:
         (["create", "a\tb"], "consumer_name must have"),
     ],
 )
-def test_consumers_that_cannot_be(desk: Desk, arguments: list[str], told: str) -> None:
+def test_consumers_that_cannot_be(
+    commands: BoundaryCommands, arguments: list[str], told: str
+) -> None:
     """The node refuses, the command ends with 1."""
-    answer = desk.ask("consumers", *arguments)
+    answer = commands.ask("consumers", *arguments)
     assert (answer.code, answer.out) == (1, "")
     assert told in answer.err
 
@@ -328,122 +336,126 @@ def test_consumers_that_cannot_be(desk: Desk, arguments: list[str], told: str) -
 # ---- status, gates, quarantine ------------------------------------------------------------------
 
 
-def test_status_of_a_sound_zone(desk: Desk) -> None:
+def test_status_of_a_sound_zone(commands: BoundaryCommands) -> None:
     """Tables for people, one object for programs, exit code 0."""
-    desk.append("m-1")
-    desk.ask("consumers", "create", "erp")
-    answer = desk.ask("status")
+    commands.append("m-1")
+    commands.ask("consumers", "create", "erp")
+    answer = commands.ask("status")
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.startswith("zone")
     assert answer.out.endswith("no alerts\n")
     assert any(line.split()[:2] == ["outbound", "1"] for line in answer.out.splitlines())
-    assert desk.ask("status", "--json").json["zone"] == "plant-a"
-    assert desk("status", "--data", desk.data, "--json").json["logs"][0]["head_offset"] == 1
+    assert commands.ask("status", "--json").json["zone"] == "plant-a"
+    assert commands("status", "--data", commands.data, "--json").json["logs"][0]["head_offset"] == 1
 
 
-def test_status_with_an_alert(desk: Desk) -> None:
+def test_status_with_an_alert(commands: BoundaryCommands) -> None:
     """Exit code 1, and what the alert is."""
-    desk.ask("consumers", "create", "zone:hq")
-    sealed = desk.ask("seal", "--peer", "hq", "--reason", "audit", "--json")
+    commands.ask("consumers", "create", "zone:hq")
+    sealed = commands.ask("seal", "--peer", "hq", "--reason", "audit", "--json")
     assert (sealed.json["peer"], sealed.json["sealed"]) == ("hq", True)
-    answer = desk.ask("status")
+    answer = commands.ask("status")
     assert answer.code == 1
     assert "alert: sealed: sealed for hq: audit\n" in answer.out
-    assert desk("status", "--data", desk.data).code == 1
-    assert desk.ask("open", "--peer", "hq", "--json").json["sealed"] is False
-    assert desk.ask("status").code == 0
+    assert commands("status", "--data", commands.data).code == 1
+    assert commands.ask("open", "--peer", "hq", "--json").json["sealed"] is False
+    assert commands.ask("status").code == 0
 
 
 @pytest.mark.req("BOUNDARY:badinput")
-def test_status_of_a_node_that_does_not_answer(desk: Desk) -> None:
+def test_status_of_a_node_that_does_not_answer(commands: BoundaryCommands) -> None:
     """An unreachable node, and a folder without a zone, are clear errors."""
-    gone = desk("status", "--url", "http://127.0.0.1:9")
+    gone = commands("status", "--url", "http://127.0.0.1:9")
     assert (gone.code, gone.out) == (1, "")
     assert "cannot connect to http://127.0.0.1:9" in gone.err
-    none = desk("status", "--data", str(desk.place / "none"))
+    none = commands("status", "--data", str(commands.place / "none"))
     assert (none.code, none.out) == (2, "")
     assert "no zone lives in" in none.err
 
 
-def test_open_accepts_a_peers_new_store(desk: Desk) -> None:
+def test_open_accepts_a_peers_new_store(commands: BoundaryCommands) -> None:
     """The epoch is forgotten, and the frontier starts anew; it needs to know whose."""
-    desk.ask("consumers", "create", "zone:hq")
-    link = desk.ask("open", "--accept-epoch", "--peer", "hq", "--json").json
+    commands.ask("consumers", "create", "zone:hq")
+    link = commands.ask("open", "--accept-epoch", "--peer", "hq", "--json").json
     assert (link["epoch"], link["source_offset"]) == (None, 0)
-    refused = desk.ask("open", "--accept-epoch")
+    refused = commands.ask("open", "--accept-epoch")
     assert (refused.code, "whose epoch" in refused.err) == (2, True)
 
 
 @pytest.mark.req("BOUNDARY:badinput")
-def test_an_empty_peer_does_not_mean_all(desk: Desk) -> None:
+def test_an_empty_peer_does_not_mean_all(commands: BoundaryCommands) -> None:
     """An unset variable in a script must not seal or open the whole zone."""
     for verb in ("seal", "open"):
-        assert desk.ask(verb, "--peer", "").code == 2
-    assert desk.ask("status", "--json").json["links"] == []
+        assert commands.ask(verb, "--peer", "").code == 2
+    assert commands.ask("status", "--json").json["links"] == []
 
 
 @pytest.mark.req("BOUNDARY:badinput")
 @pytest.mark.parametrize(
     "command", [["seal"], ["open"], ["open", "--accept-epoch"]], ids=lambda each: each[-1]
 )
-def test_a_peer_that_the_zone_does_not_have(desk: Desk, command: list[str]) -> None:
+def test_a_peer_that_the_zone_does_not_have(commands: BoundaryCommands, command: list[str]) -> None:
     """A name mistyped is refused with those that there are; nothing is sealed or remembered."""
-    refused = desk.ask(*command, "--peer", "qh")
+    refused = commands.ask(*command, "--peer", "qh")
     assert (refused.code, refused.out) == (1, "")
     assert "plant-a has no peer 'qh'" in refused.err
     assert "name one of its peers: none yet" in refused.err
-    desk.ask("consumers", "create", "zone:hq")
-    assert "(name one of its peers: hq)" in desk.ask(*command, "--peer", "qh").err
-    assert desk.ask(*command, "--peer", "hq").code == 0
-    links = desk.ask("status", "--json").json["links"]
+    commands.ask("consumers", "create", "zone:hq")
+    assert "(name one of its peers: hq)" in commands.ask(*command, "--peer", "qh").err
+    assert commands.ask(*command, "--peer", "hq").code == 0
+    links = commands.ask("status", "--json").json["links"]
     assert "qh" not in [each["peer"] for each in links]
 
 
 @pytest.mark.req("C10")
 @pytest.mark.slow
-def test_quarantine(desk: Desk) -> None:
+def test_quarantine(commands: BoundaryCommands) -> None:
     """What was set aside is listed, released and discarded."""
-    desk.append("m-1", "m-2")
-    desk.ask("consumers", "create", "erp")
-    set_aside(desk, 1)
-    set_aside(desk, 2)
-    items = desk.ask("quarantine", "list", "--json").json
+    commands.append("m-1", "m-2")
+    commands.ask("consumers", "create", "erp")
+    set_aside(commands, 1)
+    set_aside(commands, 2)
+    items = commands.ask("quarantine", "list", "--json").json
     assert [(item["id"], item["offset"], item["reason"]) for item in items] == [
         (1, 1, "handler_failed"),
         (2, 2, "handler_failed"),
     ]
-    assert desk("quarantine", "list", "--data", desk.data, "--json").json == items
-    assert desk.ask("quarantine", "release", "1", "--json").json["state"] == "released"
-    assert desk.ask("quarantine", "discard", "2", "--reason", "old").code == 0
-    states = desk("quarantine", "list", "--state", "all", "--data", desk.data, "--json").json
+    assert commands("quarantine", "list", "--data", commands.data, "--json").json == items
+    assert commands.ask("quarantine", "release", "1", "--json").json["state"] == "released"
+    assert commands.ask("quarantine", "discard", "2", "--reason", "old").code == 0
+    states = commands(
+        "quarantine", "list", "--state", "all", "--data", commands.data, "--json"
+    ).json
     assert [item["state"] for item in states] == ["released", "discarded"]
-    assert desk.ask("quarantine", "list", "--consumer", "erp", "--json").json == []
-    page = desk.ask("fetch", "erp", "--confirm", "--json").json
+    assert commands.ask("quarantine", "list", "--consumer", "erp", "--json").json == []
+    page = commands.ask("fetch", "erp", "--confirm", "--json").json
     assert [(each["offset"], each["released"]) for each in page["facts"]] == [(1, True)]
-    settled = desk.ask("quarantine", "list", "--state", "settled", "--json").json
+    settled = commands.ask("quarantine", "list", "--state", "settled", "--json").json
     assert [item["id"] for item in settled] == [1]
 
 
 @pytest.mark.req("BOUNDARY:badinput")
-def test_quarantined_items_that_are_not_there(desk: Desk) -> None:
+def test_quarantined_items_that_are_not_there(commands: BoundaryCommands) -> None:
     """Each is refused by number."""
     for verb in ("release", "discard"):
-        answer = desk.ask("quarantine", verb, "5")
+        answer = commands.ask("quarantine", verb, "5")
         assert (answer.code, answer.out) == (1, "")
         assert "there is no quarantined item 5" in answer.err
-    assert desk.ask("quarantine", "list", "--state", "lost").code == 2
+    assert commands.ask("quarantine", "list", "--state", "lost").code == 2
 
 
-def set_aside(desk: Desk, offset: int) -> None:
+def set_aside(commands: BoundaryCommands, offset: int) -> None:
     """Let a consumer give a fact up."""
-    desk.ask("fetch", "erp")
-    transport = HttpTransport(desk.url)
+    commands.ask("fetch", "erp")
+    transport = HttpTransport(commands.url)
     body = {"consumer_name": "erp", "offset": offset}
     transport.call("bsfg.v1.BoundaryAdmin/QuarantineFact", json.dumps(body).encode())
     transport.close()
 
 
-def test_progress_is_for_terminals(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_for_terminals(
+    commands: BoundaryCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A batch moves a bar by the lines it has done."""
     moved: list[int] = []
 
@@ -454,5 +466,5 @@ def test_progress_is_for_terminals(desk: Desk, monkeypatch: pytest.MonkeyPatch) 
         def __exit__(self, *_exc: object) -> None: ...
 
     monkeypatch.setattr("ergon_framework.cli.boundary_facts.progress", lambda _text: Bar())
-    desk.append("m-1", "m-2")
+    commands.append("m-1", "m-2")
     assert moved == [2]

@@ -12,7 +12,7 @@ import pytest
 
 from ergon_framework.boundary.settings import ZoneSettings
 from tests.boundary.node.cables import Cable
-from tests.cli.boundary_node import Desk, message, running
+from tests.cli.boundary_node import BoundaryCommands, message, running
 from tests.cli.test_boundary_serve import serving, url_in
 from tests.jobs.real_worker import wait_until
 from tests.servers.postgres import PostgresServer
@@ -22,63 +22,63 @@ pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:boundary-postgres", "SCAL
 
 
 @pytest.fixture
-def desk(
+def commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Desk:
+) -> BoundaryCommands:
     """The command line, in a folder of the test's own."""
     monkeypatch.chdir(tmp_path)
-    return Desk(tmp_path, capsys, monkeypatch)
+    return BoundaryCommands(tmp_path, capsys, monkeypatch)
 
 
 @pytest.fixture
-def place(desk: Desk, postgres_url: str, s3_url: str) -> Path:
+def place(commands: BoundaryCommands, postgres_url: str, s3_url: str) -> Path:
     """A folder with the settings of a zone on two servers."""
-    (desk.place / "ergon.toml").write_text(
+    (commands.place / "ergon.toml").write_text(
         f'[store]\nurl = "{postgres_url}"\n\n'
         f'[zones.plant-a]\nobjects = "{s3_url}"\nlisten = "127.0.0.1:0"\ninsecure = true\n'
     )
-    return desk.place
+    return commands.place
 
 
-def test_two_nodes_share_a_zone(desk: Desk, place: Path) -> None:
+def test_two_nodes_share_a_zone(commands: BoundaryCommands, place: Path) -> None:
     """What one of them took the other gives, also when the first was killed; no folder is made."""
     data = os.urandom(100_000)
     (place / "report").write_bytes(data)
     with serving(place, []) as (first, line), serving(place, []) as (_second, other):
-        desk.url = url_in(line)
-        assert desk.ask("put", "reports", "daily", "report").code == 0
-        desk.append("x")
+        commands.url = url_in(line)
+        assert commands.ask("put", "reports", "daily", "report").code == 0
+        commands.append("x")
         first.send_signal(signal.SIGKILL)
         first.wait(60)
-        desk.url = url_in(other)
-        desk.append("y")
-        again = desk.ask("append", "--batch", "-", typed=message("x") + b"\n")
+        commands.url = url_in(other)
+        commands.append("y")
+        again = commands.ask("append", "--batch", "-", typed=message("x") + b"\n")
         assert "duplicate" in again.out
-        assert desk.ask("get", "reports", "daily", "-o", "copy").code == 0
+        assert commands.ask("get", "reports", "daily", "-o", "copy").code == 0
         assert (place / "copy").read_bytes() == data
-        status = desk.ask("status", "--json").json
+        status = commands.ask("status", "--json").json
         assert [log["head_offset"] for log in status["logs"]] == [2]
         assert "PostgreSQL" in status["acknowledgement"]
-        assert desk.ask("quarantine", "list", "--json").json == []
+        assert commands.ask("quarantine", "list", "--json").json == []
     assert not (place / "boundary").exists()
 
 
-def test_the_zone_is_verified_where_it_is(desk: Desk, place: Path) -> None:
+def test_the_zone_is_verified_where_it_is(commands: BoundaryCommands, place: Path) -> None:
     """Without its node too, and a backup says why not."""
     with serving(place, []) as (_node, line):
-        desk.url = url_in(line)
-        desk.append("x")
-    assert "no flaws in 1 facts" in desk("verify").out
-    told = desk("backup", "copy")
+        commands.url = url_in(line)
+        commands.append("x")
+    assert "no flaws in 1 facts" in commands("verify").out
+    told = commands("backup", "copy")
     assert (told.code, "not in an SQLite file" in told.err) == (2, True)
     assert not (place / "copy").exists()
 
 
-def test_a_node_without_its_server_says_so(desk: Desk, s3_url: str) -> None:
+def test_a_node_without_its_server_says_so(commands: BoundaryCommands, s3_url: str) -> None:
     """The server of facts is away: one clear error, without the password."""
     url = "postgresql://me:hunter2@127.0.0.1:1/db"
     given = ["--zone", "plant-a", "--listen", "127.0.0.1:0", "--insecure", "--objects", s3_url]
-    told = desk("serve", *given, "--store", url)
+    told = commands("serve", *given, "--store", url)
     assert told.code == 1
     assert "Traceback" not in told.err
     assert "hunter2" not in told.err
@@ -86,13 +86,15 @@ def test_a_node_without_its_server_says_so(desk: Desk, s3_url: str) -> None:
 
 
 @pytest.mark.req("SCALE:fleet-outage")
-def test_a_bucket_that_goes_away_and_comes_back(desk: Desk, s3_server: S3Server) -> None:
+def test_a_bucket_that_goes_away_and_comes_back(
+    commands: BoundaryCommands, s3_server: S3Server
+) -> None:
     """Facts go on, artifacts are refused as long as it lasts, and nobody has to restart."""
     cable = Cable(s3_server.port)
-    (desk.place / "report").write_bytes(b"abc")
+    (commands.place / "report").write_bytes(b"abc")
     settings = ZoneSettings.model_validate(
         {
-            "data": desk.data,
+            "data": commands.data,
             "objects": f"s3://{s3_server.bucket()}?endpoint=http://127.0.0.1:{cable.port}",
             "listen": "127.0.0.1:0",
             "insecure": True,
@@ -100,15 +102,15 @@ def test_a_bucket_that_goes_away_and_comes_back(desk: Desk, s3_server: S3Server)
     )
     try:
         with running(settings) as address:
-            desk.url = f"http://{address}"
+            commands.url = f"http://{address}"
             cable.cut()
-            desk.append("x")
-            refused = desk.ask("put", "reports", "daily", "report", "--timeout", "5")
+            commands.append("x")
+            refused = commands.ask("put", "reports", "daily", "report", "--timeout", "5")
             assert refused.code == 1
             assert "does not answer" in refused.err
             cable.heal()
-            assert desk.ask("put", "reports", "daily", "report").code == 0
-            assert desk.ask("get", "reports", "daily").out == "abc"
+            assert commands.ask("put", "reports", "daily", "report").code == 0
+            assert commands.ask("get", "reports", "daily").out == "abc"
     finally:
         cable.close()
 

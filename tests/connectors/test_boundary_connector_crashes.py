@@ -207,14 +207,14 @@ def test_close_ends_the_keeper_of_an_event_loop(node: MemoryNode) -> None:
     async def scenario(is_elsewhere: bool) -> None:
         connector = BoundaryConnector(AsyncOver(node), consumer="c", log="outbound")
         await connector.fetch_transactions_async(1)
-        [keeper] = [each for each in asyncio.all_tasks() if each.get_name() == "ergon-keeper-c"]
+        [renewer] = [each for each in asyncio.all_tasks() if each.get_name() == "ergon-lease-c"]
         if is_elsewhere:
             await asyncio.to_thread(connector.close)
         else:
             connector.close()
         connector.close()
-        await asyncio.wait([keeper], timeout=30)
-        assert keeper.done()
+        await asyncio.wait([renewer], timeout=30)
+        assert renewer.done()
         end_lease(node)
 
     asyncio.run(scenario(False))

@@ -471,7 +471,7 @@ class CancelsQuietly(Honest):
         return True
 
 
-# ---- the desk, upkeep and schedules -------------------------------------------------------------
+# ---- admin, upkeep and schedules -------------------------------------------------------------
 
 
 class PagesByOffset(Honest):

@@ -22,7 +22,7 @@ def _heard(*_: Any) -> None:
     """Nobody listens."""
 
 
-class Desk:
+class IdleStoreThread:
     """A store thread with a job that is due, whose executor has no room, and another that has."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,26 +62,26 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    """A desk with a store that only looks when it is asked to."""
-    found = Desk(tmp_path)
+def idle(tmp_path: Path) -> Iterator[IdleStoreThread]:
+    """A store thread with a store that only looks when it is asked to."""
+    found = IdleStoreThread(tmp_path)
     with closing(found.store):
         yield found
 
 
-def test_a_claim_that_did_not_look_hides_nothing(desk: Desk) -> None:
+def test_a_claim_that_did_not_look_hides_nothing(idle: IdleStoreThread) -> None:
     """Between the look and the decision another executor gets room, and is claimed for."""
-    desk.store_thread.probe()
-    desk.claim(is_thorough=True)
-    assert (desk.store_thread.probes, desk.store_thread.is_left) == (1, True)
-    desk.claim(is_thorough=False)
-    assert desk.store_thread.is_left
+    idle.store_thread.probe()
+    idle.claim(is_thorough=True)
+    assert (idle.store_thread.probes, idle.store_thread.is_left) == (1, True)
+    idle.claim(is_thorough=False)
+    assert idle.store_thread.is_left
 
 
-def test_a_claim_under_way_is_no_answer(desk: Desk) -> None:
+def test_a_claim_under_way_is_no_answer(idle: IdleStoreThread) -> None:
     """Who asks while a claim is under way that does not look waits for the next one."""
-    desk.store_thread.probe()
-    desk.claim(is_thorough=False)
-    assert desk.store_thread.probes == 0
-    desk.claim(is_thorough=True)
-    assert (desk.store_thread.probes, desk.store_thread.is_left) == (1, True)
+    idle.store_thread.probe()
+    idle.claim(is_thorough=False)
+    assert idle.store_thread.probes == 0
+    idle.claim(is_thorough=True)
+    assert (idle.store_thread.probes, idle.store_thread.is_left) == (1, True)

@@ -187,7 +187,7 @@ def test_what_was_given_out_cannot_change_what_is_kept() -> None:
 
 
 def test_nothing_grows_with_what_has_passed() -> None:
-    """After many jobs came and went, the store's shelves are as empty as at first."""
+    """After many jobs came and went, the store's tables are as empty as at first."""
     s = subject()
     for n in range(50):
         s.store.add(
@@ -204,8 +204,8 @@ def test_nothing_grows_with_what_has_passed() -> None:
         s.clock.forward(10.0)
         s.store.prune(100)
     ledger = s.store.ledger  # type: ignore[attr-defined]
-    shelves = (ledger.records, ledger.by_id, ledger.active, ledger.holders)
-    assert [len(shelf) for shelf in shelves] == [0, 0, 0, 0]
+    tables = (ledger.records, ledger.by_id, ledger.active, ledger.holders)
+    assert [len(table) for table in tables] == [0, 0, 0, 0]
     assert (len(ledger.expiring), len(ledger.leaving)) == (0, 0)
     assert (len(ledger.queues.running), len(ledger.queues.blocked)) == (0, 0)
     assert list(ledger.queues) == []

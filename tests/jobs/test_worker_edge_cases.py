@@ -114,7 +114,7 @@ def test_a_stop_without_a_store_neither_spins_nor_stays() -> None:
     thread.join(30)
     assert reports[0].unsettled == 1
     assert store.asked < 50
-    assert not [each for each in threading.enumerate() if each.name == "ergon-keeper"]
+    assert not [each for each in threading.enumerate() if each.name == "ergon-jobs-store"]
 
 
 @pytest.mark.req("X13")

@@ -91,7 +91,7 @@ def test_a_stop_before_the_run_is_heard() -> None:
 
 def store_threads() -> list[threading.Thread]:
     """The threads in which workers talk to their stores."""
-    return [each for each in threading.enumerate() if each.name == "ergon-keeper"]
+    return [each for each in threading.enumerate() if each.name == "ergon-jobs-store"]
 
 
 MANY = {f"s{n:02}": ScheduleSettings(every=3600, handler="echo") for n in range(20)}

@@ -31,7 +31,7 @@ TENANT = "3f2b8c1e-0d4a-4f6b-9c58-a1b2c3d4e5f6"
 LANE = LaneKey(TENANT, "rank", "snapshot")
 
 
-class Desk:
+class ProviderCommands:
     """The command line in a working directory."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,10 +53,10 @@ class Desk:
 
 
 @pytest.fixture
-def desk(
+def commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Desk:
-    """A desk with a store in which two tenants have called."""
+) -> ProviderCommands:
+    """The command line, and a store in which two tenants have called."""
     monkeypatch.chdir(tmp_path)
     now = time.time()
     with closing(open_store(URL)) as store:
@@ -67,7 +67,7 @@ def desk(
         store.record(RecordBatch([each._replace(created_at=now) for each in rows]))
         store.reserve(LANE, Window(now - 60, now + 3600), 100, 7)
         store.reserve(LaneKey("zebra", "maps", "route"), Window(now - 60, now + 3600), 5, 5)
-    return Desk(tmp_path, capsys)
+    return ProviderCommands(tmp_path, capsys)
 
 
 def lane_state(key: LaneKey = LANE) -> LaneState:
@@ -79,10 +79,10 @@ def lane_state(key: LaneKey = LANE) -> LaneState:
 # -- health ----------------------------------------------------------------------------------------
 
 
-def test_all_tenants_are_listed(desk: Desk) -> None:
+def test_all_tenants_are_listed(commands: ProviderCommands) -> None:
     """A line for each lane, tenants in order, those with nothing but a quota too."""
-    assert desk("health", "--store", URL) == 0
-    title, *lines = desk.lines
+    assert commands("health", "--store", URL) == 0
+    title, *lines = commands.lines
     assert title[:4] == ["tenant", "provider", "capability", "circuit"]
     assert [line[:6] for line in lines] == [
         [TENANT, "rank", "snapshot", "closed", "1.000", "12"],
@@ -93,52 +93,52 @@ def test_all_tenants_are_listed(desk: Desk) -> None:
     assert lines[1][6] == "timeout"
 
 
-def test_one_tenant_as_json_is_the_documented_detail(desk: Desk) -> None:
+def test_one_tenant_as_json_is_the_documented_detail(commands: ProviderCommands) -> None:
     """Programs get the API's own document, one for each tenant."""
-    assert desk("health", "--tenant", TENANT.upper(), "--store", URL, "--json") == 0
-    [told] = json.loads(desk.out)
+    assert commands("health", "--tenant", TENANT.upper(), "--store", URL, "--json") == 0
+    [told] = json.loads(commands.out)
     checked = ProviderHealthDetail.model_validate_json(json.dumps(told))
     assert (str(checked.tenant_id), checked.is_current) == (TENANT, True)
     [item] = checked.providers
     assert (item.provider_name, item.quota and item.quota.used_count) == ("rank", 7)
 
 
-def test_a_provider_with_a_store_of_its_own(desk: Desk) -> None:
+def test_a_provider_with_a_store_of_its_own(commands: ProviderCommands) -> None:
     """Its lanes are listed with the others, and its circuit is found."""
     own = '[providers.crm]\nprovider = "shop:Crm"\nstore = "sqlite:///crm.db"\n'
-    (desk.folder / "ergon.toml").write_text(f'[store]\nurl = "{URL}"\n{own}')
+    (commands.folder / "ergon.toml").write_text(f'[store]\nurl = "{URL}"\n{own}')
     with closing(open_store("sqlite:///crm.db")) as store:
         called = row("c", tenant=TENANT)._replace(provider_name="crm", created_at=time.time())
         store.record(RecordBatch([called]))
-    assert desk("health", "--tenant", TENANT, "--json") == 0
-    (summary,) = json.loads(desk.out)
+    assert commands("health", "--tenant", TENANT, "--json") == 0
+    (summary,) = json.loads(commands.out)
     assert [each["provider_name"] for each in summary["providers"]] == ["rank", "crm"]
-    assert desk("circuit", TENANT, "crm", "snapshot", "open") == 0
+    assert commands("circuit", TENANT, "crm", "snapshot", "open") == 0
     with closing(open_store("sqlite:///crm.db")) as store:
         found = store.lane_state(LaneKey(TENANT, "crm", "snapshot"))
     assert found.breaker.state is CircuitState.OPEN
 
 
-def test_a_tenant_that_nobody_knows(desk: Desk) -> None:
+def test_a_tenant_that_nobody_knows(commands: ProviderCommands) -> None:
     """It has no providers, which is no error."""
-    assert desk("health", "--tenant", "nobody", "--store", URL, "--json") == 0
-    assert json.loads(desk.out)[0]["providers"] == []
+    assert commands("health", "--tenant", "nobody", "--store", URL, "--json") == 0
+    assert json.loads(commands.out)[0]["providers"] == []
 
 
-def test_so_many_tenants_and_no_more(desk: Desk) -> None:
+def test_so_many_tenants_and_no_more(commands: ProviderCommands) -> None:
     """A store may know very many."""
-    assert desk("health", "--limit", "2", "--store", URL, "--json") == 0
-    assert [told["tenant_id"] for told in json.loads(desk.out)] == [TENANT, "acme"]
+    assert commands("health", "--limit", "2", "--store", URL, "--json") == 0
+    assert [told["tenant_id"] for told in json.loads(commands.out)] == [TENANT, "acme"]
 
 
 @pytest.mark.parametrize(
     "settings", [f'[providers]\nstore = "{URL}"\n', f'[store]\nurl = "{URL}"\n']
 )
-def test_the_store_of_the_settings(desk: Desk, settings: str) -> None:
+def test_the_store_of_the_settings(commands: ProviderCommands, settings: str) -> None:
     """``[providers]`` names it, or ``[store]`` for everything."""
-    (desk.folder / "ergon.toml").write_text(settings)
-    assert desk("health", "--tenant", "acme") == 0
-    assert len(desk.lines) == 2
+    (commands.folder / "ergon.toml").write_text(settings)
+    assert commands("health", "--tenant", "acme") == 0
+    assert len(commands.lines) == 2
 
 
 @pytest.mark.parametrize(
@@ -150,59 +150,59 @@ def test_the_store_of_the_settings(desk: Desk, settings: str) -> None:
         ("mysql://host/name", "no store of the kind"),
     ],
 )
-def test_stores_that_cannot_be_looked_at(desk: Desk, url: str, told: str) -> None:
+def test_stores_that_cannot_be_looked_at(commands: ProviderCommands, url: str, told: str) -> None:
     """They are refused, and a look makes neither a file nor tables."""
     with JobClient("sqlite:///jobs.db"):
         pass
-    before = sorted(each.name for each in desk.folder.glob("*.db"))
-    assert desk("health", "--store", url) != 0
-    assert told in desk.err
-    assert sorted(each.name for each in desk.folder.glob("*.db")) == before
-    assert desk("health", "--store", url) != 0
-    assert told in desk.err
+    before = sorted(each.name for each in commands.folder.glob("*.db"))
+    assert commands("health", "--store", url) != 0
+    assert told in commands.err
+    assert sorted(each.name for each in commands.folder.glob("*.db")) == before
+    assert commands("health", "--store", url) != 0
+    assert told in commands.err
 
 
-def test_no_store_at_all(desk: Desk) -> None:
+def test_no_store_at_all(commands: ProviderCommands) -> None:
     """It says where one can be named."""
-    assert desk("health") == 2
-    assert "[providers]" in desk.err
+    assert commands("health") == 2
+    assert "[providers]" in commands.err
 
 
-def test_names_cannot_steer_the_terminal(desk: Desk) -> None:
+def test_names_cannot_steer_the_terminal(commands: ProviderCommands) -> None:
     """Whatever a tenant called itself is shown as text."""
     with closing(open_store(URL)) as store:
         store.extend_cooldown(LaneKey("\x1b[2Jevil", "rank", "snapshot"), time.time() + 9)
-    assert desk("health", "--store", URL) == 0
-    assert "\x1b" not in desk.out
+    assert commands("health", "--store", URL) == 0
+    assert "\x1b" not in commands.out
 
 
 # -- circuit ---------------------------------------------------------------------------------------
 
 
-def test_a_circuit_is_opened_and_closed(desk: Desk) -> None:
+def test_a_circuit_is_opened_and_closed(commands: ProviderCommands) -> None:
     """The store has it, and the command says so."""
     began = time.time()
-    assert desk("circuit", *LANE, "open", "--for", "600", "--store", URL) == 0
-    assert desk.out.startswith("the circuit is open now")
+    assert commands("circuit", *LANE, "open", "--for", "600", "--store", URL) == 0
+    assert commands.out.startswith("the circuit is open now")
     breaker = lane_state().breaker
     assert breaker.state is CircuitState.OPEN
     assert breaker.open_until is not None
     assert breaker.open_until >= began + 600
-    assert desk("circuit", *LANE, "close", "--store", URL, "--json") == 0
-    told = json.loads(desk.out)
+    assert commands("circuit", *LANE, "close", "--store", URL, "--json") == 0
+    told = json.loads(commands.out)
     assert (told["before"], told["now"], told["open_until"]) == ("open", "closed", None)
     assert lane_state().breaker.state is CircuitState.CLOSED
 
 
-def test_closing_forgets_the_streak(desk: Desk) -> None:
+def test_closing_forgets_the_streak(commands: ProviderCommands) -> None:
     """The next failure is the first again."""
     with closing(open_store(URL)) as store:
         assert store.compare_and_set(LANE, store.lane_state(LANE).version, Breaker(failures=4))
-    assert desk("circuit", *LANE, "close", "--store", URL) == 0
+    assert commands("circuit", *LANE, "close", "--store", URL) == 0
     assert lane_state().breaker.failures == 0
 
 
-def test_a_provider_obeys(desk: Desk) -> None:
+def test_a_provider_obeys(commands: ProviderCommands) -> None:
     """A call after the command is not made, and is made again after the other."""
 
     class Rank(ProviderBase):
@@ -225,37 +225,37 @@ def test_a_provider_obeys(desk: Desk) -> None:
             return result.reason_code
 
     began = time.time()
-    assert desk("circuit", *LANE, "open", "--for", "600", "--store", URL) == 0
+    assert commands("circuit", *LANE, "open", "--for", "600", "--store", URL) == 0
     assert reason() == "circuit_open"
     # The provider's own cooldown is shorter, and does not make it that.
     assert (lane_state().breaker.open_until or 0.0) >= began + 600
-    assert desk("circuit", *LANE, "close", "--store", URL) == 0
+    assert commands("circuit", *LANE, "close", "--store", URL) == 0
     assert reason() is None
 
 
-def test_a_pause_is_shown_beside_a_closed_circuit(desk: Desk) -> None:
+def test_a_pause_is_shown_beside_a_closed_circuit(commands: ProviderCommands) -> None:
     """To open the circuit does not end it, and to close it does; the answer says so."""
     until = float(int(time.time()) + 3000)
     with closing(open_store(URL)) as store:
         store.extend_cooldown(LANE, until)
-    assert desk("health", "--tenant", TENANT, "--store", URL) == 0
-    assert f"closed, pause until {format_rfc3339(until)}" in desk.out
-    assert desk("circuit", *LANE, "open", "--store", URL, "--json") == 0
-    assert json.loads(desk.out)["pause_until"] == format_rfc3339(until)
-    assert desk("circuit", *LANE, "close", "--store", URL) == 0
-    told = " ".join(desk.out.split())
+    assert commands("health", "--tenant", TENANT, "--store", URL) == 0
+    assert f"closed, pause until {format_rfc3339(until)}" in commands.out
+    assert commands("circuit", *LANE, "open", "--store", URL, "--json") == 0
+    assert json.loads(commands.out)["pause_until"] == format_rfc3339(until)
+    assert commands("circuit", *LANE, "close", "--store", URL) == 0
+    told = " ".join(commands.out.split())
     assert f"the pause that the provider asked for, until {format_rfc3339(until)}, is over" in told
-    assert desk("circuit", *LANE, "close", "--store", URL, "--json") == 0
-    assert json.loads(desk.out)["pause_until"] is None
+    assert commands("circuit", *LANE, "close", "--store", URL, "--json") == 0
+    assert json.loads(commands.out)["pause_until"] is None
     assert lane_state(LANE).cooldown_until <= time.time()
 
 
-def test_the_circuit_of_all_tenants(desk: Desk) -> None:
+def test_the_circuit_of_all_tenants(commands: ProviderCommands) -> None:
     """It is under the tenant *, once a provider has one."""
     shared = LaneKey("*", "rank", "snapshot")
     with closing(open_store(URL)) as store:
         store.compare_and_set(shared, 0, Breaker(failures=1))
-    assert desk("circuit", *shared, "open", "--store", URL) == 0
+    assert commands("circuit", *shared, "open", "--store", URL) == 0
     assert lane_state(shared).breaker.state is CircuitState.OPEN
     assert lane_state().breaker.state is CircuitState.CLOSED
 
@@ -268,23 +268,23 @@ def test_the_circuit_of_all_tenants(desk: Desk) -> None:
     ],
 )
 def test_a_lane_that_nobody_uses_gets_no_circuit(
-    desk: Desk, lane: tuple[str, str, str], hint: str
+    commands: ProviderCommands, lane: tuple[str, str, str], hint: str
 ) -> None:
     """A typing error is told with what there is."""
-    assert desk("circuit", *lane, "open", "--store", URL) == 2
-    assert hint in desk.err
+    assert commands("circuit", *lane, "open", "--store", URL) == 2
+    assert hint in commands.err
     assert lane_state(LaneKey(*lane)).version == 0
 
 
 @pytest.mark.parametrize("words", [("half_open",), ("open", "--for", "0"), ("open", "--for", "x")])
-def test_wrong_use(desk: Desk, words: tuple[str, ...]) -> None:
+def test_wrong_use(commands: ProviderCommands, words: tuple[str, ...]) -> None:
     """Only open and close, for some time."""
-    assert desk("circuit", *LANE, *words, "--store", URL) == 2
+    assert commands("circuit", *LANE, *words, "--store", URL) == 2
     assert lane_state().breaker.state is CircuitState.CLOSED
 
 
 def test_a_change_that_was_not_written_is_an_error(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    commands: ProviderCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process whose store fails goes on by itself; an operator's command must not."""
 
@@ -293,8 +293,8 @@ def test_a_change_that_was_not_written_is_an_error(
 
     with monkeypatch.context() as patch:
         patch.setattr(SqlProviderStore, "compare_and_set", fails)
-        assert desk("circuit", *LANE, "open", "--store", URL) == 1
-    assert "as it was" in desk.err
+        assert commands("circuit", *LANE, "open", "--store", URL) == 1
+    assert "as it was" in commands.err
     assert lane_state().breaker.state is CircuitState.CLOSED
 
 
@@ -302,7 +302,9 @@ def test_a_change_that_was_not_written_is_an_error(
 
 
 @pytest.mark.req("PEF:A-22")
-def test_what_is_old_is_deleted_in_steps(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_old_is_deleted_in_steps(
+    commands: ProviderCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of it, however many steps it takes, and nothing younger."""
     old = time.time() - 40 * 86_400
     with closing(open_store(URL)) as store:
@@ -317,36 +319,36 @@ def test_what_is_old_is_deleted_in_steps(desk: Desk, monkeypatch: pytest.MonkeyP
         return whole(self, before, min(limit, 10))  # as if ten were as many as fit into a step
 
     monkeypatch.setattr(SqlProviderStore, "prune", counted)
-    assert desk("prune", "--older-than", "30", "--store", URL, "--json") == 0
-    told = json.loads(desk.out)
+    assert commands("prune", "--older-than", "30", "--store", URL, "--json") == 0
+    told = json.loads(commands.out)
     assert told["deleted"] >= 35
     assert told["before"].endswith("Z")
     assert set(asked) == {PRUNE_BATCH}
     assert len(asked) >= 4
-    assert desk("prune", "--older-than", "30", "--store", URL, "--json") == 0
-    assert json.loads(desk.out)["deleted"] == 0
-    assert desk("health", "--tenant", TENANT, "--store", URL, "--json") == 0
-    [item] = json.loads(desk.out)[0]["providers"]
+    assert commands("prune", "--older-than", "30", "--store", URL, "--json") == 0
+    assert json.loads(commands.out)["deleted"] == 0
+    assert commands("health", "--tenant", TENANT, "--store", URL, "--json") == 0
+    [item] = json.loads(commands.out)[0]["providers"]
     assert item["success_rate_1h"] == 1.0
 
 
 @pytest.mark.parametrize(
     "words", [(), ("--older-than", "0"), ("--older-than", "x"), ("--older-than", "1e9")]
 )
-def test_how_old_must_be_said(desk: Desk, words: tuple[str, ...]) -> None:
+def test_how_old_must_be_said(commands: ProviderCommands, words: tuple[str, ...]) -> None:
     """And the last hour is not old: what is shown of it has to stay."""
-    assert desk("prune", *words, "--store", URL) == 2
-    assert desk("prune", "--older-than", "30", "--store", "sqlite:///other.db") == 1
-    assert not (desk.folder / "other.db").exists()
+    assert commands("prune", *words, "--store", URL) == 2
+    assert commands("prune", "--older-than", "30", "--store", "sqlite:///other.db") == 1
+    assert not (commands.folder / "other.db").exists()
 
 
 @pytest.mark.slow
-def test_postgresql_too(desk: Desk, postgres_url: str) -> None:
+def test_postgresql_too(commands: ProviderCommands, postgres_url: str) -> None:
     """The same on a server."""
     with closing(open_store(postgres_url)) as store:
         store.record(RecordBatch([row("a", tenant=TENANT)]))
-    assert desk("health", "--store", postgres_url, "--json") == 0
-    assert [told["tenant_id"] for told in json.loads(desk.out)] == [TENANT]
-    assert desk("circuit", *LANE, "open", "--store", postgres_url) == 0
+    assert commands("health", "--store", postgres_url, "--json") == 0
+    assert [told["tenant_id"] for told in json.loads(commands.out)] == [TENANT]
+    assert commands("circuit", *LANE, "open", "--store", postgres_url) == 0
     with closing(open_store(postgres_url)) as store:
         assert store.lane_state(LANE).breaker.state is CircuitState.OPEN

@@ -259,12 +259,12 @@ def test_a_clock_that_is_set_back_throws_no_block_away(clock: VirtualClock) -> N
     """What this process has in hand belongs to the newest window, and that is still the newest."""
     store = WatchedStore(clock)
     clock.advance(60.0)
-    desk = QuotaLimiter(store, LANE, QuotaPolicy(limit=1000, window_seconds=60, block=50))
+    limiter = QuotaLimiter(store, LANE, QuotaPolicy(limit=1000, window_seconds=60, block=50))
     for _ in range(2):
-        desk.reserve()
+        limiter.reserve()
     store.asked.clear()
     clock.advance(-60.0)
-    assert all(desk.reserve() is not None for _ in range(40))
+    assert all(limiter.reserve() is not None for _ in range(40))
     assert store.asked == []
 
 

@@ -20,6 +20,7 @@ GLOSSARY = """\
 - **desk**: admin.
 - **line**: queue.
 """
+MAP = '"""Claims.\n\nWhere to look first: ``claim`` has ``plan``.\n"""\n'
 
 
 @pytest.fixture
@@ -51,6 +52,9 @@ def test_names_that_keep_to_it_pass(checkout: Path) -> None:
     write(checkout, "src/ergon_framework/b.py", "class Page: ...\nclass _Page: ...\n")
     write(checkout, "src/ergon_framework/string.py")
     write(checkout, "tests/test_a.py", "class Desk: ...\n")
+    write(checkout, "src/ergon_framework/c.py", "lines = ring = 1\n")
+    write(checkout, "src/ergon_framework/d/claim.py", "def plan(): ...\n")
+    write(checkout, "src/ergon_framework/d/__init__.py", MAP)
     write(checkout, "src/ergon_framework/schema/0001_bell.sql")
     assert violations(checkout) == []
 
@@ -67,6 +71,14 @@ def test_names_that_keep_to_it_pass(checkout: Path) -> None:
         ("benchmarks/parts/b.py", "class Desk: ...\n", "class Desk: 'desk' is not a word"),
         ("tools/b.py", "class BellTower: ...\n", "class BellTower: 'bell' is not a word"),
         ("examples/b.py", "class HTTPLine: ...\nclass Line: ...\n", "class Line: 'line' is not"),
+        ("src/ergon_framework/b.py", "def open_desk(): ...\n", "open_desk: 'desk' is not"),
+        ("src/ergon_framework/b.py", "class A:\n    bell: int = 1\n", "bell: 'bell' is not"),
+        ("src/ergon_framework/b.py", "def f(a_desk): ...\n", "a_desk: 'desk' is not a word"),
+        (
+            "src/ergon_framework/b/__init__.py",
+            '"""B.\n\nWhere to look first: ``gone``.\n"""',
+            "the map names gone, which is not there",
+        ),
         ("docs/glossary.md", GLOSSARY + "- **store**: x.\n", "explained and forbidden"),
     ],
 )

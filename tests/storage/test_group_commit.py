@@ -25,7 +25,7 @@ NORMAL, FULL = 1, 2
 """How SQLite calls a commit that does not wait for the disk, and one that does."""
 
 
-class Crowd:
+class ConcurrentWriters:
     """Threads whose works queue up behind one that is held, so that they share a commit."""
 
     def __init__(self, database: Database) -> None:
@@ -71,12 +71,14 @@ def limits() -> SqliteLimits:
 
 
 @pytest.fixture
-def crowd(open_database: Open, script: Script, limits: SqliteLimits) -> Iterator[Crowd]:
-    """A crowd before a database whose statements are recorded."""
-    crowd = Crowd(open_database(connect=script.connect, limits=limits))
-    with crowd.pool:
-        yield crowd
-        crowd.go_on.set()
+def writers(
+    open_database: Open, script: Script, limits: SqliteLimits
+) -> Iterator[ConcurrentWriters]:
+    """Writers before a database whose statements are recorded."""
+    writers = ConcurrentWriters(open_database(connect=script.connect, limits=limits))
+    with writers.pool:
+        yield writers
+        writers.go_on.set()
 
 
 def commits_of(script: Script) -> int:
@@ -95,15 +97,15 @@ def failing(name: str) -> Work:
 
 
 @pytest.mark.req("JOBS:store")
-def test_those_who_wait_share_one_commit(crowd: Crowd, script: Script) -> None:
+def test_those_who_wait_share_one_commit(writers: ConcurrentWriters, script: Script) -> None:
     """Ten callers behind one that is committing: two commits, and all of it is there."""
     before = commits_of(script)
-    crowd.hold()
-    futures = [crowd.join(add(f"n{n}", n)) for n in range(10)]
-    crowd.release()
+    writers.hold()
+    futures = [writers.join(add(f"n{n}", n)) for n in range(10)]
+    writers.release()
     assert [future.result(WAIT) for future in futures] == [f"n{n}" for n in range(10)]
     assert commits_of(script) - before == 2
-    assert items(crowd.database) == {f"n{n}": n for n in range(10)} | {"held": 0}
+    assert items(writers.database) == {f"n{n}": n for n in range(10)} | {"held": 0}
 
 
 @pytest.mark.parametrize(
@@ -111,55 +113,55 @@ def test_those_who_wait_share_one_commit(crowd: Crowd, script: Script) -> None:
     [([False], NORMAL), ([True], FULL), ([False, False], NORMAL), ([False, True, False], FULL)],
 )
 def test_a_commit_waits_for_the_disk_if_one_asks_for_it(
-    crowd: Crowd, wishes: list[bool], level: int
+    writers: ConcurrentWriters, wishes: list[bool], level: int
 ) -> None:
     """Those in line who were promised nothing do not make a commit wait, alone or together."""
 
     def synchronous(connection: sqlite3.Connection) -> int:
         return int(connection.execute("PRAGMA synchronous").fetchone()[0])
 
-    crowd.hold()
-    futures = [crowd.join(synchronous, is_synced=wish) for wish in wishes]
-    crowd.release()
+    writers.hold()
+    futures = [writers.join(synchronous, is_synced=wish) for wish in wishes]
+    writers.release()
     assert {future.result(WAIT) for future in futures} == {level}
 
 
-def test_one_that_raises_is_undone_alone(crowd: Crowd) -> None:
+def test_one_that_raises_is_undone_alone(writers: ConcurrentWriters) -> None:
     """The others' changes are kept, before and after it, and the error is its own."""
-    crowd.hold()
-    first = crowd.join(add("first"))
-    bad = crowd.join(failing("bad"))
-    taken = crowd.join(add("first"))
-    last = crowd.join(add("last"))
-    crowd.release()
+    writers.hold()
+    first = writers.join(add("first"))
+    bad = writers.join(failing("bad"))
+    taken = writers.join(add("first"))
+    last = writers.join(add("last"))
+    writers.release()
     assert (first.result(WAIT), last.result(WAIT)) == ("first", "last")
     with pytest.raises(LookupError, match="bad"):
         bad.result(WAIT)
     with pytest.raises(sqlite3.IntegrityError):
         taken.result(WAIT)
-    assert items(crowd.database).keys() == {"held", "first", "last"}
+    assert items(writers.database).keys() == {"held", "first", "last"}
 
 
-def test_a_lone_caller_needs_no_savepoint(crowd: Crowd, script: Script) -> None:
+def test_a_lone_caller_needs_no_savepoint(writers: ConcurrentWriters, script: Script) -> None:
     """Neither one that finds nobody nor one that leads a group of one."""
-    crowd.hold()
-    single = crowd.join(add("single"))
-    crowd.release()
+    writers.hold()
+    single = writers.join(add("single"))
+    writers.release()
     assert single.result(WAIT) == "single"
     assert not [each for each in script.executed if "SAVEPOINT" in each]
 
 
-def test_a_failed_commit_fails_everyone_in_it(crowd: Crowd, script: Script) -> None:
+def test_a_failed_commit_fails_everyone_in_it(writers: ConcurrentWriters, script: Script) -> None:
     """Each caller gets the store's error, as an exception of its own, and nothing is there."""
-    crowd.hold()
-    futures = [crowd.join(add(f"n{n}")) for n in range(3)]
+    writers.hold()
+    futures = [writers.join(add(f"n{n}")) for n in range(3)]
     script.before(SAVEPOINT, lambda: script.fail("COMMIT", sqlite3.SQLITE_FULL))
-    crowd.release()
+    writers.release()
     errors = [future.exception(WAIT) for future in futures]
     assert [type(error) for error in errors] == [StoreFullError] * 3
     assert len({id(error) for error in errors}) == 3
-    assert items(crowd.database) == {"held": 0}
-    assert crowd.database.write(add("later")) == "later"
+    assert items(writers.database) == {"held": 0}
+    assert writers.database.write(add("later")) == "later"
 
 
 def executing(sql: str) -> Work:
@@ -167,17 +169,21 @@ def executing(sql: str) -> Work:
     return lambda connection: connection.execute(sql)
 
 
-def test_an_io_error_in_one_work_fails_everyone(crowd: Crowd, script: Script) -> None:
+def test_an_io_error_in_one_work_fails_everyone(writers: ConcurrentWriters, script: Script) -> None:
     """The connection is gone, and with it what the others had done; the next call works."""
-    crowd.hold()
-    futures = [crowd.join(add("first")), crowd.join(executing("SELECT 1")), crowd.join(add("last"))]
+    writers.hold()
+    futures = [
+        writers.join(add("first")),
+        writers.join(executing("SELECT 1")),
+        writers.join(add("last")),
+    ]
     script.fail("SELECT 1", sqlite3.SQLITE_IOERR_READ)
     opened = len(script.opened)
-    crowd.release()
+    writers.release()
     for future in futures:
         with pytest.raises(StoreUnavailableError, match="cannot be used for now"):
             future.result(WAIT)
-    assert crowd.database.write(add("later")) == "later"
+    assert writers.database.write(add("later")) == "later"
     assert len(script.opened) == opened + 1
 
 
@@ -187,84 +193,84 @@ def limit(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA max_page_count = {pages + 2}")
 
 
-def test_one_that_does_not_fit_costs_the_others_theirs(crowd: Crowd) -> None:
+def test_one_that_does_not_fit_costs_the_others_theirs(writers: ConcurrentWriters) -> None:
     """SQLite gives up the whole transaction when the disk is full, and everyone is told."""
     fill = "UPDATE ergon_item SET value = zeroblob(100000) WHERE name = 'held'"
-    crowd.database.write(limit)
-    crowd.hold()
-    futures = [crowd.join(each) for each in (add("first"), executing(fill), add("last"))]
-    crowd.release()
+    writers.database.write(limit)
+    writers.hold()
+    futures = [writers.join(each) for each in (add("first"), executing(fill), add("last"))]
+    writers.release()
     for future in futures:
         with pytest.raises(StoreFullError):
             future.result(WAIT)
-    assert items(crowd.database) == {"held": 0}
-    assert crowd.database.write(add("later")) == "later"
+    assert items(writers.database) == {"held": 0}
+    assert writers.database.write(add("later")) == "later"
 
 
-def test_a_statement_that_did_not_fit_by_itself(crowd: Crowd) -> None:
+def test_a_statement_that_did_not_fit_by_itself(writers: ConcurrentWriters) -> None:
     """When SQLite undid no more than the statement, nobody else loses anything."""
 
     def full(connection: sqlite3.Connection) -> None:
         add("bad")(connection)
         fail(sqlite3.SQLITE_FULL)
 
-    crowd.hold()
-    first, bad, last = (crowd.join(each) for each in (add("first"), full, add("last")))
-    crowd.release()
+    writers.hold()
+    first, bad, last = (writers.join(each) for each in (add("first"), full, add("last")))
+    writers.release()
     with pytest.raises(StoreFullError):
         bad.result(WAIT)
     assert (first.result(WAIT), last.result(WAIT)) == ("first", "last")
-    assert items(crowd.database).keys() == {"held", "first", "last"}
+    assert items(writers.database).keys() == {"held", "first", "last"}
 
 
-def test_one_that_ends_the_transaction_costs_the_others_theirs(crowd: Crowd) -> None:
+def test_one_that_ends_the_transaction_costs_the_others_theirs(writers: ConcurrentWriters) -> None:
     """Nobody is told that a change was kept which the offender has thrown away."""
-    crowd.hold()
+    writers.hold()
     futures = [
-        crowd.join(add("first")),
-        crowd.join(executing("ROLLBACK")),
-        crowd.join(add("last")),
+        writers.join(add("first")),
+        writers.join(executing("ROLLBACK")),
+        writers.join(add("last")),
     ]
-    crowd.release()
+    writers.release()
     for future in futures:
         with pytest.raises(StoreError, match="ended the transaction"):
             future.result(WAIT)
-    assert items(crowd.database) == {"held": 0}
-    assert crowd.database.write(add("later")) == "later"
+    assert items(writers.database) == {"held": 0}
+    assert writers.database.write(add("later")) == "later"
 
 
-def test_an_insert_or_rollback_is_such_an_offender(crowd: Crowd) -> None:
+def test_an_insert_or_rollback_is_such_an_offender(writers: ConcurrentWriters) -> None:
     """A conflict clause can end the transaction, too."""
-    crowd.hold()
-    first = crowd.join(add("first"))
-    bad = crowd.join(executing("INSERT OR ROLLBACK INTO ergon_item (name) VALUES ('held')"))
-    crowd.release()
+    writers.hold()
+    first = writers.join(add("first"))
+    bad = writers.join(executing("INSERT OR ROLLBACK INTO ergon_item (name) VALUES ('held')"))
+    writers.release()
     for future in (first, bad):
         with pytest.raises(StoreError, match="ended the transaction"):
             future.result(WAIT)
-    assert items(crowd.database) == {"held": 0}
+    assert items(writers.database) == {"held": 0}
 
 
 @pytest.mark.parametrize("limits", [SqliteLimits(max_group_size=4)])
-def test_groups_are_bounded(crowd: Crowd, script: Script) -> None:
+def test_groups_are_bounded(writers: ConcurrentWriters, script: Script) -> None:
     """More callers than fit into one commit get several."""
     before = commits_of(script)
-    crowd.hold()
-    futures = [crowd.join(add(f"n{n}")) for n in range(10)]
-    crowd.release()
+    writers.hold()
+    futures = [writers.join(add(f"n{n}")) for n in range(10)]
+    writers.release()
     for future in futures:
         future.result(WAIT)
     assert commits_of(script) - before == 1 + 3
 
 
-def test_maintenance_waits_for_its_turn(crowd: Crowd) -> None:
+def test_maintenance_waits_for_its_turn(writers: ConcurrentWriters) -> None:
     """It is not served as part of a group, and those behind it come after it."""
-    crowd.hold()
-    first = crowd.join(add("first"))
-    maintained = crowd.pool.submit(crowd.database.maintain)
-    until(lambda: crowd.database.pending_writes == 2)
-    last = crowd.join(add("last"))
-    crowd.release()
+    writers.hold()
+    first = writers.join(add("first"))
+    maintained = writers.pool.submit(writers.database.maintain)
+    until(lambda: writers.database.pending_writes == 2)
+    last = writers.join(add("last"))
+    writers.release()
     assert first.result(WAIT) == "first"
     assert maintained.result(WAIT) is False
     assert last.result(WAIT) == "last"
@@ -288,147 +294,151 @@ def interrupts() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_an_interrupted_waiter_leaves_the_line(crowd: Crowd) -> None:
+def test_an_interrupted_waiter_leaves_the_line(writers: ConcurrentWriters) -> None:
     """What it wanted is not done behind its back, and the others are served."""
-    crowd.hold()
+    writers.hold()
     main = threading.main_thread().ident
     assert main is not None
 
     def interrupt() -> None:
-        until(lambda: crowd.database.pending_writes)
+        until(lambda: writers.database.pending_writes)
         signal.pthread_kill(main, signal.SIGUSR1)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(Interrupt):
-        crowd.database.write(add("mine"))
-    last = crowd.join(add("last"))
-    crowd.release()
+        writers.database.write(add("mine"))
+    last = writers.join(add("last"))
+    writers.release()
     assert last.result(WAIT) == "last"
-    assert items(crowd.database).keys() == {"held", "last"}
+    assert items(writers.database).keys() == {"held", "last"}
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_an_interrupted_leader_keeps_nobody_waiting(crowd: Crowd) -> None:
+def test_an_interrupted_leader_keeps_nobody_waiting(writers: ConcurrentWriters) -> None:
     """Those it was serving hear that nothing was written; the interrupt is the leader's alone."""
-    crowd.hold()
+    writers.hold()
     others: list[Future[Any]] = []
 
     def interrupted(connection: sqlite3.Connection) -> None:
         signal.raise_signal(signal.SIGUSR1)
 
     def fill() -> None:
-        until(lambda: crowd.database.pending_writes)
-        others.append(crowd.join(add("other")))
-        others.append(crowd.join(interrupted))  # is run by the main thread, which leads
-        crowd.release()
+        until(lambda: writers.database.pending_writes)
+        others.append(writers.join(add("other")))
+        others.append(writers.join(interrupted))  # is run by the main thread, which leads
+        writers.release()
 
     filler = threading.Thread(target=fill)
     filler.start()
     with pytest.raises(Interrupt):
-        crowd.database.write(add("mine"))
+        writers.database.write(add("mine"))
     filler.join(WAIT)
     for other in others:
         with pytest.raises(StoreUnavailableError, match="given up"):
             other.result(WAIT)
-    assert items(crowd.database) == {"held": 0}
-    assert crowd.database.write(add("later")) == "later"
+    assert items(writers.database) == {"held": 0}
+    assert writers.database.write(add("later")) == "later"
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_interrupted_after_the_commit(crowd: Crowd, script: Script) -> None:
+def test_interrupted_after_the_commit(writers: ConcurrentWriters, script: Script) -> None:
     """The commit was made, so the others are told that theirs is kept."""
-    crowd.hold()
+    writers.hold()
     others: list[Future[Any]] = []
 
     def interrupt() -> None:
         signal.raise_signal(signal.SIGUSR1)
 
     def fill() -> None:
-        until(lambda: crowd.database.pending_writes)
-        others.append(crowd.join(add("other")))
+        until(lambda: writers.database.pending_writes)
+        others.append(writers.join(add("other")))
         script.before(SAVEPOINT, lambda: script.after("COMMIT", interrupt))
-        crowd.release()
+        writers.release()
 
     filler = threading.Thread(target=fill)
     filler.start()
     with pytest.raises(Interrupt):
-        crowd.database.write(add("mine"))
+        writers.database.write(add("mine"))
     filler.join(WAIT)
     assert others[0].result(WAIT) == "other"
-    assert items(crowd.database).keys() == {"held", "mine", "other"}
+    assert items(writers.database).keys() == {"held", "mine", "other"}
 
 
 # -- callers in a hurry ----------------------------------------------------------------------------
 
 
-def test_one_in_a_hurry_leaves_the_line(crowd: Crowd) -> None:
+def test_one_in_a_hurry_leaves_the_line(writers: ConcurrentWriters) -> None:
     """Nothing of it is written, and those behind it are served."""
-    crowd.hold()
+    writers.hold()
     with pytest.raises(StoreUnavailableError, match="was busy for"):
-        crowd.database.write(add("hasty"), within=0.0)
-    other = crowd.join(add("other"))
-    crowd.release()
+        writers.database.write(add("hasty"), within=0.0)
+    other = writers.join(add("other"))
+    writers.release()
     assert other.result(WAIT) == "other"
-    assert items(crowd.database).keys() == {"held", "other"}
+    assert items(writers.database).keys() == {"held", "other"}
 
 
-def test_those_in_a_hurry_share_one_commit(crowd: Crowd, script: Script) -> None:
+def test_those_in_a_hurry_share_one_commit(writers: ConcurrentWriters, script: Script) -> None:
     """Whoever leads has as little time as the rest: each alone would take the disk for itself."""
     before = commits_of(script)
-    crowd.hold()
-    futures = [crowd.join(add(f"n{n}", n), within=WAIT) for n in range(10)]
-    futures.append(crowd.join(add("patient")))
-    crowd.release()
+    writers.hold()
+    futures = [writers.join(add(f"n{n}", n), within=WAIT) for n in range(10)]
+    futures.append(writers.join(add("patient")))
+    writers.release()
     names = [future.result(WAIT) for future in futures]
     assert names == [*(f"n{n}" for n in range(10)), "patient"]
     assert commits_of(script) - before == 2
-    assert items(crowd.database).keys() == {"held", *names}
+    assert items(writers.database).keys() == {"held", *names}
 
 
-def test_a_leader_in_a_hurry_fails_alone(crowd: Crowd, script: Script, path: Path) -> None:
+def test_a_leader_in_a_hurry_fails_alone(
+    writers: ConcurrentWriters, script: Script, path: Path
+) -> None:
     """Another process has the lock: those it led wait on, and one of them leads."""
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    crowd.hold()
-    hasty = crowd.join(add("hasty"), within=0.5)
-    patient = [crowd.join(add(name)) for name in ("a", "b")]
+    writers.hold()
+    hasty = writers.join(add("hasty"), within=0.5)
+    patient = [writers.join(add(name)) for name in ("a", "b")]
     script.after("COMMIT", lambda: other.execute("BEGIN IMMEDIATE"))
     with contextlib.closing(other):
-        crowd.release()
+        writers.release()
         with pytest.raises(StoreUnavailableError):
             hasty.result(WAIT)
         other.execute("ROLLBACK")
     assert [future.result(WAIT) for future in patient] == ["a", "b"]
-    assert items(crowd.database).keys() == {"held", "a", "b"}
+    assert items(writers.database).keys() == {"held", "a", "b"}
 
 
-def test_one_in_a_hurry_is_served_by_others(crowd: Crowd, script: Script) -> None:
+def test_one_in_a_hurry_is_served_by_others(writers: ConcurrentWriters, script: Script) -> None:
     """And leaves them when they have to wait for somebody else first."""
-    crowd.hold()
-    leader = crowd.join(add("leader"))
-    hasty = crowd.pool.submit(crowd.database.write, add("hasty"), within=WAIT)
-    until(lambda: crowd.database.pending_writes == 2)
-    crowd.release()
+    writers.hold()
+    leader = writers.join(add("leader"))
+    hasty = writers.pool.submit(writers.database.write, add("hasty"), within=WAIT)
+    until(lambda: writers.database.pending_writes == 2)
+    writers.release()
     assert (leader.result(WAIT), hasty.result(WAIT)) == ("leader", "hasty")
     assert script.executed.count(SAVEPOINT) == 2
 
 
-def test_one_in_a_hurry_leaves_a_group_that_waits(crowd: Crowd, script: Script) -> None:
+def test_one_in_a_hurry_leaves_a_group_that_waits(
+    writers: ConcurrentWriters, script: Script
+) -> None:
     """The leader waits for a lock that somebody else holds; the rest of its group goes on."""
-    crowd.hold()
-    leader, left = crowd.join(add("leader")), threading.Event()
-    hasty = crowd.pool.submit(crowd.database.write, add("hasty"), within=0.2)
-    until(lambda: crowd.database.pending_writes == 2)
+    writers.hold()
+    leader, left = writers.join(add("leader")), threading.Event()
+    hasty = writers.pool.submit(writers.database.write, add("hasty"), within=0.2)
+    until(lambda: writers.database.pending_writes == 2)
 
     def wait_for_the_lock() -> None:
         assert left.wait(WAIT)
 
     script.after("COMMIT", lambda: script.before("BEGIN IMMEDIATE", wait_for_the_lock))
-    crowd.release()
+    writers.release()
     with pytest.raises(StoreUnavailableError, match="was busy for"):
         hasty.result(WAIT)
     left.set()
     assert leader.result(WAIT) == "leader"
-    assert items(crowd.database).keys() == {"held", "leader"}
+    assert items(writers.database).keys() == {"held", "leader"}
 
 
 def test_a_write_in_a_hurry_may_not_be_nested(database: Database) -> None:

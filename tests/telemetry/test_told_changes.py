@@ -112,10 +112,10 @@ def test_a_schedule_that_fires(heard: list[Notice]) -> None:
 def test_a_quota_that_is_used_up(heard: list[Notice]) -> None:
     """It is told once in a window, however many are refused."""
     with closing(MemoryProviderStore()) as store:
-        desk = QuotaLimiter(store, LANE, QuotaPolicy(limit=1, window_seconds=3600))
-        assert desk.reserve() is not None
+        limiter = QuotaLimiter(store, LANE, QuotaPolicy(limit=1, window_seconds=3600))
+        assert limiter.reserve() is not None
         for _ in range(3):
-            assert desk.reserve() is None
+            assert limiter.reserve() is None
     (exhausted,) = heard
     assert (exhausted.name, exhausted["limit"]) == ("quota.exhausted", 1)
     assert 0 < exhausted["seconds"] <= 3600

@@ -27,7 +27,7 @@ from ergon_framework.task.functions import FunctionConsumer
 from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
 from ergon_framework.task.mixins.plans import (
     check_copies,
-    check_patience,
+    check_retry_owner,
     fetch_method,
     find_hook,
     require_hook,
@@ -147,7 +147,7 @@ def check_connectors(task: Any, kind: TaskKind, policy: ConsumerPolicy | None) -
     name, connector = choose_connector(task, steps.fetch.connector_name)
     if connector is not None:
         fetch_method(name, connector, steps.fetch.extra, is_async=kind.is_async)
-        check_patience(name, connector, steps.process.retry.max_attempts)
+        check_retry_owner(name, connector, steps.process.retry.max_attempts)
 
 
 def _check_hooks(task: Any, mixin: Any, step: str, handlers: str, *, is_async: bool) -> None:

@@ -243,7 +243,7 @@ def fetch(
         )
     wait_ms = round(wait * 1000)
     asked = request(consumer_name=consumer, limit=limit, wait_ms=wait_ms, holder=holder)
-    page = node.send(CORE + "FetchFacts", asked, patience=wait)
+    page = node.send(CORE + "FetchFacts", asked, wait=wait)
     show_page(page, as_json=as_json)
     sys.stdout.flush()  # what nobody has read is not confirmed
     stop_if_unread()

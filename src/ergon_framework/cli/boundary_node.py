@@ -100,10 +100,10 @@ class Node:
             self._transport = reach_node(self.timeout, self._config, self._zone, self._url, given)
         return self._transport
 
-    def send(self, method: str, body: bytes, *, patience: float = 0.0) -> Any:
-        """The answer to a request as it is; ``patience`` is what the node may wait, in seconds."""
+    def send(self, method: str, body: bytes, *, wait: float = 0.0) -> Any:
+        """The answer to a request as it is; ``wait`` is what the node may wait, in seconds."""
         with waiting("waiting for the node"):
-            answer = self.transport.call(method, body, timeout=self.timeout + patience)
+            answer = self.transport.call(method, body, timeout=self.timeout + wait)
         return json.loads(answer)
 
     def ask(self, method: str, **fields: Any) -> Any:

@@ -173,8 +173,8 @@ class Instrumentation:
         """An abandoned call returned after all."""
         self.emit("attempt.late", attempt=attempt)
         phase = (isinstance(attempt, Run) and attempt.lost_in) or attempt.phase
-        fate = "" if phase == FETCH else "; its result is dropped"
-        told = (phase, self.plan.task, fate)
+        addition = "" if phase == FETCH else "; its result is dropped"
+        told = (phase, self.plan.task, addition)
         logger.warning("%s of %s came back too late%s", *told, extra=_ids(attempt))
 
     # -- settlement and the end --------------------------------------------------------------

@@ -211,7 +211,7 @@ class ReleaseQueue:
 
     They go one at a time as long as the source is quick, so that it sees them in order; a slow one
     is asked for several at once. Whoever takes one out owns it: the releaser that got an answer, or
-    the supervisor that has no more patience and calls it stranded.
+    the supervisor whose grace is over and which calls it stranded.
     """
 
     def __init__(self, transactions: Iterable[Transaction]) -> None:

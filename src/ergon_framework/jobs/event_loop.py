@@ -54,7 +54,7 @@ class EventLoop:
             if not self._is_waiting:
                 return
             self._is_waiting = False
-        self._ring()
+        self._wake()
 
     def turn(self, until: float | None) -> None:
         """Wait for something to happen, at most until then, and handle all of it."""
@@ -78,7 +78,7 @@ class EventLoop:
             os.close(self._wake_write)
             self._wake_write = -1
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         with suppress(OSError):  # full: it is awake already; closed: nobody waits any more
             os.write(self._wake_write, b"!")
 

@@ -294,7 +294,7 @@ class StoreThread:
     def start(self) -> None:
         """Begin. The store is asked once in the caller's thread, so that its error comes there."""
         self.offset = self.store.now() - self._now()
-        self._thread = SYSTEM_CLOCK.spawn("ergon-keeper", self._serve)
+        self._thread = SYSTEM_CLOCK.spawn("ergon-jobs-store", self._serve)
         SYSTEM_CLOCK.spawn("ergon-cancels", self._hear_cancels)
 
     def offer(self, executor: str, slots: int) -> int:

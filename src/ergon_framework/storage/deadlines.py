@@ -64,14 +64,14 @@ class TimeBudget:
         return until is not None and monotonic() >= until
 
 
-CALL_BUDGET = TimeBudget("ergon_asking")
+CALL_BUDGET = TimeBudget("ergon_call_budget")
 """The budget of a call to a server; the connections to it obey this one.
 
 Do not limit a write by it unless its outcome does not matter: a write cut off may have happened.
 """
 
 
-PROVIDER_BUDGET = TimeBudget("ergon_hurry")
+PROVIDER_BUDGET = TimeBudget("ergon_provider_budget")
 """What is left of a provider call's timeout budget; the stores of provider calls obey this one.
 
 It is apart from ``CALL_BUDGET``: the provider's own code may use other stores during the call.
@@ -147,7 +147,7 @@ class SocketWatchdog:
 
     def _start(self) -> bool:
         try:
-            threading.Thread(target=self._watch, name="ergon-patience", daemon=True).start()
+            threading.Thread(target=self._watch, name="ergon-socket-watchdog", daemon=True).start()
         except RuntimeError:  # too many threads, or the process ends: the next block tries again
             return False
         return True

@@ -304,7 +304,7 @@ async def _cancelled_work(work: asyncio.Future[Any], sync_connection: Any) -> No
     """
     ended = threading.Event()
     work.add_done_callback(lambda _: ended.set())
-    own = ThreadPoolExecutor(1, "ergon-hurry")  # those of the loop may wait for this very work
+    own = ThreadPoolExecutor(1, "ergon-cancel")  # those of the loop may wait for this very work
     asked = asyncio.get_running_loop().run_in_executor(
         own, _cancel_on_server, sync_connection, ended
     )

@@ -105,7 +105,7 @@ class Folder:
         try:
             found, parent = folder.stat(), path.parent.stat()
             if is_private:
-                _refuse_strangers(found, path)
+                _refuse_other_owner(found, path)
                 wanted = PRIVATE_FOLDER
             else:
                 _refuse_foreign(found, parent, path)
@@ -395,7 +395,7 @@ def _refuse_planted(found: os.stat_result, folder: os.stat_result, path: Path) -
         )
 
 
-def _refuse_strangers(found: os.stat_result, path: Path) -> None:
+def _refuse_other_owner(found: os.stat_result, path: Path) -> None:
     if found.st_uid not in (os.geteuid(), 0):
         raise UnsafeFileError(
             path,

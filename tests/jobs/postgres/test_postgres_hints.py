@@ -88,7 +88,7 @@ def test_jobs_are_added_when_their_hint_fails(subject: JobStoreSubject) -> None:
 
 @pytest.mark.usefixtures("failing")
 def test_ringing_in_vain_is_no_error(subject: JobStoreSubject) -> None:
-    """Waking others is a hint wherever it happens, and the desk goes on without."""
+    """Waking others is a hint wherever it happens, and the operation goes on without it."""
     store = subject.store
     assert isinstance(store, PostgresJobStore)
     store.announce()

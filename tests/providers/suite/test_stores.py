@@ -31,7 +31,7 @@ from tests.servers.postgres import PostgresServer
 NAMES = [check.name for check in PROVIDER_STORE_CHECKS]
 
 
-class Shelf:
+class Databases:
     """Where databases of one kind are: it opens an empty one, and the same one again."""
 
     def __init__(self, empty_url: Callable[[], str]) -> None:
@@ -51,7 +51,7 @@ class Shelf:
 
 
 @pytest.fixture(scope="module")
-def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Databases:
     """Files: each a copy of one whose tables are there."""
     folder = tmp_path_factory.mktemp("suite")
     template = folder / "template.db"
@@ -63,11 +63,11 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
         shutil.copy(template, path)
         return f"sqlite:///{path}"
 
-    return Shelf(empty)
+    return Databases(empty)
 
 
 @pytest.fixture(scope="module")
-def postgres(postgres_server: PostgresServer) -> Iterator[Shelf]:
+def postgres(postgres_server: PostgresServer) -> Iterator[Databases]:
     """One database, emptied for each store."""
     import psycopg
 
@@ -80,7 +80,7 @@ def postgres(postgres_server: PostgresServer) -> Iterator[Shelf]:
             connection.execute(f"TRUNCATE {tables}".encode())
             return waiting_for_rows(url)
 
-        yield Shelf(empty)
+        yield Databases(empty)
 
 
 @pytest.mark.req("PROVIDERS:storage", "PEF:G-3", "PEF:M-1", "PEF:A-9", "PEF:A-14", "PEF:A-16")
@@ -92,8 +92,8 @@ def test_our_databases_keep_their_promises(
     kind: str, check: str, request: pytest.FixtureRequest
 ) -> None:
     """Each check of the suite, also the recommended ones; none is skipped."""
-    shelf: Shelf = request.getfixturevalue(kind)
-    report = exercise_provider_store(shelf.open, open_beside=shelf.beside, only={check})
+    databases: Databases = request.getfixturevalue(kind)
+    report = exercise_provider_store(databases.open, open_beside=databases.beside, only={check})
     report.raise_for_failures(recommended=True)
     assert not report.skipped
 
@@ -108,7 +108,7 @@ def test_the_memory_store_keeps_its_promises(check: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.req("PROVIDERS:storage")
-def test_closing_leaves_no_connection(postgres: Shelf) -> None:
+def test_closing_leaves_no_connection(postgres: Databases) -> None:
     """A connection that is in use when a PostgreSQL store is closed is closed when it is free."""
     from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
@@ -160,12 +160,12 @@ def test_a_store_may_have_its_own_clock() -> None:
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_our_databases_have_their_own_clock(kind: str, request: pytest.FixtureRequest) -> None:
     """Without a clock that is given to them, our databases go by their own."""
-    shelf: Shelf = request.getfixturevalue(kind)
+    databases: Databases = request.getfixturevalue(kind)
     timely = {"new_key_is_mine", "held_key_is_running", "own_key_is_mine_again"}
     timely |= {"first_units_are_taken", "minutes_add_up", "old_attempts_do_not_count"}
     timely |= {"cooldown_is_told_to_all", "time_does_not_run_backwards", "closes_twice"}
     report = exercise_provider_store(
-        lambda clock: shelf.open(None), has_own_clock=True, only=timely
+        lambda clock: databases.open(None), has_own_clock=True, only=timely
     )
     assert set(report.passed) == timely
 

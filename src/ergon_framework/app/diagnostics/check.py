@@ -22,7 +22,7 @@ from ergon_framework.app.settings.stores import base_of, check_folder, store_url
 from ergon_framework.app.wiring import Target, refuse_ambiguous_names, wire
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.storage.urls import check_kind, file_of
-from ergon_framework.task.mixins.plans import check_copies, check_patience
+from ergon_framework.task.mixins.plans import check_copies, check_retry_owner
 from ergon_framework.telemetry.exporters import check_packages
 
 _LEANS = {
@@ -70,7 +70,7 @@ def check_attempts(checking: SettingsCheck, name: str, task: TaskSettings) -> No
     chosen = policy.steps.fetch.connector_name
     for each in (chosen,) if chosen else task.connectors[:1]:
         kind = _class_of(checking.settings.connectors.get(each))
-        check_patience(each, kind, policy.steps.process.retry.max_attempts)
+        check_retry_owner(each, kind, policy.steps.process.retry.max_attempts)
 
 
 def _class_of(connector: ConnectorSettings | None) -> Any:

@@ -165,8 +165,8 @@ def _reader(site: Site, reader: Shape, offset: int, aside: Shape | None) -> Fact
         return _set_aside(who, aside, site.options)
     if offset <= cursor:
         verb = "has confirmed it" if peer is None else "has pulled it"
-        fate = f", though it was set aside and {aside['state']}" if aside is not None else ""
-        return FactStatus("confirmed", f"{who} {verb}{fate}.")
+        note = f", though it was set aside and {aside['state']}" if aside is not None else ""
+        return FactStatus("confirmed", f"{who} {verb}{note}.")
     between = offset - cursor - 1
     place = f"{counted(between, 'offset')} before it come first" if between else "it is the next"
     verb = "confirmed" if peer is None else "pulled"

@@ -228,7 +228,7 @@ class ConsumeReport:
 class ConsumeLoop:
     """One run of one consumer. It belongs to one driver."""
 
-    desk: ConsumerSession
+    session: ConsumerSession
     handler: Callable[[Delivery], Any]
     on_gap: Callable[[Loss], Any]
     is_stopped: Callable[[], bool]
@@ -251,7 +251,7 @@ class ConsumeLoop:
         try:
             yield from self._pages()
         except ConsumerHeldError as error:
-            self.desk.standing.lost = error  # the name is another's: not a word more
+            self.session.standing.lost = error  # the name is another's: not a word more
             raise
         except GeneratorExit:
             raise
@@ -266,15 +266,15 @@ class ConsumeLoop:
 
     def release(self) -> Flow[None]:
         """Let go of the name once the run is over, if it is ours still."""
-        if self.desk.standing.lost is None:
+        if self.session.standing.lost is None:
             if self.is_ended_by_handler:
-                yield from self.desk.release_counted()
+                yield from self.session.release_counted()
             else:
-                yield from self.desk.release()
+                yield from self.session.release()
 
     def _leave(self) -> Flow[None]:
         """Confirm what is done, if the node can be reached."""
-        if self.desk.standing.lost is None:
+        if self.session.standing.lost is None:
             try:
                 yield from self._confirm()
             except BoundaryError:
@@ -283,7 +283,7 @@ class ConsumeLoop:
     def _pages(self) -> Flow[None]:
         while not self.is_stopped():
             began_at = yield Now()
-            batch = yield from self.desk.fetch(self.limit, self.wait)
+            batch = yield from self.session.fetch(self.limit, self.wait)
             self.report.cursor = self.done = batch.cursor
             self.confirmed_at = yield Now()
             try:
@@ -353,7 +353,7 @@ class ConsumeLoop:
             except UnrunHandlerError:
                 raise  # it would be the same with every fact: none is set aside for that
             except Exception as error:
-                self.desk.standing.check()
+                self.session.standing.check()
                 yield from self._confirm()
                 verdict = call.failed(failure_of_handler(error), (yield Now()), self.dice())
                 if not isinstance(verdict, RetryAfter):
@@ -367,11 +367,11 @@ class ConsumeLoop:
                 raise
             if (yield Pause(verdict.delay)):
                 return False
-            delivery = self.desk.anew(delivery)
-        self.desk.standing.check()
+            delivery = self.session.anew(delivery)
+        self.session.standing.check()
         self.report.handled += 1
         if delivery.released:
-            yield from self.desk.confirm(delivery.offset)
+            yield from self.session.confirm(delivery.offset)
         else:
             self.done = delivery.offset
             if is_alone:
@@ -381,7 +381,7 @@ class ConsumeLoop:
     def _set_aside(
         self, delivery: Delivery, reason: str, message: str, attempts: int
     ) -> Flow[None]:
-        yield from self.desk.set_aside(delivery.offset, reason, message[:MAX_MESSAGE], attempts)
+        yield from self.session.set_aside(delivery.offset, reason, message[:MAX_MESSAGE], attempts)
         self.report.quarantined += 1
         if not delivery.released:
             self.done = delivery.offset
@@ -391,11 +391,11 @@ class ConsumeLoop:
 
     def _stay_holder(self) -> Flow[None]:
         """Do not begin with a fact when the name may be another's by now, nor confirm too late."""
-        standing, now = self.desk.standing, (yield Now())
+        standing, now = self.session.standing, (yield Now())
         standing.check()
-        third = self.desk.lease / 3
-        if now - standing.renewed_at >= self.desk.lease:
-            yield from self.desk.renew_lease()
+        third = self.session.lease / 3
+        if now - standing.renewed_at >= self.session.lease:
+            yield from self.session.renew_lease()
         if now - self.confirmed_at >= third:
             yield from self._confirm()
 
@@ -403,7 +403,7 @@ class ConsumeLoop:
         """Confirm the good prefix."""
         if self.done > self.report.cursor:
             failpoint("boundary.confirming.before")
-            self.report.cursor = yield from self.desk.confirm(self.done)
+            self.report.cursor = yield from self.session.confirm(self.done)
             failpoint("boundary.confirming.after")
         self.confirmed_at = yield Now()
 
@@ -413,15 +413,15 @@ def _was_sought(error: ConsumerHeldError) -> bool:
     return "holder" in error.details and error.details["holder"] is None
 
 
-def renew_lease(desk: ConsumerSession, is_over: Callable[[], bool]) -> Flow[None]:
+def renew_lease(session: ConsumerSession, is_over: Callable[[], bool]) -> Flow[None]:
     """Renew the lease now and then, and note when it is lost."""
-    standing: LeaseState = desk.standing
+    standing: LeaseState = session.standing
     while not is_over():
-        yield Pause(desk.lease / 3)
+        yield Pause(session.lease / 3)
         if is_over():
             return
         try:
-            yield Send(BOUNDARY + "ConfirmReceipt", desk.renewal(), desk.lease / 3)
+            yield Send(BOUNDARY + "ConfirmReceipt", session.renewal(), session.lease / 3)
             standing.renewed_at = yield Now()
         except ConsumerHeldError as error:
             standing.lost = error

@@ -109,7 +109,7 @@ class ConsumerOptions(TlsOptions, total=False):
     backoff: Backoff
     """Between them."""
     retry: RetryRule
-    """For calls; by default the producer's schedule, and in a run patience without end."""
+    """For calls; by default the producer's schedule, and in a run retries without end."""
     timeout: float
     """Seconds for a whole call with all its attempts, beyond what a fetch waits for facts."""
     expected_zone: str | None
@@ -160,7 +160,7 @@ class ConsumerBase:
             if name in options
         }
         self._options = options
-        self.desk = ConsumerSession(
+        self.session = ConsumerSession(
             name=name,
             holder=_holder(options.get("holder")),
             lease=options.get("lease", 30.0),
@@ -182,7 +182,7 @@ class ConsumerBase:
     @property
     def holder(self) -> str | None:
         """Under which name it holds its lease."""
-        return self.desk.holder
+        return self.session.holder
 
     @property
     def max_attempts(self) -> int:
@@ -203,10 +203,10 @@ class ConsumerBase:
         """
         FUNCTION.check("handler", handler)
         SECONDS_OR_ZERO.check("wait", wait)
-        patience = self.rule if until_empty else RUN_RETRY_RULE
-        desk = replace(self.desk, rule=self._options.get("retry", patience))
+        default = self.rule if until_empty else RUN_RETRY_RULE
+        session = replace(self.session, rule=self._options.get("retry", default))
         return ConsumeLoop(
-            desk=desk,
+            session=session,
             handler=handler,
             on_gap=self._options.get("on_gap") or warn_of_gap,
             is_stopped=is_stopped,
@@ -217,7 +217,7 @@ class ConsumerBase:
             ),
             dice=self.dice,
             until_empty=until_empty,
-            wait=0.0 if until_empty else min(wait, desk.lease / 3),
+            wait=0.0 if until_empty else min(wait, session.lease / 3),
             limit=self.limit,
         )
 
@@ -261,17 +261,17 @@ class Consumer(ConsumerBase):
         """The page after the cursor, the same one until it is confirmed; takes the lease."""
         SECONDS_OR_ZERO.check("wait", wait)
         self._is_holder = True
-        return self._run(self.desk.fetch(limit or self.limit, wait))
+        return self._run(self.session.fetch(limit or self.limit, wait))
 
     def confirm(self, offset: int) -> int:
         """Everything at or below ``offset`` is handled; the cursor then."""
-        # Who has fetched nothing holds nothing, and must not say that he does.
-        desk = self.desk if self._is_holder else replace(self.desk, holder=None)
-        return self._run(desk.confirm(offset))
+        # A consumer that has fetched nothing holds no lease, and must not claim to hold one.
+        session = self.session if self._is_holder else replace(self.session, holder=None)
+        return self._run(session.confirm(offset))
 
     def seek(self, offset: int, reason: str) -> None:
         """Set the cursor, also backwards; the node writes down that it was done and why."""
-        self._run(self.desk.seek(offset, reason))
+        self._run(self.session.seek(offset, reason))
 
     # ---- all of it ----
 
@@ -309,22 +309,22 @@ class Consumer(ConsumerBase):
         if self._running is not None:
             self._running.wake()
 
-    def _drive(self, run: ConsumeLoop, hands: ThreadRunner) -> ConsumeReport:
+    def _drive(self, run: ConsumeLoop, runner: ThreadRunner) -> ConsumeReport:
         """Run it, with a second thread that keeps the lease meanwhile."""
         over = threading.Event()
         clock = current_clock()
-        keeper = ThreadRunner(self._transport, clock, over.is_set)
+        renewer = ThreadRunner(self._transport, clock, over.is_set)
         thread = clock.spawn(
-            f"ergon-keeper-{self.name}", lambda: keeper.run(renew_lease(run.desk, over.is_set))
+            f"ergon-lease-{self.name}", lambda: renewer.run(renew_lease(run.session, over.is_set))
         )
-        self._running, self._is_holder = hands, True
+        self._running, self._is_holder = runner, True
         try:
-            return hands.run(run.script())
+            return runner.run(run.script())
         finally:
             self._running = None
             self._stopping.clear()
             over.set()
-            keeper.wake()
+            renewer.wake()
             thread.join()
             self._release(run.release())
             self._is_holder = False
@@ -349,7 +349,7 @@ class Consumer(ConsumerBase):
 
     def close(self) -> None:
         """Let go of the name and of the connections. Closing twice is fine."""
-        self._release(self.desk.release())
+        self._release(self.session.release())
         if self._is_owner:
             self._transport.close()
 
@@ -395,17 +395,17 @@ class AsyncConsumer(ConsumerBase):
         """The page after the cursor, the same one until it is confirmed; takes the lease."""
         SECONDS_OR_ZERO.check("wait", wait)
         self._is_holder = True
-        return await self._run(self.desk.fetch(limit or self.limit, wait))
+        return await self._run(self.session.fetch(limit or self.limit, wait))
 
     async def confirm(self, offset: int) -> int:
         """Everything at or below ``offset`` is handled; the cursor then."""
-        # Who has fetched nothing holds nothing, and must not say that he does.
-        desk = self.desk if self._is_holder else replace(self.desk, holder=None)
-        return await self._run(desk.confirm(offset))
+        # A consumer that has fetched nothing holds no lease, and must not claim to hold one.
+        session = self.session if self._is_holder else replace(self.session, holder=None)
+        return await self._run(session.confirm(offset))
 
     async def seek(self, offset: int, reason: str) -> None:
         """Set the cursor, also backwards; the node writes down that it was done and why."""
-        await self._run(self.desk.seek(offset, reason))
+        await self._run(self.session.seek(offset, reason))
 
     # ---- all of it ----
 
@@ -438,20 +438,20 @@ class AsyncConsumer(ConsumerBase):
         if self._running is not None:
             self._running.wake()
 
-    async def _drive(self, run: ConsumeLoop, hands: TaskRunner) -> ConsumeReport:
+    async def _drive(self, run: ConsumeLoop, runner: TaskRunner) -> ConsumeReport:
         """Run it, with a second task that keeps the lease meanwhile."""
-        keeper = asyncio.create_task(
-            TaskRunner(self._transport).run(renew_lease(run.desk, never)),
-            name=f"ergon-keeper-{self.name}",
+        renewer = asyncio.create_task(
+            TaskRunner(self._transport).run(renew_lease(run.session, never)),
+            name=f"ergon-lease-{self.name}",
         )
-        self._running, self._is_holder = hands, True
+        self._running, self._is_holder = runner, True
         try:
-            return await hands.run(run.script())
+            return await runner.run(run.script())
         finally:
             self._running = None
             self._stopping.clear()
-            keeper.cancel()
-            await asyncio.wait([keeper])
+            renewer.cancel()
+            await asyncio.wait([renewer])
             await self._release(run.release())
             self._is_holder = False
 
@@ -475,7 +475,7 @@ class AsyncConsumer(ConsumerBase):
 
     async def close(self) -> None:
         """Let go of the name and of the connections. Closing twice is fine."""
-        await self._release(self.desk.release())
+        await self._release(self.session.release())
         if self._is_owner:
             await self._transport.close()
 

@@ -139,7 +139,7 @@ class ProducerBase:
         self._clock = options.get("clock", time.time)
 
     def adopt(self, other: ProducerBase) -> None:
-        """Become like another, but for its patience."""
+        """Copy the other producer's settings, except that each call is one attempt."""
         self.habits = replace(other.habits, rule=replace(other.habits.rule, attempts=1))
         self._from_zone, self._to_zone = other._from_zone, other._to_zone
         self._clock = other._clock

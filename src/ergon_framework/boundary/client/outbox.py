@@ -140,7 +140,7 @@ WhenHeld: TypeAlias = Literal["wait", "raise"]
 
 
 class Sender(Protocol):
-    """What an outbox needs of a producer. It brings the patience; each call is one attempt."""
+    """What an outbox needs of a producer. It brings the retry rule; each call is one attempt."""
 
     def append_fact(self, envelope: Envelope, fact: Fact) -> Receipt:
         """Append one fact."""
@@ -497,6 +497,6 @@ class _Reporter(DrainObserver):
 
 
 def _impatient(producer: Any) -> Any:
-    """The producer for single attempts, so that its patience and ours do not multiply."""
+    """The producer for single attempts, so that its attempts and ours do not multiply."""
     once: Callable[[], Any] | None = getattr(producer, "once", None)
     return producer if once is None else once()

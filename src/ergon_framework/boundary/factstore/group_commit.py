@@ -381,7 +381,7 @@ class GroupCommit(Generic[Request, Answer]):
             self._thread = me
         while (first := self._awaited()) is not None:
             try:
-                self._serve_crowd(first)
+                self._serve_waiting(first)
             except BaseException:  # a bug here must not keep later requests from being served
                 logger.exception("the thread %s stumbled", self._name)
             del first  # an idle thread must not keep a request and its zone alive
@@ -400,7 +400,7 @@ class GroupCommit(Generic[Request, Answer]):
                         self._thread = None
                     return None
 
-    def _serve_crowd(self, first: Pending[Request, Answer]) -> None:
+    def _serve_waiting(self, first: Pending[Request, Answer]) -> None:
         """Serve group after group until the queue stays empty."""
         turns, me = self._turns, get_ident()
         asked: Pending[Request, Answer] | None = first

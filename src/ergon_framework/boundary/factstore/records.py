@@ -25,7 +25,7 @@ from ergon_framework.ports.transfer import (
 
 L = TypeVar("L", bound=TransferRecord)
 
-BARRED = ("facts", "gaps", "consumers", "quarantine", "objects", "awaited", "links")
+FROZEN_TABLES = ("facts", "gaps", "consumers", "quarantine", "objects", "awaited", "links")
 """Tables that are frozen in a zone that was moved."""
 
 

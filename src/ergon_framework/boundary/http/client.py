@@ -37,9 +37,9 @@ RECEIVE_BYTES = 64 << 10
 class HttpConnection:
     """One socket; used by one thread at a time."""
 
-    def __init__(self, endpoint: Endpoint, timeout: float, patience: float) -> None:
+    def __init__(self, endpoint: Endpoint, timeout: float, connect_timeout: float) -> None:
         self._timeout = timeout
-        self._socket = _connected(endpoint, patience)
+        self._socket = _connected(endpoint, connect_timeout)
         self._news = news_of(self._socket.fileno())
 
     def expire(self, deadline: float | None) -> None:

@@ -93,13 +93,13 @@ class ResponseWriter:
         if self._drained is not None and not self._drained.done():
             self._drained.set_exception(_gone())
 
-    def is_stuck(self, now: float, patience: float) -> bool:
+    def is_stuck(self, now: float, timeout: float) -> bool:
         """Whether something waits to be read and nothing has been for so long; look regularly."""
         kept = self._transport.get_write_buffer_size() if self._transport else 0
         taken = self._written - kept
         if not kept or taken != self._taken:
             self._taken, self._flowed_at = taken, now
-        return now - self._flowed_at > patience
+        return now - self._flowed_at > timeout
 
     async def _drain(self) -> None:
         if self.is_paused and self._transport is not None:

@@ -105,7 +105,7 @@ class RequestParser:
             self._count_wire(before, len(data))
 
         if self.incoming is not before and self.incoming is not None:
-            self._left = self._straight(self.incoming)
+            self._left = self._unparsed_length(self.incoming)
         elif is_fresh and self._last is not None and not self.is_in_head:
             self._learn(data, self._last)
         self._last = None
@@ -130,7 +130,7 @@ class RequestParser:
             head = Head(request.method, url, self._headers, request.received)
             self._service.heads.remember(data, head)
 
-    def _straight(self, request: Request) -> int:
+    def _unparsed_length(self, request: Request) -> int:
         """How many bytes of a blob follow that need no parser: it would only copy them."""
         if request.upload is None or request.is_chunked or not request.is_kept:
             return 0

@@ -1,4 +1,4 @@
-"""A zone as a running process: it serves, it pulls from its peers, it keeps house."""
+"""A zone as a running process: it serves, it pulls from its peers, it maintains its stores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = ["Node", "certificates_of", "run_node"]
 
 SHUTDOWN_GRACE = 5.0
 """Seconds that running requests have to end."""
-GUEST_PATIENCE = 15.0
+GUEST_TIMEOUT = 15.0
 """Seconds that a program has to leave which serves the zone in passing."""
 GUEST_POLL_INTERVAL = 0.1
 """Seconds between two looks whether it has."""
@@ -152,7 +152,7 @@ class Node:
                 policy=self._policy,
             )
             self._tasks.append(asyncio.create_task(puller.run(), name=f"pull {peer}"))
-        self._tasks.append(asyncio.create_task(self._keep(), name="keep house"))
+        self._tasks.append(asyncio.create_task(self._keep(), name="maintenance"))
         self._tasks.append(asyncio.create_task(self._tell_sums(), name="tell sums"))
         zone.telling.tell("zone.started", zone=self.name, address=self.address)
 
@@ -390,7 +390,7 @@ async def run_node(
 
 async def _opened(name: str, settings: ZoneSettings, stop: asyncio.Event) -> Node:
     loop = asyncio.get_running_loop()
-    until, request = loop.time() + GUEST_PATIENCE, None
+    until, request = loop.time() + GUEST_TIMEOUT, None
     try:
         while True:
             try:

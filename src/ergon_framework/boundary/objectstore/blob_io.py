@@ -46,8 +46,8 @@ class HashPool:
 class Digester:
     """The digest of bytes that come piece by piece; one piece is on its way at a time."""
 
-    def __init__(self, crew: HashPool) -> None:
-        self._crew = crew
+    def __init__(self, hash_pool: HashPool) -> None:
+        self._hash_pool = hash_pool
         self._hash = hashlib.sha256()
         self._piece: Future[None] | None = None
 
@@ -57,7 +57,7 @@ class Digester:
         if sum(map(len, views)) < _MIN_THREAD_BYTES:
             self._update(views)
         else:
-            self._piece = self._crew.pool().submit(self._update, views)
+            self._piece = self._hash_pool.pool().submit(self._update, views)
 
     def digest(self) -> bytes:
         """Of everything so far."""

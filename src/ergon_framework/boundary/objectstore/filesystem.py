@@ -125,7 +125,7 @@ class FileUpload:
         self._fd = fd
         self._known = digest
         self._is_kept = is_kept
-        self._digester = blob_io.Digester(uploads.crew)
+        self._digester = blob_io.Digester(uploads.hash_pool)
         self._pending = ByteQueue()
         self._written = 0
 
@@ -285,7 +285,7 @@ class UploadFolder:
         """``place`` gives a synced file of that digest its name, for good."""
         self.folder = folder
         self.path = folder / "uploads"
-        self.crew = HashPool()
+        self.hash_pool = HashPool()
         self.direct = DirectWriter()
         self.place = place
         self._clock = clock
@@ -348,7 +348,7 @@ class UploadFolder:
     def close(self) -> None:
         """Take no more. Uploads that are open belong to their callers."""
         self._is_closed = True
-        self.crew.close()
+        self.hash_pool.close()
         self.direct.close()
 
     def _private(self) -> tuple[Path, int]:

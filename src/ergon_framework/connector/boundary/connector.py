@@ -86,7 +86,7 @@ def _reader(consumer: str, options: ConsumerOptions, shared: Shared) -> FactRead
     options["retry"], options["timeout"] = shared["retry"], shared["timeout"]
     reading = ConsumerBase(consumer, options)
     on_gap = options.get("on_gap") or warn_of_gap
-    return FactReader(reading.desk, reading.limit, reading.max_attempts, on_gap)
+    return FactReader(reading.session, reading.limit, reading.max_attempts, on_gap)
 
 
 def _check_names(consumer: Any, log: Any, zones: tuple[Any, Any]) -> None:

@@ -108,10 +108,10 @@ class FactReader:
                 return taken
             found, asked_at = 0, (yield Now())
             # Confirmations wait for this turn: with facts in hand, the node must not be waited for.
-            patience = 0.0 if self._window.in_hand or is_called_off() else until - asked_at
-            patience = min(max(0.0, patience), MAX_WAIT)
+            node_wait = 0.0 if self._window.in_hand or is_called_off() else until - asked_at
+            node_wait = min(max(0.0, node_wait), MAX_WAIT)
             if room > 0:
-                found = yield from self._read(min(most, room), patience)
+                found = yield from self._read(min(most, room), node_wait)
                 yield from self.advance()
                 taken = self._take(most, (yield Now()))
             now = yield Now()
@@ -119,7 +119,7 @@ class FactReader:
             if taken or self._window.in_hand or (is_over and not found):
                 return taken
             # The node does not wait while parked facts lie after the cursor.
-            if not found and now - asked_at < patience / 2:
+            if not found and now - asked_at < node_wait / 2:
                 due = min(until - now, EMPTY_BACKOFF.delay(pauses), self._window.next_due(now))
                 yield from _waiting(now + due, is_called_off)
                 pauses += 1
@@ -179,7 +179,7 @@ class FactReader:
         if deaths <= 0:
             return
         first.deaths = deaths
-        self._window.careful_until = max(self._window.careful_until, through)
+        self._window.one_at_a_time_until = max(self._window.one_at_a_time_until, through)
         if deaths >= max(self._max_deliveries, MIN_DEATHS):
             text = f"given to {deaths} processes before, none of which came back"
             first.state, first.code, first.reason = EntryState.FAILED, CRASH_LOOP, text
@@ -358,7 +358,7 @@ class Driver:
             runner = ThreadRunner(self._link.threads(), clock, self._ended.is_set)
             self._runner = runner
             self._thread = clock.spawn(
-                f"ergon-keeper-{session.name}",
+                f"ergon-lease-{session.name}",
                 lambda: runner.run(renew_lease(session, self._ended.is_set)),
             )
 
@@ -412,5 +412,5 @@ class Driver:
             session, runner = self.reader.session, TaskRunner(self._link.tasks, self._ended.is_set)
             self._lease_task = asyncio.create_task(
                 runner.run(renew_lease(session, self._ended.is_set)),
-                name=f"ergon-keeper-{session.name}",
+                name=f"ergon-lease-{session.name}",
             )

@@ -78,7 +78,7 @@ class Window:
     def __init__(self) -> None:
         self._entries: list[WindowEntry] = []
         self._known: set[Key] = set()
-        self.careful_until = 0
+        self.one_at_a_time_until = 0
         """Up to here one fact at a time: a process that had them in hand has died."""
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class Window:
     def clear(self) -> None:
         """None of them is ours any more."""
         self._drop(list(self._entries))
-        self.careful_until = 0
+        self.one_at_a_time_until = 0
 
     def take(self, most: int, now: float) -> list[WindowEntry]:
         """The first that may be handed out."""
@@ -125,7 +125,7 @@ class Window:
                 break
             if entry.state is not EntryState.WAITING or entry.not_before > now:
                 continue  # parked ones and done ones slow nobody down
-            if entry.offset <= self.careful_until and entry.key[0]:
+            if entry.offset <= self.one_at_a_time_until and entry.key[0]:
                 most = 1  # it may have been the death of the last process that had it
                 if taken or self.in_hand:
                     break

@@ -370,8 +370,8 @@ class FlowSettlement:
             row = FlowRow(new.id, state, 0.0, None, new.name, now, now, new.plan)
             self._rows[new.id] = row
             self.tables.put_flow(row, is_new=True)
-        strangers = sum(each.flow_id is None for each in found)
-        change = self.plan(new.id, StepsAdded(len(steps) + strangers))
+        not_yet_steps = sum(each.flow_id is None for each in found)
+        change = self.plan(new.id, StepsAdded(len(steps) + not_yet_steps))
         if change is None:
             raise flow_is_over(self.row(new.id).flow())
         self.accept(new.id, change)

@@ -9,7 +9,7 @@ from ergon_framework.errors import StoreError
 from ergon_framework.ports.jobstore import JobAdmin, Queue, ScheduleStore
 from ergon_framework.ports.transfer import C, QueueRecord, ScheduleRecord, TransferRecord
 
-BARRED = ("ergon_jobs", "ergon_schedules", "ergon_queues")
+FROZEN_TABLES = ("ergon_jobs", "ergon_schedules", "ergon_queues")
 """Tables that are frozen in a store that was moved."""
 _FIELDS = ("is_paused", "max_active", "rate", "burst")
 _NONE = {name: getattr(Queue(name=""), name) for name in _FIELDS}

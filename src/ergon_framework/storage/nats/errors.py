@@ -23,7 +23,7 @@ NO_JETSTREAM = frozenset({10039, 10076})
 """Not for this account, not at all."""
 _FIRST = replace(TLS_OPTIONS, plain="leave out tls_first unless it has handshake_first; nats://")
 _SILENT = "expecting info"
-_STRANGERS = ("authorization", "authentication", "permissions", "account")
+_ACCESS_DENIED = ("authorization", "authentication", "permissions", "account")
 _FULL = ("maximum bytes", "maximum messages", "insufficient", "storage")
 _TOO_LARGE = ("maxpayload", "maximum payload", "message size")
 _REMEDY = "see that the server runs and can be reached: nats server check connection"
@@ -39,7 +39,7 @@ def refused(address: NatsAddress, error: BaseException) -> ErgonError | None:
     )
     if about_tls is not None:
         return about_tls
-    if any(each in text.lower() for each in _STRANGERS):
+    if any(each in text.lower() for each in _ACCESS_DENIED):
         return ConfigurationError(f"{name} does not let this user in", remedy=_who(address))
     return None
 

@@ -60,7 +60,7 @@ def is_unsynced(error: sqlite3.Error) -> bool:
     return _codes(error)[1] in _UNSYNCED
 
 
-def is_barred(error: sqlite3.Error) -> bool:
+def is_moved_away(error: sqlite3.Error) -> bool:
     """Whether the store was shut after a move; no other constraint says it."""
     is_trigger = _codes(error)[1] == sqlite3.SQLITE_CONSTRAINT_TRIGGER
     return is_trigger and str(error).startswith(SQLITE_WORD)
@@ -74,7 +74,7 @@ def is_spent(error: sqlite3.Error) -> bool:
 def translate(error: sqlite3.Error, path: Path) -> StoreError | None:
     """The store's error for it; None when it is about the statement and not about the store."""
     primary, extended = _codes(error)
-    if is_barred(error):
+    if is_moved_away(error):
         from ergon_framework.ports.transfer import moved_away
 
         source = shlex.quote(f"{SQLITE}{path.absolute()}")

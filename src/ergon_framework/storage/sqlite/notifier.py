@@ -220,7 +220,7 @@ def _make_pipe(folder: Path, topic: str) -> tuple[Path | None, int, int]:
 def _no_descriptors(folder: Path, error: OSError) -> StoreUnavailableError:
     """There are no descriptors; that passes, and says nothing about the folder."""
     return StoreUnavailableError(
-        f"no bell can be opened in {folder}: {error.strerror}",
+        f"no notifier can be opened in {folder}: {error.strerror}",
         remedy="let this process have more open files (ulimit -n), or wait for less at once",
     )
 

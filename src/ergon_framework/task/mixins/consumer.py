@@ -16,7 +16,7 @@ from ergon_framework.task.calls import Single, drive, drive_async
 from ergon_framework.task.mixins.plans import (
     as_policy,
     check_copies,
-    check_patience,
+    check_retry_owner,
     consumer_plan,
     fetch_method,
     find_hook,
@@ -128,7 +128,7 @@ def _plan(task: BaseTask, policy: ConsumerPolicy, *, is_async: bool) -> EnginePl
     name, connector = choose_connector(task, policy.steps.fetch.connector_name)
     extra = policy.steps.fetch.extra
     method = fetch_method(name, connector, extra, is_async=is_async)
-    check_patience(name, connector, policy.steps.process.retry.max_attempts)
+    check_retry_owner(name, connector, policy.steps.process.retry.max_attempts)
     check_copies(policy)
     settlement = None
     if policy.loop.settlement == "engine":

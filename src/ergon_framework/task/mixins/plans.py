@@ -153,8 +153,8 @@ def fetch_method(name: str, connector: object, extra: Mapping[str, Any], *, is_a
     return method  # type: ignore[no-any-return]
 
 
-def check_patience(name: str, connector: Any, attempts: int) -> None:
-    """One owner of patience: attempts here would multiply with those of the connector."""
+def check_retry_owner(name: str, connector: Any, attempts: int) -> None:
+    """Refuse attempts on both sides: those of the step would multiply with the connector's."""
     if attempts > 1 and getattr(connector, "redelivers", False) is True:
         raise WiringError(
             f"connector {name!r} itself delivers again what failed, so {attempts} attempts here"

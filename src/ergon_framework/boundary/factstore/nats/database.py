@@ -51,7 +51,7 @@ class Notifier:
             self._wakes = [*self._wakes, wake]
             if self._listener is None:
                 self._listener = threading.Thread(
-                    target=self._listen, name="ergon-nats-bell", daemon=True
+                    target=self._listen, name="ergon-nats-notifier", daemon=True
                 )
                 self._listener.start()
                 self._line.subscribe(self._topic, lambda: self._local.notify(self._topic))
@@ -121,7 +121,7 @@ class NatsDatabase:
         self._memory = RecordCache()
         self.opening = StreamSetup(url, zone, read_only=read_only)
         self.stream, self.subjects = self.opening.stream, self.opening.subjects
-        self.notifier = Notifier(self.stream.client, self.subjects.bell)
+        self.notifier = Notifier(self.stream.client, self.subjects.notifications)
         try:
             self.opening.meet()
             self.clock = clock or ServerClock(self.opening.server_time, time.monotonic)

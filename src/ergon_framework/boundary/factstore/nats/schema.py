@@ -435,7 +435,7 @@ class Subjects:
         self.root = f"{space}.{token(zone)}"
         self.stream = f"ERGON_{space}_{token(zone)}"
         self.everything = f"{self.root}.>"
-        self.bell = f"ergon-bell.{self.root}"
+        self.notifications = f"ergon-bell.{self.root}"
         self.zone = f"{self.root}.zone"
         self.tally = f"{self.root}.tally"
         self.fence = f"{self.root}.fence"

@@ -21,7 +21,7 @@ from ergon_framework.boundary.factstore.postgres.database import (
     PostgresZoneDatabase,
 )
 from ergon_framework.boundary.factstore.postgres.session import PostgresSession
-from ergon_framework.boundary.factstore.records import BARRED
+from ergon_framework.boundary.factstore.records import FROZEN_TABLES
 from ergon_framework.boundary.factstore.sql.append import Arrival, take_in
 from ergon_framework.boundary.factstore.sql.consumers import SqlConsumers
 from ergon_framework.boundary.factstore.sql.log import (
@@ -329,7 +329,7 @@ class PostgresRecordEngine:
         schema = f'"{self._database.namespace}"'
 
         def work(session: PostgresSession) -> None:
-            for statement in postgres_bars(BARRED, place, schema):
+            for statement in postgres_bars(FROZEN_TABLES, place, schema):
                 session.alter(statement)
 
         self._database.write(work, "move")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ergon_framework.boundary.factstore.hashchain import new_of, prepare
 from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
-from ergon_framework.boundary.factstore.records import BARRED
+from ergon_framework.boundary.factstore.records import FROZEN_TABLES
 from ergon_framework.boundary.factstore.sql.consumers import SqlConsumers
 from ergon_framework.boundary.factstore.sql.log import SqlLog
 from ergon_framework.boundary.factstore.sql.records import SqlFactRecords
@@ -94,7 +94,7 @@ class SqliteRecordEngine:
 
     def freeze(self, place: str | None) -> None:
         """Refuse whatever changes facts and books, or let it in again."""
-        tables = [f"ergon_boundary_{name}" for name in BARRED]
+        tables = [f"ergon_boundary_{name}" for name in FROZEN_TABLES]
 
         def work(session: SqliteSession) -> None:
             for statement in sqlite_bars(tables, place):

@@ -17,7 +17,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
 )
 from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, is_conflict
 from ergon_framework.jobs.stores.records import (
-    BARRED,
+    FROZEN_TABLES,
     SettingsStore,
     discard_settings,
     dump_settings,
@@ -121,7 +121,7 @@ class PostgresJobRecords:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
 
         def work(tx: Tx) -> None:
-            for statement in postgres_bars(BARRED, place):
+            for statement in postgres_bars(FROZEN_TABLES, place):
                 tx.connection.execute(statement.encode(), prepare=False)
 
         self._transactions.unpipelined(work, "move", topics=())

@@ -24,7 +24,7 @@ from ergon_framework.jobs.stores.transitions import JobPosition
 from ergon_framework.ports.flow import Join
 from ergon_framework.ports.jobstore import NewJob, Settlement
 from ergon_framework.storage.sql_files import load
-from ergon_framework.storage.sqlite.errors import is_barred
+from ergon_framework.storage.sqlite.errors import is_moved_away
 
 _SQL = load(SQL, "flows.sql")
 _POSITION = 7
@@ -72,7 +72,7 @@ class SqliteFlowTables:
             try:
                 self._cursor.execute(_SQL["insert_flow"], (*head, *rest))
             except sqlite3.IntegrityError as error:
-                if is_barred(error):
+                if is_moved_away(error):
                     raise
                 raise flow_taken(row.id) from None
         else:

@@ -10,7 +10,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.documents import options_text, text_of
 from ergon_framework.jobs.stores.records import (
-    BARRED,
+    FROZEN_TABLES,
     SettingsStore,
     discard_settings,
     dump_settings,
@@ -101,7 +101,7 @@ class SqliteJobRecords:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
 
         def work(tx: Tx) -> None:
-            for statement in sqlite_bars(BARRED, place):
+            for statement in sqlite_bars(FROZEN_TABLES, place):
                 tx.cursor.execute(statement)
 
         self._transactions.write(work, "move")

@@ -54,7 +54,7 @@ from ergon_framework.ports.jobstore import (
     cancel_request_in,
 )
 from ergon_framework.storage.sql_files import load
-from ergon_framework.storage.sqlite.errors import is_barred
+from ergon_framework.storage.sqlite.errors import is_moved_away
 
 _TRANSITIONS = load(SQL, "transitions.sql")
 _JOBS = load(SQL, "jobs.sql")
@@ -336,7 +336,7 @@ class Tx:
                 ),
             )
         except sqlite3.IntegrityError as error:
-            if is_barred(error):
+            if is_moved_away(error):
                 raise
             return False  # it had ended, and another job holds its unique key now
         if self.cursor.rowcount != 1:
@@ -462,7 +462,7 @@ def _insert(tx: Tx, job: NewJob) -> None:
         else:
             tx.cursor.execute(_PLAIN, row)
     except sqlite3.IntegrityError as error:
-        if is_barred(error):
+        if is_moved_away(error):
             raise
         raise id_taken(job) from None
     if row[-1] is None:
@@ -491,7 +491,7 @@ def _write_rows(
     try:
         tx.cursor.executemany(statement, rows)
     except sqlite3.IntegrityError as error:
-        if is_barred(error):
+        if is_moved_away(error):
             raise
         # Those before it are there, until the caller rolls back.
         raise id_taken(jobs[connection.total_changes - before]) from None
