@@ -15,7 +15,7 @@ Where to look first:
 - ``maintenance``, ``missing_executors``: heartbeat, retention, cron; executors that nobody has
 - ``pool``, ``executor_process``, ``child_process``, ``watchdog``, ``event_loop``: the processes
   that run handlers, and the loop that talks to them
-- ``scheduler``, ``cron``: schedules
+- ``scheduler``, ``schedule_client``, ``cron``: schedules
 - ``views``, ``why``: jobs and queues as people see them
 - ``settings``, ``store_urls``: the section ``[jobs]``, and which store a URL names
 - ``totals``, ``tracing``: counters that outlive a worker, and spans
