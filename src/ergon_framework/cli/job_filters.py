@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli import completion
+from ergon_framework.cli.job_client import status_named
 from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -127,8 +128,4 @@ def status_of(word: str) -> JobStatus:
     """The state of a job that a word means."""
     from ergon_framework.core.job import JobStatus
 
-    try:
-        return JobStatus(word.lower())
-    except ValueError:
-        known = ", ".join(JobStatus)
-        raise ConfigurationError(f"{word!r} is no status", remedy=f"use {known}") from None
+    return status_named(JobStatus, word)

@@ -7,7 +7,7 @@ handler's effect and the record of it leaves a job that is delivered again.
 
 Where to look first:
 
-- ``client``, ``async_client``, ``newjob``, ``results``: enqueue, ask, await
+- ``client``, ``async_client``, ``newjob``, ``results``, ``finding``: enqueue, find, await
 - ``admin``: cancel, retry, requeue and purge
 - ``flows``, ``flow_client``, ``flow_results``, ``flow_why``: jobs that wait for one another
 - ``worker``, ``store_thread``, ``claims``: the loop, the link to the store, how a claim is settled
