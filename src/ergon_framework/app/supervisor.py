@@ -95,6 +95,8 @@ def next_to_start(slots: Sequence[Slot], *, is_late: bool) -> list[Slot]:
         return []
     rank = min(slot.post.start_rank for slot in waiting)
     before = (slot for slot in slots if slot.post.start_rank < rank)
+    # Ranks keep a producer from starting before the zone that it publishes to; a part that never
+    # gets ready must not keep the rest from working.
     if not is_late and not all(slot.is_ready or slot.is_over for slot in before):
         return []
     return [slot for slot in waiting if slot.post.start_rank == rank]
@@ -103,6 +105,7 @@ def next_to_start(slots: Sequence[Slot], *, is_late: bool) -> list[Slot]:
 def next_to_stop(slots: Sequence[Slot]) -> list[Slot]:
     """Those of the lowest rank that still runs, if they were not asked yet."""
     running = [slot for slot in slots if slot.child is not None]
+    # The other way round at the end: what others need stops last.
     rank = min((slot.post.stop_rank for slot in running), default=0)
     return [slot for slot in running if slot.post.stop_rank == rank and not slot.is_asked]
 
@@ -148,6 +151,8 @@ def reason_for(
     details = {"worker": end.worker, "ends": list(slot.ends)}
     if slot.post.target:
         details["part"] = slot.post.name
+    # Any code but that of a refusal may pass, so it was counted; a refusal is the same at every
+    # start.
     if end.code != ExitCode.REFUSED:
         return WorkerDeathsError(
             f"{slot.post.name} died more than {rule.limit} times within {rule.window:g} s, "
@@ -267,6 +272,7 @@ class Supervisor:
 
     def _next(self) -> Event | None:
         instants = [self._kill_at, self._late_at, *(slot.start_at for slot in self.slots)]
+        # ``LATER`` waits for an event, not for an instant.
         due = [instant for instant in instants if instant is not None and instant != LATER]
         wait = max(0.0, min(due) - self._now()) if due else None
         try:
@@ -290,11 +296,14 @@ class Supervisor:
         for slot in self.slots:
             if slot.start_at is None or slot.start_at > now:
                 continue
+            # Before the start: a process that ends at once gets its next start from ``_ended``.
             slot.start_at = None
             slot.snapshot, slot.heard_at = Snapshot(), now
             try:
                 slot.child = self._start(slot.worker)
             except OSError as error:  # out of processes or memory, which may pass
+                # Treated as the end of a process, so that the same rule decides when it is tried
+                # again.
                 logger.warning("%s cannot be started: %s", slot.post.name, error)
                 outcome = {"report": None, "error": error_shape(error)}
                 self._ended(slot, WorkerEnded(slot.worker, ExitCode.FAILED, outcome))
@@ -311,6 +320,7 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         self._kill_at = None
+        # Nothing that waits for its backoff is started any more.
         for slot in self.slots:
             if slot.child is not None:
                 slot.child.kill()
@@ -330,6 +340,7 @@ class Supervisor:
             if self._tell is not None:
                 self._tell(f"ready {slot.post.name} {event.told}".rstrip())
         else:
+            # First, because ``is_over`` and the ranks below look at it.
             slot.child = None
             self._ended(slot, event)
             if self._stops == 1:  # those of one rank are over: then the next may go
@@ -340,6 +351,7 @@ class Supervisor:
             self._verdict = of_signal(number)
         self._signals += 1
         is_known = self._stops > 0 and self._tell is not None
+        # A first Ctrl-C during a stop of our own would otherwise count as the second signal.
         if self._signals > 1 or not is_known:  # a give-up asked for the same; nobody means a kill
             self._stop(number)
 
@@ -364,6 +376,8 @@ class Supervisor:
         if outcome is not None:
             slot.outcomes.append(outcome)
         slot.ends = [*slot.ends, end.how][-MAX_SHOWN_ENDS:]
+        # The verdict is of the first signal or failure; what processes end with after that is a
+        # consequence.
         if self._verdict is not None:
             self._report(slot, logging.DEBUG)
             return  # all of them are on their way out
@@ -374,6 +388,7 @@ class Supervisor:
             deaths=slot.deaths,
             now=now,
             is_refused=end.code == ExitCode.REFUSED,
+            # A part that should run for ever has died even if it ended with 0.
             is_done=not slot.post.is_endless and (end.code == ExitCode.DONE or is_complete),
         )
         if isinstance(decision, Restart):
@@ -383,6 +398,7 @@ class Supervisor:
             self._report(slot, logging.WARNING, f"; started again in {decision.delay:.3g} s")
         elif isinstance(decision, StopAll):
             self._report(slot, logging.ERROR, f"; {self._all} are stopped")
+            # Before the others are stopped: their ends must not be taken for failures of their own.
             self._verdict = ExitCode.REFUSED if decision.is_refused else ExitCode.FAILED
             self.reason = reason_for(end, slot, self._rule, self._all)
             self._stop(signal.SIGTERM)

@@ -138,6 +138,8 @@ class Breaker:
         if self.state is CircuitState.OPEN:
             until = self._open_until(rule, now)
             if now < until:
+                # Answered with the shortened circuit, so that the caller stores it: a clock that
+                # was set back is healed by the first call that it refuses.
                 return self.shortened(rule, now), CircuitRefusal(until)
             return _probe(self._half_open(), rule, token, now)
         return _probe(self, rule, token, now)
@@ -151,6 +153,8 @@ class Breaker:
         by: Witness = UNKNOWN_WITNESS,
     ) -> Breaker:
         """The circuit after a call that was let in has ended, or was given up."""
+        # The circuit has changed its state since this call was let in. What it saw belongs to the
+        # state before: a failure that began before the circuit opened must not close or reopen it.
         if permit.generation != self.generation:
             return self
         if self.state is CircuitState.CLOSED:
@@ -167,6 +171,7 @@ class Breaker:
             or by.succeeded_at <= self._since
         ):
             return self
+        # Failures after that success stay: they are a streak of their own.
         left = tuple(at for at in self.streak if at >= by.succeeded_at)
         since = left[0] if left else None
         return replace(self, failures=len(left), streak=left, streak_since=since)
@@ -192,6 +197,7 @@ class Breaker:
         if self.state is CircuitState.OPEN:
             until = self._open_until(rule, now)
             return self if until == self.open_until else replace(self, open_until=until)
+        # No lease can be longer than a fresh one, unless the clock went back.
         if all(probe.expires_at <= now + rule.probe_lease for probe in self.probes):
             return self
         return replace(self, probes=self.live_probes(rule, now))
@@ -212,6 +218,8 @@ class Breaker:
             return self
         if self.state is CircuitState.OPEN and now < self._open_until(rule, now):
             return replace(self, open_until=self._open_until(rule, now))
+        # Half-open at once: a process that starts anew has nothing under way, and probes of the one
+        # before it would hold their places until their leases end.
         return replace(
             self,
             state=CircuitState.HALF_OPEN,
@@ -230,6 +238,8 @@ class Breaker:
             return (
                 replace(opened, open_until=now + seconds, held_for=seconds) if seconds else opened
             )
+        # A new generation even where the state stays the same: reports of calls from before the
+        # operator's decision are void.
         return Breaker(state, generation=self.generation + 1)
 
     def _counted(self, rule: BreakerRule, vote: Vote, now: float, by: Witness) -> Breaker:
@@ -239,11 +249,16 @@ class Breaker:
         if vote is Vote.SUCCESS:
             cleared = replace(self, failures=0, streak=(), streak_since=None, heard=heard)
             return cleared if self.failures else self
+        # This process may have seen a success that the shared circuit has not heard of, because
+        # successes are not written one by one.
         before = self.witnessed(by)
         failures = before.failures + 1
+        # Only as many as can matter: the row of a circuit must not grow with an outage.
         streak = (*before.streak, now)[-rule.failure_threshold :]
         since = now if before.streak_since is None else min(before.streak_since, now)
         is_enough = failures >= rule.failure_threshold
+        # With a threshold of one there is nothing to confirm: the rule says that a single failure
+        # is enough.
         if is_enough and (rule.failure_threshold == 1 or before.is_confirmed(rule, since, by, now)):
             return self._opened(rule, now, failures)
         return replace(before, failures=failures, streak=streak, streak_since=since, heard=heard)
@@ -259,8 +274,12 @@ class Breaker:
         if not by.name:
             return self.heard
         kept = [
-            (n, at) for n, at in self.heard if n != by.name and 0 <= now - at < REPORTER_TIMEOUT
+            # ``0 <=``: an entry from the future was written before the clock was set back.
+            (n, at)
+            for n, at in self.heard
+            if n != by.name and 0 <= now - at < REPORTER_TIMEOUT
         ]
+        # A bound on a stored tuple: a fleet of short-lived processes would fill the row.
         return (*kept[1 - _MAX_REPORTERS :], (by.name, now))
 
     def _probed(self, rule: BreakerRule, permit: Permit, vote: Vote, now: float) -> Breaker:
@@ -268,7 +287,11 @@ class Breaker:
         if len(left) == len(self.probes):
             return self  # its lease ran out, and its place went to another probe
         if vote is Vote.FAILURE:
+            # One failed probe is enough: the provider was given the cooldown, and a second probe
+            # would only hit it again.
             return self._opened(rule, now, self.failures + 1)
+        # A probe that was cancelled or refused says nothing about the provider; only its place is
+        # free again.
         if vote is Vote.NEUTRAL:
             return replace(self, probes=left)
         successes = self.successes + 1
@@ -310,4 +333,6 @@ def _probe(
 
 def _full(taken: tuple[Probe, ...], now: float) -> CircuitRefusal:
     """All places are taken; a probe mostly ends long before its lease, so look again soon."""
+    # ``min`` with the delay: callers come back soon, and do not all wait for the lease of a probe
+    # that ends in milliseconds.
     return CircuitRefusal(min(now + PROBE_RETRY_DELAY, *(probe.expires_at for probe in taken)))

@@ -43,6 +43,8 @@ class ClaimBounds:
     Whatever a claim leaves because of them, the next one finds.
     """
 
+    # Bounds instead of limits by time: a claim is one transaction, and every other writer waits
+    # while it runs.
     max_promoted: int = 500
     """Jobs that become due because their time has come."""
     max_lanes: int = 256
@@ -72,6 +74,7 @@ def _checked(name: str, value: Any) -> Any:
         found = msgspec.convert(value, _SETTINGS[name])
     except msgspec.ValidationError as error:
         raise JobError(f"{name} of a queue: {error}", remedy="give a value of that type") from None
+    # ``not found > 0`` and not ``found <= 0``: the former also refuses NaN.
     if found is not None and name != "is_paused" and not found > 0:
         raise JobError(f"{name} of a queue must be above zero", remedy="None means no limit")
     return found
@@ -100,6 +103,7 @@ class QueueLimits:
     def changed(self, changes: dict[str, Any], now: float) -> QueueLimits:
         """The limits after a change; tokens that were taken stay taken."""
         after = replace(self, **checked_changes(changes))
+        # A queue that had no rate before starts with a full bucket.
         if after.rate is None or self.bucket is None:
             return replace(after, full_at=0.0)
         bucket = self.bucket.changed(after.rate, after.burst, now)
@@ -116,6 +120,8 @@ def limits_from(row: Sequence[Any]) -> QueueLimits:
     A queue whose limits cannot be read starts no job until an operator sets them again.
     """
     if not all(map(isinstance, row, _as_stored)):
+        # Paused, and not unlimited: a limit that protects a provider must not vanish because its
+        # row was damaged.
         return QueueLimits(is_paused=True)
     return QueueLimits(bool(row[0]), *row[1:])
 
@@ -150,6 +156,8 @@ class QueueGate:
         """When the rate allows another one, if nothing but the rate stands in the way."""
         if self._bucket is None or self._bucket.free(now) > 0:
             return None
+        # A slot in the queue is freed by the end of a job, which wakes the worker by itself. Only
+        # tokens come back by time alone.
         if self.max_active is not None and self._active >= self.max_active:
             return None
         return self._bucket.next_at(now)
@@ -213,12 +221,17 @@ def admit(
     """
     admission = Admission()
     left, open_gates, active = list(rooms), dict(gates), dict(running)
+    # One order for all picks: without it, the executor that is asked about first would take the
+    # last place of a limit key from an older job.
     for place, pick, queue, expires_at, key, limit in sorted(candidates, key=_place):
+        # Skipped without a verdict: the job stays where it is and is a candidate again at the next
+        # claim.
         if left[pick] == 0 or open_gates[queue] == 0:
             continue
         number = place[-1]
         if key is not None and key in unknown:
             admission.passed_over.append(number)
+        # Before the limit key: a job that has expired must not be put to wait for a key.
         elif expires_at is not None and expires_at <= now:
             admission.outdated.append(number)
         elif key is not None and active.get(key, 0) >= limit:
@@ -267,6 +280,7 @@ class ClaimPlan:
     def __init__(self, request: ClaimRequest, turns: Turns) -> None:
         self._request = request
         self._turns = turns
+        # A probe asks with no slots at all, only to hear what is left.
         self._left = {executor: slots for executor, slots in request.slots.items() if slots > 0}
         self._turned: set[str] = set()
         self._spent: set[ShareKey] = set()
@@ -281,6 +295,7 @@ class ClaimPlan:
         request, left, spent = self._request, self._left, self._spent
         found: dict[str, dict[str, list[str]]] = {}
         for lane in lanes:
+            # Unpacked by position: this loop runs over every lane at each claim.
             named, queue = lane[:2]
             executor = named or request.routes.get(queue, request.default)
             if executor in left and (executor, queue) not in spent and self.serves(lane):
@@ -330,6 +345,8 @@ class ClaimPlan:
                 self._turns[executor] = queue
             return [Pick((executor, queue), tuple(names), slots)]
         first = self._turns.get(executor, "")
+        # By name, beginning after the queue that was first the last time: each gets its turn,
+        # however many there are.
         order = sorted(queues, key=lambda queue: (queue <= first, queue))
         if executor not in self._turned:
             self._turned.add(executor)

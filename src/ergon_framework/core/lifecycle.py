@@ -82,6 +82,8 @@ ROUTES: dict[tuple[Step, Cue], Step | Ending] = {
     (Step.PROCESS, Cue.EXPIRED): Step.ON_EXCEPTION,
     (Step.PROCESS, Cue.STOPPED): Ending.ABORTED,
     (Step.ON_SUCCESS, Cue.OK): Ending.SUCCEEDED,
+    # A success handler that fails makes the whole transaction a failed one: its effect is part of
+    # the work.
     (Step.ON_SUCCESS, Cue.FAILED): Step.ON_EXCEPTION,
     (Step.ON_SUCCESS, Cue.EXPIRED): Step.ON_EXCEPTION,
     (Step.ON_SUCCESS, Cue.STOPPED): Ending.ABORTED,
@@ -228,11 +230,14 @@ def deadline(rule: LifecycleRule, cursor: Cursor) -> float | None:
     if cursor.step is not Step.ON_EXCEPTION:
         return cursor.began_at + rule.timeout
     # Noticed late, an expiry must not cost the handler its time: then no handler would be called.
+    # Twice the timeout: the exception handler has the same time again, or nothing would be done
+    # about a lifecycle that ran out of it.
     return max(cursor.began_at + 2 * rule.timeout, cursor.step_began_at + rule.timeout)
 
 
 def first_to_expire(step_at: float | None, lifecycle_at: float | None) -> Scope | None:
     """Which of the two deadlines acts first; the wider scope wins a tie."""
+    # A tie goes to the lifecycle: a retry of the step would have no time left.
     if lifecycle_at is not None and (step_at is None or lifecycle_at <= step_at):
         return Scope.LIFECYCLE
     return None if step_at is None else Scope.STEP
@@ -246,11 +251,14 @@ def advance(rule: LifecycleRule, cursor: Cursor, event: Event, now: float, dice:
         case Began():
             return _call(rule, cursor)
         case Woke():
+            # A gate that was closed made no attempt: the same one is begun again, with the same
+            # number.
             cursor.attempt += not cursor.is_held
             cursor.is_held = False
             return _call(rule, cursor)
         case Returned():
             return _leave(rule, cursor, Cue.OK, None, now)
+        # Before the retries: waiting for a gate spends none of them.
         case Raised(failure) if failure.kind is Kind.HELD:
             return _hold(rule, cursor, failure)
         case Discarded(failure) if cursor.step is Step.PROCESS:
@@ -263,6 +271,7 @@ def advance(rule: LifecycleRule, cursor: Cursor, event: Event, now: float, dice:
         case Expired(Scope.LIFECYCLE):
             failure = _timeout(Scope.LIFECYCLE, cursor)
             return _leave(rule, cursor, Cue.EXPIRED, failure, now)
+        # Of the loop: the transaction has no outcome and goes back to its source.
         case Expired() | Stopped():
             return _leave(rule, cursor, Cue.STOPPED, cursor.failure, now)
         case _:
@@ -285,6 +294,8 @@ def _retry_or_leave(
 def _hold(rule: LifecycleRule, cursor: Cursor, failure: Failure) -> Action:
     hold, longest = hold_of(failure), rule.max_hold
     leaves = rule.parks if longest is None else hold > longest
+    # A parked transaction starts from its first step when it comes back. Once processing has
+    # succeeded, that would do the work twice.
     if leaves and cursor.step is Step.PROCESS:  # later steps cannot begin anew elsewhere
         cursor.end = End(Ending.PARKED if rule.parks else Ending.ABORTED, failure)
         return cursor.end
@@ -305,6 +316,8 @@ def _leave(
     route = ROUTES[came_from, cue]
     if isinstance(route, Step):
         cursor.step, cursor.attempt, cursor.step_began_at = route, 0, now
+        # Kept apart from the handler's own failure: the report tells what the transaction failed
+        # with, not what its handler did.
         if route is Step.ON_EXCEPTION:
             cursor.failure = failure
         return _call(rule, cursor)

@@ -36,6 +36,8 @@ class Backoff:
 
     def delay(self, k: int, dice: float = 0.5) -> float:
         """The wait after the failed attempt with 0-based index ``k``; ``dice`` lies in [0, 1)."""
+        # Also without a base: ``0.0 * factor ** k`` may overflow for a large ``k``, and would be
+        # zero anyway.
         if k < self.free or self.base == 0.0:
             return 0.0
         try:
@@ -45,10 +47,13 @@ class Backoff:
             wait = MAX_DELAY
         if self.cap > 0.0:
             wait = min(wait, self.cap)
+        # The jitter comes after the cap, so that callers which have all reached the cap do not come
+        # back at the same instant.
         if self.low != self.high:
             wait *= self.low + (self.high - self.low) * dice
         elif self.low != 1.0:
             wait *= self.low
+        # Once more: a ``high`` above one may have taken it over the limit.
         return min(wait, MAX_DELAY)
 
     @property
@@ -115,6 +120,7 @@ def judge(
     """
     if failure.kind not in rule.on:
         return GiveUp(GiveUpReason.NOT_RETRYABLE)
+    # ``attempt`` counts from zero: this was the last one allowed.
     if attempt + 1 >= rule.attempts:
         return GiveUp(GiveUpReason.ATTEMPTS_SPENT)
     delay = rule.backoff.delay(attempt, dice)
@@ -122,8 +128,11 @@ def judge(
         asked = min(max(0.0, failure.retry_after), MAX_DELAY)
         if rule.max_retry_after is not None:
             asked = min(asked, rule.max_retry_after)
+        # Only ever later: a peer that said "not before" must not be asked before.
         asked += asked * rule.asked_spread * dice
         delay = asked if rule.asked_replaces else max(delay, asked)
+    # Compared with the wait included. To wait until the budget is over and give up then would help
+    # nobody.
     if rule.budget is not None and now - began_at + delay >= rule.budget:
         return GiveUp(GiveUpReason.BUDGET_SPENT)
     return RetryAfter(delay)

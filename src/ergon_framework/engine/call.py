@@ -139,6 +139,7 @@ class EngineCall:
         self.is_waking = False
         self.start_again_at: float | None = None  # no worker could be started before
         self.is_accounted = False
+        # The connector counts over its whole life; the report of this call has the difference.
         self.malformed_before = self.plan.malformed()[0]
         self.released = 0
         self.stranded: list[str] = []
@@ -272,6 +273,8 @@ class EngineCall:
         if self.is_aborted:  # no hook is called any more
             self.loop.fetching = False
             self.returning.extend(brought)
+        # A delivery may bring transactions and an error: what came is kept, and the error is judged
+        # by ``receive``.
         elif brought or delivery.error is None:
             accepted = self.loop.delivered(len(brought), now)
             self.intake.take_in_all(brought[:accepted])
@@ -320,12 +323,15 @@ class EngineCall:
         """
         if self.is_accounted:
             return
+        # The order of the account: first what was never begun, then what is on its way back, then
+        # what somebody still holds, which must be nothing.
         self.intake.sweep()  # a worker may have put one back that it could not begin
         self.strand(self.intake.take_returning().give_up())
         lost = [self.live.pop(key) for key in list(self.live)]
         self.stranded.extend(transaction.transaction_id for transaction in lost)
         total = self.tally()
         outcomes = total.ended - total.aborted
+        # Aborted ones are not outcomes: they are released or stranded, and counted there.
         missing = self.intake.delivered - outcomes - self.released - len(self.stranded)
         self.is_accounted = True
         for transaction in lost:
@@ -375,6 +381,7 @@ class EngineCall:
         if self.plan.loop.returns:
             self.intake.sweep()
         if self.grace_at == NEVER:
+            # Set once: a second stop while the grace runs must not begin it anew.
             self.grace_at = self.instant() + self.plan.bounds.stop_grace
             self.instrumentation.emit("stop.asked", grace=self.plan.bounds.stop_grace)
 
@@ -400,6 +407,8 @@ class EngineCall:
         """
         if self.fatal is None:
             self.fatal = error
+        # The same exception may pass several frames that all report it; only another one is a
+        # second Ctrl-C.
         elif isinstance(error, KeyboardInterrupt) and error is not self.fatal:
             self.stops += 2
         self.loop.stop(StopReason.INTERRUPTED)
@@ -416,6 +425,8 @@ class EngineCall:
         """Whether a stop or a deadline waits for the supervisor: nothing may begin before."""
         if self.is_aborted or self.is_finished:
             return False
+        # ``stops`` is raised in a signal handler, which may not take the lock; the supervisor turns
+        # it into a stop here.
         if self.stops and (self.stops > 1 or self.grace_at == NEVER):
             return True
         return self.now() >= min(self.deadline_at, self.grace_at)
@@ -449,6 +460,7 @@ class EngineCall:
         self.begin_stop(StopReason.STOPPED)
         self.idle_wakeup.notify_all()
         self.backoff_wakeup.notify_all()
+        # The supervisor too: it may wait for a deadline that no longer matters.
         self.watchdog_wakeup.notify()
 
     def hear_stop(self) -> None:
@@ -472,6 +484,7 @@ class EngineCall:
             # Noted under the lock, before the fetch: no second worker plans one beside it.
             self.loop.fetch_began(self.now())
             return action
+        # Only one idle worker sleeps until then and plans again; the others wait to be woken.
         self.resume_at = action.until
         return None
 
@@ -495,6 +508,7 @@ class EngineCall:
         """
         # Without the lock: every transaction comes by here. A worker that begins to rest just now
         # looks at what is ready itself before it does.
+        # The common case in a busy call: all workers are there and none rests.
         if not self.idle and len(self.workers) >= self.plan.loop.concurrency:
             return
         with self.lock:
@@ -591,6 +605,8 @@ class EngineCall:
     def _part_with(self, worker: EngineWorker) -> None:
         """The call ends with a worker still there: nothing that it does counts from here on."""
         attempt = worker.attempt
+        # A fetch: what it brings after the end of the call must be handed back, so its worker is
+        # kept account of as hanging.
         if attempt is not None and attempt.run is None and attempt.claim():
             self.give_up_on(worker, attempt)  # what the fetch brings is handed back when it is
         else:
@@ -600,6 +616,8 @@ class EngineCall:
         """The supervisor claimed an attempt that hangs: another worker goes on with its run."""
         run: Run | None = attempt.run
         try:
+            # Counted before the successor starts: the watchdog allows only so many workers beside
+            # those that hang.
             self.give_up_on(worker, attempt)
             self._go_on_without(attempt)
         except BaseException:  # a listener, or no worker can be started
@@ -632,6 +650,8 @@ class EngineCall:
         if is_fatal(error):
             with self.lock:
                 self._stop(error)
+        # After the end of the call's time a failure is no longer worth a retry or a handler: the
+        # transaction goes back.
         elif self.now() >= self.deadline_at:
             return STOPPED
         elif self.is_overdue(attempt):
@@ -641,6 +661,8 @@ class EngineCall:
     def _returned(self, doing: InProgress, run: Run, step: Step, result: Any) -> Event | None:
         """A hook returned. None when the supervisor took the run away meanwhile."""
         try:
+            # ``list.pop`` is atomic: of the worker and the supervisor exactly one gets the ticket,
+            # without a lock.
             doing.ticket.pop()  # ``claim``, written out: this is the hot path
         except IndexError:
             if not self._owns(doing):
@@ -686,6 +708,8 @@ class EngineCall:
 
     def cut_off(self, attempt: InProgress) -> None:
         """The call is aborted while this attempt runs, and the supervisor claimed it."""
+        # The supervisor holds the ticket, so the worker that hangs can do nothing to this run any
+        # more.
         run: Run | None = attempt.run
         if run is None:
             self.loop.fetching = False
@@ -738,6 +762,8 @@ class EngineCall:
         is_settling = attempt is not None and attempt.run is run and attempt.phase == SETTLE
         is_open = attempt is not None and attempt.run is run and attempt.claim()
         end = run.end or End(Ending.ABORTED, run.failure)
+        # If the settlement was under way and somebody else holds its ticket, the source has been
+        # told or that other one sees to it.
         is_told = attempt is None or (is_settling and not is_open)
         if self.end_early(run, end, is_told=is_told):
             logger.warning(
@@ -784,6 +810,8 @@ class EngineCall:
                 self.returning.append(transaction)
             worker.count(end)
         worker.run = None
+        # Asked without the lock, because ids repeat rarely; what is put behind later is let go by
+        # the transaction it waits for.
         if self.behind:
             self._let_next_go(key)
         return True
@@ -809,6 +837,8 @@ class EngineCall:
 
     def _receive(self, delivery: FetchResult, attempt: InProgress) -> None:
         """A fetch came back in time, or its late answer is wanted after all. The lock is held."""
+        # Noted before the delivery is taken in: what it brought came through a channel that may be
+        # gone.
         if delivery.error is not None:
             self.settlements.note_loss(settlement_failure(delivery.error))
             if is_fatal(delivery.error):
@@ -830,6 +860,8 @@ class EngineCall:
             self.intake.return_unused(delivery.drain())
             self._release_unstarted_later()
             return
+        # The repeated fetch waits for exactly this answer: a second call beside a hanging one is
+        # never made.
         if self.loop.reason is None:
             self.intake.late = delivery
             self.fetch_wakeup.notify_all()
@@ -855,6 +887,8 @@ class EngineCall:
 
     def conclude(self, report: Report) -> Report:
         """Return the report, or raise what the call ends with."""
+        # ``SystemExit`` and ``KeyboardInterrupt`` go before the errors of the loop: whoever raised
+        # them wants the process to end.
         error = self.fatal  # not asked whether it is true: it may be of the user's making
         if error is None:
             error = ending_error(self.plan, report, self.fetch_error, self.loop.failure)

@@ -86,6 +86,8 @@ class ThreadEngine(EngineCall):
                     self._release_unstarted,
                     self.account,
                 )
+                # Each in its own ``try``: a Ctrl-C that cuts one short must not keep the next from
+                # running.
                 for part in parts:
                     try:
                         part()
@@ -103,6 +105,7 @@ class ThreadEngine(EngineCall):
         A handler may interrupt the very thread that holds the lock, so it is never waited for here.
         """
         self.stops += 1
+        # A signal handler runs in the main thread, which may be the very one that holds the lock.
         if self.lock.acquire(blocking=False):
             try:
                 self._stop()
@@ -125,6 +128,8 @@ class ThreadEngine(EngineCall):
         while not self.is_finished:
             try:
                 self._look_after(self.now())
+                # The first worker, and the one after all others have been abandoned. More are
+                # started by workers that find work for them.
                 if not self.workers and not self.is_finished:
                     self._start_worker(None)
                 if not self.is_finished:
@@ -143,6 +148,8 @@ class ThreadEngine(EngineCall):
             self._abort(reason)
             return
         for worker, attempt in self.watchdog.overdue(now):
+            # The worker may return at this instant: whoever takes the ticket decides, and the other
+            # one drops what it has.
             if self.watchdog.claim_overdue(attempt, now):
                 self._replace_worker(worker, attempt)
 
@@ -153,6 +160,7 @@ class ThreadEngine(EngineCall):
             attempt = worker.attempt
             if attempt is not None and attempt.claim():
                 try:
+                    # Only calls of user code can hang.
                     if attempt.phase != BACKOFF:
                         self.give_up_on(worker, attempt)
                     else:  # in a backoff no user code runs: its thread leaves when it wakes
@@ -165,6 +173,7 @@ class ThreadEngine(EngineCall):
         # Workers between two calls see ``is_aborted`` and leave; wait a moment for them, so that
         # their counts are in the report.
         grace_ends_at = self.now() + self.plan.bounds.cancel_grace
+        # Waits on the signal that a leaving worker gives, with the lock released.
         while self.workers and self.now() < grace_ends_at:
             self.watchdog_wakeup.wait(grace_ends_at)
         self.is_finished = True
@@ -195,6 +204,7 @@ class ThreadEngine(EngineCall):
                 # ``stops``, and the thread that acts on it may be late.
                 with self.lock:
                     self.hear_stop()
+            # Read without the lock: a stale answer costs one more turn of this loop.
             if (watchdog.is_gated or not ready) and not self._idle(worker):
                 return
             # Another worker is woken before this one takes a transaction: what is taken has to
@@ -213,6 +223,7 @@ class ThreadEngine(EngineCall):
         worker.attempt = None
         while True:
             with self.lock:
+                # Planned under the lock, so that one worker only fetches.
                 action = self._plan()
                 while action is None:
                     if self.ready and self.may_start():
@@ -233,6 +244,8 @@ class ThreadEngine(EngineCall):
     def _rest(self) -> None:
         self.idle += 1
         try:
+            # With something ready and no permit to start it, the worker sleeps until a permit is
+            # free, which notifies.
             self.idle_wakeup.wait(None if self.ready else self.resume_at)
         finally:
             self.leave_rest()
@@ -245,6 +258,7 @@ class ThreadEngine(EngineCall):
         As long as every hook returns, the machine has nothing to decide: this is its happy path,
         written out. The first other event enters it.
         """
+        # Without a sink or a budget nothing looks at an attempt, so no object is made for it.
         if not self.is_plain:
             return self._run_one_observed(worker, transaction)
         run = self._begin(worker, transaction)
@@ -312,6 +326,7 @@ class ThreadEngine(EngineCall):
         *given: Any,
     ) -> Event | None:
         """Call a hook. None when the supervisor took the run away meanwhile."""
+        # Its time was over before it began: the hook is not called.
         if self.is_timed and not self.arm(doing, run, step.timeout):
             return Expired(doing.scope) if self._owns(doing) else None
         # Published before ``is_aborted`` is read; an abort sets that before it looks at attempts.
@@ -330,6 +345,7 @@ class ThreadEngine(EngineCall):
             result = context.run(step.hook, *given)
         except BaseException as error:
             return self._failed(doing, step.step, error)
+        # An ``async def`` hook in a thread engine would look like a success and never have run.
         if type(result) is CoroutineType:
             return self._failed(doing, step.step, never_awaited(result, step.phase))
         return self._returned(doing, run, step.step, result)
@@ -342,12 +358,15 @@ class ThreadEngine(EngineCall):
         lifecycle_at = deadline(self.rule, run)
         until = wake_at if lifecycle_at is None else min(wake_at, lifecycle_at)
         with self.lock:
+            # A wait that would end after the grace of a stop is not begun: nobody would be there to
+            # make the attempt.
             while self.now() < until <= self.grace_at and not self.is_aborted:
                 self.backoff_wakeup.wait(until)
         if not nap.claim():
             return None
         if self.is_aborted or until > self.grace_at:
             return STOPPED
+        # Both at the same instant count as expired: the attempt would have no time.
         return WOKE if until == wake_at and until != lifecycle_at else Expired(Scope.LIFECYCLE)
 
     def _finish(self, worker: EngineWorker, run: Run, end: End) -> bool:
@@ -365,6 +384,7 @@ class ThreadEngine(EngineCall):
             run, verb, settlement.timeout
         )
         while attempt is not None:
+            # Before it is asked whether the call is over, for the same reason as in ``_call``.
             self._publish(worker, attempt)
             if self._is_over(run):
                 return False
@@ -379,6 +399,7 @@ class ThreadEngine(EngineCall):
             if not self._owns(attempt):
                 return False
             nap = self.settlements.answered(worker, attempt, problem)
+            # A cycle of frame and exception would keep the payload alive until the next collection.
             problem = None  # its traceback holds on to this frame
             if nap is None:
                 return True

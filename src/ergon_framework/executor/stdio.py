@@ -38,9 +38,14 @@ def claim_stdio() -> Pipes:
     _open_if_closed(0, os.O_RDONLY)
     _open_if_closed(1, os.O_WRONLY)
     pipes = Pipes(os.dup(0), os.dup(1))  # duplicates are closed in programs that we start
+    # A handler that reads its standard input would take bytes of the protocol.
     _replace(0, os.O_RDONLY)
+    # What handlers print goes to standard error: the pipe of the protocol is known by its duplicate
+    # alone.
     os.dup2(2, 1)
     _let_prints_through()
+    # A child that a handler forks would keep the pipe open, and the worker would wait for the end
+    # of this process for ever.
     os.register_at_fork(after_in_child=lambda: _close(pipes))
     return pipes
 
@@ -77,6 +82,8 @@ def _replace(descriptor: int, flags: int) -> None:
         os.dup2(nowhere, descriptor)
         os.close(nowhere)
     else:
+        # ``os.open`` happened to get the very number, and descriptors that Python opens are not
+        # inherited; 0 to 2 have to be.
         os.set_inheritable(descriptor, True)
 
 
@@ -97,6 +104,7 @@ class WakePipe:
         self.read_end, self.write_end = os.pipe()
         os.set_blocking(self.read_end, False)
         os.set_blocking(self.write_end, False)
+        # Reentrant, or a signal in the middle of ``wake`` would wait for itself.
         self._lock = threading.RLock()  # a signal handler may wake while its thread does
         self._poll = select.poll()
         self._poll.register(self.read_end, select.POLLIN)
@@ -118,6 +126,7 @@ class WakePipe:
         """Close both ends; a late wake-up writes to nothing else that gets their numbers."""
         with self._lock:
             read_end, write_end = self.read_end, self.write_end
+            # First forgotten, then closed: the numbers may be given to another file at once.
             self.read_end = self.write_end = -1
         os.close(read_end)
         os.close(write_end)
@@ -159,6 +168,7 @@ class RequestReader:
             return [], False
         except OSError:  # a terminal or a socket that is gone
             data = b""
+        # The end of input may leave half a line, which has to be refused and not dropped.
         frames = self._session.feed(data) if data else self._session.end()
         return frames, not data
 
@@ -196,6 +206,8 @@ class OutcomeWriter:
             if self._thread is None:
                 self._write(line)
                 return
+            # A worker that is suspended reads nothing. Handlers wait here instead of filling the
+            # memory with results.
             while self._size > MAX_UNSENT_BYTES and not self._is_broken:
                 self._room.wait()
             self._lines.append(line)
@@ -220,6 +232,8 @@ class OutcomeWriter:
                         return
                     self._is_idle = True
                     self._changed.wait()
+                # Everything at once: while one write is under way, the outcomes of other threads
+                # gather for the next.
                 lines, self._lines, self._size = self._lines, [], 0
                 self._room.notify_all()
             self._write(b"".join(lines))

@@ -62,6 +62,8 @@ class RequestQueue:
 
     def claim(self, invocation: Invocation) -> bool:
         """Whether the caller shall answer this invocation: only the first that asks."""
+        # The handler's thread and the supervisor may both want to answer at the deadline; the
+        # protocol allows one answer.
         with self.lock:
             is_first = not invocation.is_answered
             invocation.is_answered = True
@@ -100,12 +102,15 @@ class RequestQueue:
         """
         if now < self.alarm:
             return []
+        # Found anew below, from the invocations that are still in flight.
         late, self.alarm = [], NEVER
         for each in self.in_flight:
             if each.is_answered:
                 continue
             if each.ends_at > now:
                 self.alarm = min(self.alarm, each.ends_at)
+            # A handler that has not begun in a thread needs no watching: its thread looks at the
+            # deadline first.
             elif each.is_begun or each.is_async:
                 late.append(each)
             else:  # taken and not begun: its worker will find that the deadline has passed
@@ -157,6 +162,8 @@ class HandlerThreads:
     def replace_one(self) -> None:
         """Start another worker in place of one whose handler does not return."""
         with self._queue.lock:
+            # The thread that hangs keeps running and is not counted: without this, as many hanging
+            # handlers as there are threads would end the process's work.
             self._count -= 1
             self._start_one()
 
@@ -169,11 +176,14 @@ class HandlerThreads:
             worker.start()
         except RuntimeError:  # the system has no more threads: the others do the work
             self._count -= 1
+            # Only where there is nobody left is it an error.
             if not self._count:
                 raise
 
     def _serve(self, is_first: bool) -> None:
         try:
+            # Lifespans and imports run in the first worker, not in the main thread: that one has to
+            # stay free for signals.
             is_needed = not is_first or self._before()
             if not is_needed:
                 self._queue.wait_until_drained()
@@ -184,6 +194,7 @@ class HandlerThreads:
                 self._count -= 1
                 is_last = not self._count
             if is_last:
+                # By the last one: what handlers use must not be closed under one that still runs.
                 self._after()
         except BaseException as error:
             self._failed(error)
@@ -195,6 +206,8 @@ class HandlerThreads:
                 item = self._wait_for_work()
                 if item is not None or self._queue.is_ended:
                     return item
+                # Marked under the lock and read without it: one thread waits for input, and the
+                # others stay free to run handlers.
                 self._queue.is_reading = True
             self._read()
 
@@ -204,6 +217,8 @@ class HandlerThreads:
         while True:
             item = queue.take()
             if item is not None:
+                # An async invocation is handed to the event loop at once, so this thread is free
+                # again by itself.
                 if not isinstance(item, Invocation) or not item.is_async:
                     self._wake_another()
                 return item
@@ -211,6 +226,7 @@ class HandlerThreads:
             if is_needed and not queue.waiting and not queue.is_reading:
                 return None
             self._idle += 1
+            # Released with the lock: any change of the queue, its end included, notifies.
             queue.changed.wait()
             self._idle -= 1
             self._is_waking = False

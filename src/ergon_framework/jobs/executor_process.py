@@ -223,6 +223,7 @@ class ExecutorProcess:
         self._is_mute = False  # it has closed its output
         self._is_closing = False
         self._strays = 0
+        # Enough to recognize a late second answer; without a bound it would grow with every job.
         self._answered: deque[str] = deque(maxlen=64)
         self._session = OrchestratorSession(settings.response_limit)
         self._ready_text = bytearray()
@@ -232,6 +233,8 @@ class ExecutorProcess:
         loop.watch(child.stdout, READ, self._read_stdout)
         loop.watch(child.stderr, READ, self._read_stderr)
         loop.watch(child.ready, READ, self._read_ready)
+        # A pidfd, where the system has one. Elsewhere the end shows at the end of its output, or is
+        # polled for.
         if child.exit_fd >= 0:
             loop.watch(child.exit_fd, READ, self._exited)
 
@@ -257,6 +260,8 @@ class ExecutorProcess:
         """How many more requests it may be given now."""
         if self.end_reason is not None or self.is_solo or self.is_reserved:
             return 0
+        # Each of these means that the process is about to be replaced: a request given now would go
+        # down with it.
         if self._is_mute or self._has_lost or self.is_broken or self._is_leaving:
             return 0
         if self.is_dismissed:
@@ -265,7 +270,10 @@ class ExecutorProcess:
 
     def give(self, claim: Claim, line: bytes, timeout: float) -> None:
         """Queue a request; :meth:`flush` sends it."""
+        # Taken before ``send``, which moves ``queued``: it is where this request starts.
         request = InFlight(claim, self.child.queued, timeout)
+        # A process that is still starting may take its startup grace first; ``came_up`` sets the
+        # deadline then.
         if self.is_up:
             request.deadline_at = self._loop.now() + timeout + DEADLINE_SLACK
         # ``begins`` is compared with what the child has read, to tell which requests it had begun.
@@ -282,6 +290,8 @@ class ExecutorProcess:
         """Start the deadlines of requests when it is up, and escalate an end that was asked for."""
         if not self.is_up and self.in_flight:
             first = next(iter(self.in_flight.values()))
+            # A process that says nothing of being ready is up when it reads its input: handlers in
+            # any language need not know the ready descriptor.
             if now >= max(self.up_at, first.claim.written_at) or self.child.taken() > first.begins:
                 self.came_up(now)  # it reads its input, or has had its grace
         if self.is_broken and self.in_flight and not (self._is_mute or self._session.is_skipping):
@@ -289,6 +299,8 @@ class ExecutorProcess:
         if self.term_at is not None and now >= self.term_at:
             self.term_at = None
             self.child.signal(signal.SIGTERM)
+            # Set when the signal is sent, not when the end was asked for: the grace belongs to the
+            # process.
             self.kill_at = now + self.settings.kill_grace
         if self.kill_at is not None and now >= self.kill_at:
             self.child.signal(signal.SIGKILL)
@@ -302,6 +314,7 @@ class ExecutorProcess:
             each.deadline_at for each in self.in_flight.values() if each.deadline_at is not None
         ]
         if self.in_flight and not self.is_up:
+            # Nothing wakes the loop when a child reads its pipe, so it is asked now and then.
             times.append(now + 0.05)
         if self.suspect_at is not None:
             times.append(self.suspect_at)
@@ -339,6 +352,7 @@ class ExecutorProcess:
         """Send SIGTERM to the process group and SIGKILL after ``kill_grace``; or kill at once."""
         if self.end_reason is None or at_once:
             self.end_reason = self.end_reason or end_reason
+            # To the whole process group: a handler may have started processes of its own.
             self.child.signal(signal.SIGKILL if at_once else signal.SIGTERM)
             self.kill_at = now + (1.0 if at_once else self.settings.kill_grace)
 
@@ -402,6 +416,8 @@ class ExecutorProcess:
 
     def finish_requests(self) -> list[tuple[InFlight, Event]]:
         """The process has ended: read what it wrote last, and decide each request in flight."""
+        # The order matters: answers first, then the rest of standard error, and only then is it
+        # decided what the unanswered requests died of.
         self.suspect_at = None  # answers that it wrote before its end count, whatever it did
         self._read_stdout(READ)
         for frame in self._session.end():
@@ -415,6 +431,8 @@ class ExecutorProcess:
             self._forget(end)
         self._forget(self.child.ready)
         self._forget(self.child.exit_fd)
+        # Only a request that the child has read can have killed it. If exactly one was read, that
+        # job is to blame and is charged.
         is_alone = sum(request.begins < taken for request in held) == 1
         output = self.kept_output()
         event = [self._event(request, taken, is_alone) for request in held]
@@ -432,6 +450,8 @@ class ExecutorProcess:
         if request.cancelled_at is not None and self.end_reason is EndReason.CANCELLED:
             text = "its cancellation was requested, and its process was ended"
             return Failed(Failure(Kind.CANCELLED, "cancelled", text))
+        # Before the reasons below: a job that ran out of time is charged for that, also when the
+        # process was ended for another reason since.
         if request.is_overdue:
             return self.expired(request)
         is_read = request.begins < taken
@@ -449,6 +469,7 @@ class ExecutorProcess:
         ):
             return Released()  # the process was ended because of another request, or by us
         how = self.how_it_ended()
+        # A request that the child never read was not begun, so the job loses no attempt.
         if is_read and self.end_reason is not EndReason.NOT_UP:
             return ProcessDied(was_alone=is_alone, detail=how)
         reason = with_reason(how, self.child.last_words)
@@ -502,6 +523,8 @@ class ExecutorProcess:
                 return
             for frame in self._session.feed(data):
                 self._take(frame)
+            # A short read means that the pipe is empty; asking again would cost a system call per
+            # answer.
             if len(data) < FULL_READ or self.suspect_at is not None:
                 return
 
@@ -533,11 +556,15 @@ class ExecutorProcess:
         name = stray.job_id
         is_long = stray.size > self.settings.response_limit
         if name is None and is_long:
+            # A line that is too long to be read has no id. If the child had begun one request only,
+            # the line is its answer.
             taken = self.child.taken()
             read = [key for key, each in self.in_flight.items() if each.begins < taken]
             name = read[0] if len(read) == 1 else None
         request = None if name is None else self.in_flight.pop(name, None)
         if request is not None and name is not None:
+            # Its framing cannot be trusted any more. The other requests may finish, and nothing new
+            # is given to it.
             self.is_broken = True
             self._done(name)
             if is_long and self.in_flight:  # unless the line ends before that
@@ -588,6 +615,8 @@ class ExecutorProcess:
         is_ready = _says_ready(bytes(self._ready_text))
         if is_ready:
             self._hears_cancels = _hears_cancels(bytes(self._ready_text))
+            # A number in the settings goes before what the executor says of itself: an operator may
+            # want less.
             if not self.settings.sets_max_in_flight:
                 self.max_in_flight = max(
                     self.max_in_flight, _wanted_in_flight(bytes(self._ready_text))
@@ -595,6 +624,8 @@ class ExecutorProcess:
             self.came_up(self._loop.now())
             self._listener.became_ready(self)
         elif is_ready is not None:
+            # It said that it is not ready, which is the only way to fail at the start without
+            # dying.
             self.end(EndReason.NOT_UP, self._loop.now())
             self._listener.exited(self)
 

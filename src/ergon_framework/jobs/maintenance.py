@@ -140,6 +140,7 @@ class Maintenance:
         self._seen_at: float | None = None  # the last heartbeat of any worker but the one just told
         self._was_set = False  # the store's clock, and waits were not healed since
         self._now = now
+        # Renewals run in the same thread: several slices must fit between two of them.
         self._slice_seconds = min(max_slice, settings.claimed_for / 10)
         self._scheduler: SlicedScheduler | None = None
         if schedules is not None:
@@ -158,6 +159,8 @@ class Maintenance:
         }
         self._failures: dict[Callable[[], float], int] = {}
         self.restart_all()
+        # The first look of a worker that has just started is not put off: it finds the jobs of the
+        # one that it replaces. ``Rescue._may_live`` protects the living.
         self._due[self._rescue] = 0.0
 
     def restart_all(self) -> None:
@@ -207,6 +210,7 @@ class Maintenance:
 
     def run(self, now: float) -> float:
         """Run the tasks that are due; the instant at which the next one is."""
+        # A copy, as a heartbeat that finds the store emptied makes other tasks due.
         for task in tuple(self._due):
             if self._is_stopped:
                 break
@@ -285,10 +289,14 @@ class Maintenance:
             self._check_own_record(mine, told)
         if self._was_away:
             self._check_schedules(mine, found)
+        # Written after the comparison with what the store had: our own record would hide that it
+        # was lost.
         self._store.heartbeat(mine)
         self._has_heartbeat, self._was_away = True, False
         self.rescue.leases = {each.id: each.lease for each in (*found, mine) if each.lease}
         self.rescue.holders = {each.id: each for each in found}
+        # Three leases without a heartbeat: less would declare the executors of a busy worker
+        # missing.
         lately = self._store.now() - 3 * self._settings.lease
         alive = (mine, *(other for other in found if other.seen_at >= lately))
         self._missing.known = frozenset(name for each in alive for name in each.executors)

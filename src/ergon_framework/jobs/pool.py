@@ -63,9 +63,12 @@ def checked(name: str, settings: ExecutorSettings) -> ExecutorSettings:
             remedy="create it, or correct the setting",
         )
     program, *rest = settings.command
+    # The PATH that the executor itself will have: a program found elsewhere would start here and
+    # not there.
     path = settings.env.get("PATH", os.environ.get("PATH"))
     base = Path(cwd or os.curdir)
     found = str(base / program) if os.sep in program else _which(program, path)
+    # A folder passes ``X_OK``, so it is asked for by itself.
     if found is None or not os.access(found, os.X_OK) or Path(found).is_dir():
         raise ConfigurationError(
             f"executors.{name}.command: there is no program {program!r} that can be started",
@@ -80,6 +83,7 @@ def allow_descriptors(processes: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
+    # Not to the hard limit: some programs close every descriptor up to the soft one when they fork.
     most = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
@@ -209,9 +213,13 @@ class ExecutorPool:
 
         More slots than jobs: the worker itself has answered for a job that names no handler.
         """
+        # Taken off before the jobs are queued: ``_offer_slots`` counts those that wait against what
+        # is free.
         self._offered -= slots
         for claim in claims:
             (self._solos if claim.job.is_solo else self._waiting).append(claim)
+        # A claim that was under way when the worker began to stop: its jobs go straight back,
+        # without a charge.
         if not self.is_open:
             self._give_back()
         self._owner.dirty(self)
@@ -224,6 +232,8 @@ class ExecutorPool:
         if self.is_open:
             if len(self.processes) > self.settings.pool_size:
                 self._relieve(now)
+            # Before dispatching: jobs that wait for a process which has just died find its
+            # successor in this turn.
             times.append(self._start_missing(now))
             self._dispatch(now)
         self._offer_slots()
@@ -322,6 +332,8 @@ class ExecutorPool:
         self.gate.answered(process.started_at)
         self._has_answered = True
         claim = request.claim
+        # A success counts however late it is, as long as the lease holds. Any other late answer is
+        # told as the timeout that it is.
         if request.is_overdue and reply.status is not Status.SUCCESS:
             event: Event = process.expired(request)
         else:
@@ -373,6 +385,8 @@ class ExecutorPool:
         return sum(len(process.in_flight) for process in self.processes)
 
     def _look_at(self, process: ExecutorProcess, now: float) -> None:
+        # First of all: a process that is dead must not be judged by the deadlines below, which
+        # would blame its jobs for a timeout.
         if process.may_have_exited and process.child.has_exited():
             self._remove_ended(process, now)
             return
@@ -383,6 +397,7 @@ class ExecutorPool:
         if process.overdue(now):
             process.end(EndReason.TIMEOUT, now)
         if process.has_only_lost:
+            # Killed without a grace: another worker may run the same job already.
             process.end(EndReason.LEASE_LOST, now, at_once=True)
         if process.has_only_cancelled(now):
             process.end(EndReason.CANCELLED, now)
@@ -406,6 +421,8 @@ class ExecutorPool:
     def _is_usable(self, process: ExecutorProcess, now: float) -> bool:
         if process.end_reason is not None:
             return False
+        # An executor in another language may know nothing of the ready descriptor. Once one process
+        # of it has used it, all have to.
         waits = not self._says_ready and now >= process.started_at + ASSUMED_UP_AFTER
         return process.is_up or waits
 
@@ -442,6 +459,8 @@ class ExecutorPool:
 
     def _remove_ended(self, process: ExecutorProcess, now: float) -> None:
         self.processes.remove(process)
+        # Reads the last answers before anything is settled: a process may answer and die in one
+        # breath, and that answer counts.
         ends = process.finish_requests()
         how = process.how_it_ended()
         for request, event in ends:
@@ -454,6 +473,8 @@ class ExecutorPool:
         is_jobs_fault = process.is_broken or any(
             isinstance(event, ProcessDied) and event.was_read for _, event in ends
         )
+        # A program that serves some requests and exits with 0 is one that recycles itself: it is
+        # replaced at once.
         is_clean = is_jobs_fault or (process.child.status == 0 and process.answers > 0 and not ends)
         name = "executor.stopped" if is_asked else "executor.died"
         self._owner.tell(name, executor=self.name, pid=process.child.pid, how=how)
@@ -520,6 +541,7 @@ class ExecutorPool:
         settings = self.settings
         env = executor_environment(os.environ, settings, self._owner.read_elsewhere)
         env["ERGON_MAX_IN_FLIGHT"] = str(settings.max_in_flight)
+        # A worker may itself run under an executor and have inherited it.
         env.pop("ERGON_MAX_IN_FLIGHT_LIMIT", None)
         if not settings.sets_max_in_flight:
             env["ERGON_MAX_IN_FLIGHT_LIMIT"] = str(MAX_IN_FLIGHT)
@@ -546,8 +568,12 @@ class ExecutorPool:
             # The process that they were claimed for is gone, and the gate lets no other start yet.
             self._give_back()
             return
+        # Before the others: a solo job needs a process to itself, and would never find one that is
+        # empty.
         if self._solos:
             self._dispatch_solos(usable, now, wall)
+        # The emptiest first, so that a burst of slow jobs does not queue up behind one process
+        # while others idle.
         for process in sorted(usable, key=lambda each: len(each.in_flight)):
             room = process.room
             if room <= 0 or not self._waiting:
@@ -571,10 +597,13 @@ class ExecutorPool:
         if self._solos and usable and not any(each.is_reserved for each in usable):
             free = [each for each in usable if not each.is_solo]
             if free:
+                # One process at a time is emptied for solo jobs; the others go on.
                 min(free, key=lambda each: len(each.in_flight)).is_reserved = True
 
     def _send(self, process: ExecutorProcess, claim: Claim, now: float, wall: float) -> None:
         timeout = self._owner.settler.timeout_of(claim.job)
+        # The executor gets the deadline with the request, before it is up, so its startup grace is
+        # added.
         starting = 0.0 if process.is_up else max(0.0, process.up_at - now)
         deadline_at = wall + timeout + starting  # by the executor's clock, which is ours
         line = request_line(claim, self._owner.settler, self._owner.name, deadline_at)

@@ -98,8 +98,11 @@ class Rescue:
     def run(self) -> float:
         """Rescue what there is to rescue; after how many seconds to look again."""
         asked_at = self._now()
+        # Before the look: a lease that a clock set back has stretched is not among the expired ones
+        # until it is cut.
         self._heal_leases()
         jobs = self._store.expired_leases(RESCUE_BATCH)
+        # The list is as old as the answer was slow: a holder may have renewed while it was made.
         if is_stall(self._now() - asked_at, self._settings.claimed_for):
             return self._settings.lease / 2  # they may be of workers that waited as we did
         is_first, self._has_looked = not self._has_looked, True
@@ -117,6 +120,7 @@ class Rescue:
         record = self.holders.get(worker or "")
         if record is None:
             return False
+        # Whether a process lives can only be asked of one's own machine.
         if record.host != socket.gethostname():
             return True
         try:
@@ -131,6 +135,8 @@ class Rescue:
         now = self._store.now()
         settlements = []
         for job in jobs:
+            # By fence, too: an earlier claim of ours that another worker rescued is not ours any
+            # more.
             if self._holds(job.id, job.fence):
                 continue  # ours: it will be renewed
             with suppress(InvalidTransition):  # somebody has settled it already

@@ -60,6 +60,8 @@ class SlotCounter:
     def offer(self, executor: str, change: int) -> int:
         """Add slots, or take back as many of them as are free; answers the change made."""
         had = self._free.get(executor, 0)
+        # Taking back never goes below zero by itself; only a claim that was under way can, and
+        # leaves a debt.
         has = max(min(had, 0), had + change)
         self._free[executor] = has
         return has - had
@@ -77,6 +79,8 @@ class SlotCounter:
         for name, count in taken.items():
             self._free[name] = self._free.get(name, 0) - count
         filled = {name for name, count in asked.items() if taken.get(name, 0) >= count}
+        # An executor whose claim left slots free is not asked for again on account of a new slot
+        # alone: there was nothing more to claim.
         self._dry |= asked.keys()
         self._dry -= filled
         return bool(filled)
@@ -152,6 +156,8 @@ class HeldLeases:
         claims = self.claims
         for each in settlements:
             claim = claims.get(each.id)
+            # The same job may have been claimed again by this worker; the settlement of the earlier
+            # claim must not drop the later one.
             if claim is not None and claim.job.fence == each.fence:
                 del claims[each.id]
 
@@ -163,6 +169,7 @@ class HeldLeases:
         """Renew everything when its time has come, or charge what has just been started."""
         if now >= self._renew_at:
             self._renew(list(self.claims.values()))
+            # Counted from before the call, so that a slow store does not stretch the interval.
             self._renew_at = now + self._lease / 3
             self.look_for_cancels()  # in case nobody was woken for one
         elif self._charge_at is not None and now >= self._charge_at:
@@ -179,6 +186,8 @@ class HeldLeases:
             return
         found = self._store.cancel_requests([each.renewal() for each in claims.values()])
         for job_id, request in found.items():
+            # Marked in this thread, acted on in the loop: ``when_cancelled`` posts there, as the
+            # loop owns the processes.
             claims[job_id].cancel = request
             who = f" by {request.by}" if request.by else ""
             logger.info("job %s: its cancellation was requested%s", job_id, who)
@@ -293,6 +302,8 @@ class StoreThread:
 
     def start(self) -> None:
         """Begin. The store is asked once in the caller's thread, so that its error comes there."""
+        # Deadlines are told in the store's time and kept in ours; machines whose clocks differ
+        # agree on leases through this.
         self.offset = self.store.now() - self._now()
         self._thread = SYSTEM_CLOCK.spawn("ergon-jobs-store", self._serve)
         SYSTEM_CLOCK.spawn("ergon-cancels", self._hear_cancels)
@@ -328,6 +339,8 @@ class StoreThread:
         """Claim no more, and wait so long for a claim under way; whether none is left."""
         with self._rests:
             self._may_claim = False
+            # ``_may_claim`` is read under this lock when a claim begins, so no claim can begin
+            # after this has returned true.
             return self._rests.wait_for(lambda: not self._is_busy, seconds)
 
     def end(self, *, with_maintenance: bool) -> None:
@@ -349,9 +362,13 @@ class StoreThread:
             self._over.set()
             self._stop_maintenance()
             self._subscription.wake()
+            # A thread inside a call of the store cannot be ended. It is a daemon, and is left after
+            # a second.
             self._thread.join(1.0)
             self._log_unsettled()
         self._cancels.close()
+        # A thread that hangs in the store may still wait on the subscription; closing it under that
+        # thread would raise there.
         if self._thread is None or not self._thread.is_alive():
             self._subscription.close()
 

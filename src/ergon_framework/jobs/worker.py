@@ -125,6 +125,8 @@ class BurstEnd:
         A burst is over when two looks in a row find nothing due and nothing held by other workers,
         with a fresh answer of the store in between.
         """
+        # Before the probe below: jobs that are held for milliseconds are always due again, and
+        # would keep a burst for ever.
         if self._is_only_held(now) and self._is_idle():
             return True
         was_asked = self._probes is not None
@@ -141,6 +143,8 @@ class BurstEnd:
         self._look_at = now + BURST_PROBE_INTERVAL
         self._probes = None  # the decision below is made on a fresh answer
         was_nothing_held, self._is_nothing_held = self._is_nothing_held, False
+        # Something is due that this worker could not claim. It goes on unless no executor of its
+        # own can ever take it.
         if self._store_thread.is_left:
             return self._is_hopeless()
         due_at = self._store_thread.due_at
@@ -202,6 +206,8 @@ class BurstEnd:
         except StoreError:  # away: the store thread waits for its return, and so does the burst
             return True
         before, self._leases = (
+            # Each lease keeps the expiry that it had when it was first seen, so that a renewal
+            # shows as a difference.
             self._leases,
             {name: self._leases.get(name, at) for name, at in leases.items()},
         )
@@ -252,6 +258,8 @@ class Worker:
         self.name = name_of("worker name", name) if name else _made_up()
         self.settler = Settler(self.settings, self.name)
         self.read_elsewhere = read_elsewhere
+        # As long as a lease: when the watchdog ends the executors of a stopped worker, its jobs may
+        # be claimed by others, and must not run twice.
         self.watchdog = Watchdog(self.settings.claimed_for)
         self.queues = tuple(queues) if queues else None
         self._store = store
@@ -314,6 +322,8 @@ class Worker:
         }
         self._started_at = self._store.now()
         allow_descriptors(sum(each.max_processes for each in self.executors.values()))
+        # Asks the store once in this thread, so that one that is away is reported before any
+        # process was started.
         self._store_thread.start()
         memory = MemoryWatch(self._watched_processes, self._memory_told)
         if any(each.max_memory for each in self.executors.values()):
@@ -366,8 +376,10 @@ class Worker:
 
         May be called from any thread, also from one that handles signals.
         """
+        # Threads may stop it at the same time, and two requests must count as two.
         with self._stop_lock:
             self._stops = 2 if now else self._stops + 1
+        # ``stop`` may come before ``run``, which makes the loop.
         loop = getattr(self, "loop", None)
         if loop is not None:
             loop.post(lambda: None)  # wakes a loop that waits for descriptors
@@ -456,9 +468,13 @@ class Worker:
 
     def _drain(self) -> None:
         """Let what runs finish within the grace; then end it and give it back."""
+        # Not waited for: a claim under way may hang with its server, and what it brings is given
+        # back in ``_leave``.
         self._store_thread.stop_claiming(0.0)
         for pool in self._pools.values():
             pool.stop_taking()
+        # The loop goes on through the grace, for the outcomes of jobs that end now have to be read
+        # and settled.
         until = self.loop.now() + self.settings.grace
         while self._in_hand() and self._stops < 2 and self.loop.now() < until:
             self._turn(until)
@@ -466,12 +482,15 @@ class Worker:
             if self._in_hand() or self._stops > 1:
                 pool.end(at_once=self._stops > 1)
             else:
+                # An idle executor leaves by itself when its input ends, and runs its shutdown
+                # hooks; a signal would cut those short.
                 pool.close_inputs()
         self._wait_for_ends()
 
     def _wait_for_ends(self) -> None:
         """Processes that were asked to leave: ask louder and louder."""
         asked_at = self.loop.now()
+        # First a signal that can be handled, then one that cannot.
         louder = iter((False, True))
         grace = max(each.leaves_within for each in self.executors.values())
         self._is_ending = True
@@ -500,6 +519,8 @@ class Worker:
         self.loop.turn(self.loop.now())  # what was claimed at the last moment goes back
         self._hand_over()
         self._store_thread.end(with_maintenance=not self._stops)  # a burst has time for schedules
+        # Before the heartbeat's last word: a worker that is reported as gone must not have outcomes
+        # left to write.
         self._store_thread.join(self._store_has(since))
         self._maintenance.leave(self._store_has(since))
         self.loop.close()
@@ -547,6 +568,7 @@ class Worker:
             self._messaging.consumed("run", place)
             error = None if failure is None else failure.kind.value
             self._messaging.processed(place, seconds, error)
+        # Gathered, not sent: ``_hand_over`` gives all outcomes of a turn to one commit.
         self._settled.append(settlement)
 
     def wall(self) -> float:
@@ -614,6 +636,8 @@ class Worker:
                 pool.note_memory(used)
 
     def _reported(self, name: str, fields: dict[str, Any]) -> None:
+        # Called in the store thread. After a failed fsync nothing that is settled would be durable,
+        # so the worker ends and its leases expire.
         if name == "store.broken":
             self._error = ErgonError("the store takes no more writes; see the log")
             self.stop(now=True)
@@ -638,6 +662,8 @@ class Worker:
         self.tell(NOTICE_OF[settlement.transition.status], **told_of(settlement))
 
     def _receive(self, claims: list[Claim]) -> None:
+        # Made anew instead of kept with the claim: only routes and the default executor matter
+        # here.
         request = self._claim_request({})
         by_executor: dict[str, list[Claim]] = {}
         for claim in claims:
@@ -650,6 +676,8 @@ class Worker:
                 if claim.handler and claim.outcome is not None:
                     self.finish(claim, claim.outcome, None, None)
             usable = [claim for claim in found if claim.handler and claim.outcome is None]
+            # Also for claims that end without a process: the slots they were claimed for are free
+            # again.
             pool.take(len(found), usable)
 
     def _refuse(self, claims: Sequence[Claim], code: str, text: str) -> None:

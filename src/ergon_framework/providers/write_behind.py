@@ -160,6 +160,8 @@ class WriteBehindQueue:
         self.spill = spill
         self.queue: deque[AttemptRow | FlushMarker] = deque()
         self.capacity = capacity
+        # The last quarter is for rows that end a call: without those, a call would look as if it
+        # still ran.
         self.calm = capacity - capacity // 4
         """From here on there is room for final rows only."""
         self._batch = batch
@@ -239,6 +241,7 @@ class WriteBehindQueue:
         self.counter.count(dropped=len(rows) - len(finals))
         if len(self.queue) < self.capacity:
             self.queue.extend(finals)
+        # Memory is full. These rows go to disk past the queue, so they may overtake older ones.
         elif finals:
             self._keep_or_lose(finals, is_synced=False)
 
@@ -249,6 +252,8 @@ class WriteBehindQueue:
                 self.store.record(batch)
             except Exception as error:
                 self.counter.note(error)
+                # Any other error is about this batch alone, and no reason to leave the store in
+                # peace.
                 if is_store_down(error):
                     self._pause(error)
             else:
@@ -278,6 +283,8 @@ class WriteBehindQueue:
         """Write what is still in memory to disk, because the process ends or the store closes."""
         # A thread that hangs in a call to the store holds the lock, and its rows are taken without
         # it. Rows that are written twice are harmless: the store knows their ids.
+        # Bounded, because a call into a store that hangs may hold it for minutes, and a process
+        # that ends has to save its rows now.
         is_mine = self._turn.acquire(timeout=max(0.0, timeout))
         try:
             rows = [*self._in_progress, *self._take(len(self.queue))]
@@ -297,6 +304,7 @@ class WriteBehindQueue:
         now = self._clock()
         if now < self._retry_at:
             return self._while_down(now)
+        # What a failed write left comes first: rows reach the store in the order of their calls.
         self._in_progress += self._take(self._batch - len(self._in_progress))
         has_written = bool(self._in_progress)
         try:
@@ -305,6 +313,8 @@ class WriteBehindQueue:
         except Exception as error:
             self._pause(error)
             return self._while_down(now)
+        # Only here, after the rows before the marker have been written: a flush promises exactly
+        # that.
         self._answer()
         if has_replayed or len(self.queue) >= self._batch:
             return 0.0
@@ -353,6 +363,8 @@ class WriteBehindQueue:
         refused = self._record(merged_batch(units), lambda: list(units), is_alive=is_alive)
         lost = row_count(refused)
         self.counter.count(replayed=row_count(units) - lost, lost=lost)
+        # After the write: a process that dies in between writes the chunk once more, which the ids
+        # of the rows make harmless.
         spill.advance(len(refused))
         self._recover()
         return True
@@ -377,6 +389,8 @@ class WriteBehindQueue:
                 return pieces
         else:
             return []
+        # Another piece each time: if the first one happened to be the bad row, it would prove the
+        # store away for ever.
         self._write(pieces.pop(self._failures % len(pieces)))
         return [piece for piece in pieces if not self._is_taken(piece)]
 

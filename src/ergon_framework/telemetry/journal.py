@@ -67,6 +67,7 @@ def entry_of(notice: Notice, source: str, at: float) -> JournalEntry:
     for name, value in given.items():
         if name not in _SKIPPED_FIELDS and name != "run" and value is not None:
             fields |= _flat(name, value)
+    # Here and not in the engine: programs that listen to notices count from 0, as the engine does.
     if notice.name == "retry.scheduled":
         fields["attempt"] += 1  # the engine counts from 0, people from 1
     return JournalEntry(
@@ -98,6 +99,8 @@ def _unit_of(fields: Mapping[str, Any], run: Any) -> str:
 
 
 def _trace_of(run: Any) -> str:
+    # The span that is current wins: a notice may be told inside a hook whose span is a child of the
+    # transaction's.
     context = get_current_span().get_span_context()
     if not context.is_valid and run is not None:
         context = extract(run.transaction) or context
@@ -122,6 +125,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, BaseException):
         text = text_of(value) if isinstance(value, ErgonError) else describe(value)
         return text[:MAX_TEXT]
+    # By its method and not by its class: importing every report here would import every package.
     if hasattr(value, "to_dict"):  # a report
         return plain(value.to_dict())
     if hasattr(value, "__struct_fields__"):
@@ -138,6 +142,7 @@ def _simple(value: Any) -> Any:
         return {str(key): plain(each) for key, each in list(value.items())[:_MAX_ITEMS]}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(each) for each in list(value)[:_MAX_ITEMS]]
+    # Never ``repr``: an object of the user's may show a payload or a password.
     return type(value).__name__
 
 
@@ -237,6 +242,8 @@ class JournalWriter:
             batch = [self._waiting.popleft() for _ in range(min(BATCH_SIZE, len(self._waiting)))]
         if not batch:
             return
+        # Dropped instead of kept: a journal that cannot be written for hours must not fill the
+        # memory.
         if self._monotonic() < self._retry_at:
             self._dropped += len(batch)
             return
@@ -257,12 +264,16 @@ class JournalWriter:
 
     def _add(self, thing: JournalEntry | SpanRecord) -> None:
         with self._changed:
+            # The newest are dropped, not the oldest: the first entries of a storm tell how it
+            # began.
             if self._is_closed or len(self._waiting) >= self._max_waiting:
                 self._dropped += 1
                 return
             self._waiting.append(thing)
             if self._thread is None:
                 self._start()
+            # Only these two change what the writer waits for; to wake it for every entry would cost
+            # more than writing them.
             elif len(self._waiting) in (1, BATCH_SIZE):
                 self._changed.notify_all()
 
@@ -290,9 +301,12 @@ class JournalWriter:
         """Wait for something to write, and then a moment for more; False: it is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            # A moment for more: one commit for a burst of entries instead of one for each.
             self._changed.wait_for(self._is_full, self._flush_interval)
             if not self._waiting:
                 return not self._is_closed
+            # Under the same lock as the look: ``flush`` must not find the queue empty and nobody at
+            # work in between.
             self._is_busy = True
             return True
 
@@ -307,6 +321,7 @@ class JournalWriter:
 
     def _give_up(self, error: Exception) -> None:
         self._close_journal()
+        # The work goes on meanwhile: a disk that is full must not be asked at every notice.
         self._retry_at = self._monotonic() + _RETRY_DELAY
         if not self._is_in_trouble:
             self._is_in_trouble = True

@@ -144,6 +144,8 @@ def refuse_unrun(answer: Any, what: str, *, is_awaited: bool = False) -> None:
     for kind, is_one in _UNSUPPORTED_RESULTS.items():
         if not is_one(answer) or (is_awaited and kind == _AWAITED):
             continue
+        # Closed, because Python warns of a coroutine that was never awaited, and that warning would
+        # hide our error.
         if not inspect.isasyncgen(answer):  # one of these that never began needs no end
             answer.close()
         usual = "write it without yield"
@@ -172,9 +174,13 @@ def failure_of(error: BoundaryError) -> Failure:
 def repeated(effect: Send | Put | Get, call: RetriedCall, dice: Dice) -> Flow[Any]:
     """Do the very same until it succeeds or is not worth repeating; then raise the last error."""
     while True:
+        # Blobs are left alone: how long they take depends on their size, and silence is bounded by
+        # the transport.
         if call.rule.budget is None or not isinstance(effect, Send):
             hurried: Effect = effect
         else:
+            # The first attempt begins when the call does; asking the clock again would cost every
+            # call an effect.
             now = (yield Now()) if call.attempts else call.began_at
             hurried = _hurried(effect, call.began_at + call.rule.budget - now)
         try:
@@ -187,6 +193,8 @@ def repeated(effect: Send | Put | Get, call: RetriedCall, dice: Dice) -> Flow[An
 
 def endured(error: BoundaryError, call: RetriedCall, dice: Dice) -> Flow[None]:
     """Wait until it is time for another attempt; raise the error when there shall be none."""
+    # Dice are rolled only where they matter, so that a script with a fixed schedule is the same
+    # each time it is replayed.
     chance = dice() if call.rule.backoff.is_jittered else 0.5
     verdict = call.failed(failure_of(error), (yield Now()), chance)
     if not isinstance(verdict, RetryAfter):
@@ -223,6 +231,7 @@ def understood(answer: bytes, shape: type[T]) -> T:
 
 def _hurried(send: Send, left: float) -> Send:
     """A call does not outlast the budget of all its attempts."""
+    # A timeout of zero would mean "do not wait" to a socket, and of less an error.
     left = max(0.001, left)
     return Send(send.method, send.body, left if send.timeout is None else min(left, send.timeout))
 
@@ -295,12 +304,15 @@ class ThreadRunner:
 
     def _wait(self, until: float) -> bool:
         with self._lock:
+            # Made at the first wait: most scripts never pause.
             if self._signal is None:
                 self._signal = self._clock.signal(self._lock)
             while not self._is_stopped():
                 now = self._clock.now()
                 if now >= until:
                     return False
+                # A flag of the user's cannot wake anybody, so it is looked at now and then; a run
+                # that is never stopped sleeps through.
                 is_deaf = self._is_stopped is never
                 self._signal.wait(until if is_deaf else min(until, now + STOP_POLL_INTERVAL))
             return True

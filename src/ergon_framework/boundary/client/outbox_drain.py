@@ -70,11 +70,15 @@ def packed(line: Sequence[OutboxItem], most: int) -> SendBatch:
     items: list[OutboxItem] = []
     pairs: list[tuple[Envelope, Fact]] = []
     for item in line[:most]:
+        # A fact with files goes alone: its files are put first, and a batch in front of it must not
+        # wait for them.
         if items and item.files:
             break
         try:
             pair = _unpacked(item)
         except DataLossError as flaw:
+            # What stands before a damaged fact is sent; the damaged one is reported when it has
+            # come to the front.
             return SendBatch(items, pairs) if items else SendBatch([item], [], flaw)
         items.append(item)
         pairs.append(pair)
@@ -89,6 +93,8 @@ def _unpacked(item: OutboxItem) -> tuple[Envelope, Fact]:
         digest = identity_digest(envelope, fact, canonical(fact.object_json))
     except (msgspec.MsgspecError, UnicodeDecodeError, BoundaryError) as error:
         raise _corrupted() from error
+    # The spool is a file on somebody's disk. A fact that changed there must not reach the node
+    # under the id of the one that was added.
     if digest != item.digest:
         raise _corrupted()
     return envelope, fact
@@ -239,10 +245,12 @@ class Drain:
 
     def script(self) -> DrainSteps[DrainReport]:
         """Send until there is nothing left, until stopped, or for ever."""
+        # First what a killed process left behind: copies of files whose fact was never added.
         yield SpoolWork(self._spool.sweep)
         yield SpoolWork(self._spool.forget_outlived)
         while not self._is_stopped():
             line: list[OutboxItem] = yield SpoolWork(self._look)
+            # Only with ``stop``: otherwise refused facts are not in the line at all.
             if line and line[0].is_refused:
                 return self._ended(DrainEnd.REFUSED)
             if not line and self._until_empty:
@@ -251,6 +259,8 @@ class Drain:
                 yield SpoolWork(self._spool.forget_outlived)
                 yield Rest(self._rule.poll)
             while line and not line[0].is_refused and not self._is_stopped():
+                # Nothing done means that the line is read again: the node may have taken a part of
+                # it, or the size of a batch has changed.
                 line = line[(yield from self._forward(line)) or len(line) :]
         return self._ended(DrainEnd.STOPPED)
 
@@ -261,6 +271,8 @@ class Drain:
             answers = yield from self._answers(load)
         except BoundaryError as error:
             is_whole = self._machine.is_refused(_failure(error)) or error.code in _NO_SUCH_CALL
+            # The refusal may be meant for one fact of the batch. They are sent one by one until the
+            # culprit is found.
             if len(load.items) > 1 and is_whole:
                 self._machine.split(len(load.items))  # it may be about one, or about batches
                 return 0
@@ -275,6 +287,8 @@ class Drain:
         """What the node says to each of them; raises what it says to the whole."""
         if load.flaw is not None:
             return [load.flaw]
+        # After a crash it is not known whether the last facts arrived. With ``lookup`` the node is
+        # asked, instead of being sent them again.
         if self._machine.is_recovering:
             found = yield from self._look_up(load)
             if found is not None:
@@ -285,11 +299,15 @@ class Drain:
             )
             return several
         for file in load.items[0].files:
+            # Asked before sending: the reader of a missing file would fail in the middle of a
+            # request.
             if not (yield SpoolWork(partial(self._spool.folder.is_there, file))):
                 return [lost(file)]
             try:
                 yield self._put(file)
             except FactInvalidError as error:
+                # The node compares with the digest from when the fact was added: the file was
+                # changed since.
                 if error.reason != "digest_mismatch":
                     raise
                 return [changed(file, self._spool.folder.place(file))]
@@ -327,6 +345,8 @@ class Drain:
         step = self._machine.answered(len(sent), [_failure(said) for _, said in errors])
         refused = [errors[number] for number in step.refused]
         if step.has_progress:
+            # One commit for what was sent and what was refused: a crash between the two would send
+            # refused facts again.
             yield SpoolWork(lambda: self._spool.settle([item for item, _ in sent], refused))
             self._witness.answered()
         self.report.sent += len(sent)
@@ -334,6 +354,7 @@ class Drain:
         self.report.refused += len(refused)
         for item, said in refused:
             self._witness.refused(item, said)
+        # After the settlement: what the node has taken is forgotten before this waits.
         if step.put_off is not None:
             yield self._wait(errors[step.put_off][1])
         return step.goes_on
@@ -388,6 +409,8 @@ def drain(
     """Run a drain in this thread once no other drain runs, unless nothing is left by then."""
     with _listening(spool) as subscription:
         lock = spool.lock()
+        # The process that drains may end or be killed at any time; its lock is a file lock and goes
+        # with it.
         while not lock.try_gain():
             if not waits:
                 raise lock.refusal()
@@ -409,6 +432,7 @@ def drain(
             return drive(make(stop.is_set), perform)
         finally:
             lock.release()
+            # After the release: whoever is woken must find it free.
             spool.notify()  # another drain may be waiting for the lock
 
 
@@ -434,6 +458,7 @@ def _rest(subscription: FifoSubscription, rest: Rest, stop: Stop, poll: float) -
     while not stop.is_set() and (left := until - time.monotonic()) > 0:
         # An event cannot wake it: the stop is looked at now and then.
         if subscription.wait(min(left, poll)):
+            # New facts do not shorten the wait for a node that asked for a pause.
             until = min(until, max(began + rest.least, time.monotonic()))
 
 
@@ -507,6 +532,7 @@ async def _first_of(notified: asyncio.Event, stop: asyncio.Event, seconds: float
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        # Cancelled, because a task left behind would take the next notification.
         for each in waits:
             each.cancel()
 

@@ -238,6 +238,8 @@ class GroupCommit(Generic[Request, Answer]):
         ``before_waiting`` is called if the request has to be queued.
         """
         turns, me = self._turns, get_ident()
+        # Once into a variable: it changes under us, and the questions below have to be about one
+        # value.
         leader = turns.leader
         if leader == me:
             raise nested()
@@ -257,6 +259,8 @@ class GroupCommit(Generic[Request, Answer]):
         if before_waiting is not None:
             before_waiting()
         waiting: Waiter[Request, Answer] = Waiter(request)
+        # Closed, or no thread can be had. A caller that waits can still serve itself; one with a
+        # callback cannot, and ``call_soon`` raises.
         if not self._stands_in_line(waiting):
             return self._alone(request)
         try:
@@ -307,6 +311,8 @@ class GroupCommit(Generic[Request, Answer]):
             except Empty:
                 in_vain += 1
                 continue
+            # The end mark of ``close``: whoever takes it puts it back, so the thread sees it after
+            # the last request.
             if asked is None:
                 return
             in_vain = 0
@@ -323,9 +329,13 @@ class GroupCommit(Generic[Request, Answer]):
             thread = self._thread
             if not self._is_closed:
                 self._is_closed = True
+                # Queued behind every request that was accepted, so those are served before the
+                # thread ends.
                 self._line.put(None)
             if self._turns.leader == get_ident() or thread is threading.current_thread():
                 return  # called from within ``serve``, which would wait for itself
+            # Callbacks only: their callers have gone on and would never learn what became of their
+            # facts. A caller that waits is awake already or will be woken.
             self._changed.wait_for(lambda: self._left <= 0)
         if thread is not None:
             thread.join(self._close_timeout)
@@ -376,6 +386,8 @@ class GroupCommit(Generic[Request, Answer]):
         # interrupted before it could; then the thread notes itself.
         with self._lock:
             me = threading.current_thread()
+            # Possible after an interrupt between ``start`` and the assignment in ``_begin``: the
+            # next caller started a second thread.
             if self._thread not in {None, me}:
                 return  # another thread was started meanwhile: two would take from one queue
             self._thread = me
@@ -408,6 +420,7 @@ class GroupCommit(Generic[Request, Answer]):
             while asked is not None:
                 if turns.leader != me:
                     turns.wait(PendingWrite(None, 0.0), 1)  # until no caller serves itself
+                # Set anew for each group: a callback may have let another thread lead in between.
                 self._server = me
                 group = self._gathered(asked)
                 self._serve_group(group)
@@ -422,6 +435,8 @@ class GroupCommit(Generic[Request, Answer]):
     def _gathered(self, first: Pending[Request, Answer]) -> list[Pending[Request, Answer]]:
         """The first request and all behind it that fit into one group."""
         group, weigh, max_group = [first], self._weigh, self._max_group
+        # Requests are weighed because one may carry thousands of facts: a group is bounded by work,
+        # not by callers.
         weight = weigh(first.request)
         with suppress(Empty):
             while len(group) < max_group and weight < MAX_WEIGHT:
@@ -430,6 +445,8 @@ class GroupCommit(Generic[Request, Answer]):
                     break
                 group.append(asked)
                 weight += weigh(asked.request)
+        # An interrupted caller has raised already. Its facts must not appear in the log after it
+        # said that they did not.
         return [each for each in group if not each.is_gone]
 
     def _next(self, *, is_crowded: bool) -> Pending[Request, Answer] | None:
@@ -438,6 +455,8 @@ class GroupCommit(Generic[Request, Answer]):
             return self._taken()
         self.let_go()
         with suppress(Empty):
+            # Several callers came together, so they will probably come back together: waiting a
+            # moment for them is cheaper than handing the turn to the first of them.
             if is_crowded:
                 return self._kept(self._line.get(timeout=LINGER_TIME))
         return None
@@ -461,12 +480,16 @@ class GroupCommit(Generic[Request, Answer]):
             answers = self._serve([each.request for each in group]) if group else ()
             pairs = list(zip(group, answers, strict=True))
         except BaseException as error:
+            # Every caller gets a copy: one exception raised in many threads would grow one
+            # traceback.
             for each in group:
                 each.fail(_retold(error))
         else:
             for each, answer in pairs:
                 each.tell(answer)
         self.let_go()  # the callers of the group before, if ``serve`` did not wait for anything
+        # Woken when the next group waits for its disk: until then this thread needs the interpreter
+        # more than they do.
         self._served.add(waiting)
         if not self.lets_go:
             self.let_go()
@@ -475,6 +498,8 @@ class GroupCommit(Generic[Request, Answer]):
         """Call callbacks without leading: a callback may make a request of its own."""
         if not left:
             return
+        # A callback that calls the store would otherwise find its own thread leading, and be
+        # refused.
         self._turns.leave()
         try:
             for each in left:

@@ -151,6 +151,7 @@ class Nothing(OperationRequest):
 def read(body: bytes, shape: type[RequestT]) -> RequestT:
     """The request in a body; ``FactInvalidError`` names the field that is wrong."""
     try:
+        # An operation without fields may be called without a body.
         data = msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FactInvalidError(
@@ -164,7 +165,11 @@ def read(body: bytes, shape: type[RequestT]) -> RequestT:
         )
     try:
         return msgspec.convert(
-            {snake(key): value for key, value in data.items()}, shape, strict=False
+            # Not strict, and both spellings of names: clients made from the ``.proto`` send 64-bit
+            # numbers as text, and names in lowerCamelCase.
+            {snake(key): value for key, value in data.items()},
+            shape,
+            strict=False,
         )
     except msgspec.ValidationError as error:
         raise _wrong(str(error)) from None
@@ -187,6 +192,8 @@ def holder_name(name: str | None) -> str | None:
 
 def at_least(field: str, value: int, least: int) -> int:
     """A number that is not too small, nor too large for any store."""
+    # The upper bound is that of every store's integer column; Python would let more through and the
+    # store would fail.
     if least <= value < 1 << 63:
         return value
     raise FactInvalidError(
@@ -289,6 +296,7 @@ def demand(is_allowed: bool, permit: Permit, what: str, **details: Any) -> None:
 def _view(name: str, to_zone: str | None) -> str | None:
     """Whose facts a consumer sees: the consumer of a peer sees those for that peer, no others."""
     peer = name.removeprefix(PEER)
+    # ``name`` without the prefix is not the consumer of a peer, and may see what it asks for.
     if peer in (name, to_zone):
         return to_zone
     if to_zone is None:
@@ -308,6 +316,7 @@ def check_use(zone: LocalZone, permit: Permit, name: str) -> str:
         f"use the consumer {name}",
         consumer_name=name,
     )
+    # Looked up only where the policy tells logs apart: the look-up costs a read of the store.
     if not permit.logs.is_all:
         log = zone.store.consumer(name).log
         demand(permit.may_read(log), permit, f"read the log {log}", log=log)
@@ -318,6 +327,7 @@ def check_use(zone: LocalZone, permit: Permit, name: str) -> str:
 def confirm_receipt(zone: LocalZone, permit: Permit, asked: ConfirmReceipt) -> dict[str, Any]:
     """Move a cursor up; what was handled is never delivered again."""
     name = check_use(zone, permit, asked.consumer_name)
+    # Before the cursor moves: while a link is sealed nothing crosses it, confirmations included.
     zone.check_seal(name)
     offset = at_least("offset", asked.offset, 0)
     zone.telling.count("confirms")
@@ -345,6 +355,7 @@ def create_consumer(zone: LocalZone, permit: Permit, asked: CreateConsumer) -> d
     """Create a durable reader of a log; the same again is fine."""
     name = consumer_name(asked.consumer_name)
     demand(permit.may_consume(name), permit, f"use the consumer {name}", consumer_name=name)
+    # A log that is not there yet would be created by its first reader under a mistyped name.
     log = check_log(asked.log, (info.name for info in zone.store.logs()))
     demand(permit.may_read(log), permit, f"read the log {log}", log=log)
     to_zone = _view(name, asked.to_zone)
@@ -439,6 +450,7 @@ def discard_quarantine(zone: LocalZone, permit: Permit, asked: QuarantineItem) -
 
 def _settled(zone: LocalZone, permit: Permit, asked: QuarantineItem, state: str) -> Quarantined:
     number = at_least("id", asked.id, 1)
+    # The permission belongs to the consumer, and an id alone does not tell which one that is.
     for item in zone.store.quarantine(None, None):
         if item.id == number:
             demand(
@@ -467,6 +479,7 @@ def _check_peer(zone: LocalZone, peer: str | None) -> str:
     if not peer:
         return ""
     known = {*zone.settings.peers, *(zone.settings.known_zones or ())}
+    # Also peers that the settings name no longer: their links are there, and may have to be sealed.
     known |= {link.peer for link in zone.store.links()}
     known |= {one.name.removeprefix(PEER) for one in zone.store.consumers() if _is_peer(one.name)}
     if peer in known:

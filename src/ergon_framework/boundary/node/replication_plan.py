@@ -53,6 +53,8 @@ def read_page(body: bytes) -> Batch:
     try:
         return _read(body)
     except msgspec.ValidationError:
+        # Decoded a second time, fact by fact, only after the fast way has failed: one bad fact of a
+        # peer must not stop the link.
         page = _read_roughly(body)  # raises, too, when more than a fact of it is wrong
     facts = tuple(_fact(each) for each in page.facts)
     return Batch(**{name: getattr(page, name) for name in _OTHERS}, facts=facts)
@@ -74,6 +76,7 @@ def _flaw(batch: Batch) -> str:
     for fact in batch.facts:
         if not 1 <= fact.offset <= MAX_OFFSET:
             return f"one of its facts has the offset {fact.offset}"
+        # Strictly growing: two facts of one offset would make the frontier depend on their order.
         if fact.offset <= before:
             return f"the fact at {fact.offset} comes after the one at {before}"
         before = fact.offset
@@ -124,9 +127,13 @@ def is_other_store(link: Link, batch: Batch) -> bool:
     """Whether the peer's store is another one than before, or an older state of it."""
     if link.epoch is None:
         return False
+    # A head behind our frontier means that the peer was restored from a backup, even if it kept its
+    # epoch.
     if batch.epoch != link.epoch or batch.head_offset < link.offset:
         return True
     known = link.chain.hex()
+    # The hash chain is compared only at the same offset; it is the one proof that both logs have
+    # the same past.
     return bool(batch.cursor == link.offset and known and batch.chain and batch.chain != known)
 
 
@@ -160,11 +167,14 @@ def plan(
 
     Raises when nothing joins on: to ask for the same page again would not change that.
     """
+    # A page may be sent again after a lost confirmation: what is here already is skipped.
     new = [fact for fact in batch.facts if fact.offset > link.offset]
     start = _across(link, batch)
     steps = ((each.previous_offset or 0, each.offset) for each in new)
     frontier, taken = contiguous(start, steps)
     made = Plan(frontier=frontier, is_cut=taken < len(new))
+    # Nothing at all joins on. The same page would come again for ever, so an operator has to hear
+    # of it.
     if made.is_cut and frontier.offset == link.offset:
         raise _unusable(
             f"a page of {link.peer} cannot be used: its fact at {new[0].offset} follows"
@@ -173,6 +183,7 @@ def plan(
     for delivery in new[:taken]:
         _sort(made, link.peer, delivery, limits, now, may_assert, largest)
     if not made.is_cut:
+        # Facts to other zones are left out of the page; up to its end there is nothing more for us.
         made.frontier = frontier.passed(batch.through_offset)
     made.gaps = _lost(batch, link.offset, made.frontier.offset, now)
     return made
@@ -195,6 +206,8 @@ def moved(link: Link, made: Plan, batch: Batch) -> Link:
         link,
         epoch=batch.epoch,
         offset=made.frontier.offset,
+        # The page tells the chain at its end only. Where we stopped earlier it is not known, and is
+        # compared again after the next page.
         chain=bytes.fromhex(batch.through_chain) if is_at_end else b"",
     )
 
@@ -226,6 +239,8 @@ def set_aside(
 def dropped(link: Link, details: Mapping[str, object], now: float) -> tuple[Link, list[Gap]]:
     """Where a link goes on behind facts that the peer no longer has, and the loss of them."""
     last = details.get("last_lost")
+    # The number comes from the peer's error: a link must never go back by it, nor beyond any
+    # offset.
     if not isinstance(last, int) or not link.offset < last <= MAX_OFFSET:
         return link, []
     gap = Gap(OUTBOUND, link.offset + 1, last, "dropped before we came", now)
@@ -247,6 +262,7 @@ def _sort(
         return
     content = (encode(delivery.envelope), encode(delivery.fact))
     try:
+        # Not thorough: the peer has admitted it before, and its digest is compared below.
         new = admitted(delivery.envelope, delivery.fact, limits, is_thorough=False).new_fact
         _check(new, delivery, peer, may_assert)
         if largest is not None:
@@ -321,6 +337,8 @@ def _lost(batch: Batch, after: int, through: int, now: float) -> list[Gap]:
     """The peer's losses within a stretch of its log, no offset twice."""
     gaps: list[Gap] = []
     for loss in sorted(batch.gaps, key=lambda each: each.first_offset):
+        # Cut to the stretch that this page covers: losses that lie further on come again with the
+        # next page.
         first, last = max(loss.first_offset, after + 1), min(loss.last_offset, through)
         if first <= last:
             gaps.append(Gap(OUTBOUND, first, last, loss.reason, _instant(loss, now)))

@@ -127,6 +127,8 @@ def retry_after(error: ProviderError | None, until: float, now: float) -> float 
     """Seconds until it is worth calling again: by the gate that refused, or as the error says."""
     if error is None:
         return None
+    # The later of the two: a gate that opens does not help while the provider still wants its
+    # pause.
     gate = max(0.0, until - now) if until else None
     asked = error.retry_after_seconds
     return asked if gate is None or (asked is not None and asked > gate) else gate
@@ -242,6 +244,7 @@ class AttemptLog:
     def last_failure(self) -> LaneFailure | None:
         """The last attempt, if it failed, as its row will tell it."""
         row = self.rows[-1] if self.rows else None
+        # A stream that its reader gave up says nothing about the provider.
         if row is None or row.reason_code is None or row.reason_code == ABANDONED:
             return None
         return LaneFailure(row.reason_code, row.created_at)
@@ -344,6 +347,8 @@ class GuardedCall:
         self.clock = clock = policy.clock()
         self._began_at = now = clock.now()
         self._budget = budget
+        # Taken once, here: everything below compares with this instant, whatever the clock of the
+        # store says.
         self._deadline = deadline_of(context, budget, now)
         self._log.budget_ms = whole_budget_ms(context, now, self._deadline)
         self._rule = policy.rule_of(context)
@@ -381,6 +386,8 @@ class GuardedCall:
         self.correlation_id = correlation_id or self.correlation_id
         guard.begun(began_at, None, began_at)
         if reservation is not None:
+            # The fast path has paid already; from here on ``finish`` is responsible for giving it
+            # back.
             self._reservations.append(reservation)
             self._reserved_for = 1
             guard.reserved(None)
@@ -439,6 +446,8 @@ class GuardedCall:
 
     def begin(self, *, looks: bool = True) -> Do:
         """Ask the gates; with ``looks`` an old view of the circuits is read again before."""
+        # Before anything is asked or taken: a call that costs more than a window has could never be
+        # made.
         if self._lane.quota is not None:
             check_units(self.context.units, self._lane.quota.policy.limit)
         if self._is_unanswered:
@@ -455,11 +464,15 @@ class GuardedCall:
         limiter = self._lane.quota
         if limiter is None:  # the rule would not have asked
             return self._guard.reserved(None)
+        # Quota that is taken for a call without time would have to be refunded at once, and others
+        # would be refused meanwhile.
         if self._deadline is not None and self.clock.now() >= self._deadline:
             return self.without_quota()  # reading the circuit took all the time there was
         try:
             taken = limiter.reserve(self.context.units)
         except StoreError as error:
+            # A store that was moved is no outage: calls without its quota would go on unguarded for
+            # ever.
             refuse_moved(error)
             return self.without_quota()
         if taken is None:
@@ -487,6 +500,8 @@ class GuardedCall:
         answer = self._lane.admit()
         if isinstance(answer, tuple):
             self._permits = answer
+            # A probe holds its place by a lease, which is renewed from here on while the attempt
+            # runs.
             self._lane.keep(answer)
             self._kept_vote = Vote.NEUTRAL  # the attempt before voted under a permit of its own
             return self._guard.admitted(None, self.clock.now())
@@ -499,6 +514,7 @@ class GuardedCall:
     def attempt_context(self) -> ProviderExecutionContext:
         """The context of the attempt that begins now."""
         self._started_at = now = self.clock.now()
+        # What was reserved since the last attempt pays for this one.
         self._paid_from, self._reserved_for = self._reserved_for, len(self._reservations)
         self._begun += 1
         number = self.context.attempt_offset + self._guard.attempts + 1
@@ -513,6 +529,8 @@ class GuardedCall:
 
     def succeeded(self, data: Any) -> Do:
         """The provider returned."""
+        # Judged as a failure of the provider, with its vote and its retries, and not as a defect of
+        # ours.
         if not isinstance(data, dict):
             wrong = f"the provider returned {type(data).__name__} where a dict was agreed"
             return self.failed(ProviderResponseFormatError(wrong))
@@ -522,6 +540,8 @@ class GuardedCall:
         self._error = None
         self._is_late = self._deadline is not None and ended_at > self._deadline
         self._log_attempt(ended_at, None, AttemptOutcome.SUCCESS)
+        # Before the report, which may write to the store and fail: the call has succeeded whatever
+        # becomes of that.
         do = self._guard.succeeded()
         self._report(Vote.SUCCESS)
         return do
@@ -544,6 +564,8 @@ class GuardedCall:
         decision = self._policy.table[error.reason_code]
         self._error = error
         self._never_sent = self._never_sent and error.never_sent
+        # Before it is decided whether to retry: all callers of the lane keep the pause, this one
+        # included.
         if error.reason_code == Reason.RATE_LIMITED:
             self._begin_cooldown(error)
         kind = decision.kind if may_retry else Kind.REJECTED
@@ -553,6 +575,8 @@ class GuardedCall:
             failure,
             ended_at,
             roll(),
+            # ``may_begin`` takes a place in the retry budget, so it is asked only if a retry is
+            # possible at all.
             may_retry=not time_up and self._policy.retries.may_begin(self),
             is_time_up=time_up,
         )
@@ -564,6 +588,7 @@ class GuardedCall:
         vote = vote_of(self._kept_vote, self._policy.guard.breaker_scope, is_last=is_last)
         if vote is not None:
             self._report(vote)
+        # At once, and not at the end: another caller may use the units while this one waits.
         if self._policy.guard.quota_unit is Scope.ATTEMPT and self._is_refundable(error, decision):
             self._refund(self._reservations[self._paid_from : self._reserved_for])
         return do
@@ -571,6 +596,7 @@ class GuardedCall:
     def waited(self, *, looks: bool = True) -> Do:
         """A wait is over."""
         may_continue = self.context.may_continue
+        # A task whose lease was lost while its call waited must not call the provider any more.
         if may_continue is not None and not may_continue():
             return self._guard.out_of_time()
         if looks:
@@ -608,6 +634,8 @@ class GuardedCall:
 
     def finish(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:
         """The result, and the rows that tell of it."""
+        # The place in the retry budget is freed first: what follows may write to a store that
+        # hangs.
         self._end()
         # With one permit for all attempts the vote of the last attempt is kept back until here,
         # because another attempt could have followed. Otherwise there is no permit left by now.
@@ -650,6 +678,8 @@ class GuardedCall:
         if stop is Stopped.SUCCEEDED:
             return None
         if self._error is not None:
+            # Otherwise a call that failed with an answer of the provider would be reported as a
+            # refusal of our own gate.
             return self._error  # what the provider said matters more than a later refusal
         account = None if self._lane.quota is None else self._lane.quota.account
         wait = max(0.0, self._guard.until - self.clock.now())
@@ -687,6 +717,7 @@ class GuardedCall:
         """Refresh the view of the circuits, within half of the time left for the whole call."""
         if not self._lane.is_fresh:
             left = self.seconds_left
+            # Half: a store that hangs must leave enough time for the call itself.
             PROVIDER_BUDGET.run_within(None if left is None else left / 2, self._lane.refresh)
 
     def _gates(self, now: float) -> tuple[float | None, float]:

@@ -95,6 +95,8 @@ class LaneTables:
         if version:
             sql, values["version"] = _SWAP, version
         else:
+            # The lane may have a row already, for a pause alone: an upsert serves both, and of two
+            # processes one wins.
             sql, values["id"] = _FIRST_SWAP, new_id()
         return bool(
             self._database.write(
@@ -114,7 +116,10 @@ class LaneTables:
         def work(cursor: SqlCursor) -> Any:
             return cursor.fetch(_EXTEND_COOLDOWN, values)[0][0]
 
+        # Not synced, as all of a lane: after a power cut a circuit or a pause is relearned in
+        # seconds, and an fsync would slow every call down.
         held = from_db_time(self._database.write("cool", work, is_synced=False))
+        # The column rounds to microseconds; the caller compares with what it asked for.
         return until if same_instant(held, until) else held
 
     def shorten_cooldown(self, key: LaneKey, known: float, until: float) -> bool:
@@ -145,6 +150,8 @@ class LaneTables:
         }
 
         def work(cursor: SqlCursor) -> QuotaGrant:
+            # One conditional UPDATE decides in the usual case. Only if it changed nothing is it
+            # worth finding out why.
             spent = cursor.fetch(_SPEND, values)
             if spent:
                 return QuotaGrant(QuotaUsage(window, limit, spent[0][0]), is_granted=True)
@@ -207,6 +214,8 @@ def breaker_of(
         return Breaker(
             CircuitState(state),
             int(failures),
+            # The column is rounded, the detail exact: they differ for real only if somebody changed
+            # the column by hand, and then the column holds.
             found.open_until if same_instant(found.open_until, until) else until,
             found.successes,
             tuple(Probe(token, expires_at) for token, expires_at in found.probes),
@@ -246,6 +255,8 @@ def _open_or_refuse(cursor: SqlCursor, values: dict[str, Any], window: Window) -
         newest = cursor.fetch(_NEWEST, values)
         if newest and newest[0][0] > values["start"]:
             # The caller's clock is behind, or was set back: an old budget is not opened again.
+            # Spent from the newest window instead of refused: the clock of this process is late by
+            # a little, and the budget is there.
             values["start"], values["end"], used = newest[0]
             window = Window(from_db_time(values["start"]), from_db_time(values["end"]))
             taken = cursor.fetch(_SPEND, values)
@@ -265,5 +276,6 @@ def _open_or_refuse(cursor: SqlCursor, values: dict[str, Any], window: Window) -
         granted = retry_conflicts(attempt, max_attempts=_MAX_CONFLICTS)
         if granted is not None:
             return granted
+    # Marked now and then, so that operators see a budget that is used up.
     cursor.execute(_REFUSE, values)
     return QuotaGrant(QuotaUsage(window, limit, used), is_granted=False)

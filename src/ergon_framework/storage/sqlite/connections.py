@@ -96,6 +96,8 @@ def open_writer(
     pragmas = _PRAGMAS + _WRITER_PRAGMAS + (_MACOS_PRAGMAS if sys.platform == "darwin" else ())
     try:
         _use_wal(connection, path, time.monotonic() + timeout)
+        # Only now: before SQLite has accepted it, the file might be anything that somebody named by
+        # mistake.
         tighten_file(path)
     except BaseException:
         connection.close()
@@ -166,6 +168,7 @@ def _use_wal(connection: sqlite3.Connection, path: Path, deadline: float) -> Non
 
 def _await_others(connection: sqlite3.Connection) -> None:
     try:
+        # Waits as SQLite's busy handler does, which a change of the journal mode does not use.
         connection.execute("BEGIN EXCLUSIVE")
         connection.execute("ROLLBACK")
     except sqlite3.OperationalError as error:
@@ -179,6 +182,7 @@ def same_file(connection: sqlite3.Connection, path: str | Path) -> bool:
     with closing(sqlite3.Cursor(connection)) as cursor:
         [file] = cursor.execute(_MAIN_FILE).fetchone()
     try:
+        # By inode: the caller may have opened the same file through a link or a relative path.
         return bool(file) and Path(os.fsdecode(file)).samefile(path)
     except OSError:
         return False
@@ -218,6 +222,7 @@ class FileWatch:
             raise StoreUnavailableError(self.refusal.message, remedy=self.refusal.remedy)
         self.next_at = time.monotonic() + self._interval
         found = _identify(self._path)
+        # Device and inode, because a restored backup has the same name and another inode.
         if found != self._known:
             self._known = found
             self.generation += 1
@@ -229,6 +234,8 @@ class FileWatch:
             found = os.stat(self._place)  # noqa: PTH116 - asked at each commit: a Path takes longer
         except (FileNotFoundError, NotADirectoryError):
             return False
+        # A permission that was lost for a moment is no proof that the file is gone; a commit that
+        # is on disk must not be reported as failed for that.
         except OSError:
             return True
         return (found.st_dev, found.st_ino) == file
@@ -291,6 +298,7 @@ class WriteConnection:
         connection = self._connection
         if (
             connection is None
+            # Looked at by time and not at every transaction: a ``stat`` is one more system call.
             or monotonic() >= watch.next_at
             or watch.generation != self._generation
         ):
@@ -298,6 +306,8 @@ class WriteConnection:
         elif _unsynced:
             self._refuse_broken()
         if is_synced is not self._is_synced:
+            # Heartbeats and renewals may be lost in a power cut: the leases expire, and all is as
+            # if the worker had died. They need no fsync.
             self._execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
             self._is_synced = is_synced
         try:
@@ -305,6 +315,8 @@ class WriteConnection:
         except sqlite3.Error as error:
             if before_waiting is not None:
                 before_waiting()
+            # Opened anew and not rolled back: what an interrupt left half done is not worth finding
+            # out.
             if connection.in_transaction:  # left by an interrupt at the wrong moment
                 connection = self._open(timeout)
             elif not is_busy(error):
@@ -319,6 +331,8 @@ class WriteConnection:
             self._execute("COMMIT")
             failpoint("storage.commit.after")
         except sqlite3.Error as error:
+            # "cannot commit - no transaction is active": the work has committed or rolled back by
+            # itself.
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
                 raise ended_early(self._path) from error
             raise self.failed(error) from error
@@ -336,6 +350,7 @@ class WriteConnection:
         """Roll back, and say what to raise."""
         if isinstance(error, sqlite3.Error) and translate(error, self._path) is not None:
             error = self.failed(error)
+        # ``failed`` may have dropped it, and another may be open by now.
         if self._connection is connection:
             try:
                 if connection.in_transaction:
@@ -399,6 +414,7 @@ class WriteConnection:
             )
             connection.execute(f"PRAGMA busy_timeout = {int(_LOCK_WAIT * 1000)}")
             self._execute = connection.cursor().execute
+            # The pragmas of a new connection say FULL.
             self._is_synced = True
             self._generation = self._watch.look()
             self._file = self._watch.identity
@@ -408,6 +424,8 @@ class WriteConnection:
             if isinstance(error, sqlite3.Error):
                 raise self.failed(error) from error
             raise
+        # Made once. A file that disappears later was removed by somebody, and an empty one in its
+        # place would look like lost data.
         self._may_create = False
         return connection
 
@@ -416,6 +434,7 @@ class WriteConnection:
         self._begin_after_others(connection, timeout)
         for schema in self._schemas:
             schema.apply(connection, self._path)
+        # Fails here, when the store is opened, on a file system or a file that may only be read.
         connection.execute(_WRITE_NOTHING)
         connection.execute("COMMIT")
 

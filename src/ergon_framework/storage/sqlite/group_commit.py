@@ -136,8 +136,12 @@ class CommitQueue:
         Raises ``TimeoutError`` when neither happened in time, unless its work has begun.
         """
         try:
+            # Inside the ``try``: an interrupt after the caller has joined must take it out of the
+            # queue again.
             self.join(pending)
             is_awake = pending.wake.acquire(timeout=timeout)
+            # Out of time. If the leader has begun with this work, it will be committed, so the
+            # answer has to be waited for: "timed out" would be a lie.
             if not is_awake and not self.withdraw(pending):
                 is_awake = pending.wake.acquire()  # its work has begun, and is waited for
             if is_awake and pending.is_leading:
@@ -159,6 +163,8 @@ class CommitQueue:
     def begin(self, pending: PendingWrite) -> bool:
         """Mark the work of a caller that may time out as begun; False if it has timed out."""
         with self._lock:
+            # Decided under the lock that ``withdraw`` takes: the caller leaves or its work is done,
+            # never both.
             pending.is_begun = not pending.is_gone
             return pending.is_begun
 
@@ -181,6 +187,8 @@ class CommitQueue:
                     pending.wake.release()
                 except RuntimeError:  # woken before, just ahead of an interrupt
                     pass
+        # Before the next leader gathers: an interrupt that leads to a second ``leave`` must not
+        # wake this group again.
         group.clear()
 
     def leave(self) -> None:
@@ -204,6 +212,7 @@ class CommitQueue:
     def _promote(self) -> None:
         first = self._waiting[0]
         self.leader = first.thread
+        # Set before the wake-up: the thread that wakes reads it at once.
         first.is_leading = True
         first.wake.release()
 
@@ -215,6 +224,8 @@ class CommitQueue:
         with self._lock:
             queue = self._waiting
             behind = (n for n, pending in enumerate(queue) if n and not pending.has_work)
+            # ``n`` is tested for truth: the first in the queue is the leader itself, whatever it
+            # wants.
             count = min(next(behind, len(queue)), max_size if queue[0].has_work else 1)
             group, rest = list(islice(queue, count)), deque(islice(queue, count, None))
             # One statement: an interrupt between two would lose callers, or serve them twice.
@@ -228,6 +239,8 @@ class CommitQueue:
         with self._lock:
             if pending in self._waiting:
                 self._waiting.remove(pending)
+                # It was promoted between its timeout and this lock. Its turn is passed on, or
+                # everybody behind it would wait for ever.
                 if pending.is_leading:
                     self.leader = None
                     if self._waiting:
@@ -384,6 +397,8 @@ class GroupCommitWriter:
         is_synced: bool,
     ) -> T:
         writer = self._connection
+        # BEGIN IMMEDIATE: the file's lock is taken before the work reads, so that nothing it
+        # decides on can change until the commit.
         connection = writer.begin(timeout, before_waiting, is_synced=is_synced)
         try:
             result = work(connection)
@@ -393,6 +408,8 @@ class GroupCommitWriter:
             if raised is error:
                 raise
             raise raised from error
+        # After the commit, while this thread still leads: a checkpoint needs the connection, and
+        # nobody waits for its result.
         if self._checkpointer.is_due():
             self._checkpoint(connection)
         return result
@@ -415,6 +432,7 @@ class GroupCommitWriter:
 
     def _begin(self, group: list[PendingWrite], within: float | None) -> sqlite3.Connection:
         """Begin for the group, with its longest timeout, or ``within`` if the leader has one."""
+        # One caller that needs its commit on disk is enough for the whole group to be synced.
         is_synced = any(pending.is_synced for pending in group)
         if within is None:
             timeout = max(pending.timeout for pending in group)
@@ -430,6 +448,8 @@ class GroupCommitWriter:
         try:
             for pending in group:
                 self._run(connection, pending)
+            # From here on an interrupt may come before or after COMMIT took effect; only the
+            # connection knows which.
             is_committing = True
             self._connection.commit()
             _mark_served(group)
@@ -461,6 +481,8 @@ class GroupCommitWriter:
         """The error for one caller; raises when the whole transaction is lost."""
         if not isinstance(error, sqlite3.Error):
             return error
+        # The connection is unusable, so the savepoint cannot be rolled back either: all of the
+        # group is lost, and hears so.
         if is_spent(error):
             raise self._connection.failed(error) from error
         raised = translate(error, self._path)

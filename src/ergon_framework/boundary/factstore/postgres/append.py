@@ -81,6 +81,8 @@ class PipelineExecutor:
         server is waited for.
         """
         answers = self._sent(connection, statements, meanwhile, is_planned=is_planned)
+        # The driver deallocates all prepared statements after a rollback. They are prepared anew
+        # and sent once more; nothing was committed.
         if any(map(_is_forgotten, answers)):
             answers = self._sent(connection, statements, meanwhile, is_planned=is_planned)
         for answer in answers:
@@ -96,6 +98,7 @@ class PipelineExecutor:
     ) -> list[PGresult]:
         """One attempt at it; the answers to the transaction."""
         line = connection.pgconn
+        # Outside of the pipeline: an error there would abort the transaction behind it.
         self._prepare(connection, [] if is_planned else statements, meanwhile)
         line.enter_pipeline_mode()
         try:
@@ -106,6 +109,9 @@ class PipelineExecutor:
                     line.send_query_params(self._wordings[name], data, types, forms)
                 else:
                     line.send_query_prepared(_called(name), data, forms)
+            # The first sync ends the implicit transaction, so NOTIFY is sent after the commit and
+            # on its own: its lock, which is one for the whole server, is not held while the facts
+            # are synced.
             line.pipeline_sync()
             line.send_query_prepared(_called(_ANNOUNCE), self._told)
             line.pipeline_sync()
@@ -149,11 +155,14 @@ def _answers(line: PGconn, meanwhile: BeforeWait) -> tuple[list[PGresult], list[
     found: list[list[PGresult]] = [[]]
     wait = select.poll()
     wait.register(line.socket, select.POLLIN | select.POLLOUT)
+    # Also reads while it writes: a server that waits for us to read would never take the rest, and
+    # both would wait for ever.
     while line.flush():
         meanwhile()
         wait.poll()
         line.consume_input()
     wait.modify(line.socket, select.POLLIN)
+    # Two syncs were sent, and each ends a list.
     while len(found) < 3:
         # ``get_result`` would block with the interpreter's lock held: no other thread could run.
         while line.is_busy():
@@ -161,6 +170,7 @@ def _answers(line: PGconn, meanwhile: BeforeWait) -> tuple[list[PGresult], list[
             wait.poll()
             line.consume_input()
         answer = line.get_result()
+        # The end of one statement's results, not of the pipeline.
         if answer is None:
             continue
         if answer.status == ExecStatus.PIPELINE_SYNC:
@@ -382,6 +392,8 @@ class LockedAppend:
 
     def _look_up(self, wanted: Lookup) -> None:
         session, names = self._session, sorted(wanted.logs)
+        # In the order of names: two transactions that need the same logs take their locks in the
+        # same order.
         held = session.send("logs.hold", names, is_prepared=True)
         known = session.send("logs.known_rows", Bytes(wanted.keys))
         pairs = sorted({(each.bucket, each.key) for each in wanted.names})
@@ -389,6 +401,7 @@ class LockedAppend:
             session.send("objects.named", *map(list, zip(*pairs, strict=True))) if pairs else None
         )
         rows = held.fetchall()
+        # A log is made by its first fact. ON CONFLICT does nothing, so two processes may both try.
         if len(rows) < len(names):
             for name in names:
                 session.send("logs.new_log", name)
@@ -410,6 +423,7 @@ class LockedAppend:
         if log is not None and (log.head, log.chain, cache.cuts[name]) == state:
             return
         if log is not None:
+            # Another process has appended, so the newest runs of views may be others as well.
             cache.runs.clear()
         cache.logs[name] = log_or_new(self._session, name)
         cache.cuts[name] = state[2]
@@ -445,6 +459,8 @@ class OptimisticAppend:
         log = cache.logs.get(name)
         if log is None or others or wanted.names:
             return False
+        # Only the view of the last fact, or views whose newest runs are remembered, can be
+        # continued without a look-up.
         views = {log.views.get(zone) for zone in wanted.zones}
         return views == {log.view} or (views | {log.view} <= cache.runs.keys())
 
@@ -461,6 +477,8 @@ class OptimisticAppend:
             for found in outcomes
             for each in found
         ):
+            # The optimistic way knows no ids: a fact that seems not to fit may be one that is in
+            # the log already.
             raise LookupNeededError  # were it a duplicate, it would not be refused
         return outcomes
 

@@ -103,6 +103,7 @@ def aged(
     Clocks go back: an older fact may bear a later instant, so each one is looked at.
     """
     start = max(start, log.first - 1)
+    # In stretches: the scan of a log with millions of facts must not be one transaction.
     end = min(log.head, start + max_facts)
     bounds = (log.base + start, log.base + end, before)
     row = session.one("logs.younger", *bounds)
@@ -119,6 +120,7 @@ def _write_down(session: Session, log: LogRow, end: int, reason: str, now: float
     if first is None:
         return
     # The statement does what ``page_plan.continued_gap`` says: a loss that goes on is one gap.
+    # Widened only if a gap of the same reason ends right before it.
     if not session.run("logs.widen_gap", end, now, log.id, first - 1, reason):
         session.run("logs.add_gap", log.id, first, end, reason, now)
     note(session, now, "truncate", page_plan.loss_note(log.name, first, end, reason))
@@ -165,6 +167,8 @@ def _stride(session: Session, knows: Knows, name: str, start: int, chain: bytes)
     log = log_named(session, name)
     if log is None:
         return Leg(start, chain, is_end=True)
+    # Retention may pass a verification that takes long. What was dropped cannot be checked, and is
+    # no flaw.
     if not chain or start < log.first:  # the first stride, or payloads were dropped meanwhile
         start = max(start, log.first - 1)
         chain = chain_at(session, log, start)
@@ -176,6 +180,7 @@ def _stride(session: Session, knows: Knows, name: str, start: int, chain: bytes)
         _check(log, row, zones[row[1]], leg)
     _check_ledger(knows, log, rows, leg.flaws)
     _check_views(session, log, rows, leg.flaws)
+    # A short page is the last one; only then can it be said that the end is missing.
     if len(rows) < VERIFIED_PER_READ:
         _check_end(log, leg)
         leg.is_end = True
@@ -184,6 +189,7 @@ def _stride(session: Session, knows: Knows, name: str, start: int, chain: bytes)
 
 def _check(log: LogRow, row: Row, to_zone: str | None, leg: Leg) -> None:
     offset = row[0] & LAST
+    # Offsets are dense, so a hole is a loss. The chain cannot be continued across it.
     if offset != leg.reached + 1:
         leg.flaws.append(_missing(log, leg.reached + 1, offset - 1))
         leg.chain = b""
@@ -192,6 +198,8 @@ def _check(log: LogRow, row: Row, to_zone: str | None, leg: Leg) -> None:
     chain = b"" if proof is None else proof.chain
     if seal is None:
         leg.flaws.append(Flaw(log.name, offset, "it is not what was stored there"))
+    # Compared with the chain stored beside the fact: a fact that was changed together with its own
+    # proof still breaks the next link.
     elif leg.chain and next_chain(leg.chain, seal) != chain:
         leg.flaws.append(Flaw(log.name, offset, "it does not fit the hash chain"))
     # Continue with the stored chain: one flaw must not make all facts after it look wrong.
@@ -309,6 +317,8 @@ class SqlLog:
         """Append in order in one commit, each with an outcome of its own."""
         if not facts:
             return []
+        # Digests and rows are made in the caller's thread: the one that commits for all has no time
+        # for them.
         asked = Append(log, [prepare(log, each) for each in facts], capacity)
         return self._appends.call(asked, self._before_waiting)
 
@@ -345,6 +355,8 @@ class SqlLog:
             return pages.read(session, found, after, limit, max_bytes, to_zone)
 
         stretch = self._database.read(work)
+        # A page ends before a damaged fact. Only a page that would begin with one is an error, or
+        # readers would never hear of it.
         if stretch.corrupted is not None and not stretch.page.facts:
             raise corrupted(log, stretch.corrupted, self._database.place)
         return stretch.page
@@ -379,6 +391,8 @@ class SqlLog:
     def aged(self, log: str, before: float) -> int:
         """The highest offset such that it and all below it were recorded before an instant."""
         since, reached = self._aged.get(log, (before, 0))
+        # A call with an earlier instant than the last one cannot go on from there: facts in between
+        # may be younger.
         reached, is_all = reached if since <= before else 0, False
         while not is_all:
 
@@ -417,6 +431,7 @@ class SqlLog:
         """Insert what a peer sent and lost where it is absent, and move the link: one commit."""
         arrived = arrival(peer, facts, link, refused, gaps)
         outcomes, added = self._appender.receive(peer, arrived, self._before_waiting)
+        # Duplicates wake nobody: the readers have them.
         if added:
             if self._heads_seen is not None:
                 tell_head(self._heads_seen, arrived.log, outcomes)
