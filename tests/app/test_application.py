@@ -852,3 +852,16 @@ def test_a_command_names_a_server_without_its_password(url: str, operand: str) -
     """PostgreSQL takes it from elsewhere; for others a shell asks for the variable with the URL."""
     assert store_operand(url) == operand
     assert "secret" not in operand
+
+
+def test_a_folder_that_no_url_can_name_is_told(tmp_path: Path) -> None:
+    """The user wrote no URL: the error says which folder, and what to do."""
+    folder = tmp_path / "what?"
+    folder.mkdir()
+    code = "from ergon_framework import App; app = App()\n@app.job\ndef f(): ...\nf.enqueue()"
+    (folder / "work.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, str(folder / "work.py")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"the folder {folder} cannot hold a store" in done.stderr

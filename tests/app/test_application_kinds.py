@@ -505,3 +505,20 @@ def test_a_zone_is_served_until_the_last_unit_has_published(tmp_path: Path) -> N
     with app:
         report = app.run()
     assert (report.consumers["charge"].succeeded, len(told)) == (1, 4)
+
+
+def test_what_no_lifespan_yields_is_refused_where_it_is_declared(tmp_path: Path) -> None:
+    """A consumer and a call of a provider, too."""
+    app = App(f"sqlite:///{tmp_path}/ergon.db")
+    rates = app.provider("rates")
+
+    def rate(ledger: Ledger = INJECTED) -> None: ...
+
+    with pytest.raises(WiringError, match="the call 'rate' is INJECTED, and no lifespan yields"):
+        rates.call(rate)()
+
+    @app.consumer(orders(1))
+    def charge(order: Order, ledger: Ledger = INJECTED) -> None: ...
+
+    with pytest.raises(WiringError, match="the consumer 'charge' is INJECTED, and no lifespan"):
+        charge.run()

@@ -18,7 +18,12 @@ from ergon_framework.executor.hooks import HookRunner, HookStep
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.lifespan import SHUTDOWN_TIMEOUT, STARTUP_TIMEOUT, Dependencies
+from ergon_framework.ports.lifespan import (
+    INJECTED,
+    SHUTDOWN_TIMEOUT,
+    STARTUP_TIMEOUT,
+    Dependencies,
+)
 from tests.executor.link import Link, request, runtime_command
 from tests.jobs.real_worker import get, history, job, worker
 
@@ -274,6 +279,41 @@ def test_two_values_that_fit_are_refused_at_the_start() -> None:
 
     with pytest.raises(WiringError, match="Resource may be injected from BetterPool and Pool"):
         registry.prepare()
+
+
+def test_two_lifespans_of_one_type_are_refused_at_the_start() -> None:
+    """The last one won silently, and a handler wrote into the wrong database."""
+    registry = registry_of("sync", [])
+
+    @registry.lifespan
+    def archive() -> Iterator[Pool]:
+        yield Pool([])
+
+    with pytest.raises(WiringError, match="a Pool may be injected from the lifespans 'plain' and"):
+        registry.prepare()
+    registry.dependencies.overrides[Pool] = Pool([])
+    registry.prepare()
+
+
+def test_a_parameter_without_its_lifespan_is_refused_before_a_job_is() -> None:
+    """Its jobs would fail for good, one by one."""
+    registry = Registry()
+
+    @registry.handler
+    def save(what: str, pool: Pool = INJECTED) -> None: ...
+
+    text = "the parameter 'pool' of the handler 'save' is INJECTED, and no lifespan yields Pool"
+    with pytest.raises(WiringError, match=text):
+        registry.prepare()
+    with pytest.raises(WiringError, match=text):
+        registry.check("save", ["x"])
+
+    @registry.lifespan
+    def opened() -> Iterator[Pool]:
+        yield Pool([])
+
+    registry.prepare()
+    assert registry.check("save", ["x"]) == (["x"], {})
 
 
 def test_an_application_shares_its_dependencies() -> None:

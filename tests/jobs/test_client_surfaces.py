@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ergon_framework.app.jobs import job_settings
 from ergon_framework.cli.enqueue import enqueue
-from ergon_framework.errors import SettingsError
+from ergon_framework.errors import JobNotFoundError, JobStateError, SettingsError
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.newjob import JobOptions
+from ergon_framework.storage.urls import option_for, shown_url
 
 
 def surface(kind: type) -> dict[str, list[str]]:
@@ -55,3 +58,27 @@ def test_schedules_heed_max_payload(tmp_path: Path, limit: int, *, is_fine: bool
     with pytest.raises(SettingsError, match=r"schedules\.s: args and kwargs take") as caught:
         job_settings(config)
     assert "max_payload" in (caught.value.remedy or "")
+
+
+@pytest.mark.parametrize("kind", ["postgres_url", "redis_url"])
+def test_the_command_in_an_error_names_a_store_on_a_server(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    """It is pasted in a folder without settings, and finds the store."""
+    url = request.getfixturevalue(kind)
+    with JobClient(url) as client:
+        flow = client.chain("work", client.wait_for_signal("go")).enqueue()
+        with pytest.raises(JobStateError) as waits:
+            flow.signal("nope")
+        with pytest.raises(JobNotFoundError) as missing:
+            client.status("missing")
+    option = f"--store {shlex.quote(url)}"
+    assert f"ergon why {flow} {option}" in (waits.value.remedy or "")
+    assert f"ergon jobs list {option}" in (missing.value.remedy or "")
+    assert option_for(client.store) == f" {option}"
+
+
+def test_the_command_in_an_error_shows_no_password() -> None:
+    """The user names the store, as it is named in a variable or in the settings."""
+    store = SimpleNamespace(shown_url=shown_url("postgresql://me:secret@127.0.0.1/shop"))
+    assert option_for(store) == ""

@@ -779,6 +779,12 @@ class App:
         url = self._url or (None if is_named else f"sqlite:///{SCRIPT_FILE}")
         if url is None:
             return settings
+        if {*str(self._home)} & {"?", "#"}:
+            raise ConfigurationError(
+                f"the folder {self._home} cannot hold a store: ? and # mean something else in a"
+                " URL",
+                remedy='rename the folder, or name a file elsewhere: App("sqlite:////tmp/ergon.db")',
+            )
         return with_store(settings, resolve_url(url, self._home))
 
 

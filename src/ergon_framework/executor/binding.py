@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ class Binding:
         self._contexts = {each for each, hint in hints.items() if _is_context(hint)}
         self._injected = {} if scope is None else scope.injected(hints)
         ours = self._ours = self._contexts | self._injected.keys()
+        _refuse_uninjected(name, parameters, ours)
         self._positional = [
             (each.name, each.default) for each in parameters.values() if each.kind in _POSITIONAL
         ]
@@ -179,6 +181,7 @@ class BatchBinding:
         self._injected = {} if scope is None else scope.injected(hints)
         self._scope = scope
         ours = {*self._contexts, *self._injected}
+        _refuse_uninjected(name, parameters, ours)
         units = [each for each in parameters.values() if each.name not in ours]
         if len(units) != 1 or units[0].kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             raise HookError(
@@ -247,6 +250,15 @@ def _shown(parameter: Parameter) -> Parameter:
         if isinstance(annotation, str)
         else parameter
     )
+
+
+def _refuse_uninjected(
+    name: str, parameters: Mapping[str, Parameter], found: Collection[str]
+) -> None:
+    # Not imported for this: a script that has INJECTED got it from there.
+    lifespan = sys.modules.get("ergon_framework.ports.lifespan")
+    if lifespan is not None:
+        lifespan.refuse_uninjected(f"the handler {name!r}", parameters, found)
 
 
 def _parameters(name: str, function: Callable[..., Any]) -> Mapping[str, Parameter]:

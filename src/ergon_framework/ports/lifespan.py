@@ -21,7 +21,7 @@ import inspect
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -67,6 +67,23 @@ class _Injected:
 INJECTED: Any = _Injected()
 """``def book(line: str, ledger: Ledger = INJECTED)``: a default that lets a type checker accept a
 call without the parameter. At run time the annotation decides, with or without it."""
+
+
+def refuse_uninjected(
+    owner: str, parameters: Mapping[str, inspect.Parameter], found: Collection[str]
+) -> None:
+    """Refuse a parameter whose default is ``INJECTED`` and that is not among the ``found``.
+
+    Without a value its function would fail in each attempt, long after it was declared.
+    """
+    for name, each in parameters.items():
+        if each.default is INJECTED and name not in found:
+            said = each.annotation
+            kind = said if isinstance(said, str) else inspect.formatannotation(said)
+            raise WiringError(
+                f"the parameter {name!r} of {owner} is INJECTED, and no lifespan yields {kind}",
+                remedy=f"declare one before it: def open_{name}() -> Iterator[{kind}]: yield ...",
+            )
 
 
 class Lifespan:
@@ -146,8 +163,11 @@ class Dependencies:
         """
         if not isinstance(annotation, type) or annotation in _PLAIN:
             return None
+        if annotation in self.overrides:
+            return annotation
         known = [kind for each in self.lifespans for kind in each.provides] + [*self.overrides]
         if annotation in known:
+            self._refuse_two(annotation)
             return annotation
         fitting = sorted({kind for kind in known if issubclass(kind, annotation)}, key=repr)
         if len(fitting) > 1:
@@ -157,6 +177,15 @@ class Dependencies:
                 remedy="annotate the parameter with one of them",
             )
         return fitting[0] if fitting else None
+
+    def _refuse_two(self, kind: type) -> None:
+        """Whichever were taken, half of the handlers would have meant the other."""
+        names = [repr(each.name) for each in self.lifespans if kind in each.provides]
+        if len(names) > 1:
+            raise WiringError(
+                f"a {kind.__name__} may be injected from the lifespans {' and '.join(names)}",
+                remedy=f"let each yield a type of its own: class Archive({kind.__name__}): ...",
+            )
 
     def is_overridden(self, lifespan: Lifespan) -> bool:
         """Whether everything that a lifespan yields has a value in its place."""

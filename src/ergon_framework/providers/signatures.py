@@ -15,6 +15,7 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.errors import HookError, describe, name_of
+from ergon_framework.ports.lifespan import refuse_uninjected
 from ergon_framework.ports.middleware import HandlerKind, await_through, call_through
 from ergon_framework.ports.unit_of_work import UnitOfWork
 
@@ -238,6 +239,7 @@ class _Read:
             kind = None if dependencies is None else dependencies.injected(hints.get(each))
             if kind is not None:
                 self.injected[each] = kind
+        refuse_uninjected(f"the call {name!r}", parameters, self.injected)
         timeout = parameters.get(TIMEOUT)
         has_timeout = timeout is not None and timeout.kind is Parameter.KEYWORD_ONLY
         hidden = {*self.injected, *([TIMEOUT] if has_timeout else [])}

@@ -202,17 +202,20 @@ def store_option(url: str) -> str:
 
     Empty where there is none to show: a store in memory, or a URL that holds a password.
     """
-    shown = _shown(url)
+    shown = shown_url(url)
     return f" --store {shlex.quote(shown)}" if shown else ""
 
 
 def option_for(store: object) -> str:
-    """The option that names an open store in a command; empty for one on a server.
+    """The option that names an open store in a command.
 
-    Of a server the URL may hold a password, and an open store does not keep it.
+    A store on a server keeps its URL as it may be shown; that is empty if it holds a password.
     """
     path = getattr(store, "path", None)
-    return store_option(f"{SQLITE}{path}") if isinstance(path, Path) else ""
+    if isinstance(path, Path):
+        return store_option(f"{SQLITE}{path}")
+    shown = getattr(store, "shown_url", "")
+    return f" --store {shlex.quote(shown)}" if shown else ""
 
 
 _HINTS = re.compile(r"\bergon (?:jobs (?:list|unreadable)|dlq list|queues list)(?! --)\b")
@@ -229,13 +232,14 @@ def store_operand(url: str) -> str:
     PostgreSQL takes one from its own variable or file, so the rest of the URL is enough. For others
     that need one the user puts the whole URL into a variable.
     """
-    shown = _shown(url)
+    shown = shown_url(url)
     if not shown and _kind_of(url) == "postgresql" and "sslpassword" not in url.lower():
         shown = without_password(url)
     return shlex.quote(shown) if shown and "***" not in shown else _NAMED_BY_A_VARIABLE
 
 
-def _shown(url: str) -> str:
+def shown_url(url: str) -> str:
+    """The URL as a command may show it; empty for a store in memory, or with a password."""
     file = file_of(url)
     if file is not None:
         return f"{SQLITE}{file.absolute()}"

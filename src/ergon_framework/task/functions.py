@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 from ergon_framework.core.option_values import shown
 from ergon_framework.errors import HookError, WiringError, describe
 from ergon_framework.ports.context import Attempt, current_attempt, current_unit
-from ergon_framework.ports.lifespan import Dependencies, DependencyScope
+from ergon_framework.ports.lifespan import Dependencies, DependencyScope, refuse_uninjected
 from ergon_framework.ports.middleware import (
     HandlerKind,
     MiddlewareStack,
@@ -551,6 +551,7 @@ def _injected(
         if not is_async:
             _refuse_async_lifespan(name, kind, known)
         return functools.partial(scope.value, kind)
+    refuse_uninjected(f"the consumer {name!r}", {parameter.name: parameter}, ())
     if parameter.default is not Parameter.empty:
         return None
     raise HookError(

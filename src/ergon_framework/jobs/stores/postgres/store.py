@@ -86,6 +86,7 @@ from ergon_framework.ports.jobstore import (
 from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.storage.postgres.external_transaction import Joinable
 from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, PostgresTimeouts
+from ergon_framework.storage.urls import option_for, shown_url
 
 _ADMIN = statements("admin.sql")
 _SCHEDULES = statements("schedules.sql")
@@ -111,6 +112,8 @@ class PostgresJobStore:
         self.transactions = PostgresTransactions(
             url, clock=clock, read_only=read_only, timeouts=timeouts
         )
+        self.shown_url = shown_url(url)
+        """What commands in messages name it by."""
         self.durability = self.transactions.database.acknowledged("job", _ACKNOWLEDGED)
         self._claim_bounds = claim_bounds
         self._memory = ClaimMemory()
@@ -357,7 +360,7 @@ class PostgresJobStore:
         """One job."""
         page = self.transactions.read(lambda tx: page_of(tx.execute(_SQL["find"], {"id": job_id})))
         if page.odd:
-            raise unreadable_job(job_id, page.odd[0].problem)
+            raise unreadable_job(job_id, page.odd[0].problem, option_for(self))
         return page.jobs[0] if page.jobs else None
 
     def holder(self, unique_key: str) -> str | None:
@@ -399,7 +402,7 @@ class PostgresJobStore:
             page = page_of(tx.execute(_SQL["by_seq"], {"seq": key}))
             problem = page.odd[0].problem if page.odd else argument_problem(page.jobs[0])
             if problem is not None:
-                raise unreadable_job(found[0].id, problem)
+                raise unreadable_job(found[0].id, problem, option_for(self))
             steps.release(key)
             steps.finish()
             return True

@@ -56,6 +56,7 @@ from ergon_framework.ports.jobstore import (
 )
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.redis.client import DEFAULT_TIMEOUTS, RedisTimeouts
+from ergon_framework.storage.urls import option_for, shown_url
 
 logger = logging.getLogger("ergon.jobs")
 
@@ -110,6 +111,8 @@ class RedisJobStore:
             timeouts=timeouts,
             inspect_interval=inspect_interval,
         )
+        self.shown_url = shown_url(url)
+        """What commands in messages name it by."""
         self.transitions = Transitions(self.transactions)
         self._flows = RedisFlows(self.transactions)
         self._reader = Reader()
@@ -266,7 +269,7 @@ class RedisJobStore:
         """One job."""
         found, odd, _ = self.transitions.look("ids", [job_id], 0, None)
         if odd:
-            raise unreadable_job(job_id, odd[0].problem)
+            raise unreadable_job(job_id, odd[0].problem, option_for(self))
         return found[0][1] if found else None
 
     def holder(self, unique_key: str) -> str | None:
@@ -355,7 +358,7 @@ class RedisJobStore:
         if answer == _HELD:
             raise key_is_held(str(key))
         if answer == _NONE:
-            raise unreadable_job(str(key), problem or "its row is no job's")
+            raise unreadable_job(str(key), problem or "its row is no job's", option_for(self))
         return bool(answer)
 
     def _problem(self, job_id: str) -> str | None:
