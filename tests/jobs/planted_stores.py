@@ -16,6 +16,7 @@ from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.queues import MemoryQueue, Offer, QueueSet
+from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import (
     ClaimResult,
@@ -28,6 +29,7 @@ from ergon_framework.ports.jobstore import (
     WorkerRecord,
     labels_of,
 )
+from ergon_framework.ports.transfer import Fence, TransferRecord
 
 change = msgspec.structs.replace
 
@@ -42,6 +44,35 @@ class Honest(MemoryJobStore):
         super().__init__(clock)
         self.ledger = self.PlantedLedger()
         self.ledger.queues = self.Lanes(self.ledger.records)
+
+
+# ---- moving -------------------------------------------------------------------------------------
+
+
+class LoadsForAnyRun(Honest):
+    """Puts records in whatever the fence says."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.records = _LoadsForAnyRun(self.step, self)
+
+
+class _LoadsForAnyRun(MemoryJobRecords):
+    def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
+        super().load(records)
+
+
+class MarksForAnyRun(Honest):
+    """Writes the state of a move down whatever the fence says."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.records = _MarksForAnyRun(self.step, self)
+
+
+class _MarksForAnyRun(MemoryJobRecords):
+    def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
+        super().set_move_state(state)
 
 
 # ---- adding -------------------------------------------------------------------------------------

@@ -193,6 +193,16 @@ def test_a_planted_bug_on_disk_is_rejected(
     assert caught.value.report.failed == (check,)
 
 
+@pytest.mark.req("SCALE:move")
+@pytest.mark.parametrize("bug", [planted.LoadsForAnyRun, planted.MarksForAnyRun])
+def test_a_store_that_an_overtaken_move_can_write_is_rejected(bug: type[planted.Honest]) -> None:
+    """It was stopped before it wrote, and another run has ended meanwhile."""
+    check = "an_overtaken_move_writes_nothing"
+    with pytest.raises(JobStoreSuiteError) as caught:
+        exercise_job_store(bug, only={check})
+    assert caught.value.report.failed == (check,)
+
+
 def test_a_bug_is_rejected_among_all_checks() -> None:
     """The whole suite goes on after a failed check, and the report has them all."""
     report = exercise_job_store(moves.RetriesAtOnce, raises=False)

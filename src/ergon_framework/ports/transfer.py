@@ -13,8 +13,12 @@ Every store has a part ``records``, which is a :class:`RecordStore`:
 - ``load`` puts records of one kind in, in order and in one commit. The same records again change
   nothing: a move that was cut off begins anew and meets what it has done.
 - ``discard`` takes records out that are no longer on the other side, in one commit.
-- ``mark`` and ``set_mark`` keep the :class:`MoveState` in the store that is written, and in the
-  store that was read when it is frozen afterwards.
+- ``move_state`` and ``set_move_state`` keep the :class:`MoveState` in the store that is written,
+  and in the store that was read when it is frozen afterwards.
+
+A run of a move that was stopped for a while goes on with its next write, whatever another run did
+meanwhile. So every write takes a :class:`Fence`, which the store compares with its move state
+within the transaction that writes.
 
 A store that others reach can be frozen (:class:`Freezable`), one on a server without locks has a
 lease for the one move that does so (:class:`MoveLease`), and one whose name may be written in
@@ -695,17 +699,60 @@ class MoveState(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"run the same `ergon {'import' if self.is_import else 'move'}` again"
 
 
-@runtime_checkable
-class RecordStore(Protocol):
-    """A store that can be copied."""
+class OvertakenMoveError(StoreError):
+    """A write was refused because another run of a move has written its state there since."""
+
+
+class Fence(msgspec.Struct, frozen=True):
+    """The condition of a write: the move state of the store is still the one that is given here.
+
+    Every run of a move writes a token of its own into the state before anything else. So a run that
+    was overtaken never finds the state that it knows.
+    """
+
+    state: bytes | None
+    """What the run read in the store when it began, or wrote there last; None: nothing."""
+
+    def check(self, found: bytes | None) -> None:
+        """Refuse to write beside another state than this one, with ``OvertakenMoveError``."""
+        if found != self.state:
+            raise overtaken()
+
+    def check_change(self, found: bytes | None, new: bytes | None) -> None:
+        """The same for a new state; a change that is repeated may have been made already."""
+        if found != new:
+            self.check(found)
+
+
+def overtaken() -> OvertakenMoveError:
+    """The error of a run that another one has overtaken."""
+    return OvertakenMoveError(
+        "another move wrote into the store while this one was under way, or was stopped: this one"
+        " writes nothing more",
+        remedy="see what the other one says",
+    )
+
+
+class RecordReader(Protocol):
+    """Records that can be read."""
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The records of a kind after a place (None: from the beginning), in order."""
 
-    def load(self, records: Sequence[TransferRecord]) -> None:
+
+@runtime_checkable
+class RecordStore(RecordReader, Protocol):
+    """A store that can be copied.
+
+    With a fence, a write is made only if the fence allows it, which the store finds out within the
+    transaction of the write: no other move can write between the two. Otherwise the store changes
+    nothing and raises ``OvertakenMoveError``.
+    """
+
+    def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Put records of one kind in, in order and in one commit."""
 
-    def discard(self, records: Sequence[TransferRecord]) -> None:
+    def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out, in one commit; those that are not there are fine.
 
         Never asked for what may not leave.
@@ -714,7 +761,7 @@ class RecordStore(Protocol):
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
 
-    def set_move_state(self, state: bytes | None) -> None:
+    def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
         """Write something down about a move into this store, or forget it."""
 
 
@@ -722,7 +769,7 @@ class RecordStore(Protocol):
 class Freezable(Protocol):
     """A store that can refuse whoever has it open already, in any process."""
 
-    def freeze(self, place: str | None) -> None:
+    def freeze(self, place: str | None, fence: Fence | None = None) -> None:
         """Refuse changes from now on, naming where everything went; None: let them in again.
 
         ``place`` is the :attr:`~Destination.text` of a destination, which is kept as it is.
@@ -735,7 +782,7 @@ class Freezable(Protocol):
 class JointMoveState(Protocol):
     """Provider calls, beside which a database may have jobs."""
 
-    def set_move_states(self, marks: Sequence[bytes]) -> None:
+    def set_move_states(self, marks: Sequence[bytes], fences: Sequence[Fence]) -> None:
         """Write down the marks of provider calls and of the jobs there, in one commit."""
 
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from ergon_framework.app.move.fencing import FencedStore
 from ergon_framework.app.move.run import Asked, Outcome, run
 from ergon_framework.app.move.transfer import digest_of
 from ergon_framework.app.store_location import StoreLocation
@@ -73,6 +74,11 @@ def append(store: FactStore, name: str) -> None:
 def moved(source: str | Path, target: str | Path, **how: Any) -> Outcome:
     """Move, without watching."""
     return run(Asked(StoreLocation(str(source)), StoreLocation(str(target)), **how), lambda _: None)
+
+
+def fenced(source: object, target: object) -> tuple[FencedStore, FencedStore]:
+    """Two stores as one run of a move writes them."""
+    return FencedStore(records_of(source), "source"), FencedStore(records_of(target), "target")
 
 
 def copied(outcome: Outcome) -> dict[str, int]:

@@ -36,7 +36,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     SUCCEEDED,
     JobStoreSubject,
 )
-from tests.app.move.stock import ZONE
+from tests.app.move.stock import ZONE, fenced
 
 pytestmark = pytest.mark.req("SCALE:move")
 SEEDS = range(6)
@@ -95,7 +95,7 @@ def test_jobs_are_followed(seed: int, job_target: RecordStore) -> None:
     chance, clock = random.Random(seed), HandClock()  # noqa: S311 - a repeatable one
     with closing(MemoryJobStore(clock)) as source:
         s = JobStoreSubject(source, clock, None, 15.0)
-        part = Transfer("jobs", source.records, job_target, JOB_KINDS, "one", "another")
+        part = Transfer("jobs", *fenced(source, job_target), JOB_KINDS, "one", "another")
         for _ in range(12):
             for _ in range(chance.randrange(15)):
                 live(s, chance)
@@ -145,7 +145,7 @@ def test_facts_are_followed(seed: int, fact_target: RecordStore) -> None:
         s = FactSubject(source, clock, Ways(), 15.0)
         s.consumer("c")
         s.consumer("d", to_zone="plant-c", is_required=False)
-        part = Transfer("facts", source.records, fact_target, FACT_KINDS, "one", "another")
+        part = Transfer("facts", *fenced(source, fact_target), FACT_KINDS, "one", "another")
         for turn in range(10):
             for number in range(chance.randrange(20)):
                 happen(s, chance, turn * 100 + number)
@@ -157,7 +157,7 @@ def test_progress_does_not_run_past_its_end() -> None:
     heard: list[TransferProgress] = []
     with closing(MemoryJobStore()) as source, closing(MemoryJobStore()) as target:
         totals = {"jobs": PAGE_SIZE}
-        part = Transfer("jobs", source.records, target.records, JOB_KINDS, "one", "another", totals)
+        part = Transfer("jobs", *fenced(source, target), JOB_KINDS, "one", "another", totals)
         for count in (1, PAGE_SIZE + 1):
             tell_now_and_then(heard.append, part, "copying", "jobs", count)
     assert [(told.done, told.total) for told in heard] == [(1, PAGE_SIZE), (PAGE_SIZE + 1, None)]
@@ -180,7 +180,7 @@ def test_a_zone_that_is_read_is_refused() -> None:
 def test_facts_of_another_life_are_refused() -> None:
     """A copy that has what the source has not is no earlier copy, whatever its mark says."""
     with closing(MemoryFactStore(ZONE)) as source, closing(MemoryFactStore(ZONE)) as target:
-        part = Transfer("facts", source.records, target.records, FACT_KINDS, "one", "another")
+        part = Transfer("facts", *fenced(source, target), FACT_KINDS, "one", "another")
         source.append(OUTBOUND, [new("a")])
         brought(part)
         transfer.begin(part)

@@ -21,7 +21,7 @@ from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.ports.transfer import JOB_KINDS, is_incomplete
 from ergon_framework.testing.suites.jobstore.records import fill
 from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject, new
-from tests.app.move.stock import claim, copied, discarded, ergon, job_sums, moved, with_jobs
+from tests.app.move.stock import claim, copied, discarded, ergon, fenced, job_sums, moved, with_jobs
 from tests.campaign.parameter_sample import sampled
 
 pytestmark = pytest.mark.req("SCALE:move")
@@ -184,7 +184,7 @@ def test_a_half_moved_store_is_not_worked_with(places: tuple[str, str]) -> None:
     with closing(open_store(places[0])) as source, closing(open_store(places[1])) as target:
         assert isinstance(source, SqliteJobStore)
         assert isinstance(target, SqliteJobStore)
-        part = Transfer("jobs", source.records, target.records, JOB_KINDS, "x", "new.db")
+        part = Transfer("jobs", *fenced(source, target), JOB_KINDS, "x", "new.db")
         transfer.begin(part)
         with pytest.raises(Cut):
             transfer.move(part, stop)
@@ -202,13 +202,13 @@ def test_what_does_not_arrive_is_noticed(places: tuple[str, str]) -> None:
     class Loses(MemoryJobRecords):
         """Forgets the last job of each page."""
 
-        def load(self, copies):  # type: ignore[no-untyped-def]
-            super().load(copies[:-1])
+        def load(self, records, fence=None):  # type: ignore[no-untyped-def]
+            super().load(records[:-1], fence)
 
     with closing(open_store(places[0])) as source, closing(MemoryJobStore()) as target:
         assert isinstance(source, SqliteJobStore)
         target.records = Loses(target.step, target)
-        part = Transfer("jobs", source.records, target.records, JOB_KINDS, "x", "the new one")
+        part = Transfer("jobs", *fenced(source, target), JOB_KINDS, "x", "the new one")
         transfer.begin(part)
         with pytest.raises(StoreError, match=r"the new one does not hold the same .*: \d+ of them"):
             transfer.move(part, lambda _: None)

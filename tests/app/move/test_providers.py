@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
 )
 from ergon_framework.jobs.store_urls import open_store as open_job_store
+from ergon_framework.ports.transfer import Fence, OvertakenMoveError
 from ergon_framework.providers.migrations import commands
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.models import ProviderDeadLetter, UtcDateTime, metadata
@@ -94,6 +96,33 @@ def test_only_what_changed_is_copied_again(tmp_path: Path) -> None:
     again = moved(source, target)
     assert (copied(again), discarded(again)) == ({"provider rows": 2}, {"provider rows": 1})
     assert sums(target) == sums(source)
+
+
+@pytest.mark.parametrize("place", ["file", pytest.param("postgres_url", marks=pytest.mark.slow)])
+def test_rows_are_not_written_by_a_move_that_was_overtaken(
+    place: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """It was stopped before it wrote: the database compares the state in the same transaction."""
+    url = f"sqlite:///{tmp_path}/calls.db"
+    url = with_calls(url if place == "file" else request.getfixturevalue(place), 1)
+    records = ProviderRecords(database_of(url))
+    rows, before = records.dump(ProviderRowRecord, None, 100), sums(url)
+    records.set_move_state(b"first", Fence(None))
+    first, second = Fence(b"first"), Fence(b"second")
+    records.load(rows, first)
+    records.set_move_state(b"second", first)
+    records.set_move_state(b"second", first)  # an answer that was lost is asked for again
+    for write in (
+        partial(records.load, rows, first),
+        partial(records.discard, rows, first),
+        partial(records.freeze, "elsewhere", first),
+        partial(records.set_move_state, None, first),
+    ):
+        with pytest.raises(OvertakenMoveError):
+            write()
+    assert (sums(url), records.move_state()) == (before, b"second")
+    records.discard(rows, second)
+    assert records.dump(ProviderRowRecord, None, 100) == []
 
 
 def test_a_row_may_take_the_place_of_another(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ergon_framework.app.move.fencing import FencedStore
 from ergon_framework.app.move.run import Asked, reopen
 from ergon_framework.app.move.transfer import shut
 from ergon_framework.app.store_location import StoreLocation
@@ -158,7 +159,7 @@ def test_a_move_that_was_cut_off_can_be_taken_back(jobs: str, tmp_path: Path) ->
     target = f"sqlite:///{tmp_path}/new.db"
     ergon("move", jobs, target, failpoints="move.part.begun=kill")
     with closing(open_store(jobs, half_moved=True)) as store:
-        shut(records_of(store), Destination(StoreLocation(target).name))
+        shut(FencedStore(records_of(store), "old"), Destination(StoreLocation(target).name))
     assert reopen(Asked(StoreLocation(jobs), StoreLocation(target))) == ["jobs"]
 
 
@@ -250,7 +251,7 @@ def test_a_place_that_cannot_be_reached(redis_url: str, tmp_path: Path) -> None:
     moved(source, redis_url, shuts=True)
     away = f"redis://127.0.0.1:{free_port()}/0"
     with closing(open_store(source, half_moved=True)) as store:
-        shut(records_of(store), Destination(StoreLocation(away).name))
+        shut(FencedStore(records_of(store), "old"), Destination(StoreLocation(away).name))
     with pytest.raises(StoreUnavailableError) as caught:
         back(source, away)
     assert "--force" in (caught.value.remedy or "")

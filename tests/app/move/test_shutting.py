@@ -10,14 +10,18 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
+from ergon_framework.app.move.fencing import FencedStore
 from ergon_framework.app.move.lock import alone
 from ergon_framework.app.move.run import Asked, Outcome, reopen, run
-from ergon_framework.app.move.transfer import Tell, TransferProgress
+from ergon_framework.app.move.transfer import Tell, TransferProgress, shut
+from ergon_framework.app.move.transfer import reopen as reopen_store
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.factstore.nats import database
@@ -35,8 +39,15 @@ from ergon_framework.errors import (
     ZoneMovedError,
 )
 from ergon_framework.jobs.store_urls import open_store
+from ergon_framework.jobs.stores.redis import transactions as redis_transactions
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.ports.transfer import MoveLease, records_of
+from ergon_framework.ports.transfer import (
+    Destination,
+    MoveLease,
+    OvertakenMoveError,
+    is_incomplete,
+    records_of,
+)
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
 from tests.app.move.stock import (
@@ -57,6 +68,8 @@ from tests.servers.server import free_port
 pytestmark = pytest.mark.req("SCALE:move")
 
 SERVERS = pytest.mark.slow
+STOPS = {"move.jobs.before_commit", "boundary.move.before"}
+"""Right before a write of a move is sent to a server."""
 
 
 def test_forgotten_workers_and_producers_are_refused(jobs: str, tmp_path: Path) -> None:
@@ -397,7 +410,72 @@ def test_a_move_that_was_overtaken_writes_nothing_more(jobs: str, tmp_path: Path
             with closing(open_store(target)) as store:
                 assert claim(store) == ["a", "b", "c"]
 
-    with pytest.raises(StoreError, match=r"another move into .*new\.db began"):
+    with pytest.raises(StoreError, match=r"another move wrote into .*new\.db while this one"):
         run(Asked(StoreLocation(jobs), StoreLocation(target)), stopped)
     with closing(open_store(target)) as store:
         assert claim(store) == []
+
+
+@SERVERS
+@pytest.mark.parametrize("server", ["redis_url", "nats_url"])
+def test_a_move_that_was_stopped_right_before_a_write_is_refused_by_the_store(
+    server: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No check that comes before the write can tell what others do until the server has it."""
+    target = request.getfixturevalue(server)
+    is_zone = server == "nats_url"
+    (tmp_path / "old").mkdir()
+    if is_zone:
+        source = with_facts(f"sqlite:///{tmp_path}/old/facts.db", lambda s: s.put(*"abc"))
+    else:
+        source = with_jobs(f"sqlite:///{tmp_path}/old.db", lambda s: s.put(*"abc"))
+    zone = ZONE if is_zone else None
+    overtaken: list[Outcome] = []
+
+    def opened() -> Any:
+        return open_fact_store(target, zone=ZONE) if is_zone else open_store(target)
+
+    def stopped(name: str) -> None:
+        if name in STOPS and not overtaken and begun():
+            overtaken.append(Outcome())
+            overtaken[0] = moved(source, target, zone=zone, is_forced=True)
+            with closing(opened()) as store:
+                append(store, "d") if is_zone else claim(store)
+        failpoint(name)
+
+    def begun() -> bool:
+        look = partial(open_fact_store, zone=ZONE) if is_zone else open_store
+        with closing(look(target, read_only=True)) as store:
+            return is_incomplete(store)
+
+    monkeypatch.setattr(database if is_zone else redis_transactions, "failpoint", stopped)
+    asked = Asked(StoreLocation(source), StoreLocation(target), zone, is_forced=True)
+    with pytest.raises(OvertakenMoveError, match="this one writes nothing more"):
+        run(asked, lambda _: None)
+    assert overtaken[0].moved
+    with closing(opened()) as store:
+        if is_zone:
+            assert [log.head for log in store.logs() if log.name == OUTBOUND] == [4]
+        else:
+            assert claim(store) == []
+
+
+def test_neither_way_of_a_move_goes_on_after_another_run(jobs: str, tmp_path: Path) -> None:
+    """Wherever it was stopped: shutting the old store or opening it again is refused there."""
+    target = f"sqlite:///{tmp_path}/new.db"
+    with closing(open_store(jobs, half_moved=True)) as store:
+        shutting = FencedStore(records_of(store), "old")
+        moved(jobs, target, shuts=True)
+        opening = FencedStore(records_of(store), "old")
+        moved(jobs, target, shuts=True)
+        with pytest.raises(OvertakenMoveError):
+            reopen_store(opening)
+        with pytest.raises(StoreReadOnlyError):
+            add(store, "lost")
+        assert reopen(Asked(StoreLocation(jobs), StoreLocation(target))) == ["jobs"]
+        with pytest.raises(OvertakenMoveError):
+            shut(shutting, Destination("elsewhere"))
+        add(store, "d")

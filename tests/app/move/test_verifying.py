@@ -30,6 +30,7 @@ from tests.app.move.stock import (
     ZONE,
     copied,
     fact_sums,
+    fenced,
     job_sums,
     moved,
     with_facts,
@@ -249,7 +250,7 @@ def test_jobs_that_are_added_meanwhile_come_along(when: str, jobs: str, tmp_path
 def test_a_source_that_grows_without_end_is_not_called_moved() -> None:
     """It is copied a few times, and then it is said what to do."""
     with closing(MemoryJobStore()) as source, closing(MemoryJobStore()) as target:
-        part = Transfer("jobs", source.records, target.records, JOB_KINDS, "one", "another")
+        part = Transfer("jobs", *fenced(source, target), JOB_KINDS, "one", "another")
         source.add([new_job("first")])
 
         def grow(told: TransferProgress) -> None:

@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 from pydantic import SecretStr
 
+from ergon_framework.app.move.fencing import FencedStore
 from ergon_framework.app.move.transfer import reopen, shut
 from ergon_framework.boundary.factstore.append_plan import AppendPlanner
 from ergon_framework.boundary.factstore.hashchain import prepare
@@ -388,11 +389,12 @@ def test_a_zone_that_went_elsewhere_refuses_again_and_again(open_store: Open) ->
     """Who was refused once knows how the stream stands, and is told all the same."""
     one, two = open_store(), open_store()
     one.append(OUTBOUND, [new("a")])
-    shut(two.records, Destination("elsewhere"))
+    two_fenced = FencedStore(two.records, "two")
+    shut(two_fenced, Destination("elsewhere"))
     for turn in range(3):
         with pytest.raises(StoreReadOnlyError, match="was moved to elsewhere"):
             one.append(OUTBOUND, [new(f"b{turn}")])
-    assert reopen(two.records)
+    assert reopen(two_fenced)
     assert one.append(OUTBOUND, [new("c")]) == [Appended(2)]
 
 

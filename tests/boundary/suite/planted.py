@@ -11,6 +11,7 @@ from msgspec.structs import replace as altered
 
 from ergon_framework.boundary.factstore.hashchain import key_of
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory.records import MemoryFactRecords
 from ergon_framework.boundary.factstore.memory.state import MemoryLog
 from ergon_framework.errors import ObjectConflictError
 from ergon_framework.ports.factstore import (
@@ -29,6 +30,7 @@ from ergon_framework.ports.factstore import (
     Quarantined,
     StoredObject,
 )
+from ergon_framework.ports.transfer import Fence, TransferRecord
 from tests.boundary.suite.stores import ZONE
 
 
@@ -40,6 +42,30 @@ class Honest(MemoryFactStore):
 
     def memory_log(self, log: str) -> MemoryLog:
         return self.database.state.memory_log(log)
+
+
+# ---- moving -------------------------------------------------------------------------------------
+
+
+class DiscardsForAnyRun(Honest):
+    """Takes records out whatever the fence says."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        honest = self.records
+
+        class Records(MemoryFactRecords):
+            def __init__(self) -> None:
+                self.dump, self.load = honest.dump, honest.load  # type: ignore[method-assign]
+                self.move_state = honest.move_state  # type: ignore[method-assign]
+                self.set_move_state = honest.set_move_state  # type: ignore[method-assign]
+
+            def discard(
+                self, records: Sequence[TransferRecord], fence: Fence | None = None
+            ) -> None:
+                honest.discard(records)
+
+        self.records = Records()
 
 
 # ---- appending ----------------------------------------------------------------------------------

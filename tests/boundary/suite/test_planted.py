@@ -177,6 +177,15 @@ def test_a_store_that_forgets_losses_at_its_end_is_rejected() -> None:
         assert report.failed == failed
 
 
+@pytest.mark.req("SCALE:move")
+def test_a_store_that_an_overtaken_move_can_write_is_rejected() -> None:
+    """It was stopped before it wrote, and another run has ended meanwhile."""
+    check = "an_overtaken_move_writes_nothing"
+    with pytest.raises(FactStoreSuiteError) as caught:
+        exercise_fact_store(planted.DiscardsForAnyRun, only={check})
+    assert caught.value.report.failed == (check,)
+
+
 def test_a_bug_is_rejected_among_all_checks() -> None:
     """The whole suite goes on after a failed check, and the report has them all."""
     report = exercise_fact_store(readers.CursorGoesDown, raises=False)

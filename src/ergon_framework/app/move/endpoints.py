@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ergon_framework.app.move import transfer
+from ergon_framework.app.move.fencing import FencedStore
 from ergon_framework.app.move.object_copy import Bytes
 from ergon_framework.app.move.preflight import (
     locked,
@@ -41,7 +42,6 @@ from ergon_framework.ports.transfer import (
     FACT_KINDS,
     JOB_KINDS,
     ProgramMove,
-    RecordStore,
     ZoneEpochRecord,
     records_of,
     store_id_of,
@@ -180,19 +180,20 @@ class Asked:
         return not self.shuts and (self.source.file is None or self.is_forced)
 
 
-def sources(asked: Asked, stack: ExitStack) -> dict[str, RecordStore]:
+def sources(asked: Asked, stack: ExitStack) -> dict[str, FencedStore]:
     """What can be shut at a place, opened for writing, by the names of parts."""
+    name = asked.source.name
     if asked.is_zone:
         store = open_fact_store(asked.source.url, zone=zone_meant(asked.zone, asked.source))
-        return {"facts": records_of(stack.enter_context(closing(store)))}
-    found: dict[str, RecordStore] = {}
+        return {"facts": FencedStore(records_of(stack.enter_context(closing(store))), name)}
+    found: dict[str, FencedStore] = {}
     calls = call_source(asked.source)
     if calls is not None:
-        found["provider calls"] = calls
+        found["provider calls"] = FencedStore(calls, name)
     if _has_jobs(asked.source):
         jobs = open_store(asked.source.url, half_moved=True)
         stack.enter_context(closing(jobs))
-        found["jobs"] = records_of(jobs)
+        found["jobs"] = FencedStore(records_of(jobs), name)
     return found
 
 
@@ -245,8 +246,8 @@ def job_part(
     target = job_target(asked, stack, tolerates_workers=tolerates_workers)
     yield Transfer(
         "jobs",
-        records_of(source),
-        records_of(target),
+        FencedStore(records_of(source), asked.source.name),
+        FencedStore(records_of(target), asked.target.name),
         JOB_KINDS,
         f"jobs of {asked.source.name}",
         asked.target.name,
@@ -291,10 +292,13 @@ def call_part(asked: Asked, notes: list[str]) -> Iterator[Transfer]:
         return
     from ergon_framework.providers.stores.records import PROVIDER_KINDS
 
-    target = call_target(asked.target)
-    name = f"provider calls of {asked.source.name}"
     yield Transfer(
-        *("provider calls", source, target, PROVIDER_KINDS, name, asked.target.name),
+        "provider calls",
+        FencedStore(source, asked.source.name),
+        FencedStore(call_target(asked.target), asked.target.name),
+        PROVIDER_KINDS,
+        f"provider calls of {asked.source.name}",
+        asked.target.name,
         birth=store_id_of(source),
         origin=asked.source.name,
         program=asked.program,
@@ -338,8 +342,8 @@ def zone_part(asked: Asked, stack: ExitStack) -> Transfer:
     target = zone_target(asked, info.zone, stack)
     return Transfer(
         "facts",
-        records_of(source),
-        records_of(target),
+        FencedStore(records_of(source), asked.source.name),
+        FencedStore(records_of(target), asked.target.name),
         FACT_KINDS,
         f"facts of {info.zone}, epoch {info.epoch}",
         asked.target.name,

@@ -21,6 +21,7 @@ from typing import IO, Any, cast
 
 from ergon_framework.app.move import endpoints, object_copy, preflight, transfer
 from ergon_framework.app.move.endpoints import Asked
+from ergon_framework.app.move.fencing import FencedStore
 from ergon_framework.app.move.object_copy import Bytes
 from ergon_framework.app.move.record_file import (
     CALLS,
@@ -152,7 +153,11 @@ def _part(name: str, file: RecordFile, target: RecordStore, asked: Importing) ->
         _refuse_filled(name, target, asked)
         kinds = tuple(kind for kind in kinds if file.counts[kind.kind])
     return Transfer(
-        *(name, source, target, kinds, f"{FILE_OF_RECORDS}{file.digest}"),
+        name,
+        FencedStore(source, file.name),
+        FencedStore(target, asked.target.name),
+        kinds,
+        f"{FILE_OF_RECORDS}{file.digest}",
         asked.target.name,
         {kind.title: file.counts[kind.kind] for kind in kinds},
         aside=lambda: _refuse_changed(file, state),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ergon_framework.app.move.transfer import KindDigest, Moved, Tell, TransferProgress, all_records
 from ergon_framework.errors import DataLossError, FactInvalidError
 from ergon_framework.ports.objectstore import ObjectStore
-from ergon_framework.ports.transfer import ObjectNameRecord, RecordStore
+from ergon_framework.ports.transfer import ObjectNameRecord, RecordReader
 from ergon_framework.storage.failpoints import declare, failpoint
 
 PART = "objects"
@@ -22,7 +22,7 @@ declare("move.object.before", "move.object.after")
 class Bytes:
     """Two stores of objects, and the zone whose names say which objects there are."""
 
-    names: RecordStore
+    names: RecordReader
     source: ObjectStore
     target: ObjectStore
     origin: str

@@ -29,6 +29,7 @@ from ergon_framework.ports.transfer import (
     JOB_KINDS,
     PAGE_BYTES,
     C,
+    Fence,
     JobRecord,
     TransferRecord,
     ZoneEpochRecord,
@@ -467,15 +468,15 @@ class RecordFile:
         """A file is neither a copy nor shut."""
         return None
 
-    def load(self, copies: Sequence[TransferRecord]) -> None:
+    def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Not into a file."""
         raise TypeError(self.name)
 
-    def discard(self, copies: Sequence[TransferRecord]) -> None:
+    def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Not out of a file."""
         raise TypeError(self.name)
 
-    def set_move_state(self, state: bytes | None) -> None:
+    def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
         """Not in a file."""
         raise TypeError(self.name)
 

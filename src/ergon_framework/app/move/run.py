@@ -10,6 +10,7 @@ from msgspec.structs import replace as replace_struct
 
 from ergon_framework.app.move import endpoints, lock, object_copy, preflight, transfer
 from ergon_framework.app.move.endpoints import Asked, no_work_at, zones_at
+from ergon_framework.app.move.fencing import FencedStore
 from ergon_framework.app.move.lock import MoveLock
 from ergon_framework.app.move.transfer import Moved, Tell, Transfer
 from ergon_framework.app.store_location import is_same
@@ -17,7 +18,6 @@ from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
 from ergon_framework.ports.transfer import (
     Destination,
-    RecordStore,
     login_hint,
     move_state_of,
     moved_away,
@@ -76,6 +76,8 @@ def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
         for move in left:
             _refuse(move)
         with _open_again_unless_done(left, held):
+            for move in moves:
+                _claim(move, has_ended=move not in left)
             # The last is marked first: until its folder is shut nobody gets into a zone over there,
             # but anybody may begin with jobs.
             for move in reversed(left):
@@ -175,6 +177,20 @@ def _refuse(move: _Move) -> None:
         transfer.refuse_elsewhere(part.source, move.asked.source.name, part.where)
 
 
+def _claim(move: _Move, *, has_ended: bool) -> None:
+    """Have the stores refuse all earlier runs: one that was stopped may be continued any time.
+
+    A target that is to be filled is claimed when it is marked.
+    """
+    if move.asked.is_trial:
+        return
+    for part in move.parts:
+        if move.asked.shuts:
+            part.source.claim(part.token)
+        if has_ended:
+            part.target.claim(part.token)
+
+
 def _copy(move: _Move, tell: Tell, stack: ExitStack, held: MoveLock) -> None:
     """Copy and compare each part, or only look at it."""
     asked = move.asked
@@ -229,6 +245,7 @@ def _open_again_unless_done(moves: Sequence[_Move], held: MoveLock) -> Iterator[
         _add_remedy(error, "the old stores are open as before")
         for part in was_open:
             with suppress(StoreError):  # why the move failed is what is told; --reopen is left
+                part.source.recover()
                 transfer.reopen(part.source)
         raise
 
@@ -259,7 +276,7 @@ class _WayBack:
     """One source that is to be opened again, and what is to be shut for it."""
 
     asked: Asked
-    sources: Mapping[str, RecordStore]
+    sources: Mapping[str, FencedStore]
     in_use: Sequence[Transfer] = ()
     """The parts of which somebody could work with TO."""
 
@@ -314,7 +331,7 @@ def _may_reopen(asked: Asked, tell: Tell, stack: ExitStack) -> _WayBack:
     return _WayBack(asked, sources, [part for part in parts if _is_in_use(part)])
 
 
-def _refuse_part_alone(source: RecordStore, asked: Asked) -> None:
+def _refuse_part_alone(source: FencedStore, asked: Asked) -> None:
     """Refuse to open a part of a program without the others: they are worked with elsewhere."""
     whole, mine = move_state_of(source).moved_with, asked.program
     if whole is None:
@@ -370,6 +387,7 @@ def _shut_others(way: _WayBack, stack: ExitStack) -> None:
         if part.name in opened:
             is_copy = not preflight.is_original_of(part)
             gone = Destination(asked.source.name, part.zone, undone, is_copy)
+            opened[part.name].follow(part.target)
             transfer.shut(opened[part.name], gone)
     failpoint("move.back.shut")
 

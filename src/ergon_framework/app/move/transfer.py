@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ergon_framework.app.move.fencing import FencedStore, write_states
 from ergon_framework.app.store_location import is_same
 from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.ports.record_codec import plain
@@ -22,15 +23,12 @@ from ergon_framework.ports.transfer import (
     C,
     Destination,
     FactRecord,
-    Freezable,
     JobRecord,
-    JointMoveState,
     MoveState,
     ProgramMove,
     QueueRecord,
-    RecordStore,
+    RecordReader,
     TransferRecord,
-    encode_move_state,
     move_state_of,
 )
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
@@ -57,7 +55,7 @@ class KindDigest:
     digest: str
 
 
-def all_records(store: RecordStore, kind: type[C]) -> Iterator[C]:
+def all_records(store: RecordReader, kind: type[C]) -> Iterator[C]:
     """Every copy of a kind, in order."""
     after: Any = None
     while page := store.dump(kind, after, PAGE_SIZE):
@@ -66,7 +64,7 @@ def all_records(store: RecordStore, kind: type[C]) -> Iterator[C]:
 
 
 def differences(
-    source: RecordStore, target: RecordStore, kind: type[TransferRecord]
+    source: RecordReader, target: RecordReader, kind: type[TransferRecord]
 ) -> Iterator[tuple[Difference, TransferRecord]]:
     """What each copy needs, for the target to become what the source is.
 
@@ -108,7 +106,7 @@ class RunningDigest:
 
 
 def digest_of(
-    store: RecordStore, kind: type[TransferRecord], watch: Callable[[int], None] = lambda _: None
+    store: RecordReader, kind: type[TransferRecord], watch: Callable[[int], None] = lambda _: None
 ) -> KindDigest:
     """Read all records of a kind and add them up; ``watch`` is told how many there were so far."""
     adding = RunningDigest()
@@ -117,7 +115,7 @@ def digest_of(
     return adding.sum()
 
 
-def is_empty(store: RecordStore, kinds: tuple[type[TransferRecord], ...]) -> bool:
+def is_empty(store: RecordReader, kinds: tuple[type[TransferRecord], ...]) -> bool:
     """Whether a store holds nothing but what every fresh one holds."""
     return not any(
         copy for kind in kinds for copy in store.dump(kind, None, 2) if not copy.is_given
@@ -168,8 +166,8 @@ class Transfer:
     """Two stores of the same sort, one of which is to become what the other is."""
 
     name: str
-    source: RecordStore
-    target: RecordStore
+    source: FencedStore
+    target: FencedStore
     kinds: tuple[type[TransferRecord], ...]
     identity: str
     """What the source is known by: its place, or what a zone has wherever it is."""
@@ -210,7 +208,7 @@ def tell_now_and_then(tell: Tell, part: Transfer, doing: str, kind: str, count: 
         tell(TransferProgress(part.name, f"{doing} {kind}", count, None if is_beyond else total))
 
 
-def shut(store: RecordStore, gone: Destination) -> None:
+def shut(store: FencedStore, gone: Destination) -> None:
     """Freeze a store for workers and producers, and write down where everything is now.
 
     Processes that have it open are refused first (``freeze``), then those that open it later (the
@@ -218,32 +216,32 @@ def shut(store: RecordStore, gone: Destination) -> None:
     The move of a program is written down before: whoever finds a frozen store knows with what it
     has to be opened again. A store that is shut for the same place already stays a part of it.
     """
-    state = move_state_of(store)
+    state = store.state
     if gone.program is not None:
         state = replace(state, moved_with=gone.program)
-        store.set_move_state(encode_move_state(state))
+        store.write_state(state)
         failpoint("move.part.named")
     elif state.moved_with is not None and state.moved_to and is_same(state.moved_to, gone.place):
         gone = replace(gone, program=state.moved_with)
-    if isinstance(store, Freezable):
-        store.freeze(gone.text)
+    store.freeze(gone.text)
     failpoint("move.part.frozen")
     state = replace(state, moved_to=gone.place, moved_with=gone.program, is_undone=gone.is_undone)
-    store.set_move_state(encode_move_state(state))
+    store.write_state(state)
 
 
-def reopen(store: RecordStore) -> bool:
+def reopen(store: FencedStore) -> bool:
     """Let a store be worked with again; whether it was shut."""
-    state = move_state_of(store)
-    if isinstance(store, Freezable):
-        store.freeze(None)
+    state = store.state
+    store.freeze(None)
     failpoint("move.part.thawed")
-    left = replace(state, moved_to="", moved_with=None, is_undone=False)
-    store.set_move_state(encode_move_state(left) if left.source else None)
+    if state != MoveState():  # a token of its own: a run that is under way is refused from now on
+        token = secrets.token_hex(8)
+        left = replace(state, moved_to="", moved_with=None, is_undone=False, token=token)
+        store.write_state(left)
     return bool(state.moved_to or state.moved_with)
 
 
-def refuse_elsewhere(store: RecordStore, name: str, place: str) -> None:
+def refuse_elsewhere(store: object, name: str, place: str) -> None:
     """What was moved to one place is not said to be at another."""
     gone = move_state_of(store).destination
     if gone is None or is_same(gone.place, place):
@@ -385,17 +383,16 @@ def begin(*parts: Transfer) -> None:
     ``preflight`` has decided before that the target may be written. Dying from here on leaves that
     state behind, and the next run of the same move continues.
     """
-    copies = [part for part in parts if move_state_of(part.target).source]
-    _write_move_states(
-        parts,
+    copies = [part for part in parts if part.target.state.source]
+    write_states(
+        [part.target for part in parts],
         [
             MoveState(part.identity, birth=part.birth, token=part.token, program=part.program)
             for part in parts
         ],
     )
     for part in copies:  # which was shut if the source was opened again since
-        if isinstance(part.target, Freezable):
-            part.target.freeze(None)
+        part.target.freeze(None)
     failpoint("move.part.begun")
 
 
@@ -453,8 +450,6 @@ def _compared(found: list[Moved], sums: list[KindDigest]) -> list[Moved]:
 
 def end(parts: Sequence[Transfer], found: Sequence[Sequence[Moved]]) -> None:
     """Write into the targets that the move is complete. Only when all of its parts are."""
-    for part in parts:
-        _refuse_overtaken(part)
     sums = [
         {each.kind: (each.sum.count, each.sum.digest) for each in moved if each.sum}
         for moved in found
@@ -463,35 +458,8 @@ def end(parts: Sequence[Transfer], found: Sequence[Sequence[Moved]]) -> None:
         MoveState(part.identity, done, birth=part.birth, token=part.token, program=part.program)
         for part, done in zip(parts, sums, strict=True)
     ]
-    _write_move_states(parts, marks)
+    write_states([part.target for part in parts], marks)
     failpoint("move.part.ended")
-
-
-def _refuse_overtaken(part: Transfer) -> None:
-    """Write nothing after another run of the move has begun: the target may be in use since.
-
-    That is what happened when this process was stopped for a while.
-    """
-    if move_state_of(part.target).token != part.token:
-        raise StoreError(
-            f"another move into {part.where} began while this one was under way, or was stopped:"
-            " this one writes nothing more",
-            remedy="see what the other one says",
-        )
-
-
-def _write_move_states(parts: Sequence[Transfer], marks: Sequence[MoveState]) -> None:
-    """Write the move states of all parts, in one commit where they are in one database.
-
-    Otherwise a worker could use one part while another is still incomplete, and the next run of the
-    move would have to overwrite what it did.
-    """
-    first, *others = parts
-    if others and isinstance(first.target, JointMoveState):
-        first.target.set_move_states([encode_move_state(state) for state in marks])
-        return
-    for part, state in zip(parts, marks, strict=True):
-        part.target.set_move_state(encode_move_state(state))
 
 
 @dataclass
@@ -575,8 +543,6 @@ class _Copying:
 
     def _flush(self) -> None:
         """Write one page. Deletions come first: an id may have been reused."""
-        if self._going or self._coming:
-            _refuse_overtaken(self.part)
         if self._going:
             self.part.target.discard(self._going)
         if self._coming:

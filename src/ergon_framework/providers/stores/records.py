@@ -9,6 +9,7 @@ moved. So ``ProviderRecords`` works on the database itself, before and without a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar, Self, cast
 
@@ -30,7 +31,7 @@ from sqlalchemy import (
 
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.ports.record_codec import read_value
-from ergon_framework.ports.transfer import C, TransferRecord
+from ergon_framework.ports.transfer import C, Fence, TransferRecord
 from ergon_framework.providers.migrations import HEAD, commands
 from ergon_framework.providers.migrations.database import Database
 from ergon_framework.providers.models import UtcDateTime, metadata
@@ -137,19 +138,19 @@ class ProviderRecords:
                     break
         return cast("list[C]", found)
 
-    def load(self, copies: Sequence[TransferRecord]) -> None:
+    def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Write rows, in place of rows with the same keys."""
-        with self._database.connect() as connection:
-            for table, rows in _by_table(copies):
+        with self._fenced(fence) as connection:
+            for table, rows in _by_table(records):
                 _remove(connection, table, rows)
                 connection.execute(table.insert(), rows)
             failpoint("move.rows.before")
         failpoint("move.rows.after")
 
-    def discard(self, copies: Sequence[TransferRecord]) -> None:
+    def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Delete rows; rows that are not there are no error."""
-        with self._database.connect() as connection:
-            for table, rows in _by_table(copies):
+        with self._fenced(fence) as connection:
+            for table, rows in _by_table(records):
                 _remove(connection, table, rows)
 
     def move_state(self) -> bytes | None:
@@ -157,10 +158,7 @@ class ProviderRecords:
         if not self.is_there():
             return None
         with self._database.connect() as connection:
-            if not inspect(connection).has_table(_MARKS.name):
-                return None
-            found = connection.scalar(select(_MARKS.c.mark))
-        return None if found is None else bytes(found)
+            return _mark(connection, _MARKS)
 
     def store_id(self) -> str:
         """The numbers of server, database and table, which no other store ever has.
@@ -174,36 +172,72 @@ class ProviderRecords:
                 return ""
             return " ".join(map(str, connection.execute(_HOME, {"name": _TABLES[0].name}).one()))
 
-    def freeze(self, place: str | None) -> None:
+    def freeze(self, place: str | None, fence: Fence | None = None) -> None:
         """Refuse changes of all tables because they moved to ``place``; None allows them again."""
         names = [str(table.name) for table in _TABLES]
-        with self._database.connect() as connection:
+        with self._fenced(fence) as connection:
             is_server = connection.dialect.name == "postgresql"
             for statement in (postgres_bars if is_server else sqlite_bars)(names, place):
                 connection.exec_driver_sql(statement.replace("%", "%%") if is_server else statement)
 
-    def set_move_state(self, mark: bytes | None) -> None:
+    def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
         """Write something down about a move into this database, or forget it.
 
         That is the first thing a move writes: where there are no tables yet, they are made.
         """
         with self._database.connect(creates=True) as connection:
-            self._set_mark(connection, mark)
+            self._set_mark(connection, state, fence)
 
-    def set_move_states(self, marks: Sequence[bytes]) -> None:
+    def set_move_states(self, marks: Sequence[bytes], fences: Sequence[Fence]) -> None:
         """Write down the marks of these rows and of the jobs in the same database, in one commit.
 
         The tables of jobs are there: their store was opened.
         """
-        own, of_jobs = marks
+        [own, of_jobs], [own_fence, fence_of_jobs] = marks, fences
         with self._database.connect(creates=True) as connection:
-            self._set_mark(connection, own)
+            self._set_mark(connection, own, own_fence)
+            fence_of_jobs.check_change(_locked_mark(connection, _JOB_MARKS), of_jobs)
             _write(connection, _JOB_MARKS, of_jobs)
 
-    def _set_mark(self, connection: Connection, mark: bytes | None) -> None:
+    def _set_mark(self, connection: Connection, mark: bytes | None, fence: Fence | None) -> None:
+        _lock_file(connection)
         commands.upgrade(connection)
         _MARKS.create(connection, checkfirst=True)
+        if fence is not None:
+            fence.check_change(_locked_mark(connection, _MARKS), mark)
         _write(connection, _MARKS, mark)
+
+    @contextmanager
+    def _fenced(self, fence: Fence | None) -> Iterator[Connection]:
+        """One transaction, which is made only if the fence allows it."""
+        with self._database.connect() as connection:
+            if fence is not None:
+                _lock_file(connection)
+                fence.check(_locked_mark(connection, _MARKS))
+            yield connection
+
+
+def _lock_file(connection: Connection) -> None:
+    """Let nobody else write to a file before this transaction has ended; it begins with this.
+
+    The driver would begin it with the first change, after what the change depends on was read.
+    """
+    if connection.dialect.name != "postgresql":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _locked_mark(connection: Connection, marks: Table) -> bytes | None:
+    """The move state, which nobody else changes before this transaction has ended."""
+    if connection.dialect.name == "postgresql" and inspect(connection).has_table(marks.name):
+        connection.exec_driver_sql(f"LOCK TABLE {marks.name} IN SHARE ROW EXCLUSIVE MODE")
+    return _mark(connection, marks)
+
+
+def _mark(connection: Connection, marks: Table) -> bytes | None:
+    if not inspect(connection).has_table(marks.name):
+        return None
+    found = connection.scalar(select(marks.c.mark))
+    return None if found is None else bytes(found)
 
 
 def _read(column: Column[Any], value: Any) -> Any:

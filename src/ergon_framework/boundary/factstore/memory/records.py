@@ -23,6 +23,7 @@ from ergon_framework.ports.transfer import (
     ConsumerCursorRecord,
     FactIdRecord,
     FactRecord,
+    Fence,
     GapRecord,
     JournalRecord,
     LinkRecord,
@@ -51,15 +52,17 @@ class MemoryFactRecords:
             records = (copy for copy in read(state) if after is None or copy.sort_key > after)
             return list(bounded(records, limit))
 
-    def load(self, records: Sequence[TransferRecord]) -> None:
+    def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Put records of one kind in, in order."""
         with self._database.step() as state:
+            self._check(fence)
             for copy in records:
                 _LOADS[type(copy)](state, copy)
 
-    def discard(self, records: Sequence[TransferRecord]) -> None:
+    def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out; those that are not there are fine."""
         with self._database.step() as state:
+            self._check(fence)
             for copy in records:
                 _DISCARDS[type(copy)](state, copy)
 
@@ -68,10 +71,16 @@ class MemoryFactRecords:
         with self._database.step():
             return self._mark
 
-    def set_move_state(self, mark: bytes | None) -> None:
+    def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
         """Write something down about a move into this store, or forget it."""
         with self._database.step():
-            self._mark = mark
+            if fence is not None:
+                fence.check_change(self._mark, state)
+            self._mark = state
+
+    def _check(self, fence: Fence | None) -> None:
+        if fence is not None:
+            fence.check(self._mark)
 
 
 # ---- out ----------------------------------------------------------------------------------------

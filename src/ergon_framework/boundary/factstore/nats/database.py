@@ -15,8 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from ergon_framework.boundary.factstore.nats.schema import Attribute
 from ergon_framework.boundary.factstore.nats.session import Record, RecordCache, StreamTransaction
-from ergon_framework.boundary.factstore.nats.setup import StreamSetup
+from ergon_framework.boundary.factstore.nats.setup import MOVED_TO, StreamSetup
 from ergon_framework.errors import (
     BoundaryError,
     StoreError,
@@ -30,6 +31,7 @@ from ergon_framework.storage.nats import NatsClient
 from ergon_framework.storage.nats.stream import MAX_MESSAGES
 from ergon_framework.storage.notifier import LocalNotifier
 from ergon_framework.storage.server import ServerClock
+from ergon_framework.storage.write_guard import WriteGuard
 
 logger = logging.getLogger("ergon_framework.boundary")
 
@@ -118,6 +120,10 @@ class NatsDatabase:
     ) -> None:
         self._is_read_only = read_only
         self._turn = threading.RLock()
+        self.guard: WriteGuard[StreamTransaction] = WriteGuard()
+        """What is looked at first in each transaction that may change something."""
+        self.moved_to = ""
+        """Where the zone went, as far as the stream was asked; empty while it is here."""
         self._memory = RecordCache()
         self.opening = StreamSetup(url, zone, read_only=read_only)
         self.stream, self.subjects = self.opening.stream, self.opening.subjects
@@ -188,13 +194,16 @@ class NatsDatabase:
         self, work: Callable[[StreamTransaction], T], call: str
     ) -> tuple[StreamTransaction, T]:
         # Whether a zone that went elsewhere is here again, only the stream can tell.
-        is_sure = not self._is_current() or bool(self.opening.moved_to)
+        is_sure = not self._is_current() or bool(self.moved_to)
 
         def attempt() -> tuple[StreamTransaction, T]:
             if is_sure:
                 self._refresh()
-                self._refuse_moved(call)
             transaction = self._begin(self._memory, is_sure=is_sure)
+            if is_sure:
+                self._refuse_moved(transaction, call)
+            if self.guard.check is not None:
+                self.guard.check(transaction)
             try:
                 result = work(transaction)
             except BoundaryError as error:
@@ -223,7 +232,7 @@ class NatsDatabase:
 
         def attempt() -> T:
             transaction = self.begin_read()
-            self._refuse_moved(call)
+            self._refuse_moved(transaction, call)
             try:
                 result = work(transaction)
             except BoundaryError as error:
@@ -323,10 +332,14 @@ class NatsDatabase:
         elif last != self._memory.last:
             self._memory.forget(last)
 
-    def _refuse_moved(self, call: str) -> None:
+    def _refuse_moved(self, transaction: StreamTransaction, call: str) -> None:
         """Write nothing into a zone that went elsewhere; a move may say that it is here again."""
-        if self.opening.moved_to and call != "move":
-            raise moved_away(self.url, self.opening.moved_to, zone=self.opening.zone)
+        self.moved_to = self.opening.moved_to
+        if self.opening.is_moving:  # then a record says it, which the commit depends on
+            found = transaction.get(Attribute, self.subjects.attribute(MOVED_TO))
+            self.moved_to = "" if found is None else found.value
+        if self.moved_to and call != "move":
+            raise moved_away(self.url, self.moved_to, zone=self.opening.zone)
 
     def refuse_reader(self) -> None:
         """Raise ``StoreReadOnlyError`` if the store was opened for reading only."""

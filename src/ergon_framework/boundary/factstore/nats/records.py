@@ -29,6 +29,7 @@ from ergon_framework.boundary.factstore.nats.schema import (
     ZoneRecord,
 )
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
+from ergon_framework.boundary.factstore.nats.setup import MOVED_TO
 from ergon_framework.boundary.factstore.page_plan import Hole
 from ergon_framework.boundary.factstore.parts import StoreParts
 from ergon_framework.boundary.factstore.records import (
@@ -46,6 +47,7 @@ from ergon_framework.ports.transfer import (
     ConsumerCursorRecord,
     FactIdRecord,
     FactRecord,
+    Fence,
     GapRecord,
     JournalRecord,
     LinkRecord,
@@ -288,35 +290,43 @@ class NatsFactRecords:
             lambda transaction: list(bounded(read(transaction, after), limit))
         )
 
-    def load(self, records: Sequence[TransferRecord]) -> None:
+    def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Put records of one kind in, in order; many in several commits, if all of them fit."""
-        for copy in records:
-            if isinstance(copy, LogRecord):
-                self._database.read(partial(refuse_log, copy))
-                self._log.drop(copy.log, partial(_up_to, copy.first - 1))
-        if len(records) > MAX_RECORDS and isinstance(records[0], FactRecord):
-            self._database.read(partial(put, records))  # which writes nothing, but refuses
-        for start in range(0, len(records), MAX_RECORDS):
-            self._database.transaction(partial(put, records[start : start + MAX_RECORDS]), "move")
+        with self._database.guard.set(_check_of(fence)):
+            for copy in records:
+                if isinstance(copy, LogRecord):
+                    self._database.read(partial(refuse_log, copy))
+                    self._log.drop(copy.log, partial(_up_to, copy.first - 1))
+            if len(records) > MAX_RECORDS and isinstance(records[0], FactRecord):
+                self._database.read(partial(put, records))  # which writes nothing, but refuses
+            self._in_parts(put, records)
 
-    def discard(self, records: Sequence[TransferRecord]) -> None:
+    def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out; those that are not there are fine."""
-        for start in range(0, len(records), MAX_RECORDS):
-            self._database.transaction(partial(drop, records[start : start + MAX_RECORDS]), "move")
+        with self._database.guard.set(_check_of(fence)):
+            self._in_parts(drop, records)
+
+    def _in_parts(
+        self, work: Callable[[Sequence[Any], StreamTransaction], None], things: Sequence[Any]
+    ) -> None:
+        for start in range(0, len(things), MAX_RECORDS):
+            part = things[start : start + MAX_RECORDS]
+            self._database.transaction(partial(work, part), "move")
 
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
-        found = self._database.read(
-            lambda transaction: transaction.get(Mark, transaction.subjects.mark)
-        )
-        return None if found is None else found.data
+        return self._database.read(_mark)
 
-    def set_move_state(self, mark: bytes | None) -> None:
+    def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
         """Write something down about a move into this store, or forget it."""
-        record = None if mark is None else Mark(mark)
-        self._database.transaction(
-            lambda transaction: transaction.put(transaction.subjects.mark, record), "move"
-        )
+        record = None if state is None else Mark(state)
+
+        def work(transaction: StreamTransaction) -> None:
+            if fence is not None:
+                fence.check_change(_mark(transaction), state)
+            transaction.put(transaction.subjects.mark, record)
+
+        self._database.transaction(work, "move")
 
     def lease_move(self, token: str, seconds: float, *, renews: bool = False) -> bool:
         """Take, renew or give back the lease of the one move that may shut or open the store."""
@@ -333,23 +343,42 @@ class NatsFactRecords:
 
         return self._database.transaction(work, "move")
 
-    def freeze(self, place: str | None) -> None:
+    def freeze(self, place: str | None, fence: Fence | None = None) -> None:
         """Refuse whatever is written, or let it in again.
 
-        Setting the mark makes others look. Who is about to write one consumer, and looks at nothing
-        else, is overtaken there.
+        Writing the attribute makes others look. Who is about to write one consumer, and looks at
+        nothing else, is overtaken there.
         """
         self._database.refuse_reader()
-        self._database.opening.freeze(place)
-        names = self._database.read(
-            lambda transaction: sorted(
-                transaction.all(ConsumerRecord, transaction.subjects.consumers)
+        opening = self._database.opening
+
+        def say(transaction: StreamTransaction) -> None:
+            record = None if place is None else Attribute(place)
+            transaction.put(transaction.subjects.attribute(MOVED_TO), record)
+
+        with self._database.guard.set(_check_of(fence)):
+            self._database.transaction(say, "move")
+            if not opening.is_moving:
+                opening.look_at_the_attribute()
+                self._database.transaction(say, "move")
+            names = self._database.read(
+                lambda transaction: sorted(
+                    transaction.all(ConsumerRecord, transaction.subjects.consumers)
+                )
             )
-        )
-        for start in range(0, len(names), MAX_RECORDS):
-            self._database.transaction(
-                partial(_rewrite, names[start : start + MAX_RECORDS]), "move"
-            )
+            self._in_parts(_rewrite, names)
+        self._database.moved_to = place or ""
+        opening.tell_earlier_versions(place)
+
+
+def _check_of(fence: Fence | None) -> Callable[[StreamTransaction], None] | None:
+    """What each transaction of a move looks at first; its commit depends on what it read."""
+    return None if fence is None else lambda transaction: fence.check(_mark(transaction))
+
+
+def _mark(transaction: StreamTransaction) -> bytes | None:
+    found = transaction.get(Mark, transaction.subjects.mark)
+    return None if found is None else found.data
 
 
 def _rewrite(consumers: Sequence[str], transaction: StreamTransaction) -> None:

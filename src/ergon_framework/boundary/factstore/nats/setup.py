@@ -32,6 +32,9 @@ logger = logging.getLogger("ergon_framework.boundary")
 
 SCHEMA = 1
 _ZONE, _SCHEMA, _MOVED_TO = "ergon.zone", "ergon.schema", "ergon.moved_to"
+_MOVING = "ergon.moving"
+MOVED_TO = "moved_to"
+"""The attribute of the store that says where the zone went."""
 _MAX_ATTEMPTS = 50  # to found the store or undo a torn commit, while others do the same
 _CONFIG: dict[str, Any] = {
     "storage": "file",
@@ -60,7 +63,9 @@ class StreamSetup:
         self.stream = NatsStream(NatsClient(address), self.subjects.stream, self.subjects.zone)
         self.durability = Durability(1, None)
         self.moved_to = ""
-        """Where the zone went, as far as the stream was asked; empty while it is here."""
+        """Where the zone went by the stream's metadata; empty while it is here."""
+        self.is_moving = False
+        """Whether the zone was ever shut: then the attribute ``MOVED_TO`` counts instead."""
         self.zone = zone
         self._is_read_only = read_only
 
@@ -102,18 +107,30 @@ class StreamSetup:
                 f"{self.name} no longer has the stream {self.stream.name}",
                 remedy="restore it, or restart to begin with an empty one",
             )
-        self.moved_to = (standing.config.get("metadata") or {}).get(_MOVED_TO, "")
+        said = standing.config.get("metadata") or {}
+        self.moved_to, self.is_moving = said.get(_MOVED_TO, ""), _MOVING in said
         return standing
 
-    def freeze(self, place: str | None) -> None:
-        """Say in the stream itself that the zone went elsewhere, or that it is here again.
+    def look_at_the_attribute(self) -> None:
+        """Have everybody read where the zone went from the attribute, from now on.
 
-        A process that writes reads the state of the stream after another has written, and sees it.
+        The metadata of a stream cannot be changed on a condition: a move that was stopped and went
+        on late would overwrite what another said there. So it says the same ever after, and what
+        differs is a record of the stream. A process that writes reads the state of the stream after
+        another has written, and sees the word.
         """
+        self._say({_MOVING: "1"})
+
+    def tell_earlier_versions(self, place: str | None) -> None:
+        """Say where the zone went in the metadata, where earlier versions look for it."""
+        self._say({_MOVED_TO: place})
+
+    def _say(self, words: Mapping[str, str | None]) -> None:
         config = self.standing().config
-        said = {key: value for key, value in config["metadata"].items() if key != _MOVED_TO}
-        self.stream.change({**config, "metadata": said | ({_MOVED_TO: place} if place else {})})
-        self.moved_to = place or ""
+        before = config.get("metadata") or {}
+        said = {k: value for k, value in {**before, **words}.items() if value is not None}
+        if said != before:
+            self.stream.change({**config, "metadata": said})
 
     def server_time(self) -> float:
         """What time it is at the server."""

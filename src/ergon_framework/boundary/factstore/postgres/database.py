@@ -20,6 +20,7 @@ from ergon_framework.storage.notifier import LocalSubscription
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
 from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, Connection, PostgresTimeouts
+from ergon_framework.storage.write_guard import WriteGuard
 
 __all__ = [
     "SCHEMA",
@@ -102,6 +103,7 @@ class PostgresZoneDatabase:
         self.channel = channel_of(zone)
         """Where new facts of the zone are announced."""
         self.is_closed = False
+        self.guard: WriteGuard[PostgresSession] = WriteGuard()
         self._is_read_only = read_only
         self.server = PostgresDatabase(
             url,
@@ -145,7 +147,10 @@ class PostgresZoneDatabase:
 
         def whole(connection: Connection) -> T:
             connection.execute(begin.encode(), prepare=False)
-            result = work(PostgresSession(connection, self.wordings.writing))
+            session = PostgresSession(connection, self.wordings.writing)
+            if self.guard.check is not None:
+                self.guard.check(session)
+            result = work(session)
             failpoint(BEFORE[call])
             connection.execute("COMMIT")
             return result

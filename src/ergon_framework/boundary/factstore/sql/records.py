@@ -35,6 +35,7 @@ from ergon_framework.ports.transfer import (
     ConsumerCursorRecord,
     FactIdRecord,
     FactRecord,
+    Fence,
     GapRecord,
     JournalRecord,
     LinkRecord,
@@ -152,43 +153,47 @@ class SqlFactRecords:
             lambda session: list(bounded(read(session, after, limit), limit))
         )
 
-    def load(self, records: Sequence[TransferRecord]) -> None:
+    def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Put records of one kind in, in order."""
-        if isinstance(records[0], FactRecord):
-            self._engine.load_facts(cast("Sequence[FactRecord]", records))
-        elif isinstance(records[0], FactIdRecord):
-            self._engine.load_ids(cast("Sequence[FactIdRecord]", records))
-        else:
-            self._load_books(records)
+        with self._database.guard.set(_check_of(fence)):
+            if isinstance(records[0], FactRecord):
+                self._engine.load_facts(cast("Sequence[FactRecord]", records))
+            elif isinstance(records[0], FactIdRecord):
+                self._engine.load_ids(cast("Sequence[FactIdRecord]", records))
+            else:
+                self._load_books(records)
 
-    def discard(self, records: Sequence[TransferRecord]) -> None:
+    def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out; those that are not there are fine."""
 
         def work(session: Session) -> None:
             for copy in records:
                 _DISCARDS[type(copy)](session, copy)
 
-        self._database.write(work, "move")
+        with self._database.guard.set(_check_of(fence)):
+            self._database.write(work, "move")
 
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
-        row = self._database.read(lambda session: session.one("records.mark"))
-        return None if row is None else bytes(row[0])
+        return self._database.read(_mark)
 
-    def set_move_state(self, mark: bytes | None) -> None:
+    def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
         """Write something down about a move into this store, or forget it."""
 
         def work(session: Session) -> None:
-            if mark is None:
+            if fence is not None:
+                fence.check_change(_mark(session), state)
+            if state is None:
                 session.run("records.unmark")
             else:
-                session.run("records.set_mark", mark)
+                session.run("records.set_mark", state)
 
         self._database.write(work, "move")
 
-    def freeze(self, place: str | None) -> None:
+    def freeze(self, place: str | None, fence: Fence | None = None) -> None:
         """Refuse whatever changes facts and books, or let it in again."""
-        self._engine.freeze(place)
+        with self._database.guard.set(_check_of(fence)):
+            self._engine.freeze(place)
 
     def _load_books(self, records: Sequence[TransferRecord]) -> None:
         for copy in records:
@@ -205,6 +210,16 @@ class SqlFactRecords:
         for copy in records:
             if isinstance(copy, ZoneEpochRecord):
                 self._identity.info = copy.info
+
+
+def _check_of(fence: Fence | None) -> Callable[[Session], None] | None:
+    """What each transaction of a move looks at first: those of two moves take turns."""
+    return None if fence is None else lambda session: fence.check(_mark(session))
+
+
+def _mark(session: Session) -> bytes | None:
+    row = session.one("records.mark")
+    return None if row is None else bytes(row[0])
 
 
 # ---- out ----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from ergon_framework.errors import ConfigurationError, StoreSchemaError
 from ergon_framework.ports.factstore import NEW_EPOCH, StoreInfo
 from ergon_framework.storage.failpoints import declare
+from ergon_framework.storage.write_guard import WriteGuard
 
 T = TypeVar("T")
 Row: TypeAlias = tuple[Any, ...]
@@ -66,6 +67,10 @@ class Session(Protocol):
 
 class SqlDatabase(Protocol):
     """The tables of one zone, wherever they are: transactions, and the clock they go by."""
+
+    @property
+    def guard(self) -> WriteGuard[Any]:
+        """What is looked at first in each transaction that may change something."""
 
     @property
     def clock(self) -> Callable[[], float]:

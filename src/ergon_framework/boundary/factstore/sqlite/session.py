@@ -15,6 +15,7 @@ from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.write_guard import WriteGuard
 
 T = TypeVar("T")
 
@@ -74,6 +75,7 @@ class SqliteDatabase:
         busy_timeout: float = 5.0,
     ) -> None:
         self.clock = clock
+        self.guard: WriteGuard[SqliteSession] = WriteGuard()
         self.is_read_only = read_only
         self.file = Database(path, schema=SCHEMA, busy_timeout=busy_timeout, read_only=read_only)
         self._home = self.file.identity
@@ -107,6 +109,8 @@ class SqliteDatabase:
         """Run one transaction that may change something."""
 
         def whole(connection: sqlite3.Connection) -> T:
+            if self.guard.check is not None:
+                self.within(connection, self.guard.check)
             result = self.within(connection, work)
             failpoint(BEFORE[call])
             return result

@@ -18,7 +18,7 @@ from ergon_framework.jobs.stores.records import (
     refuse_flows,
 )
 from ergon_framework.ports.jobstore import Job, NewJob
-from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, TransferRecord
+from ergon_framework.ports.transfer import PAGE_BYTES, C, Fence, JobRecord, TransferRecord
 
 
 class MemoryJobRecords:
@@ -40,18 +40,20 @@ class MemoryJobRecords:
             refuse_flows(has_flows=bool(ledger.flow_book.flows))
             return cast("list[C]", _page(ledger, after or 0, limit))
 
-    def load(self, records: Sequence[TransferRecord]) -> None:
+    def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Put records of one kind in, in order."""
         with self._step() as ledger:
+            self._check(fence)
             for each in records:
                 if isinstance(each, JobRecord):
                     ledger.put(_record(each))
             ledger.is_work = False  # workers come when the move is over
         load_settings(self._store, self, records)
 
-    def discard(self, records: Sequence[TransferRecord]) -> None:
+    def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out; those that are not there are fine."""
         with self._step() as ledger:
+            self._check(fence)
             for each in records:
                 record = ledger.by_id.get(each.identity)
                 if isinstance(each, JobRecord) and record is not None:
@@ -75,10 +77,17 @@ class MemoryJobRecords:
         with self._step():
             return self._mark
 
-    def set_move_state(self, mark: bytes | None) -> None:
+    def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
         """Write something down about a move into this store, or forget it."""
         with self._step():
-            self._mark = mark
+            if fence is not None:
+                fence.check_change(self._mark, state)
+            self._mark = state
+
+    def _check(self, fence: Fence | None) -> None:
+        """No other process writes to memory, so that once is enough for settings, too."""
+        if fence is not None:
+            fence.check(self._mark)
 
 
 def _page(ledger: Ledger, after: int, limit: int) -> list[JobRecord]:

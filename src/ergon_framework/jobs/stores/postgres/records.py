@@ -26,7 +26,7 @@ from ergon_framework.jobs.stores.records import (
 )
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.jobstore import Job
-from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, TransferRecord
+from ergon_framework.ports.transfer import PAGE_BYTES, C, Fence, JobRecord, TransferRecord
 from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.pipeline import Bytes
 
@@ -63,24 +63,26 @@ class PostgresJobRecords:
         refuse_flows(has_flows=bool(found))
         return cast("list[C]", self._transactions.read(lambda tx: _page(tx, after or 0, limit)))
 
-    def load(self, records: Sequence[TransferRecord]) -> None:
+    def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Put records of one kind in, in order."""
         jobs = [each for each in records if isinstance(each, JobRecord)]
-        if jobs:
-            try:
-                self._transactions.stepwise(lambda tx: _load(tx, jobs), "move")
-            except StoreError as error:
-                raise (_told(error) if is_conflict(error) else error) from error
-        load_settings(self._store, self, records)
+        with self._transactions.guard.set(_check_of(fence)):
+            if jobs:
+                try:
+                    self._transactions.stepwise(lambda tx: _load(tx, jobs), "move")
+                except StoreError as error:
+                    raise (_told(error) if is_conflict(error) else error) from error
+            load_settings(self._store, self, records)
 
-    def discard(self, records: Sequence[TransferRecord]) -> None:
+    def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out; those that are not there are fine."""
         ids = [each.identity for each in records if isinstance(each, JobRecord)]
-        if ids:
-            self._transactions.stepwise(
-                lambda tx: tx.execute(_SQL["remove"], {"ids": texts(ids)}), "move"
-            )
-        discard_settings(self._store, records)
+        with self._transactions.guard.set(_check_of(fence)):
+            if ids:
+                self._transactions.stepwise(
+                    lambda tx: tx.execute(_SQL["remove"], {"ids": texts(ids)}), "move"
+                )
+            discard_settings(self._store, records)
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
@@ -100,10 +102,16 @@ class PostgresJobRecords:
         rows = self._transactions.read(lambda tx: tx.execute(_SQL["mark"]).fetchall())
         return rows[0][0] if rows else None
 
-    def set_move_state(self, mark: bytes | None) -> None:
+    def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
         """Write something down about a move into this store, or forget it."""
-        statement = _SQL["unmark" if mark is None else "set_mark"]
-        self._transactions.stepwise(lambda tx: tx.execute(statement, {"mark": mark}), "move")
+        statement = _SQL["unmark" if state is None else "set_mark"]
+
+        def work(tx: Tx) -> None:
+            if fence is not None:
+                fence.check_change(_locked_mark(tx), state)
+            tx.execute(statement, {"mark": state})
+
+        self._transactions.stepwise(work, "move")
 
     def store_id(self) -> str:
         """Server, database and table, none of which is ever given twice; not all may ask."""
@@ -117,14 +125,27 @@ class PostgresJobRecords:
 
         return self._transactions.read(ask)
 
-    def freeze(self, place: str | None) -> None:
+    def freeze(self, place: str | None, fence: Fence | None = None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
 
         def work(tx: Tx) -> None:
             for statement in postgres_bars(FROZEN_TABLES, place):
                 tx.connection.execute(statement.encode(), prepare=False)
 
-        self._transactions.unpipelined(work, "move", topics=())
+        with self._transactions.guard.set(_check_of(fence)):
+            self._transactions.unpipelined(work, "move", topics=())
+
+
+def _check_of(fence: Fence | None) -> Callable[[Tx], None] | None:
+    """What each transaction of a move looks at first."""
+    return None if fence is None else lambda tx: fence.check(_locked_mark(tx))
+
+
+def _locked_mark(tx: Tx) -> bytes | None:
+    """The move state, which nobody else changes before this transaction has ended."""
+    tx.execute(_SQL["lock_mark"])
+    rows = tx.execute(_SQL["mark"]).fetchall()
+    return bytes(rows[0][0]) if rows else None
 
 
 def _page(tx: Tx, after: int, limit: int) -> list[JobRecord]:

@@ -31,6 +31,7 @@ from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
 from ergon_framework.storage.postgres.pipeline import Pipeline, log_lost_notification, taking_arrays
 from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, Connection, PostgresTimeouts
+from ergon_framework.storage.write_guard import WriteGuard
 
 
 class Tx:
@@ -106,6 +107,7 @@ class PostgresTransactions:
     ) -> None:
         self._given = clock
         self.is_read_only = read_only
+        self.guard: WriteGuard[Tx] = WriteGuard()
         self.database = PostgresDatabase(
             url,
             schema=SCHEMA,
@@ -158,6 +160,8 @@ class PostgresTransactions:
         transaction by itself.
         """
         self.refuse_to_write()
+        check = self.guard.check
+        is_single = is_single and check is None
 
         def whole(connection: Connection) -> T:
             with Pipeline(connection) as pipeline:
@@ -166,6 +170,8 @@ class PostgresTransactions:
                     tx.execute(b"BEGIN")
                 if not is_synced:
                     tx.execute(_SQL["synced_later"])
+                if check is not None:
+                    check(tx)
                 read = send(tx)
                 failpoint(BEFORE[call])
                 if not is_single:
@@ -223,6 +229,8 @@ class PostgresTransactions:
         def whole(connection: Connection) -> T:
             tx = self.tx(connection)
             with connection.transaction():
+                if self.guard.check is not None:
+                    self.guard.check(tx)
                 result = work(tx)
                 failpoint(BEFORE[call])
             failpoint(AFTER[call])

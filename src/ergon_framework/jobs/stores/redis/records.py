@@ -16,15 +16,25 @@ from ergon_framework.jobs.stores.records import (
 )
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.flows import RedisFlows
-from ergon_framework.jobs.stores.redis.scripts import JOBS, script
+from ergon_framework.jobs.stores.redis.scripts import JOBS, MARK, script
 from ergon_framework.jobs.stores.redis.transactions import BIRTH, RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import Transitions
 from ergon_framework.jobs.stores.unreadable import cannot_move
-from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, TransferRecord
+from ergon_framework.ports.transfer import (
+    PAGE_BYTES,
+    C,
+    Fence,
+    JobRecord,
+    OvertakenMoveError,
+    TransferRecord,
+)
+from ergon_framework.storage.redis.client import Script
 
 _LOAD = script(*JOBS, "delete", "load")
 _DISCARD = script(*JOBS, "delete", "discard")
-_MARK, _LEASE = "mark", "moving"
+_SET_STATE = script("rows", "move_state")
+_FREEZE = script("rows", "freeze")
+_LEASE = "moving"
 _TAKE_LEASE = """
 local holder = redis.call("GET", KEYS[1])
 if holder and holder ~= ARGV[1] or not holder and ARGV[3] == "1" then return 0 end
@@ -59,9 +69,13 @@ class RedisJobRecords:
             raise cannot_move(odd[0])
         return cast("list[C]", [JobRecord(job, row.changed_at) for row, job in found])
 
-    def load(self, records: Sequence[TransferRecord]) -> None:
+    def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Put records of one kind in, in order."""
-        jobs = [each for each in records if isinstance(each, JobRecord)]
+        with self._transactions.fenced(fence):
+            self._load_jobs([each for each in records if isinstance(each, JobRecord)])
+            load_settings(self._store, self, records)
+
+    def _load_jobs(self, jobs: Sequence[JobRecord]) -> None:
         if jobs:
             refuse_flows(has_flows=any(each.job.step is not None for each in jobs))
             blobs = rows.Blobs()
@@ -73,14 +87,14 @@ class RedisJobRecords:
                     " holds its unique key",
                     remedy="see that nobody else writes to the store, then move again",
                 )
-        load_settings(self._store, self, records)
 
-    def discard(self, records: Sequence[TransferRecord]) -> None:
+    def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out; those that are not there are fine."""
         ids = [each.identity for each in records if isinstance(each, JobRecord)]
-        if ids:
-            self._transactions.write(_DISCARD, "move", ids)
-        discard_settings(self._store, records)
+        with self._transactions.fenced(fence):
+            if ids:
+                self._transactions.write(_DISCARD, "move", ids)
+            discard_settings(self._store, records)
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
@@ -98,16 +112,18 @@ class RedisJobRecords:
 
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
-        found: bytes | None = self._transactions.call("GET", _MARK)
+        found: bytes | None = self._transactions.call("GET", MARK)
         return found
 
-    def set_move_state(self, mark: bytes | None) -> None:
+    def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
         """Write something down about a move into this store, or forget it."""
-        self._transactions.refuse_to_write()
-        if mark is None:
-            self._transactions.call("DEL", _MARK)
-        else:
-            self._transactions.call("SET", _MARK, mark)
+        try:
+            with self._transactions.fenced(fence):
+                self._put(_SET_STATE, state)
+        except OvertakenMoveError:
+            # The script is sent again when its answer was lost, and finds what it wrote.
+            if state is None or self.move_state() != state:
+                raise
 
     def store_id(self) -> str:
         """A random word; stores of earlier versions have none."""
@@ -121,10 +137,12 @@ class RedisJobRecords:
         words = (key, token, round(seconds * 1000), int(renews))
         return bool(client.call("EVAL", _TAKE_LEASE, 1, *words))
 
-    def freeze(self, place: str | None) -> None:
+    def freeze(self, place: str | None, fence: Fence | None = None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
-        self._transactions.refuse_to_write()
-        if place is None:
-            self._transactions.call("DEL", "bar")
-        else:
-            self._transactions.call("SET", "bar", place)
+        with self._transactions.fenced(fence):
+            self._put(_FREEZE, None if place is None else place.encode())
+
+    def _put(self, what: Script, value: bytes | None) -> None:
+        """Run a script that writes one word, or takes it away."""
+        blobs = rows.Blobs()
+        self._transactions.write(what, "move", blobs.add(value), blobs=blobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import cache
 
 from ergon_framework.core import flow as machine
 from ergon_framework.core.claim import DEFAULT_BOUNDS
@@ -165,8 +166,13 @@ _LABEL_NAMES = {
 }
 """Most stores have no job with tags: these are no words of their own in every call, either."""
 
+MARK = "mark"
+"""The key of the move state. Few scripts need it, so it is no key of every call."""
+_BAR_AT = f"KEYS[{list(KEYS).index('BAR') + 1}]"
+
 _NAMES = {
     **{name: f"KEYS[{n}]" for n, name in enumerate(KEYS, 1)},
+    "MARK": f'(string.sub({_BAR_AT}, 1, -{len(KEYS["BAR"]) + 1}) .. "{MARK}")',
     **{name: str(n) for n, name in enumerate(_FIELDS, 1) if name.strip()},
     **{name: str(number) for name, number in _NUMBERS.items()},
     **_FLOW_NAMES,
@@ -183,6 +189,13 @@ JOBS = ("rows", "transitions", "flow", "steps")
 def script(*pieces: str) -> Script:
     """One script of the store, made of pieces that follow each other."""
     return script_of("\n".join(map(source_of, pieces)))
+
+
+@cache
+def fenced(given: Script) -> Script:
+    """The same script, which changes nothing unless the move state is its last argument."""
+    fence = script_of(source_of("fence"))
+    return Script(f"{fence.text.decode()}\n{given.text.decode()}", keys=len(KEYS), names={})
 
 
 def source_of(piece: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ergon_framework.engine.atfork import renew_after_fork
@@ -15,9 +16,10 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.jobs.stores.redis.rows import encode
-from ergon_framework.jobs.stores.redis.scripts import KEYS
+from ergon_framework.jobs.stores.redis.scripts import KEYS, fenced
 from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
 from ergon_framework.ports.jobstore import Subscription, Topic
+from ergon_framework.ports.transfer import Fence, overtaken
 from ergon_framework.storage.connection_errors import as_unavailable
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.redis.address import address_of
@@ -44,6 +46,8 @@ settings can be changed while it runs, and be others after a restart."""
 
 _SCHEMA = "schema"
 BIRTH = "birth"
+_OVERTAKEN = b"ergon: overtaken"
+"""What a fenced script answers that has changed nothing."""
 
 
 class RedisTransactions:
@@ -67,6 +71,7 @@ class RedisTransactions:
         """Connect, and look at what is there; refuses a server that would lose jobs."""
         address = address_of(url, prefix)
         self._inspect_interval = inspect_interval
+        self._fence: Fence | None = None
         self._tag = f"{{{address.prefix}}}:"
         self.is_read_only = read_only
         self._keys = packed([f"{self._tag}{key}".encode() for key in KEYS.values()])
@@ -189,7 +194,29 @@ class RedisTransactions:
         """Run a script."""
         now = None if self._clock is None else self._clock()
         words = (encode((now, *args)), self._channel, *blobs)
-        return self.client.run(what, self._keys, words, is_repeatable=is_repeatable)
+        fence = self._fence
+        if fence is None:
+            return self.client.run(what, self._keys, words, is_repeatable=is_repeatable)
+        # One byte tells a state that is not there from an empty one.
+        state = b"-" if fence.state is None else b"+" + fence.state
+        answer = self.client.run(
+            fenced(what), self._keys, (*words, state), is_repeatable=is_repeatable
+        )
+        if answer == _OVERTAKEN:
+            raise overtaken()
+        return answer
+
+    @contextmanager
+    def fenced(self, fence: Fence | None) -> Iterator[None]:
+        """Run every script of this handle only while the move state is that of a fence.
+
+        The script itself compares it, so that nobody can write in between.
+        """
+        before, self._fence = self._fence, fence
+        try:
+            yield
+        finally:
+            self._fence = before
 
     def call(self, command: str, name: str, *args: Any) -> Any:
         """Send one plain command about a key of the store."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ergon_framework.core.job import JobStatus
@@ -30,7 +30,7 @@ from ergon_framework.jobs.stores.transitions import (
 )
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.jobstore import Job
-from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, TransferRecord
+from ergon_framework.ports.transfer import PAGE_BYTES, C, Fence, JobRecord, TransferRecord
 from ergon_framework.storage.freeze import sqlite_bars
 from ergon_framework.storage.sql_files import load
 
@@ -53,19 +53,21 @@ class SqliteJobRecords:
         page = self._transactions.read(lambda cursor: _page(cursor, after or 0, limit))
         return cast("list[C]", page)
 
-    def load(self, records: Sequence[TransferRecord]) -> None:
+    def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Put records of one kind in, in order."""
         jobs = [each for each in records if isinstance(each, JobRecord)]
-        if jobs:
-            self._transactions.write(lambda tx: _load(tx, jobs), "move")
-        load_settings(self._store, self, records)
+        with self._transactions.guard.set(_check_of(fence)):
+            if jobs:
+                self._transactions.write(lambda tx: _load(tx, jobs), "move")
+            load_settings(self._store, self, records)
 
-    def discard(self, records: Sequence[TransferRecord]) -> None:
+    def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out; those that are not there are fine."""
         ids = [(each.identity,) for each in records if isinstance(each, JobRecord)]
-        if ids:
-            self._execute_many("remove", ids)
-        discard_settings(self._store, records)
+        with self._transactions.guard.set(_check_of(fence)):
+            if ids:
+                self._execute_many("remove", ids)
+            discard_settings(self._store, records)
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
@@ -78,17 +80,18 @@ class SqliteJobRecords:
 
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
-        row = self._transactions.first(_SQL["mark"])
-        return None if row is None else bytes(row[0])
+        return self._transactions.read(_mark)
 
-    def set_move_state(self, mark: bytes | None) -> None:
+    def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
         """Write something down about a move into this store, or forget it."""
 
         def work(tx: Tx) -> None:
-            if mark is None:
+            if fence is not None:
+                fence.check_change(_mark(tx.cursor), state)
+            if state is None:
                 tx.cursor.execute(_SQL["unmark"])
             else:
-                tx.cursor.execute(_SQL["set_mark"], (mark,))
+                tx.cursor.execute(_SQL["set_mark"], (state,))
 
         self._transactions.write(work, "move")
 
@@ -97,20 +100,31 @@ class SqliteJobRecords:
         [made_at] = self._transactions.first(_SQL["made_at"])
         return f"{self._transactions.path.resolve()} {made_at!r}"
 
-    def freeze(self, place: str | None) -> None:
+    def freeze(self, place: str | None, fence: Fence | None = None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
 
         def work(tx: Tx) -> None:
             for statement in sqlite_bars(FROZEN_TABLES, place):
                 tx.cursor.execute(statement)
 
-        self._transactions.write(work, "move")
+        with self._transactions.guard.set(_check_of(fence)):
+            self._transactions.write(work, "move")
 
     def _execute_many(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         def work(tx: Tx) -> None:
             tx.cursor.executemany(_SQL[statement], rows)
 
         self._transactions.write(work, "move")
+
+
+def _check_of(fence: Fence | None) -> Callable[[Tx], None] | None:
+    """What each transaction of a move looks at first: it has locked the file."""
+    return None if fence is None else lambda tx: fence.check(_mark(tx.cursor))
+
+
+def _mark(cursor: sqlite3.Cursor) -> bytes | None:
+    row = cursor.execute(_SQL["mark"]).fetchone()
+    return None if row is None else bytes(row[0])
 
 
 def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobRecord]:

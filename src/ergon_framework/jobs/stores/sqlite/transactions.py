@@ -18,6 +18,7 @@ from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.migrations import Schema
 from ergon_framework.storage.sqlite.notifier import FifoNotifier
+from ergon_framework.storage.write_guard import WriteGuard
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class SqliteTransactions:
         self.notifier = FifoNotifier(self.database.path)
         self._clock = clock
         self.is_read_only = read_only
+        self.guard: WriteGuard[Tx] = WriteGuard()
         self._looks_again_at = 0.0
 
     @property
@@ -91,6 +93,8 @@ class SqliteTransactions:
         def whole(connection: sqlite3.Connection) -> tuple[T, bool, bool]:
             with closing(connection.cursor()) as cursor:
                 tx = Tx(cursor, self._clock())
+                if self.guard.check is not None:
+                    self.guard.check(tx)
                 result = work(tx)
                 tx.finish()
             failpoint(BEFORE[call])

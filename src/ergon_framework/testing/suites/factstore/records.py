@@ -5,15 +5,16 @@ The other store of each check is the one in memory, which is the plainest there 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from ergon_framework.boundary.factstore.memory.store import MemoryFactStore
-from ergon_framework.errors import StoreError
+from ergon_framework.errors import StoreError, StoreReadOnlyError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Gap
 from ergon_framework.ports.transfer import (
     FACT_KINDS,
@@ -22,13 +23,17 @@ from ergon_framework.ports.transfer import (
     ConsumerCursorRecord,
     FactIdRecord,
     FactRecord,
+    Fence,
+    Freezable,
     GapRecord,
     LinkRecord,
     LogRecord,
     ObjectNameRecord,
+    OvertakenMoveError,
     QuarantineRecord,
     RecordStore,
     TransferRecord,
+    ZoneEpochRecord,
     records_of,
 )
 from ergon_framework.testing.suites.factstore.subject import (
@@ -265,6 +270,46 @@ def a_mark_is_kept(s: FactStoreSubject) -> None:
     same(_records(s).move_state(), b"\x00two", "the mark")
     _records(s).set_move_state(None)
     same(_records(s).move_state(), None, "the mark when it was taken away")
+
+
+@check(NEEDS)
+def an_overtaken_move_writes_nothing(s: FactStoreSubject) -> None:
+    """A run that was stopped writes on after another took over: the store itself refuses it."""
+    with _filled(s) as old:
+        pages = {kind: list(_all(_records(old), kind)) for kind in FACT_KINDS}
+    store = _records(s)
+    first, second = Fence(b"the first run"), Fence(b"the second run")
+    store.set_move_state(first.state, Fence(None))
+    for kind in FACT_KINDS:
+        store.load(pages[kind], first)
+    store.set_move_state(second.state, first)
+    store.set_move_state(second.state, first)  # an answer that was lost is asked for again
+    s.store.append(OUTBOUND, [new("since")])
+    before = [list(_all(store, kind)) for kind in FACT_KINDS]
+    for kind in FACT_KINDS:
+        _refused(s, partial(store.load, pages[kind], first), f"loading {kind.title}")
+        if kind.may_leave and kind is not ZoneEpochRecord:
+            _refused(s, partial(store.discard, pages[kind], first), f"discarding {kind.title}")
+    _refused(s, partial(store.set_move_state, first.state, first), "the state")
+    _refused(s, partial(store.set_move_state, None, Fence(None)), "no state")
+    if isinstance(store, Freezable):
+        _refused(s, partial(store.freeze, "elsewhere", first), "freezing")
+    same([list(_all(store, kind)) for kind in FACT_KINDS], before, "what is there")
+    same(store.move_state(), second.state, "the move state")
+    s.store.append(OUTBOUND, [new("more")])
+    if isinstance(store, Freezable):
+        store.freeze("elsewhere", second)
+        _refused(s, partial(store.freeze, None, first), "thawing")
+        error = s.refusal(lambda: s.store.append(OUTBOUND, [new("shut out")]))
+        expect(isinstance(error, StoreReadOnlyError), f"a frozen store got {error!r:.200}")
+        store.freeze(None, second)
+    s.store.append(OUTBOUND, [new("at last")])
+    store.set_move_state(None, second)
+
+
+def _refused(s: FactStoreSubject, write: Callable[[], None], what: str) -> None:
+    error = s.refusal(write)
+    expect(isinstance(error, OvertakenMoveError), f"{what} by an overtaken run got {error!r:.200}")
 
 
 @check(NEEDS, "corrupt")

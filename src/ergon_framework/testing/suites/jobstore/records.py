@@ -5,8 +5,9 @@ The other store of each check is the one in memory, which is the plainest there 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -17,7 +18,10 @@ from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.transfer import (
     JOB_KINDS,
     PAGE_BYTES,
+    Fence,
+    Freezable,
     JobRecord,
+    OvertakenMoveError,
     QueueRecord,
     RecordStore,
     ScheduleRecord,
@@ -286,6 +290,49 @@ def a_mark_is_kept(s: JobStoreSubject) -> None:
     same(_own(s).move_state(), b"\x00two", "the mark")
     _own(s).set_move_state(None)
     same(_own(s).move_state(), None, "the mark when it was taken away")
+
+
+@check(NEEDS)
+def an_overtaken_move_writes_nothing(s: JobStoreSubject) -> None:
+    """A run that was stopped writes on after another took over: the store itself refuses it."""
+    s.put("kept")
+    s.store.set_queue("slow", max_active=1, rate=2.0, burst=3)
+    s.store.put_schedule(schedule("nightly"))
+    store = _own(s)
+    pages = {kind: store.dump(kind, None, 9) for kind in JOB_KINDS}
+    store.set_move_state(b"the first run", Fence(None))
+    first, second = Fence(b"the first run"), Fence(b"the second run")
+    for kind in JOB_KINDS:
+        store.load(pages[kind], first)
+    store.set_move_state(b"the second run", first)
+    store.set_move_state(b"the second run", first)  # an answer that was lost is asked for again
+    s.put("done since", priority=9)
+    s.take("done since")
+    before = [list(_all(store, kind)) for kind in JOB_KINDS]
+    for stale in (first, Fence(None)):
+        for kind in JOB_KINDS:
+            _refused(s, partial(store.load, pages[kind], stale), f"loading {kind.title}")
+            _refused(s, partial(store.discard, pages[kind], stale), f"discarding {kind.title}")
+        _refused(s, partial(store.set_move_state, b"the first run", stale), "the state")
+        _refused(s, partial(store.set_move_state, None, stale), "no state")
+        if isinstance(store, Freezable):
+            _refused(s, partial(store.freeze, "elsewhere", stale), "freezing")
+    same([list(_all(store, kind)) for kind in JOB_KINDS], before, "what is there")
+    same(store.move_state(), b"the second run", "the move state")
+    s.put("more")
+    if isinstance(store, Freezable):
+        store.freeze("elsewhere", second)
+        _refused(s, partial(store.freeze, None, first), "thawing")
+        expect(s.refusal(lambda: s.put("shut out")), "a store that was frozen takes jobs")
+        store.freeze(None, second)
+    store.discard(pages[JobRecord], second)
+    same(_ids(store), ["done since", "more"], "what the run that has the store has left")
+    store.set_move_state(None, second)
+
+
+def _refused(s: JobStoreSubject, write: Callable[[], None], what: str) -> None:
+    error = s.refusal(write)
+    expect(isinstance(error, OvertakenMoveError), f"{what} by an overtaken run got {error!r:.200}")
 
 
 def _own(s: JobStoreSubject) -> RecordStore:

@@ -58,6 +58,9 @@ UPDATE ergon_queues SET full_at = %(full_at)s WHERE name = %(name)s AND rate IS 
 -- mark: what was written down about a move into this store
 SELECT mark FROM ergon_job_moves;
 
+-- lock_mark: let nobody else write it down before this transaction has ended; it need not be there
+LOCK TABLE ergon_job_moves IN SHARE ROW EXCLUSIVE MODE;
+
 -- set_mark: write something down
 INSERT INTO ergon_job_moves (one, mark) VALUES (1, %(mark)s)
 ON CONFLICT (one) DO UPDATE SET mark = excluded.mark;
