@@ -6,10 +6,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi import FastAPI
 
 from ergon_framework.app.settings import load_settings
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import NewJob, Search
 from ergon_framework.web.application import create_app
@@ -59,6 +61,21 @@ def test_jobs_come_the_newest_first(app: FastAPI) -> None:
 def test_filters(app: FastAPI, query: dict[str, Any], expected: list[str]) -> None:
     """Every filter that is set must match."""
     assert ids(get(app, "/api/v1/jobs", **query)) == expected
+
+
+def test_a_running_job_shows_how_far_it_is(app: FastAPI, tmp_path: Path) -> None:
+    """As its worker tells, alone and in a list; a job that waits has none."""
+    with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        request = ClaimRequest(worker="w1", lease=600.0, slots={"python": 1}, default="python")
+        _, claimed = store.settle_and_claim([], request)
+        (job,) = claimed.jobs
+        (record,) = store.workers()
+        told = {"fence": job.fence, "fraction": 0.25, "message": "page 1 of 4", "at": "now"}
+        store.heartbeat(msgspec.structs.replace(record, progress={job.id: told}))
+    del told["fence"]
+    assert get(app, f"/api/v1/jobs/{job.id}")["progress"] == told
+    shown = {each["id"]: each.get("progress") for each in get(app, "/api/v1/jobs")["items"]}
+    assert {name: each for name, each in shown.items() if each} == {job.id: told}
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])

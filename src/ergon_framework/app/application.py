@@ -151,7 +151,12 @@ class App:
     def job(self, name: Callable[P, T], /) -> JobHandler[P, T]: ...
     @overload
     def job(
-        self, name: str | None = None, /, **options: Unpack[HandlerOptions]
+        self,
+        name: str | None = None,
+        /,
+        *,
+        heartbeat: float | None = None,
+        **options: Unpack[HandlerOptions],
     ) -> Callable[[Callable[P, T]], JobHandler[P, T]]: ...
     @overload
     def job(
@@ -169,7 +174,8 @@ class App:
         The function can be called as before; options are those of all its jobs. With ``batch`` it
         takes a list: each job has one argument, and one call gets those of up to so many jobs. It
         returns None, or a list with a result for each; an exception in that list is the failure of
-        its job.
+        its job. With ``heartbeat`` an attempt that calls ``job.progress()`` less often than every
+        so many seconds is ended as a timeout.
         """
         if callable(name):
             return self._add(name, None, {})

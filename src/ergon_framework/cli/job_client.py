@@ -99,13 +99,18 @@ def job_rows(
     """The rows of such a listing."""
     from ergon_framework.jobs.views import job_view
 
-    shapes = (job_view(job, client.settings) for job in client.store.search(search, limit))
+    workers = client.store.workers()  # they know how far running jobs are
+    shapes = (job_view(job, client.settings, workers) for job in client.store.search(search, limit))
     return shapes if as_json else map(_row, shapes)
 
 
 def _row(shape: dict[str, Any]) -> dict[str, Any]:
     error = shape["last_error"]
     why = error["code"] if error and shape["status"] == "failed" else shape["why"]
+    if "progress" in shape:
+        from ergon_framework.jobs.views import progress_text
+
+        why = progress_text(shape["progress"])
     return {**shape, "tries": f"{shape['attempts']}/{shape['max_attempts']}", "why": why}
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _JSON = (
     *("args", "kwargs", "result", "retry", "last_error", "trace_context"),
-    *("cancel_requested", "metadata"),
+    *("cancel_requested", "metadata", "progress"),
 )
 app = typer.Typer(help="Look at jobs and workers; show, cancel or retry a job.")
 

@@ -43,6 +43,7 @@ __all__ = [
     "LineSplitter",
     "OrchestratorSession",
     "Outcome",
+    "ProgressReport",
     "Refusal",
     "Reply",
     "Request",
@@ -53,7 +54,9 @@ __all__ = [
     "cancelled_job",
     "encode_cancel",
     "encode_outcome",
+    "encode_progress",
     "encode_request",
+    "reported_progress",
 ]
 
 
@@ -424,6 +427,48 @@ def cancelled_job(line: bytes) -> str | None:
         return _CONTROLS.decode(line).cancel
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
+
+
+MAX_PROGRESS_MESSAGE = 400
+"""Characters of a message beside a progress. Escaped, a line stays below 4,096 bytes, which a pipe
+takes as a whole or not at all."""
+
+
+class ProgressReport(msgspec.Struct, frozen=True):
+    """How far a job is, as its executor says."""
+
+    job_id: str
+    fraction: float | None = None  # from 0 to 1
+    message: str = ""
+
+
+class _Report(msgspec.Struct, frozen=True):
+    """A line of the progress descriptor, which is no part of the specification."""
+
+    progress: ProgressReport | None = None
+
+
+_REPORTS = msgspec.json.Decoder(_Report)
+
+
+def encode_progress(job_id: str, fraction: float | None, message: str) -> bytes:
+    """The line that tells a worker how far a job is.
+
+    Version 1 has no message for it, and whatever is no outcome is a stray line on the standard
+    output. So it goes to a descriptor of its own.
+    """
+    return _encode(_Report(ProgressReport(job_id, fraction, message[:MAX_PROGRESS_MESSAGE])))
+
+
+def reported_progress(line: bytes) -> ProgressReport | None:
+    """What a line of the progress descriptor says; None: it says something else."""
+    try:
+        told = _REPORTS.decode(line).progress
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if told is None or (told.fraction is not None and not 0.0 <= told.fraction <= 1.0):
+        return None
+    return told
 
 
 class _Answer(msgspec.Struct, frozen=True):

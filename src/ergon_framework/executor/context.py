@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Protocol
@@ -54,6 +54,19 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     """The deadline on the monotonic clock, which does not jump when the time is set."""
     stop: StopFlag = NOT_STOPPED
     """What knows whether the job is to be cancelled."""
+    reporter: Callable[[float | None, str], None] | None = None
+    """What takes :meth:`progress`; None in a test."""
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None:
+        """Tell how far the job is: a part from 0 to 1, a few words, or both.
+
+        Plain and async handlers may call it as often as they like: it never waits, and about one
+        report in a second is sent, the last one always.
+        """
+        if fraction is not None and not 0.0 <= fraction <= 1.0:
+            raise ValueError(f"a progress is a part from 0 to 1, such as 0.4, not {fraction!r}")
+        if self.reporter is not None:
+            self.reporter(fraction, message)
 
     @property
     def is_cancelled(self) -> bool:

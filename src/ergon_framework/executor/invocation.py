@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergon_framework.core.executor_protocol import ATTEMPTS, Outcome, Request
 from ergon_framework.core.rfc3339 import parse_rfc3339
-from ergon_framework.executor import outcomes
+from ergon_framework.executor import outcomes, progress
 from ergon_framework.executor.binding import InvalidArgumentsError
 from ergon_framework.executor.context import CORRELATION, JobContext, StopFlag
 from ergon_framework.executor.registry import Handler
@@ -88,8 +88,18 @@ class Invocation:
                 worker_id=about.worker_id,
                 ends_at=None if self.ends_at == NEVER else self.ends_at,
                 stop=self.stop,
+                reporter=self.report,
             )
         return self._context
+
+    @property
+    def job_id(self) -> str:
+        """The job of the request."""
+        return self.request.job_id
+
+    def report(self, fraction: float | None, message: str) -> None:
+        """Tell how far the job is, unless it was answered."""
+        progress.report(self, fraction, message)
 
     def cancel(self) -> None:
         """The job is to be cancelled: the handler sees it, or is not begun. From any thread."""

@@ -18,6 +18,7 @@ import msgspec
 from ergon_framework.core.executor_protocol import PROTOCOL_VERSION, cancelled_job
 from ergon_framework.errors import ErgonError, MissingExtraError, SettingsError, describe
 from ergon_framework.executor.loading import AppError, load
+from ergon_framework.executor.progress import report_to
 from ergon_framework.executor.registry import Registry
 from ergon_framework.executor.runtime import Runtime
 from ergon_framework.executor.stdio import Pipes, claim_stdio, stderr_line
@@ -27,6 +28,7 @@ MAX_IN_FLIGHT_LIMIT = "ERGON_MAX_IN_FLIGHT_LIMIT"
 """Up to how many the process may ask for in its report, where nobody has set a number."""
 READY_FD = "ERGON_READY_FD"
 CONTROL_FD = "ERGON_CONTROL_FD"
+PROGRESS_FD = "ERGON_PROGRESS_FD"
 LOG_LEVEL = "ERGON_LOG_LEVEL"
 OTLP = "ERGON_OTLP"
 IN_FLIGHT_LIMIT = 1024
@@ -56,6 +58,9 @@ def serve(
     if is_process:
         _end_when_orphaned(pipes)
     ready_fd, control_fd = _descriptor(READY_FD), _descriptor(CONTROL_FD)
+    progress_fd = _descriptor(PROGRESS_FD)
+    if progress_fd is not None:
+        report_to(progress_fd)
     try:
         _limit(0)  # refused before anything of the user's is imported
         registry = load(app)
@@ -134,7 +139,7 @@ def _report_ready(
 ) -> None:
     if descriptor is None:
         return
-    report = {
+    report: dict[str, object] = {
         "ready": True,
         "handlers": registry.names,
         "protocol_version": PROTOCOL_VERSION,
@@ -142,6 +147,8 @@ def _report_ready(
         "pid": os.getpid(),
         "cancels": hears_cancels,
     }
+    if registry.heartbeats:
+        report["heartbeats"] = registry.heartbeats
     rest = memoryview(msgspec.json.encode(report) + b"\n")
     with suppress(OSError):  # the parent has lost interest
         while rest:

@@ -44,7 +44,7 @@ class Handler:
 
     __slots__ = (
         "_binding", "_function", "_layers", "_registry",
-        "batch", "function", "give_up_on", "is_async", "linger", "name", "options",
+        "batch", "function", "give_up_on", "heartbeat", "is_async", "linger", "name", "options",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +62,8 @@ class Handler:
         self.batch = batch
         """How many jobs one call takes at most; 0 for a handler of single jobs."""
         self.linger = linger
+        self.heartbeat: float | None = None
+        """Seconds of silence after which a worker ends an attempt; None: it need not report."""
         self.give_up_on: tuple[type[BaseException], ...] = ()
         self._registry = registry
         self._layers: tuple[Around, ...] | None = None
@@ -157,6 +159,7 @@ class Registry:
         *,
         batch: int | None = None,
         linger: float | None = None,
+        heartbeat: float | None = None,
         **options: Unpack[HandlerOptions],
     ) -> Callable[[_F], _F]: ...
     def handler(self, name: Any = None, **options: Any) -> Any:
@@ -164,6 +167,8 @@ class Registry:
 
         With ``batch``, the function is called with a list of up to so many jobs' arguments, after
         at most ``linger`` seconds, and answers for each: see :mod:`ergon_framework.executor.batch`.
+        With ``heartbeat``, it must call ``job.progress()`` at least every so many seconds: a worker
+        ends an attempt that is silent for longer, as a timeout.
         """
         if callable(name):
             return self.add(name)
@@ -176,6 +181,7 @@ class Registry:
         *,
         batch: int | None = None,
         linger: float | None = None,
+        heartbeat: float | None = None,
         **options: Unpack[HandlerOptions],
     ) -> _F:
         """Register a function; the same as decorating it."""
@@ -192,6 +198,7 @@ class Registry:
                 f"there are two handlers named {name!r}", remedy="give one of them another name"
             )
         handler = Handler(name, function, {}, self, *gathering)
+        handler.heartbeat = _checked_heartbeat(name, heartbeat, batch)
         if options:  # the words are imported for them: most executors start without any
             from ergon_framework.ports.job_options import exception_classes, handler_options
 
@@ -277,6 +284,12 @@ class Registry:
         return sorted(self._handlers)
 
     @property
+    def heartbeats(self) -> dict[str, float]:
+        """The handlers that must report, and how often, in seconds."""
+        found = {name: each.heartbeat for name, each in self._handlers.items()}
+        return {name: seconds for name, seconds in found.items() if seconds is not None}
+
+    @property
     def largest_batch(self) -> int:
         """How many jobs one call of a handler takes at most."""
         return max((each.batch for each in self._handlers.values()), default=0)
@@ -354,6 +367,23 @@ class Registry:
             return JobCall(args, kwargs, {})
         sent = self.check(name, args, kwargs)
         return JobCall(*sent, self._handlers[name].options)
+
+
+def _checked_heartbeat(name: str, heartbeat: Any, batch: int | None) -> float | None:
+    if heartbeat is None:
+        return None
+    is_number = isinstance(heartbeat, int | float) and not isinstance(heartbeat, bool)
+    if not is_number or not 0.1 <= heartbeat <= 86_400:
+        raise WiringError(
+            f"heartbeat of the handler {name!r} is {heartbeat!r}",
+            remedy="give seconds from 0.1 to 86400 (a day), for example heartbeat=30",
+        )
+    if batch is not None:
+        raise WiringError(
+            f"the handler {name!r} takes many jobs in one call, so none of them can report alone",
+            remedy="leave out heartbeat, or batch",
+        )
+    return float(heartbeat)
 
 
 def _checked_batch(name: str, batch: Any, linger: Any) -> tuple[int, float]:

@@ -57,13 +57,20 @@ class ChildProcess:
             theirs.append(start)
             bound = bound_to_parent(command, env, cwd, start)
             self.control, control = _control(ours, theirs)
+            self.progress, progress = _pipe(ours, theirs)
+            handed = (ready, control, progress)
             self._process = subprocess.Popen(  # noqa: S603 - the operator's own command
                 bound,
                 stdin=self._unread,
                 stdout=out,
                 stderr=err,
-                pass_fds=(ready, control) if bound is command else (ready, control, start),
-                env={**env, "ERGON_READY_FD": str(ready), "ERGON_CONTROL_FD": str(control)},
+                pass_fds=handed if bound is command else (*handed, start),
+                env={
+                    **env,
+                    "ERGON_READY_FD": str(ready),
+                    "ERGON_CONTROL_FD": str(control),
+                    "ERGON_PROGRESS_FD": str(progress),
+                },
                 cwd=cwd,
                 start_new_session=True,
             )
@@ -74,7 +81,8 @@ class ChildProcess:
         finally:
             for end in theirs:
                 os.close(end)
-        for end in (self.stdin, self.stdout, self.stderr, self.ready, self.control):
+        inputs = (self.stdout, self.stderr, self.ready, self.progress)
+        for end in (self.stdin, self.control, *inputs):
             os.set_blocking(end, False)
         self.pid = self._process.pid
         self._watchdog = watchdog
@@ -184,7 +192,8 @@ class ChildProcess:
 
     def close(self) -> None:
         """Close every descriptor. The process must have ended."""
-        for name in ("stdin", "_unread", "stdout", "stderr", "ready", "control", "exit_fd"):
+        ends = ("stdin", "_unread", "stdout", "stderr", "ready", "control", "progress", "exit_fd")
+        for name in ends:
             self._close(name)
 
     def close_ready(self) -> None:

@@ -14,6 +14,8 @@ from ergon_framework.core.executor_protocol import (
     DISCARDED,
     HANDLER_NOT_FOUND,
     HELD,
+    MAX_PROGRESS_MESSAGE,
+    ProgressReport,
     Reply,
     Status,
 )
@@ -66,8 +68,8 @@ class Claim:
     """One claimed job. The dispatcher and the store thread both look at it."""
 
     __slots__ = (
-        *("cancel", "handler", "is_recorded", "is_written", "job", "lost", "outcome", "span"),
-        "written_at",
+        *("cancel", "handler", "is_recorded", "is_written", "job", "lost", "outcome"),
+        *("progress", "span", "written_at"),
     )
 
     def __init__(self, job: ClaimedJob) -> None:
@@ -78,12 +80,26 @@ class Claim:
         self.written_at = 0.0
         self.lost = False  # the store says that somebody else holds it now
         self.cancel: CancelRequest | None = None  # the store says that somebody wants it cancelled
+        self.progress: dict[str, Any] | None = (
+            None  # what its handler has said last of how far it is
+        )
         self.span: Span | None = None  # of the attempt under way, if the job is traced
         self.outcome: Event | None = None  # it cannot be sent: this is settled instead
 
     def renewal(self) -> LeaseRenewal:
         """What the store needs to prolong the lease."""
         return LeaseRenewal(self.job.key, self.job.id, self.job.fence, self.is_written)
+
+
+def told_progress(claim: Claim, report: ProgressReport, now: float) -> dict[str, Any]:
+    """A handler's report as the record of its worker has it; it belongs to one claim alone."""
+    message = _writable(redaction.message(report.message[:MAX_PROGRESS_MESSAGE]))
+    return {
+        "fence": claim.job.fence,
+        "fraction": report.fraction,
+        "message": message,
+        "at": format_rfc3339(now),
+    }
 
 
 _TOLD = ("message", "traceback", "output", "by", "reason")

@@ -341,7 +341,9 @@ class JobClient:
 
     def show(self, job_id: str) -> dict[str, Any]:
         """Everything about a job as plain values, the same as ``ergon jobs show --json``."""
-        return job_view(self.find(job_id), self.settings)
+        job = self.find(job_id)
+        is_running = job.status is JobStatus.ACTIVE
+        return job_view(job, self.settings, self.store.workers() if is_running else ())
 
     def jobs(
         self,

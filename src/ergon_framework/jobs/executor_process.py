@@ -10,7 +10,7 @@ import json
 import logging
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -18,9 +18,11 @@ from typing import Any, Protocol
 from ergon_framework import redaction
 from ergon_framework.core.executor_protocol import (
     OrchestratorSession,
+    ProgressReport,
     Reply,
     Stray,
     encode_cancel,
+    reported_progress,
 )
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, ProcessDied, Released, Unread
@@ -150,8 +152,8 @@ class InFlight:
     """One request that has been written and not been answered."""
 
     __slots__ = (
-        *("begins", "cancelled_at", "claim", "deadline_at", "is_overdue", "is_unread"),
-        "timeout",
+        *("begins", "cancelled_at", "claim", "deadline_at", "heartbeat", "is_overdue"),
+        *("is_silent", "is_unread", "silent_at", "timeout"),
     )
 
     def __init__(self, claim: Claim, begins: int, timeout: float) -> None:
@@ -162,6 +164,14 @@ class InFlight:
         self.is_overdue = False
         self.is_unread = False  # … and was not read before that
         self.cancelled_at: float | None = None  # when the process was told that it is cancelled
+        self.heartbeat: float | None = None  # its handler must report so often, in seconds
+        self.silent_at = NEVER  # when it has been silent for too long …
+        self.is_silent = False  # … and was ended for it
+
+    def heard(self, now: float) -> None:
+        """Its handler has reported, or has just begun."""
+        if self.heartbeat is not None:
+            self.silent_at = now + self.heartbeat
 
 
 class ProcessListener(Protocol):
@@ -177,6 +187,9 @@ class ProcessListener(Protocol):
 
     def strayed(self, process: ExecutorProcess, reason: str) -> None:
         """A line fits no request."""
+
+    def progressed(self, request: InFlight, report: ProgressReport) -> None:
+        """A handler said how far its job is."""
 
     def became_ready(self, process: ExecutorProcess) -> None:
         """The process said that it is ready."""
@@ -216,6 +229,8 @@ class ExecutorProcess:
         self.kill_at: float | None = None
         self.suspect_at: float | None = None
         self._has_lost = False  # the lease of a job it runs was lost: it gets no other request
+        self._heartbeats: Mapping[str, float] = {}  # which handlers must report, and how often
+        self._reports = OutputLines()
         self._hears_cancels = False  # it said that it reads the control descriptor
         self._has_cancelled = False  # it may run a job that is to be cancelled …
         self._is_leaving = False  # … which does not end: it gets no other request
@@ -233,6 +248,7 @@ class ExecutorProcess:
         loop.watch(child.stdout, READ, self._read_stdout)
         loop.watch(child.stderr, READ, self._read_stderr)
         loop.watch(child.ready, READ, self._read_ready)
+        loop.watch(child.progress, READ, self._read_progress)
         # A pidfd, where the system has one. Elsewhere the end shows at the end of its output, or is
         # polled for.
         if child.exit_fd >= 0:
@@ -276,6 +292,8 @@ class ExecutorProcess:
         # deadline then.
         if self.is_up:
             request.deadline_at = self._loop.now() + timeout + DEADLINE_SLACK
+            if self._heartbeats:
+                self._bind(request)
         # ``begins`` is compared with what the child has read, to tell which requests it had begun.
         self.in_flight[claim.job.id] = request
         self.given += 1
@@ -294,6 +312,8 @@ class ExecutorProcess:
             # any language need not know the ready descriptor.
             if now >= max(self.up_at, first.claim.written_at) or self.child.taken() > first.begins:
                 self.came_up(now)  # it reads its input, or has had its grace
+        if self._heartbeats:
+            self._cancel_silent(now)
         if self.is_broken and self.in_flight and not (self._is_mute or self._session.is_skipping):
             self.suspect_at = None  # the endless line has ended: its other requests may finish
         if self.term_at is not None and now >= self.term_at:
@@ -318,6 +338,8 @@ class ExecutorProcess:
             times.append(now + 0.05)
         if self.suspect_at is not None:
             times.append(self.suspect_at)
+        if self._heartbeats:
+            times += [each.silent_at for each in self.in_flight.values() if not each.is_silent]
         if self.limits.retires_at < NEVER and self.limits.reason is None:
             times.append(self.limits.retires_at)
         if self._has_cancelled and not self._is_leaving:
@@ -387,6 +409,33 @@ class ExecutorProcess:
                 if self._hears_cancels:
                     self.child.send_control(encode_cancel(job_id))
 
+    def _bind(self, request: InFlight) -> None:
+        """Let the time of a handler that must report begin."""
+        request.heartbeat = self._heartbeats.get(request.claim.handler)
+        request.heard(self._loop.now())
+
+    def _cancel_silent(self, now: float) -> None:
+        """Tell the process to end jobs whose handlers must report and have not for too long."""
+        for job_id, request in self.in_flight.items():
+            if request.is_silent or request.silent_at > now:
+                continue
+            if request.begins >= self.child.taken():
+                request.heard(now)  # it has not begun
+                continue
+            request.is_silent = True
+            request.silent_at = NEVER
+            if request.cancelled_at is None:
+                request.cancelled_at = now
+                self._has_cancelled = True
+                if self._hears_cancels:
+                    self.child.send_control(encode_cancel(job_id))
+
+    @staticmethod
+    def silence(request: InFlight) -> Failed:
+        """The event of a request whose handler had to report and did not."""
+        text = f"reported nothing for {request.heartbeat:g} s and was ended"
+        return Failed(Failure(Kind.TIMEOUT, "heartbeat_timeout", text))
+
     def has_only_cancelled(self, now: float) -> bool:
         """Whether it has nothing in hand but cancelled jobs, and one of them does not end.
 
@@ -430,6 +479,7 @@ class ExecutorProcess:
         for end in (self.child.stdin, self.child.stdout, self.child.stderr):
             self._forget(end)
         self._forget(self.child.ready)
+        self._forget(self.child.progress)
         self._forget(self.child.exit_fd)
         # Only a request that the child has read can have killed it. If exactly one was read, that
         # job is to blame and is charged.
@@ -447,6 +497,8 @@ class ExecutorProcess:
         return ends
 
     def _event(self, request: InFlight, taken: int, is_alone: bool) -> Event:
+        if request.is_silent and self.end_reason is not None:
+            return self.silence(request)
         if request.cancelled_at is not None and self.end_reason is EndReason.CANCELLED:
             text = "its cancellation was requested, and its process was ended"
             return Failed(Failure(Kind.CANCELLED, "cancelled", text))
@@ -603,6 +655,21 @@ class ExecutorProcess:
             if spoken.isEnabledFor(logging.INFO):
                 _log_lines(self._output.feed(data))
 
+    def _read_progress(self, _events: int) -> None:
+        for _ in range(MAX_READS):
+            data = self.child.read(self.child.progress)
+            if data is None:
+                return
+            if not data:
+                self._forget(self.child.progress)
+                return
+            for line in self._reports.feed(data):
+                report = reported_progress(line)
+                request = None if report is None else self.in_flight.get(report.job_id)
+                if request is not None and report is not None:  # else it was answered meanwhile
+                    request.heard(self._loop.at)
+                    self._listener.progressed(request, report)
+
     def _read_ready(self, _events: int) -> None:
         data = self.child.read(self.child.ready)
         if data is None:
@@ -615,6 +682,9 @@ class ExecutorProcess:
         is_ready = _says_ready(bytes(self._ready_text))
         if is_ready:
             self._hears_cancels = _hears_cancels(bytes(self._ready_text))
+            self._heartbeats = _heartbeats(bytes(self._ready_text))
+            for request in self.in_flight.values():
+                self._bind(request)
             # A number in the settings goes before what the executor says of itself: an operator may
             # want less.
             if not self.settings.sets_max_in_flight:
@@ -671,6 +741,17 @@ def _says_ready(text: bytes) -> bool | None:
 def _hears_cancels(text: bytes) -> bool:
     """Whether a process says that it reads cancellations from the control descriptor."""
     return _report(text).get("cancels") is True
+
+
+def _heartbeats(text: bytes) -> dict[str, float]:
+    """Which handlers of a process must report, and how often."""
+    said = _report(text).get("heartbeats")
+    found = said.items() if isinstance(said, dict) else ()
+    return {
+        name: float(seconds)
+        for name, seconds in found
+        if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
+    }
 
 
 def _report(text: bytes) -> dict[str, Any]:

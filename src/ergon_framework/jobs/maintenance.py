@@ -302,6 +302,11 @@ class Maintenance:
         self._missing.known = frozenset(name for each in alive for name in each.executors)
         return self._settings.lease / 3
 
+    def tell_record(self) -> None:
+        """Write the record of this worker before its time, unless it has never been written."""
+        if self._has_heartbeat:
+            self._store.heartbeat(self._record())
+
     def _check_schedules(self, mine: WorkerRecord, found: Sequence[WorkerRecord]) -> None:
         """After an outage, compare the stored schedules with the settings again.
 

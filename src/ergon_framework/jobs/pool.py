@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from ergon_framework.core.executor_protocol import (
     NOT_THROUGH,
+    ProgressReport,
     Reply,
     Status,
     encode_request,
@@ -32,7 +33,7 @@ from ergon_framework.core.restart import StartGate
 from ergon_framework.core.text import indented
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.child_process import ChildProcess, executor_environment
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim, Settler, told_progress
 from ergon_framework.jobs.event_loop import EventLoop
 from ergon_framework.jobs.executor_process import (
     CONFUSED_AFTER,
@@ -50,7 +51,7 @@ from ergon_framework.storage.failpoints import declare, failpoint
 
 logger = logging.getLogger("ergon.jobs")
 
-FILES_PER_PROCESS, SPARE_FILES = 7, 100
+FILES_PER_PROCESS, SPARE_FILES = 8, 100
 """Descriptors that each executor process takes in its worker, and those for all the rest."""
 
 
@@ -137,6 +138,9 @@ class PoolOwner(Protocol):
 
     def tell(self, name: str, **fields: Any) -> None:
         """A notice."""
+
+    def progressed(self) -> None:
+        """A job has told how far it is, which others want to see."""
 
     def wall(self) -> float:
         """The store's clock, about."""
@@ -336,6 +340,8 @@ class ExecutorPool:
         # told as the timeout that it is.
         if request.is_overdue and reply.status is not Status.SUCCESS:
             event: Event = process.expired(request)
+        elif request.is_silent and reply.status is not Status.SUCCESS:
+            event = process.silence(request)
         else:
             event = self._owner.settler.event_of(reply, claim.job)
         if isinstance(event, Failed) and self.settings.keep_output:
@@ -362,6 +368,12 @@ class ExecutorPool:
                 self.strays,
             )
         self._owner.dirty(self)
+
+    def progressed(self, request: InFlight, report: ProgressReport) -> None:
+        """A handler said how far its job is."""
+        claim = request.claim
+        claim.progress = told_progress(claim, report, self._owner.wall())
+        self._owner.progressed()
 
     def became_ready(self, process: ExecutorProcess) -> None:
         """A process said that it is ready."""

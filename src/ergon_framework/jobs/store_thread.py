@@ -104,6 +104,11 @@ CHARGE_DELAY = 0.05
 MIN_CHARGE_AGE = CHARGE_DELAY / 2
 """Seconds within which most short jobs end: those are not charged before."""
 
+PROGRESS_INTERVAL = 1.0
+"""Seconds between two heartbeats that are sent because jobs have told how far they are."""
+MAX_PROGRESS = 1_000
+"""Jobs of one worker whose progress is told, the latest claims; a heartbeat must stay small."""
+
 declare("worker.before_renew")
 
 
@@ -137,6 +142,12 @@ class HeldLeases:
         """Whether this worker holds the job by this very claim, and not by a later one."""
         claim = self.claims.get(job_id)
         return claim is not None and claim.job.fence == fence
+
+    def progress(self) -> dict[str, Any]:
+        """What the handlers of running jobs have told of how far they are, by job id."""
+        found = [(each.job.id, each.progress) for each in [*self.claims.values()]]
+        told = {job_id: progress for job_id, progress in found if progress is not None}
+        return dict([*told.items()][-MAX_PROGRESS:]) if len(told) > MAX_PROGRESS else told
 
     def add(self, claims: Sequence[Claim], now: float) -> None:
         """Hold these claims.
@@ -286,6 +297,8 @@ class StoreThread:
         self._ends = False
         self._gives_up = False
         self._news = True  # something may be claimable
+        self._is_progress_told = False  # a job has told how far it is …
+        self._progress_at = 0.0  # … which is written then, at the earliest
         self._is_cancel_told = False  # a job that runs somewhere is to be cancelled
         self._next_at: float | None = None  # … or will be then, by our clock
         self._maintenance_at: float | None = None
@@ -325,6 +338,12 @@ class StoreThread:
             self._settlements += settlements
             wakes, self._is_asleep = self._is_asleep, False
         if wakes:
+            self._subscription.wake()
+
+    def tell_progress(self) -> None:
+        """Tell the store soon how far jobs are, with a heartbeat. From the worker's loop."""
+        if not self._is_progress_told:
+            self._is_progress_told = True
             self._subscription.wake()
 
     def probe(self) -> None:
@@ -458,6 +477,11 @@ class StoreThread:
             self.leases.look_for_cancels()
         self.leases.renew_due(self._now())
         self._check_for_stall(began)
+        if self._is_progress_told and self._now() >= self._progress_at:
+            self._is_progress_told = False
+            self._progress_at = self._now() + PROGRESS_INTERVAL
+            if self.maintenance is not None:
+                self.maintenance.tell_record()
         if self.maintenance is not None and not self._ends:
             self._maintenance_at = self.maintenance.run(self._now())
             is_asked = is_asked or not self._ends  # an end may have cut the tasks short
@@ -601,6 +625,8 @@ class StoreThread:
         until = [self.leases.next_at]
         if self._maintenance_at is not None:
             until.append(self._maintenance_at)
+        if self._is_progress_told:
+            until.append(self._progress_at)
         if self._next_at is not None and self._may_claim and is_free:
             until.append(self._next_at)
         if self._failures:

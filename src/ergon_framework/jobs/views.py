@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,8 +18,13 @@ SILENT_AFTER = 60.0
 _decode = msgspec.json.decode
 
 
-def job_view(job: Job, settings: JobsSettings) -> dict[str, Any]:
-    """Everything there is to know about a job; what it leaves open is as the settings say."""
+def job_view(
+    job: Job, settings: JobsSettings, workers: Iterable[WorkerRecord] = ()
+) -> dict[str, Any]:
+    """Everything there is to know about a job; what it leaves open is as the settings say.
+
+    ``workers`` know how far a running job is.
+    """
     rule = settings.rule(job.max_attempts, job.max_deliveries)
     return {
         "id": job.id,
@@ -57,6 +62,7 @@ def job_view(job: Job, settings: JobsSettings) -> dict[str, Any]:
         **_label_view(job),
         **_step_view(job),
         **_cancel_view(job),
+        **_progress_view(job, workers),
     }
 
 
@@ -64,6 +70,33 @@ def _label_view(job: Job) -> dict[str, Any]:
     """By what a job can be found."""
     told = {"tags": list(job.tags), "metadata": job.metadata}
     return {name: value for name, value in told.items() if value}
+
+
+def progress_of(job: Job, workers: Iterable[WorkerRecord]) -> dict[str, Any] | None:
+    """How far a running job is: ``fraction``, ``message``, ``at``; None if nobody has told.
+
+    Only its present claim counts: what an earlier attempt told, at another worker or at the same,
+    says nothing about this one.
+    """
+    if job.status is not JobStatus.ACTIVE:
+        return None
+    for worker in workers:
+        told = worker.progress.get(job.id) if worker.id == job.worker else None
+        if isinstance(told, Mapping) and told.get("fence") == job.fence:
+            return {name: told.get(name) for name in ("fraction", "message", "at")}
+    return None
+
+
+def progress_text(progress: Mapping[str, Any]) -> str:
+    """A progress in a few words, such as ``40 %, page 40 of 100``."""
+    fraction, message = progress.get("fraction"), progress.get("message")
+    percent = f"{fraction:.0%}".replace("%", " %") if isinstance(fraction, int | float) else ""
+    return ", ".join(filter(None, (percent, str(message or ""))))
+
+
+def _progress_view(job: Job, workers: Iterable[WorkerRecord]) -> dict[str, Any]:
+    progress = progress_of(job, workers)
+    return {} if progress is None else {"progress": progress}
 
 
 def _cancel_view(job: Job) -> dict[str, Any]:

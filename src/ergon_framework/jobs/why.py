@@ -29,7 +29,14 @@ from ergon_framework.core.text import (
     toml_table,
 )
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.views import SILENT_AFTER, entries, executor_of, last_told
+from ergon_framework.jobs.views import (
+    SILENT_AFTER,
+    entries,
+    executor_of,
+    last_told,
+    progress_of,
+    progress_text,
+)
 from ergon_framework.ports.flow import CANCELLED_BY_FLOW
 from ergon_framework.ports.jobstore import CancelRequest, Job, Queue, WorkerRecord
 from ergon_framework.storage.urls import pasteable
@@ -262,6 +269,10 @@ def _starting(job: Job, starters: Starters, options: str) -> str:
 def _running(job: Job, workers: Sequence[WorkerRecord], now: float, start: str) -> Iterator[str]:
     since = "" if job.claimed_at is None else f" for {duration(now - job.claimed_at)}"
     yield f"It runs: the worker {job.worker!r} has held it{since}."
+    progress = progress_of(job, workers)
+    if progress is not None:
+        told = progress_text(progress) or "a sign of life"
+        yield f"Its handler reported {told} at {progress['at']}."
     request = job.cancel_request
     if request is not None:
         yield f"{_asked(request)}; its worker ends it, unless it completes first."

@@ -369,6 +369,7 @@ class Worker:
                 "rescued": self._maintenance.rescue.count,
             },
             totals=self._totals.document(),
+            progress=self._store_thread.leases.progress(),
         )
 
     def stop(self, *, now: bool = False) -> None:
@@ -570,6 +571,10 @@ class Worker:
             self._messaging.processed(place, seconds, error)
         # Gathered, not sent: ``_hand_over`` gives all outcomes of a turn to one commit.
         self._settled.append(settlement)
+
+    def progressed(self) -> None:
+        """Have the store told soon how far jobs are."""
+        self._store_thread.tell_progress()
 
     def wall(self) -> float:
         """The store's clock, about, when this turn began."""

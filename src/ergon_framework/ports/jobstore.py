@@ -372,6 +372,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     executors: Mapping[str, Any] = {}  # name to what it is doing
     counters: Mapping[str, int] = {}
     totals: Mapping[str, Any] = {}  # queue to what was done there since the start
+    progress: Mapping[str, Any] = {}  # id of a running job to what its handler told last
 
     @property
     def has_ended(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from ergon_framework.jobs.flow_why import what_a_step_waits_for
 from ergon_framework.jobs.scheduler import Scheduler
 from ergon_framework.jobs.views import job_view, queue_views, schedule_view, worker_view
 from ergon_framework.jobs.why import Starters, explain_job
-from ergon_framework.ports.jobstore import Job, Search
+from ergon_framework.ports.jobstore import Job, Search, WorkerRecord
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.responses import (
@@ -101,24 +101,38 @@ def found_jobs(client: JobClient, search: Search, most: int) -> list[Job]:
     return list(islice(client.store.search(search, most), most))
 
 
-def shown_job(client: JobClient, job: Job, *, is_whole: bool) -> dict[str, Any]:
-    """A job as plain values; only a whole one has what was sent and what came back."""
-    shape = job_view(job, client.settings)
+def shown_job(
+    client: JobClient, job: Job, *, is_whole: bool, workers: Sequence[WorkerRecord] = ()
+) -> dict[str, Any]:
+    """A job as plain values; only a whole one has what was sent and what came back.
+
+    ``workers`` know how far a running job is.
+    """
+    shape = job_view(job, client.settings, workers)
     left_out = () if is_whole else _CONTENT
     return {name: value for name, value in shape.items() if name not in left_out}
+
+
+def _workers_of(client: JobClient, jobs: Sequence[Job]) -> Sequence[WorkerRecord]:
+    """The workers, if one of the jobs runs: they know how far it is."""
+    is_any_running = any(job.status is JobStatus.ACTIVE for job in jobs)
+    return client.store.workers() if is_any_running else ()
 
 
 def _page(source: JobBackend, search: Search, limit: int, *, is_whole: bool) -> dict[str, Any]:
     with source.opened() as client:
         found = found_jobs(client, search, limit + 1)
         shown = found[:limit]
-        items = [shown_job(client, job, is_whole=is_whole) for job in shown]
+        workers = _workers_of(client, shown)
+        items = [shown_job(client, job, is_whole=is_whole, workers=workers) for job in shown]
     return page(items, cursor_text(shown[-1].key) if len(found) > len(shown) else None)
 
 
 def _one(source: JobBackend, job_id: str, *, is_whole: bool) -> dict[str, Any]:
     with source.opened() as client:
-        return shown_job(client, client.find(job_id), is_whole=is_whole)
+        job = client.find(job_id)
+        workers = _workers_of(client, [job])
+        return shown_job(client, job, is_whole=is_whole, workers=workers)
 
 
 def _why(source: JobBackend, job_id: str) -> dict[str, Any]:

@@ -398,9 +398,11 @@ def worker_tells_again(s: JobStoreSubject) -> None:
     """A worker's later word takes the place of its earlier one."""
     s.store.heartbeat(_worker("w", counters={"done": 1}))
     s.clock.forward(9.0)
-    s.store.heartbeat(_worker("w", counters={"done": 2}))
+    progress = {"a": {"fence": 3, "fraction": 0.4, "message": "page 4", "at": "now"}}
+    s.store.heartbeat(_worker("w", counters={"done": 2}, progress=progress))
     (worker,) = s.store.workers()
     same((dict(worker.counters), worker.seen_at), ({"done": 2}, START + 9.0), "the worker")
+    same(dict(worker.progress), progress, "how far its jobs are")
 
 
 @check()
