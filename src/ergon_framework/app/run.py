@@ -61,6 +61,8 @@ def run_for(
     parent: SupervisorLink, wiring: Wiring, shutdown: Shutdown, publication: LivenessOutputs
 ) -> RunOutcome:
     """Run as a worker of ``parent``, which is told how this process is."""
+    # Longer than the grace of the task itself, which has to have its turn before the process is cut
+    # off.
     parent.orphan_grace = wiring.policies.main(wiring.kind).loop.stop_grace + ORPHAN_MARGIN
     if not publication.is_wanted:
         return run_task(wiring, shutdown, ready=parent.tell_ready)
@@ -91,6 +93,8 @@ def run_task(
         with _listening(liveness):
             result = work_on(wiring, shutdown, execute, liveness)
     except (Exception, KeyboardInterrupt, SystemExit) as problem:
+        # User code may raise any of them. An outcome with an error is told to the supervisor and
+        # printed; an exception would not be.
         error = problem
     return outcome_of(wiring.name, wiring.kind, result, error, shutdown.exit_code)
 
@@ -101,6 +105,8 @@ def work_on(
     """The result of ``work`` on the task with its parts open; None when a stop came first."""
     if not _is_async(wiring):
         with open_task(wiring) as task:
+            # A signal may have come while the parts were opened: it is kept and given to the task
+            # now.
             shutdown.watch(task)
             return None if shutdown.is_asked else work(task)
     main = _work_async(wiring, shutdown, work, liveness)
@@ -110,6 +116,7 @@ def work_on(
 async def _work_async(
     wiring: Wiring, shutdown: Shutdown, work: Work, liveness: Liveness | None
 ) -> Any:
+    # Started before the task is opened: a connector that blocks the loop in ``open`` is seen, too.
     turning = asyncio.create_task(_turn(liveness)) if liveness is not None else None
     try:
         async with open_task_async(wiring) as task:
@@ -133,6 +140,7 @@ async def _turn(liveness: Liveness) -> None:
 
 
 def _run_loop(main: Coroutine[Any, Any, Any], close_timeout: float) -> Any:
+    # Not ``asyncio.run``, which closes the loop and waits for its threads without a limit of ours.
     runner = asyncio.Runner()
     try:
         return runner.run(main)

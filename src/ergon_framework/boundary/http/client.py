@@ -81,6 +81,8 @@ def _connected(endpoint: Endpoint, timeout: float) -> socket.socket:
     context = endpoint.context()
     plain = socket.create_connection((endpoint.host, endpoint.port), timeout)
     try:
+        # A request is sent in one or two writes: waiting to fill a packet would delay the second by
+        # the other side's acknowledgement.
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is None:
             return plain
@@ -89,6 +91,8 @@ def _connected(endpoint: Endpoint, timeout: float) -> socket.socket:
         plain.close()
         raise
     try:
+        # Before the first byte of a request: facts must not reach the node of another zone, however
+        # valid its certificate.
         endpoint.check_zone(secure.getpeercert())
     except BaseException:
         secure.close()
@@ -120,6 +124,7 @@ def _converse(
         for piece in pieces:
             connection.send(piece)
     except _BROKEN as error:
+        # Not raised yet, see above: the answer that says why may lie in the socket already.
         broken = error
     try:
         connection.receive(reader)
@@ -130,6 +135,7 @@ def _converse(
         if broken is not None:
             raise broken from None
         raise
+    # A request that was not sent whole leaves the connection in an unknown place.
     reader.keeps_alive = reader.keeps_alive and broken is None
 
 
@@ -167,6 +173,8 @@ class HttpTransport:
 
     def renew(self) -> None:
         """In a process that was just forked: the parent reads answers from the same sockets."""
+        # Closed in the child only: the sockets of the parent stay open, as each process has its own
+        # descriptor.
         kept = self._idle
         self._begin()
         for connection in kept:
@@ -263,9 +271,13 @@ class HttpTransport:
 
         Unless ``is_kept``, the caller has the connection and its place afterwards.
         """
+        # A place is taken before a connection: the limit counts calls under way, and a caller waits
+        # here and not in the kernel.
         self._enter(deadline)
         try:
             reader = make_reader()
+            # A kept connection is not retried on a new one if it breaks: the node may have got the
+            # request, and whoever called decides whether to repeat it.
             connection = self._kept() or self._connect(deadline)
             self._attempt(talk, reader, connection)
         except BaseException:
@@ -284,6 +296,7 @@ class HttpTransport:
             raise self.lost(error) from error
         except NodeUnavailableError:
             connection.close()
+            # They lead to the same node, which has just closed or reset one of them.
             self._drop_idle()
             raise
         except BaseException:
@@ -338,6 +351,8 @@ class HttpTransport:
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
+            # Anything that came since the last answer is the end of the connection, or an answer to
+            # nobody.
             if connection is None or connection.is_quiet():
                 return connection
             connection.close()
@@ -353,6 +368,8 @@ class HttpTransport:
         """Keep a connection for the next call when it can carry one."""
         with self._lock:
             if reader.is_done and reader.keeps_alive and not self._is_closed:
+                # Under the lock of ``close``: a connection that is given back while the client
+                # closes is not kept.
                 self._idle.append(connection)
                 return
         connection.close()
@@ -387,6 +404,7 @@ class HttpObjectStream:
         about, behind = object_begun(self._reader, bucket, key, start)
         self.size, self.digest = about.size, about.digest
         while behind > 0:
+            # The end of the stream gives no bytes, and must end this loop.
             behind -= len(self.read(behind)) or behind
 
     def read(self, most: int = 1 << 16) -> bytes:

@@ -66,6 +66,7 @@ def checked_name(bucket: str, key: str) -> tuple[str, str]:
             remedy="begin with a letter or a digit, and leave everything else out",
             details={"field": "bucket"},
         )
+    # 1,024 bytes as in S3, where the objects of a zone may lie.
     if not 0 < _size(key) <= 1024 or any(char < " " or char == "\x7f" for char in key):
         raise FactInvalidError(
             "a key has 1 to 1024 bytes of UTF-8 without control characters",
@@ -99,10 +100,14 @@ def allowed_digest(
     bucket, key = name
     if permit.may_use_bucket(bucket):
         return wanted
+    # A reference is a permission: whoever may read a fact may have the artifacts that it names, and
+    # no others of the bucket.
     for fact in _facts(zone, permit, fact_offset):
         for digest in _referred(fact, name):
             if wanted in (None, digest):
                 return digest
+    # The same refusal for an object that is missing and one that is not allowed: otherwise names
+    # could be guessed.
     zone.telling.count("denied", "object")
     who = permit.identity or "an anonymous caller"
     raise NotPermittedError(
@@ -182,8 +187,10 @@ class ObjectPut:
         """Write what has arrived; the receipt if those were all the bytes announced."""
         upload = self._begun()
         most = self._zone.settings.limits.object_bytes
+        # The announced length is not trusted: it is counted while the bytes come.
         while lot := self._take():
             for piece in lot:
+                # Before the write, so that a stream without end cannot fill the disk.
                 if upload.size + len(piece) > most:
                     raise too_large(most)
                 upload.write(piece)
@@ -278,6 +285,8 @@ def get_object(zone: LocalZone, permit: Permit, asked: ObjectName) -> dict[str, 
             data = source.read(stored.size)
         finally:
             source.close()
+    # Checked although the disk said nothing: a client would keep damaged bytes under a digest that
+    # promises others.
     if source is None or hashlib.sha256(data).digest() != stored.digest:
         raise damaged(stored.bucket, stored.key)
     return {**object_shape(stored), "blob": base64.b64encode(data).decode()}
@@ -368,10 +377,13 @@ class ObjectRoutes:
             while receipt is None and await exchange.has_more(MIN_THREAD_BYTES):
                 receipt = await self._in_thread(putting.go_on)
             if receipt is None:
+                # The bytes came in chunks, whose end only the connection tells.
                 receipt = await self._in_thread(putting.finish)
         except BaseException:
+            # Also after a cancellation: a temporary file that nobody names would stay for ever.
             await self._in_thread(putting.abort)
             raise
+        # The same bytes were put again and are on disk now.
         self._spoilt.discard(parsed(receipt.digest, "digest"))
         shape = {
             "bucket": receipt.bucket,
@@ -402,6 +414,7 @@ class ObjectRoutes:
             ("ETag", f'"{stored.digest.hex()}"'),
             ("Accept-Ranges", "bytes"),
         ]
+        # An object never changes, so its digest is the strongest validator there is.
         if exchange.header("if-none-match") == f'"{stored.digest.hex()}"':
             exchange.reply(304, b"", headers=headers)
             return

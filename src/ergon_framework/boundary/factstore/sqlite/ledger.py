@@ -99,6 +99,8 @@ class Filter:
 
     def __init__(self, bits: int, blooms: Iterable[tuple[int, bytes]] = ()) -> None:
         self.shift = 32 - bits
+        # Safe by default: a missing filter costs a look into the part, a wrong one would let an id
+        # in twice.
         self.blooms = [_ANY] * (1 << bits)  # a filter that is not there excludes nothing
         for part, bloom in blooms:
             self.blooms[part] = bloom
@@ -108,6 +110,7 @@ def candidates(filters: dict[int, Filter], key: bytes) -> list[int]:
     """The segments that may have a key."""
     prefix = int.from_bytes(key[:4])
     one, two, three = _PROBES.unpack(key)
+    # Taken out of the loop: most filters say no at the first probe.
     byte, bit = (one & _MASK) >> 3, _BIT[one & 7]
     found = []
     for segment, each in filters.items():
@@ -189,6 +192,8 @@ class Ledger:
     def refresh(self, cursor: SqliteSession) -> None:
         """Reload if another process has changed the segments. Call it first in a transaction."""
         [changes] = cursor.execute(_SQL["changes"]).fetchone()
+        # Another process has written or merged segments. Its filters are not ours, and an id that
+        # we would not find could be appended again.
         if changes != self.changes:
             self.forget()
             self._load(cursor)
@@ -213,6 +218,8 @@ class Ledger:
         if log_changes != self.log_changes:
             self.logs, self.log_changes = {}, log_changes
             return False
+        # The chain too: a file that was replaced by a backup may have a log of the same length with
+        # other facts in it.
         return bool(changes == self.changes and last == log.base + log.head and chain == log.chain)
 
     def follow(self, cursor: SqliteSession, log: LogRow) -> None:
@@ -237,6 +244,7 @@ class Ledger:
     def known(self, cursor: SqliteSession, key: bytes) -> Known | None:
         """What an id stands for, if it was ever appended."""
         found = self.memtable[key[0]].get(key)
+        # The frozen ids are in no live segment until the last part of theirs is written.
         if found is None and self.frozen is not None:
             found = self.frozen.buckets[key[0]].get(key)
         if found is not None:
@@ -269,6 +277,7 @@ class Ledger:
     def freeze(self) -> FrozenMemtable:
         """Begin a new memtable; the old one is to be written as a segment."""
         self.frozen = FrozenMemtable(self.memtable, self.memtable_count, self._reached)
+        # Copies, because the frozen table keeps the places up to which its own ids go.
         self._reached = {log: replace(place) for log, place in self._reached.items()}
         self.memtable, self.memtable_count = [{} for _ in range(256)], 0
         return self.frozen
@@ -347,12 +356,15 @@ class Compactor:
         """Do the compaction that ``appended`` facts have to pay for."""
         self._look(cursor)
         tuning = self._tuning
+        # One at a time: a second one waits in memory until the first is written.
         if self._ledger.memtable_count >= tuning.memtable_limit and self._ledger.frozen is None:
             self._ledger.freeze()
         self._credit += appended
         while self._credit >= tuning.appends_per_slice:
             self._credit -= tuning.appends_per_slice
             if not self._slice(cursor):
+                # There is nothing to do. Credit that is saved up would make a later append pay for
+                # many slices at once.
                 self._credit = 0
 
     def flush(self, cursor: SqliteSession) -> None:
@@ -394,6 +406,8 @@ class Compactor:
         """
         ledger = self._ledger
         if self._growth is None and ledger.frozen is not None:
+            # Not finer than the buckets in memory, which are by the first byte of a key: a part is
+            # then a run of whole buckets.
             bits = min(self._bits_for(ledger.frozen.count), _BUCKET_BITS)
             target = Segment(0, 0, bits, ledger.frozen.count)
             self._growth = self._new(cursor, target, ledger.frozen)
@@ -411,6 +425,8 @@ class Compactor:
     def _next_merge(self, cursor: SqliteSession) -> _Growth | None:
         live = [each for each in self._ledger.segments.values() if each.state == "live"]
         for level in sorted({each.level for each in live}):
+            # Merged only with its like: so an id is written once per level, and the number of
+            # segments stays logarithmic.
             alike = [each for each in live if each.level == level][: self._tuning.fanout]
             if len(alike) == self._tuning.fanout:
                 count = sum(each.count for each in alike)
@@ -450,19 +466,26 @@ class Compactor:
     def _finish(self, cursor: SqliteSession, growth: _Growth) -> None:
         ledger, target = self._ledger, growth.target
         if isinstance(growth.source, FrozenMemtable):
+            # The transaction that appended these facts may have been rolled back after its ids were
+            # frozen. A segment with such ids would refuse facts that were never stored.
             if not _is_founded(cursor, growth.source):
                 ledger.forget()
                 return
             sealed = [(place.head, log) for log, place in growth.source.heads.items()]
+            # In the same transaction as the segment: after a crash, ids are read from the rows
+            # above this offset.
             cursor.executemany(_SQL["sealed"], sealed)
             ledger.frozen = None
         else:
+            # They die in the transaction in which the merged one becomes live: no moment has both
+            # or neither.
             for each in growth.source:
                 del ledger.filters[each.id]
                 _let_die(cursor, each)
         cursor.execute(_SQL["live"], (target.id,))
         target.state = "live"
         ledger.filters[target.id] = growth.filter
+        # Tells other processes to load their filters anew.
         cursor.execute(_SQL["changed"])
         ledger.changes += 1
 
