@@ -1,10 +1,17 @@
 """The application around the parts: settings, wiring, running, supervision, diagnostics.
 
-Where to look first: ``settings`` reads ``ergon.toml``; ``wiring`` finds out what a task needs and
-``factories`` and ``lifespan`` build, open and close it. ``run`` is ``ergon run``: in this process,
-or under a ``supervisor`` that starts ``processes``; ``signals`` stops them and ``liveness`` tells
-how they are. ``parts`` lists what a settings file describes; ``jobs``, ``zones`` and ``providers``
-are the set-up of each part, ``worker`` and ``node`` run them. ``diagnostics`` is ``check`` and
-``doctor``, ``explain`` is ``why``, ``move`` copies stores, ``schema`` is ``db``. ``script`` has
-``App``, for programs of one file.
+Where to look first:
+
+- ``application`` has ``App``, the program of one file; ``run_app`` runs its parts, ``job_handlers``
+  and ``inline_worker`` its jobs, ``app_arguments`` checks what it is given
+- ``settings`` reads ``ergon.toml``, ``discovery`` finds it; ``parts`` lists what it describes, and
+  ``jobs``, ``zones`` and ``providers`` are the set-up of each part
+- ``wiring`` finds out what a task needs, ``factories`` and ``lifespan`` build, open and close it
+- ``run`` is ``ergon run``: in this process, or under a ``supervisor`` that starts ``processes``;
+  ``signals`` stops them, ``liveness`` and ``probe`` tell how they are; ``worker`` and ``node`` are
+  the job worker and the node of a zone
+- ``observability`` sets logs and telemetry up; ``journal`` is ``tail`` and ``trace``
+- ``diagnostics`` is ``check`` and ``doctor``, ``explain`` is ``why``, ``dead_letters`` is ``dlq``
+  for provider calls, ``move`` copies stores (``store_location`` says what its FROM and TO mean),
+  ``schema`` is ``db``
 """

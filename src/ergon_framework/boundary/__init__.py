@@ -4,6 +4,18 @@ Promises: an acknowledged fact is on disk, at an offset that never changes; the 
 same content has that offset for ever, and with other content it is refused; a fact is visible only
 where its artifacts are; what a consumer has not confirmed is delivered again, in order. Not
 promised: that an acknowledged fact has reached another zone, or that anybody accepted it.
+
+Where to look first:
+
+- ``zone``: a zone in this process; ``append``: how a fact comes in; ``data_folder``: its lock
+- ``facts``: what a fact may be, its identity digest and its id; ``model``: the records
+- ``factstore``: logs, consumers, quarantine and links, on every engine; ``objectstore``: artifacts
+- ``node``: the process that serves a zone and pulls from its peers; ``http``: its wire protocol
+- ``client``: producer, consumer, outbox and inbox
+- ``maintenance``: retention; ``backup``, ``restore``, ``verification``, ``anchor``: what has to
+  survive
+- ``settings``, ``store_urls``, ``certs``, ``reloading``: what a zone is given
+- ``telemetry``: what it tells
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """One module per system that transactions come from or go to.
 
 A connector is imported at its first use: a program without zones loads nothing of the boundary.
+
+Where to look first: ``base`` is what connectors share. ``memory`` is a queue in this process,
+``jsonl`` a folder of files, ``jobs`` the job queue as a source and a target, ``boundary`` the facts
+of a zone. ``transaction`` only re-exports the class of the port.
 """
 
 from __future__ import annotations
