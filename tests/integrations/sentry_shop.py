@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 from typing import Any
 
 import pydantic
@@ -52,6 +53,7 @@ def set_up(**options: bool) -> None:
         dsn="http://key@127.0.0.1:9/1",
         release="1",
         transport=KeepingTransport,
+        attach_stacktrace=True,  # also to what is no exception
         integrations=[ErgonIntegration(**options)],
     )
 
@@ -79,6 +81,38 @@ class Orders(ConsumerTask):
             Order.model_validate({"amount": payload["card"]})
         if payload["what"] == "logged":
             logger.error("something odd")
+        if payload["what"] == "stack":
+            logger.error("where am I?", stack_info=True)
+        if payload["what"] == "message":
+            sentry_sdk.capture_message("an odd order")
+        if payload["what"] == "event":
+            sentry_sdk.capture_event(event_with_stacks(payload["card"]))
+
+
+def event_with_stacks(card: str) -> Any:
+    """One with a stack at every place where Sentry or a tool of the user's may put one."""
+    made = random.Random(7)  # noqa: S311 - the same in each run
+
+    def stack() -> dict[str, Any]:
+        frames = [{"function": "f", "vars": {"card": card}} for _ in range(made.randint(1, 3))]
+        return {"stacktrace": {"frames": frames}, "raw_stacktrace": {"frames": (*frames,)}}
+
+    def nested(depth: int) -> Any:
+        if depth == 0:
+            return stack()
+        return made.choice([{"inside": nested(depth - 1)}, [nested(depth - 1), stack()]])
+
+    held: dict[str, Any] = {"stacks": [nested(depth) for depth in range(4)]}
+    held["itself"] = held
+    return {
+        "message": "many stacks",
+        "level": "info",
+        **stack(),
+        "threads": {"values": [stack(), stack()]},
+        "exception": {"values": [{"type": "Odd", "value": "", **stack()}, {"type": "Other"}]},
+        "contexts": {"tool": {"stacks": [nested(2)]}},
+        "extra": held,
+    }
 
 
 def consume(*whats: str, first: int = 0) -> None:
@@ -177,3 +211,5 @@ if __name__ == "__main__":
     consume("bank", "business", first=100)
     sentry_sdk.init()  # switched off
     consume("bank", first=200)
+    set_up()
+    consume("logged", "stack", "message", "event", first=300)

@@ -92,7 +92,7 @@ def of(events: list[Event], unit_id: str) -> list[Event]:
 
 def is_later(event: Event) -> bool:
     """Whether it was sent after the shop had changed the options."""
-    return str(event["tags"]["ergon.id"]).endswith(("-100", "-101", "-200"))
+    return str(event["tags"]["ergon.id"])[-4:-2] in ("-1", "-2", "-3")
 
 
 def breadcrumbs(event: Event) -> list[str]:
@@ -169,6 +169,19 @@ def test_payloads_never_leave(shop_events: list[Event], job_events: list[Event])
     ((_, text),) = raised(of(shop_events, "invalid-4")[0])
     assert "Input should be a valid integer" in text
     assert "input_value=…" in text
+
+
+@pytest.mark.parametrize("unit_id", ["logged-300", "stack-301", "message-302", "event-303"])
+def test_an_attached_stack_has_no_variables(shop_events: list[Event], unit_id: str) -> None:
+    """That of a message, of a log record, or of an event that the user's code has made."""
+    (event,) = of(shop_events, unit_id)
+    stacks = [each["stacktrace"]["frames"] for each in event["threads"]["values"]]
+    assert all(stacks)
+    assert '"vars"' not in json.dumps(event)
+    if unit_id != "event-303":
+        functions = [frame["function"] for frame in stacks[0]]
+        assert "process_transaction" in functions
+        assert not [name for name in functions if "reviewed" in name]
 
 
 def test_levels(shop_events: list[Event]) -> None:

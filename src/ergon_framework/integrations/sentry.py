@@ -46,7 +46,7 @@ try:
     from sentry_sdk.integrations import Integration
     from sentry_sdk.integrations.argv import ArgvIntegration
     from sentry_sdk.scope import Scope, use_isolation_scope
-    from sentry_sdk.utils import event_from_exception
+    from sentry_sdk.utils import current_stacktrace, event_from_exception
 except ImportError as error:
     raise MissingExtraError(
         f"ergon_framework.integrations.sentry needs sentry-sdk ({describe(error)})",
@@ -65,6 +65,8 @@ _QUOTED = re.compile(r"input_value=.*?, input_type=", re.DOTALL)  # as pydantic 
 _FRAME = re.compile(r"  (?! )(?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 _LED_TO = "which led to:"
 _LOGGERS = frozenset({"ergon.engine", "ergon.jobs"})
+_STACKS = frozenset({"exception", "stacktrace", "threads"})
+"""The keys of an event under which a stack can be; Sentry attaches one where there is none."""
 
 
 class ErgonIntegration(Integration):
@@ -447,7 +449,30 @@ def _reviewed(event: Any, hint: Mapping[str, Any]) -> Any:
         return event
     (event.get("extra") or {}).pop("sys.argv", None)  # those of a command may be those of a job
     if not chosen.local_variables:
-        for value in (event.get("exception") or {}).get("values") or ():
-            for frame in (value.get("stacktrace") or {}).get("frames") or ():
-                frame.pop("vars", None)
+        __tracebackhide__ = True  # it is no part of the stack that is told
+        if sentry_sdk.get_client().options["attach_stacktrace"] and not _STACKS & event.keys():
+            # Sentry would attach the stack after this, with its variables.
+            stack = current_stacktrace(include_local_variables=False)
+            event["threads"] = {"values": [{"stacktrace": stack, "current": True}]}
+        _remove_variables(event)
     return event
+
+
+def _remove_variables(event: Any) -> None:
+    """Take the variables out of every stack of an event, wherever in the event it stands."""
+    left, seen = [event], set()
+    while left:
+        node = left.pop()
+        if type(node).__name__ == "AnnotatedValue":  # what Sentry has shortened
+            node = node.value
+        if id(node) in seen:  # what the user's code attaches may hold itself
+            continue
+        seen.add(id(node))
+        if isinstance(node, dict):
+            if isinstance(node.get("frames"), list | tuple):
+                for frame in node["frames"]:
+                    if isinstance(frame, dict):
+                        frame.pop("vars", None)
+            left.extend(node.values())
+        elif isinstance(node, list | tuple):
+            left.extend(node)
