@@ -23,6 +23,7 @@ from typing import Any, assert_type
 import pytest
 from pydantic import BaseModel
 
+import ergon_framework
 from ergon_framework import MemoryConnector
 from ergon_framework.app.application import App
 from ergon_framework.app.job_handlers import JobHandler
@@ -809,6 +810,23 @@ def test_a_store_in_the_working_directory_is_not_taken_for_that_of_the_script(
     (tmp_path / "ergon.db").touch()
     monkeypatch.chdir(tmp_path)
     assert App().setup.url == f"sqlite:///{Path(__file__).parent / 'ergon.db'}"
+
+
+def test_an_app_of_a_subclass_is_beside_the_script_that_makes_it(tmp_path: Path) -> None:
+    """Not beside the class, which many scripts may share."""
+    shared: dict[str, Any] = {"__file__": str(tmp_path / "shared" / "apps.py"), "App": App}
+    code = "class Own(App):\n    def __init__(me):\n        super().__init__()\n"
+    exec(code, shared)  # noqa: S102 - as a module of its own
+    names: dict[str, Any] = {"__file__": str(tmp_path / "shop.py"), "Own": shared["Own"]}
+    exec("app = Own()", names)  # noqa: S102 - as a script
+    assert names["app"].setup.url == f"sqlite:///{tmp_path / 'ergon.db'}"
+
+
+def test_an_app_keeps_nothing_inside_the_package() -> None:
+    """All projects of an installation would share it, and an upgrade would remove it."""
+    inside = Path(ergon_framework.__file__).parent / "integrations" / "tool.py"
+    with pytest.raises(WiringError, match="inside the installed package of Ergon"):
+        exec("App()", {"__file__": str(inside), "App": App})  # noqa: S102 - as a part of ours
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def shop(project: Path) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def told(project: Path) -> dict[str, Any]:
-    """What the program says about one process of this project."""
-    done = run_python(str(PROGRAM), str(project / "other.db"), cwd=project)
+    """What the program says about one process of this project; its database is a relative file."""
+    done = run_python(str(PROGRAM), "other.db", cwd=project)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -108,6 +108,28 @@ def test_the_settings_of_django_name_the_store(told: dict[str, Any]) -> None:
     assert 'ERGON = {"URL"' in mysql
     assert "sqlite3 in memory" in memory
     assert "no database 'none'" in unknown
+
+
+def test_jobs_are_kept_with_the_project(told: dict[str, Any], project: Path) -> None:
+    """Never in the installed package: in Django's database, in BASE_DIR, or as CONFIG says."""
+    names = ["other.db", "own.db", "jobs.db", "other.db", "jobs.db", "jobs.db"]
+    assert told["stores"] == [f"sqlite:///{project / name}" for name in names]
+    assert "URL of ERGON in the settings of Django is no text" in told["no text"]
+
+
+def test_a_test_without_a_sandbox_leaves_the_real_jobs_alone(
+    told: dict[str, Any], project: Path
+) -> None:
+    """Its jobs are where its rows are; one in memory takes part in no transaction."""
+    memory, file = told["in a test"]
+    assert memory["url"] == "memory://"
+    assert file["url"] == f"sqlite:///{project / 'test.db'}"
+    assert memory["jobs"] == ["django#ship [9]"]
+    assert sorted(file["jobs"]) == ["django#ship [10]", "django#ship [9]"]
+    assert "(put the App into a sandbox: self.enterContext(Sandbox()).use(app)" in memory["refused"]
+    assert file["refused"] == ""
+    assert memory["checks"] == file["checks"] == []
+    assert told["real jobs of a test"] == 0
 
 
 def test_the_tests_of_the_project_pass(project: Path) -> None:

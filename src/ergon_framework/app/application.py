@@ -36,7 +36,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from ergon_framework.app.app_arguments import (
@@ -80,6 +80,8 @@ A = TypeVar("A")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
+PACKAGE = Path(__file__).absolute().parents[1]
+"""Where Ergon is installed."""
 EXECUTOR = "python"
 """The executor of a script without a name, and of one whose settings define executors."""
 LIMIT_SETTINGS = {
@@ -127,9 +129,9 @@ class App:
         self._url = url if is_file or source is None else str(source)
         place = source if is_file else config
         self._config = None if place is None else Path(place)
-        self._globals, self._maker = _caller()
+        self._globals, self._maker = _caller(self)
         file = self._file = _file_in(self._globals)
-        self._home = Path.cwd() if file is None else file.parent
+        self._home = _outside_of_package(self._find_home())
         self._given_name = None if name is None else checked_name(name)
         self._name = self._given_name or _name_of(file)
         self._lock = threading.RLock()
@@ -763,6 +765,13 @@ class App:
             modules.insert(0, main)
         return sorted(modules, key=lambda each: not self._is_made_in(each))
 
+    def _find_home(self) -> Path:
+        """The folder of ``ergon.toml``, of ``ergon.db`` and of relative URLs: that of the script.
+
+        An App that we make for somebody else says where that one's files are.
+        """
+        return Path.cwd() if self._file is None else self._file.parent
+
     def _is_made_in(self, module: ModuleType) -> bool:
         file = getattr(module, "__file__", None)
         return self._file is not None and file is not None and Path(file).absolute() == self._file
@@ -771,7 +780,7 @@ class App:
         """The settings, in which this script's store stands as if it were written there."""
         from ergon_framework.app.jobs import resolve_url
         from ergon_framework.app.settings import FILE, load_settings
-        from ergon_framework.app.settings.stores import SCRIPT_FILE, url_as_written, with_store
+        from ergon_framework.app.settings.stores import url_as_written, with_store
 
         beside = self._home / FILE
         config = self._config or (beside if beside.exists() else None)
@@ -781,9 +790,9 @@ class App:
             config = near if near.exists() else config
         settings = load_settings(config)
         jobs = settings.extensions.get("jobs")
-        is_named = url_as_written(settings, None if jobs is None else jobs.store)
-        url = self._url or (None if is_named else f"sqlite:///{SCRIPT_FILE}")
-        if url is None:
+        named = url_as_written(settings, None if jobs is None else jobs.store)
+        url = self._url or self._default_url(named)
+        if not url:
             return settings
         if {*str(self._home)} & {"?", "#"}:
             raise ConfigurationError(
@@ -793,6 +802,12 @@ class App:
             )
         return with_store(settings, resolve_url(url, self._home))
 
+    def _default_url(self, named: str) -> str:
+        """The store of an App that was given none; empty for the one that the settings name."""
+        from ergon_framework.app.settings.stores import SCRIPT_FILE
+
+        return "" if named else f"sqlite:///{SCRIPT_FILE}"
+
 
 def site_folders() -> set[str]:
     """Where installed packages are, which every process of this interpreter finds."""
@@ -801,11 +816,29 @@ def site_folders() -> set[str]:
     return {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
 
 
-def _caller() -> tuple[dict[str, Any], str]:
+def _caller(made: App) -> tuple[dict[str, Any], str]:
     """The globals of who makes the App, and the function; empty where it is none of the user's."""
     frame = sys._getframe(2)  # noqa: SLF001 - inspect does the same, after reading source files
+    while _initializes(frame, made) and frame.f_back is not None:
+        frame = frame.f_back  # a subclass may be in a package that many scripts share
     function = frame.f_code.co_name
     return frame.f_globals, "" if function[0] in "<_" else function
+
+
+def _initializes(frame: FrameType, made: App) -> bool:
+    """Whether a frame is the ``__init__`` of a subclass, which calls that of ``App``."""
+    code = frame.f_code
+    return code.co_name == "__init__" and frame.f_locals.get(code.co_varnames[0]) is made
+
+
+def _outside_of_package(home: Path) -> Path:
+    """The folder itself; refused in our own package, which all projects of a machine may share."""
+    if home.is_relative_to(PACKAGE):
+        raise WiringError(
+            f"the files of this App would be in {home}, inside the installed package of Ergon",
+            remedy="write app = App() in a file of your own, or start in a folder of your own",
+        )
+    return home
 
 
 def _file_in(names: Mapping[str, Any]) -> Path | None:

@@ -22,6 +22,7 @@ django.setup()
 from django.core.management import call_command  # noqa: E402 - Django is ready now
 from django.db import connection, connections, transaction  # noqa: E402
 from django.db.transaction import TransactionManagementError  # noqa: E402
+from django.test.utils import setup_databases, teardown_databases  # noqa: E402
 
 from ergon_framework.app.inline_worker import drain  # noqa: E402
 from ergon_framework.app.job_handlers import JobHandler  # noqa: E402
@@ -29,6 +30,7 @@ from ergon_framework.errors import ErgonError  # noqa: E402
 from ergon_framework.integrations.django import app, in_transaction, on_commit  # noqa: E402
 from ergon_framework.integrations.django.apps import check_settings  # noqa: E402
 from ergon_framework.integrations.django.project import (  # noqa: E402
+    make_app,
     project_app,
     settings_of_project,
     url_of,
@@ -112,6 +114,27 @@ told["is closed"] = connection.connection is None
 told["thanks"] = thanks.result(0)
 told["state"] = Order.objects.get(name="in_transaction").state
 
+
+# A test without a sandbox: jobs are in the database that the test has, and not in the real one.
+def in_a_test(name: str | None) -> dict[str, Any]:
+    """What the test runner of Django makes of a job, with its database under this name."""
+    connection.settings_dict["TEST"]["NAME"] = name
+    before = setup_databases(verbosity=0, interactive=False)
+    try:
+        with transaction.atomic():
+            on_commit(ship.options(id="of-a-test")).enqueue(9)
+            refused = refusal(lambda: in_transaction(ship).enqueue(10))
+        checks = [each.id for each in check_settings()]
+        return {"url": app.setup.url, "jobs": jobs(), "refused": refused, "checks": checks}
+    finally:
+        teardown_databases(before, verbosity=0)
+        app.close()
+
+
+real = len(jobs())
+told["in a test"] = [in_a_test(None), in_a_test("test.db")]
+told["real jobs of a test"] = len(jobs()) - real
+
 # Settings.
 told["same app"] = project_app() is app
 told["checks"] = [each.id for each in check_settings()]
@@ -136,4 +159,21 @@ settings.DATABASES["mysql"] = {"ENGINE": "django.db.backends.mysql", "NAME": "sh
 settings.DATABASES["memory"] = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
 told["urls"] = [url_of("pg"), url_of("socket")]
 told["refused"] = [refusal(lambda name=name: url_of(name)) for name in ("mysql", "memory", "none")]
+
+
+def url_with(**given: Any) -> str:
+    """Where a project keeps its jobs that says this in ERGON."""
+    settings.ERGON = given
+    return make_app(settings_of_project()).setup.url
+
+
+Path("queues.toml").write_text("[jobs.queues.default]\nmax_active = 20\n")
+Path("stores.toml").write_text('[store]\nurl = "sqlite:///own.db"\n')
+told["stores"] = [url_with(CONFIG="queues.toml"), url_with(CONFIG=Path("stores.toml"))]
+told["stores"] += [url_with(CONFIG="stores.toml", URL="sqlite:///jobs.db"), url_with()]
+os.chdir("shop")
+told["stores"] += [url_with(URL="sqlite:///jobs.db")]
+del settings.BASE_DIR
+told["stores"] += [url_with(URL="sqlite:///jobs.db")]
+told["no text"] = refusal(lambda: url_with(URL=Path("jobs.db")))
 sys.stdout.write(json.dumps(told))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -50,15 +51,19 @@ def open_beside(connection: Any, **_details: Any) -> None:
     """Open the store when Django opens the same SQLite file, before there is a transaction.
 
     Opening takes the file's one lock for a moment. A transaction of Django that is open by then
-    holds it, and would wait for itself when it enqueues its first job.
+    holds it, and would wait for itself when it enqueues its first job. A database that has another
+    name by now, that of a test, is the store from now on.
     """
     from ergon_framework.integrations.django.project import project_app
+    from ergon_framework.storage.urls import file_of
 
-    if connection.vendor != "sqlite":
-        return
     try:
         app = project_app()
-        if app.setup.url == f"sqlite:///{connection.settings_dict['NAME']}":
+        app.follow(connection.alias)
+        if connection.vendor != "sqlite":
+            return
+        file = file_of(app.setup.url)
+        if file is not None and file.resolve() == Path(connection.settings_dict["NAME"]).resolve():
             app.client  # noqa: B018 - opens it
     except ErgonError as error:  # whoever needs the store is told; others shall not be stopped
         logger.debug("the job store cannot be opened: %s", error)

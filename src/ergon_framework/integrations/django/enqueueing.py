@@ -14,7 +14,11 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from django.db import connections, transaction
 
 from ergon_framework.app.job_handlers import JobHandler
-from ergon_framework.integrations.django.project import settings_of_project
+from ergon_framework.errors import WiringError
+from ergon_framework.integrations.django.project import (
+    is_in_memory_of_test,
+    settings_of_project,
+)
 from ergon_framework.jobs.client import EnqueuedJob
 
 P = ParamSpec("P")
@@ -74,6 +78,12 @@ class InTransaction(Generic[P]):
         client = self._handler.app.client
         spec = self._handler.spec(*args, **kwargs)
         connection = connections[self._using]
+        if not hasattr(client.store, "add_in") and is_in_memory_of_test(connection.settings_dict):
+            raise WiringError(
+                "no job can be part of a transaction of this test, whose database is in memory",
+                remedy="put the App into a sandbox: self.enterContext(Sandbox()).use(app); or"
+                ' give the database of tests a file: "TEST": {"NAME": BASE_DIR / "test.db"}',
+            )
         connection.validate_no_broken_transaction()  # our statements go past Django's cursors
         (job,) = client.enqueue_many([spec], connection=connection)
         # Workers would find it by themselves, up to a second later.

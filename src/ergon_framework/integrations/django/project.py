@@ -2,8 +2,9 @@
 
 ``ERGON`` in the settings may have these keys, all of them optional:
 
-- ``URL``: the store of jobs. Without it, Django's own database, so that a job and the rows it is
-  about can be one commit.
+- ``URL``: the store of jobs; a relative file is in ``BASE_DIR``. Without it, the store that the
+  file ``CONFIG`` names, else Django's own database, so that a job and the rows it is about can be
+  one commit.
 - ``DATABASE``: which of ``DATABASES`` that is, ``default`` unless said otherwise.
 - ``CONFIG``: the path of an ``ergon.toml``.
 - ``NAME``: what the jobs of this project are called in a store that others use, too.
@@ -12,6 +13,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from urllib.parse import quote, urlencode
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.db import close_old_connections, reset_queries
+from django.db import close_old_connections, connections, reset_queries
 
 from ergon_framework.app.application import App
 from ergon_framework.errors import SettingsError
@@ -30,8 +32,11 @@ from ergon_framework.ports.unit_of_work import UnitOfWork
 EXECUTOR = "ergon_framework.integrations.django.executor:app"
 """What executors load: it sets Django up before it looks for handlers."""
 
+TEST_IN_MEMORY = "file:memorydb_"
+"""How the names begin that Django's test runner gives to SQLite databases in memory."""
+
 _lock = threading.Lock()
-_apps: list[App] = []
+_apps: list[DjangoApp] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,51 +69,94 @@ def settings_of_project() -> ProjectSettings:
         values["modules"] = tuple(values["modules"])
     if values.get("config") is not None:
         values["config"] = str(values["config"])
+    if not isinstance(values.get("url"), str | None):
+        raise SettingsError(
+            "URL of ERGON in the settings of Django is no text",
+            remedy='write the URL of a store: "URL": f"sqlite:///{BASE_DIR}/jobs.db"',
+        )
     return ProjectSettings(**values)
 
 
-def project_app() -> App:
+def project_app() -> DjangoApp:
     """The one App of this process, made at the first use."""
     with _lock:
         if not _apps:
-            _apps.append(_made(settings_of_project()))
+            _apps.append(make_app(settings_of_project()))
         return _apps[0]
 
 
 class DjangoApp(App):
-    """An App whose executors set Django up before they import handlers."""
+    """An App on Django's database, whose executors set Django up before they import handlers."""
 
-    def __init__(self, store: str | None, *, config: str | None, name: str) -> None:
-        super().__init__(config=config, name=name)
+    def __init__(self, given: ProjectSettings) -> None:
+        super().__init__(config=given.config, name=given.name)
         # A wrong URL is told by ``manage.py check``, as all wrong settings of a project are: an
         # error here would be a traceback out of the import of its handlers.
-        self._url = store
+        self._url = given.url
+        self._given = given
+        self._followed: dict[str, Any] | None = None
 
     def _reference(self) -> str:
         return EXECUTOR
 
+    def _find_home(self) -> Path:
+        return project_folder()
 
-def _made(given: ProjectSettings) -> App:
-    url = given.url
-    if url is None and given.config is None:
-        url = url_of(given.database)
-    app = DjangoApp(url, config=given.config, name=given.name)
+    def _default_url(self, named: str) -> str:
+        """Django's own database as it is now: handlers are imported before a test names its own."""
+        if named and self._given.config is not None:
+            return ""
+        self._followed = place_of(self._given.database)
+        return url_of(self._given.database)
+
+    def follow(self, alias: str) -> None:
+        """Look for the store anew if it is the database of that name, which is now another one.
+
+        The test runner of Django renames its databases after handlers were imported.
+        """
+        if alias == self._given.database and self._followed is not None:
+            with self._lock:
+                if self._followed != place_of(alias):
+                    self.close()
+
+    def close(self) -> None:
+        """Let go of the stores; the next use opens them again, where Django's database is then."""
+        with self._lock:
+            super().close()
+            self._settings = self._setup = self._followed = None
+
+
+def make_app(given: ProjectSettings) -> DjangoApp:
+    """An App for a project with these settings."""
+    app = DjangoApp(given)
     app.middleware("job", "consumer", only="sync")(fresh_connections)
     app.middleware("job", "consumer", only="async")(fresh_connections_async)
     return app
 
 
+def project_folder() -> Path:
+    """The folder that relative URLs are in: ``BASE_DIR``.
+
+    A project without it has the folder that its settings are imported from; one without a module
+    of settings, the working directory.
+    """
+    base = getattr(settings, "BASE_DIR", None)
+    if base:
+        return Path(base).absolute()
+    module = getattr(settings, "SETTINGS_MODULE", None) or ""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return Path(file).absolute().parents[module.count(".")] if file else Path.cwd()
+
+
 def url_of(database: str) -> str:
-    """The URL of one of Django's databases."""
-    given = settings.DATABASES.get(database)
-    if given is None:
-        raise SettingsError(
-            f"there is no database {database!r} in DATABASES",
-            remedy="correct DATABASE in ERGON, in the settings of Django",
-        )
+    """The URL of one of Django's databases, under the name that it has now."""
+    given = place_of(database)
     engine = str(given.get("ENGINE", "")).rpartition(".")[2]
-    if engine == "sqlite3" and not _is_in_memory(given):
-        return f"sqlite:///{Path(given['NAME']).absolute()}"
+    name = str(given.get("NAME") or "")
+    if engine == "sqlite3" and is_in_memory_of_test(given):
+        return "memory://"  # as what the test writes: nothing of it outlives the process
+    if engine == "sqlite3" and name and not _is_in_memory(name):
+        return f"sqlite:///{Path(name).absolute()}"
     if engine in ("postgresql", "postgis"):
         return _postgresql(given)
     raise SettingsError(
@@ -118,8 +166,24 @@ def url_of(database: str) -> str:
     )
 
 
-def _is_in_memory(given: Mapping[str, Any]) -> bool:
-    return ":memory:" in str(given["NAME"]) or "mode=memory" in str(given["NAME"])
+def place_of(database: str) -> dict[str, Any]:
+    """What Django's connections to a database are told; a test has put its own name there."""
+    try:
+        return {**connections.settings[database]}
+    except KeyError:
+        raise SettingsError(
+            f"there is no database {database!r} in DATABASES",
+            remedy="correct DATABASE in ERGON, in the settings of Django",
+        ) from None
+
+
+def is_in_memory_of_test(given: Mapping[str, Any]) -> bool:
+    """Whether it is a database that Django's test runner has made, in memory."""
+    return str(given.get("NAME") or "").startswith(TEST_IN_MEMORY)
+
+
+def _is_in_memory(name: str) -> bool:
+    return ":memory:" in name or "mode=memory" in name
 
 
 def _postgresql(given: Mapping[str, Any]) -> str:
