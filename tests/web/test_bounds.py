@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.web.backend_pool import Bulkhead
-from ergon_framework.web.middleware import MAX_BODY, MAX_HEAD, RequestLimiter, RequestLimits
+from ergon_framework.web.middleware import MAX_BODY, MAX_HEAD, PROBES, RequestLimiter, RequestLimits
 
 pytestmark = pytest.mark.req("ONE:serve")
 
@@ -38,12 +38,16 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 
 
 def asked(
-    app: Any, limits: RequestLimits, *requests: tuple[str, str], **more: Any
+    app: Any,
+    limits: RequestLimits,
+    *requests: tuple[str, str],
+    mounted: str = "",
+    **more: Any,
 ) -> list[httpx.Response]:
     """The answers to requests that are made at the same time."""
 
     async def go() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(RequestLimiter(app, limits))
+        transport = httpx.ASGITransport(RequestLimiter(app, limits), root_path=mounted)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             calls = [client.request(method, path, **more) for method, path in requests]
             return list(await asyncio.gather(*calls))
@@ -85,19 +89,22 @@ def test_a_head_that_is_too_large(path: str, headers: dict[str, str]) -> None:
     assert (answer.status_code, answer.json()["code"]) == (431, "too_large")
 
 
-def test_too_many_at_once() -> None:
+@pytest.mark.parametrize("mounted", ["", "/ergon"])
+@pytest.mark.parametrize("probe_path", sorted(PROBES))
+def test_too_many_at_once(mounted: str, probe_path: str) -> None:
     """Those beyond the limit are told to come again, and probes are answered all the same."""
     arrived = asyncio.Event()
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] == "/slow":
+        if scope["path"].endswith("/slow"):
             await arrived.wait()
         else:
             arrived.set()
         await hello(scope, receive, send)
 
+    paths = [f"{mounted}{path}" for path in ("/slow", "/api/v1/jobs", probe_path)]
     first, second, probe = asked(
-        slow, RequestLimits(requests=1), ("GET", "/slow"), ("GET", "/api/v1/jobs"), ("GET", "/live")
+        slow, RequestLimits(requests=1), *[("GET", path) for path in paths], mounted=mounted
     )
     assert (first.status_code, probe.status_code) == (200, 200)
     assert (second.status_code, second.json()["code"]) == (503, "too_busy")

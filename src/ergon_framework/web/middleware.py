@@ -199,7 +199,7 @@ class RequestLimiter:
             remedy = {"remedy": "send no body"}
             closing = {"Connection": "close"}
             return error_response(413, "too_large", "the body is too large", remedy, closing)
-        if self._running >= self._limits.requests and scope["path"] not in PROBES:
+        if self._running >= self._limits.requests and _route_path(scope) not in PROBES:
             return _later("too_busy", f"{self._running} requests are being answered")
         return None
 
