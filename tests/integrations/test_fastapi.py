@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -100,13 +100,19 @@ def test_a_lifespan_of_ones_own_goes_on_inside(jobs: App) -> None:
 def test_an_endpoint_is_tested_in_a_sandbox(jobs: App, ergon: Sandbox, tmp_path: Path) -> None:
     """Jobs of the application under test are drained by the test."""
     api = FastAPI(lifespan=lifespan(ergon.use(jobs)))
+    api.mount("/ergon", routes(jobs))
 
     @api.post("/")
     def note(client: Client) -> str:
         return client.enqueue("shop#note", ["hello"])
 
-    with TestClient(api) as http:
+    with TestClient(api, base_url="http://localhost", client=("127.0.0.1", 4)) as http:
         job = http.post("/").json()
+        assert http.get("/ergon/ready").json() == {"status": "ready"}
+        found = http.get("/ergon/api/v1/jobs").json()["items"]
+        assert [each["id"] for each in found] == [job]
+        assert 'ergon_part_up{part="jobs"} 1' in http.get("/ergon/metrics").text
+        assert http.get("/ergon/api/v1/dead-letters").status_code == 200
         assert ergon.drain().completed == 1
         assert jobs.client.result(job, 0) == "hello"
     assert not (tmp_path / "work.db").exists()
@@ -137,6 +143,13 @@ def test_probes_are_open_and_the_rest_wants_the_token(jobs: App) -> None:
         assert http.get("/live").status_code == 404
         token = {"Authorization": "Bearer correct-horse-battery"}
         assert "ergon_jobs" in http.get("/ergon/metrics", headers=token).text
+
+
+@pytest.mark.parametrize("wire", [lifespan, routes])
+def test_what_is_no_app_is_refused(wire: Callable[[Any], Any]) -> None:
+    """Where it is written, and not by the first request."""
+    with pytest.raises(WiringError, match="takes an App, not NoneType"):
+        wire(None)
 
 
 def test_a_server_without_the_lifespan_says_what_is_missing(jobs: App) -> None:

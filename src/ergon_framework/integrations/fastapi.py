@@ -73,6 +73,7 @@ def lifespan(
     the server from starting. A store on a server that does not answer does not: it is opened by
     the first request that needs it.
     """
+    _check_app("lifespan", app)
 
     @asynccontextmanager
     async def opened(server: Any) -> AsyncIterator[State]:
@@ -88,6 +89,14 @@ def lifespan(
             await asyncio.to_thread(app.close)
 
     return opened
+
+
+def _check_app(name: str, app: object) -> None:
+    if not isinstance(app, App):
+        raise WiringError(
+            f"{name} takes an App, not {type(app).__name__}",
+            remedy=f"make one at the top of the file, jobs = App(), and write {name}(jobs)",
+        )
 
 
 def _open(app: App) -> None:
@@ -138,4 +147,5 @@ def routes(app: App, *, token: str | None = None) -> FastAPI:
     ``[server]`` in the settings, as a bearer token; without one only callers on this machine are
     answered.
     """
+    _check_app("routes", app)
     return create_app(token=token, settings=app.settings)
