@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -75,6 +76,9 @@ def test_mistakes_are_told_in_the_request(told: dict[str, Any]) -> None:
     """Not after the commit, when it would be too late."""
     assert "order_id" in told["wrong arguments"]
     assert "no transaction open" in told["outside"]
+    function, nothing = told["no handler"]
+    assert "on_commit takes a handler of jobs, which print is not (write @app.job" in function
+    assert "in_transaction takes a handler of jobs, which NoneType is not" in nothing
     broken = told["in a broken transaction"]
     assert broken.startswith("TransactionManagementError: ")  # as every query there is answered
 
@@ -102,7 +106,11 @@ def test_the_settings_of_django_name_the_store(told: dict[str, Any]) -> None:
     assert told["urls"] == [
         "postgresql://me:p%40ss%2Fword@db.example.org:5433/shop",
         "postgresql:///shop?host=%2Frun%2Fpostgresql",
+        "postgresql:///?service=shop",
+        "postgresql://db/shop?sslmode=verify-full&options="
+        + quote(r"-c search_path=shop -c role=the\ owner"),
     ]
+    assert "has no option 'sslmod' (did you mean sslmode?" in told["unknown option"]
     mysql, memory, unknown = told["refused"]
     assert "which is mysql" in mysql
     assert 'ERGON = {"URL"' in mysql

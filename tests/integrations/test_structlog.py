@@ -88,6 +88,26 @@ def test_a_transaction(events: list[Any]) -> None:
     assert [fields(each) for each in events] == numbers
 
 
+def test_behind_a_renderer_no_log_line_fails_a_unit(caplog: pytest.LogCaptureFixture) -> None:
+    """The text stays as it is; where the processor belongs is said once."""
+    written: list[Any] = []
+
+    def keep(_logger: Any, _name: str, event: Any) -> Any:
+        written.append(event)
+        raise structlog.DropEvent
+
+    before = structlog.get_config()["processors"]
+    structlog.configure(processors=[structlog.processors.KeyValueRenderer(), add_unit, keep])
+    try:
+        source = MemoryConnector([Transaction("o-1"), Transaction("o-2")])
+        report = Orders(connectors={"orders": source}).consume_transactions({})
+    finally:
+        structlog.configure(processors=before)
+    assert (report.succeeded, report.failed) == (2, 0)
+    assert len(written) == 2
+    assert caplog.text.count("write it before the renderer") == 1
+
+
 def test_a_transaction_of_an_async_task(events: list[Any]) -> None:
     """Transactions that run at once do not mix."""
     source = MemoryConnector([Transaction("o-1"), Transaction("o-2")])

@@ -19,6 +19,7 @@ known is left out. A key that the event has already stays as it is.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
@@ -29,7 +30,10 @@ from ergon_framework.ports.unit_of_work import CALLING, OBSERVERS, UnitOfWork
 
 __all__ = ["add_unit", "name_calls"]
 
+logger = logging.getLogger("ergon.integrations.structlog")
+
 _NOTHING = nullcontext()
+_warned: list[str] = []
 
 
 def _bystander(_: UnitOfWork) -> AbstractContextManager[object]:
@@ -51,14 +55,33 @@ name_calls()
 def add_unit(
     _logger: Any, _method_name: str, event_dict: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """The event with the ids of the unit that it happens in; unchanged outside of any."""
+    """The event with the ids of the unit that it happens in; unchanged outside of any.
+
+    Behind a renderer there is only text, to which nothing can be added: it stays as it is too, and
+    a warning says so once. No log line fails a unit.
+    """
     unit, call = current_unit(), CALLING.get()
     if unit is None and call is None:
+        return event_dict
+    given: object = event_dict
+    if not isinstance(given, MutableMapping):
+        _warn_once(type(given).__name__)
         return event_dict
     for name, value in _fields(unit, call):
         if value is not None:
             event_dict.setdefault(name, value)
     return event_dict
+
+
+def _warn_once(kind: str) -> None:
+    if _warned:
+        return
+    _warned.append(kind)  # before: the warning itself may come by here
+    logger.warning(
+        "add_unit got %s and not the fields of an event, so log lines have no ids of their unit;"
+        " write it before the renderer: processors=[add_unit, JSONRenderer()]",
+        kind,
+    )
 
 
 def _fields(unit: UnitOfWork | None, call: UnitOfWork | None) -> Iterator[tuple[str, Any]]:

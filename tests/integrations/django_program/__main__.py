@@ -35,6 +35,7 @@ from ergon_framework.integrations.django.project import (  # noqa: E402
     settings_of_project,
     url_of,
 )
+from ergon_framework.jobs.store_urls import check_url  # noqa: E402
 from ergon_framework.ports.jobstore import Search  # noqa: E402
 
 jobs_of_shop: Any = import_module("shop.jobs")  # of the folder that this runs in
@@ -73,6 +74,7 @@ def dies_after_the_commit(enqueuer: Any, name: str) -> int:
 
 call_command("migrate", verbosity=0)
 told["wrong arguments"] = refusal(lambda: on_commit(ship).enqueue("five"))  # type: ignore[arg-type]
+told["no handler"] = [refusal(lambda: on_commit(print)), refusal(lambda: in_transaction(None))]  # type: ignore[arg-type]
 told["outside"] = refusal(lambda: in_transaction(ship).enqueue(5))
 with transaction.atomic():
     on_commit(ship).enqueue(1)
@@ -155,9 +157,29 @@ settings.DATABASES["socket"] = {
     "NAME": "shop",
     "HOST": "/run/postgresql",
 }
+settings.DATABASES["service"] = {
+    "ENGINE": "django.db.backends.postgresql",
+    "OPTIONS": {"service": "shop", "pool": True, "isolation_level": 3},
+}
+settings.DATABASES["options"] = {
+    "ENGINE": "django.db.backends.postgresql",
+    "NAME": "shop",
+    "HOST": "db",
+    "OPTIONS": {
+        "sslmode": "verify-full",
+        "options": "-c search_path=shop",
+        "assume_role": "the owner",
+    },
+}
+settings.DATABASES["unknown"] = {
+    "ENGINE": "django.db.backends.postgresql",
+    "NAME": "shop",
+    "OPTIONS": {"sslmod": "require"},
+}
 settings.DATABASES["mysql"] = {"ENGINE": "django.db.backends.mysql", "NAME": "shop"}
 settings.DATABASES["memory"] = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
-told["urls"] = [url_of("pg"), url_of("socket")]
+told["urls"] = [url_of(name) for name in ("pg", "socket", "service", "options")]
+told["unknown option"] = refusal(lambda: check_url(url_of("unknown")))
 told["refused"] = [refusal(lambda name=name: url_of(name)) for name in ("mysql", "memory", "none")]
 
 

@@ -33,6 +33,7 @@ def on_commit(
     ``using`` names the database. When the store refuses the job after the commit, that is raised
     where the transaction ends; with ``robust`` it is logged, and the other callbacks go on.
     """
+    _check_handler("on_commit", handler)
     return AfterCommit(handler, using, robust)
 
 
@@ -41,7 +42,17 @@ def in_transaction(handler: JobHandler[P, T], *, using: str | None = None) -> In
 
     The jobs must be kept in the database that ``using`` names, without it that of the settings.
     """
+    _check_handler("in_transaction", handler)
     return InTransaction(handler, using or settings_of_project().database)
+
+
+def _check_handler(name: str, handler: object) -> None:
+    if not isinstance(handler, JobHandler):
+        called = getattr(handler, "__name__", type(handler).__name__)
+        raise WiringError(
+            f"{name} takes a handler of jobs, which {called} is not",
+            remedy=f"write @app.job above def {called}, then {name}({called}).enqueue(…)",
+        )
 
 
 class AfterCommit(Generic[P]):

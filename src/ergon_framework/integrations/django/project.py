@@ -32,6 +32,11 @@ from ergon_framework.ports.unit_of_work import UnitOfWork
 EXECUTOR = "ergon_framework.integrations.django.executor:app"
 """What executors load: it sets Django up before it looks for handlers."""
 
+DJANGOS_OPTIONS = frozenset(
+    {"isolation_level", "server_side_binding", "pool", "client_encoding", "autocommit"}
+    | {"prepare_threshold", "context", "row_factory", "cursor_factory"}
+)
+"""``OPTIONS`` of a PostgreSQL database that Django and its driver keep to themselves."""
 TEST_IN_MEMORY = "file:memorydb_"
 """How the names begin that Django's test runner gives to SQLite databases in memory."""
 
@@ -195,10 +200,24 @@ def _postgresql(given: Mapping[str, Any]) -> str:
     place = "" if is_folder else host
     if given.get("PORT"):
         place += f":{given['PORT']}"
-    query = urlencode({"host": host}) if is_folder else ""
+    query = ({"host": host} if is_folder else {}) | _connection_options(given)
     at = f"{user}@" if user else ""
-    name = quote(str(given["NAME"]), safe="")
-    return f"postgresql://{at}{place}/{name}{'?' + query if query else ''}"
+    name = quote(str(given.get("NAME") or ""), safe="")  # none where a service names it
+    options = urlencode(query, quote_via=quote)  # libpq takes a plus for a plus
+    return f"postgresql://{at}{place}/{name}{'?' + options if options else ''}"
+
+
+def _connection_options(given: Mapping[str, Any]) -> dict[str, str]:
+    """``OPTIONS`` of a database, as far as they are libpq's; one that is unknown is refused there.
+
+    So jobs go where Django's connections go: over TLS, through a service, into a search_path.
+    """
+    options = dict(given.get("OPTIONS") or {})
+    role = options.pop("assume_role", None)
+    if role:
+        word = str(role).replace("\\", r"\\").replace(" ", r"\ ")  # as libpq wants it
+        options["options"] = f"{options.get('options', '')} -c role={word}".strip()
+    return {name: str(value) for name, value in options.items() if name not in DJANGOS_OPTIONS}
 
 
 # ---- around each job ----

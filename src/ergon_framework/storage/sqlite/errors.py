@@ -115,7 +115,9 @@ def _locked(path: Path) -> StoreUnavailableError:
     who = ", ".join(sorted(set(_holders(path)))) or "another connection, here or elsewhere,"
     return StoreUnavailableError(
         f"{path} is locked; {who} may hold it",
-        remedy="end the transaction that is open there, or wait longer (busy_timeout)",
+        remedy="end the transaction that is open there, or wait longer (busy_timeout); inside a"
+        " transaction of your own, enqueue with connection=, in Django with on_commit(handler) or"
+        " in_transaction(handler)",
     )
 
 
