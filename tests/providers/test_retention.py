@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.ports.providerstore import RecordBatch
-from ergon_framework.providers.recorder import Recorder, recorder_of
-from ergon_framework.providers.retention import (
+from ergon_framework.providers.recorder import (
     DEFAULT_RETENTION,
     PRUNE_BATCH,
     PRUNE_INTERVAL,
+    Recorder,
     Retention,
+    recorder_of,
 )
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore

@@ -158,7 +158,7 @@ def _move_project(
             _show_project(outcome, planned, is_trial=dry_run, as_json=as_json)
             return
         with transfer_progress(as_json=as_json) as tell:
-            opened = reopen(planned, tell)
+            opened = reopen(planned, tell, _warn)
         if as_json:
             show_one({"reopened": opened}, as_json=True)
         else:
@@ -210,11 +210,15 @@ def _reopen(asked: Asked, *, as_json: bool) -> None:
     from ergon_framework.app.move.run import reopen
 
     with transfer_progress(as_json=as_json) as tell:
-        opened = reopen(asked, tell)
+        opened = reopen(asked, tell, _warn)
     if as_json:
         show_one({"store": asked.source.name, "reopened": opened}, as_json=True)
         return
     print(f"{asked.source.name} can be used again: {', '.join(opened) or 'it was not shut'}")
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _shut_note(asked: Asked, *, is_shut: bool) -> str:

@@ -566,6 +566,8 @@ class Destination(msgspec.Struct, frozen=True):
     """The move of a whole program, of which the store was a part."""
     is_undone: bool = False
     """Whether the store is the copy, and was shut because the old one was opened again."""
+    store_id: str = ""
+    """By what the place is known however it is reached; empty where it does not tell."""
 
     @property
     def text(self) -> str:
@@ -635,6 +637,12 @@ class Destination(msgspec.Struct, frozen=True):
         return f"ergon move {source or 'FROM'} {place_operand(self.place)}{options} --reopen"
 
     @property
+    def undo_condition(self) -> str:
+        """Which line has to be in the settings of a program for the command that undoes it."""
+        is_undone = self.program is not None and self.program.is_undone
+        return f"{'once that' if is_undone else 'while the old'} line is under [store]"
+
+    @property
     def login_hint(self) -> str:
         """How the command gets the password of a server."""
         return login_hint(self.place if self.program is None else self.program.to)
@@ -668,13 +676,20 @@ class MoveState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The move of a whole program that shuts this store, or has shut it."""
     is_undone: bool = False
     """Whether this copy was shut because the store that it was made of was opened again."""
+    moved_to_id: str = ""
+    """The id of the store that everything went to, whatever it is called; empty if unknown."""
 
     @property
     def destination(self) -> Destination | None:
         """Where everything went since; None while this store is the one to work with."""
         if not self.moved_to:
             return None
-        return Destination(self.moved_to, program=self.moved_with, is_undone=self.is_undone)
+        return Destination(
+            self.moved_to,
+            program=self.moved_with,
+            is_undone=self.is_undone,
+            store_id=self.moved_to_id,
+        )
 
     @property
     def is_incomplete(self) -> bool:
@@ -890,18 +905,14 @@ def moved_away(
     )
 
 
-_WHILE_OLD = "while the old line is under [store]"
-
-
 def _remedy(gone: Destination, source: str) -> str:
     undo = f"`{gone.undo_command(source)}`"
     if gone.program is not None:
-        is_undone = gone.program.is_undone
-        which = "once that line is under [store]" if is_undone else _WHILE_OLD
         return (
             f"work with that one: name it as url under [store] in {gone.program.settings}, and"
             " start the program again; all parts of the program were moved together, and"
-            f" {undo} lets this one be used again with all others, {which}{gone.login_hint}"
+            f" {undo} lets this one be used again with all others, {gone.undo_condition}"
+            f"{gone.login_hint}"
         )
     meaning = ""
     if not source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +13,24 @@ import pytest
 
 from ergon_framework.app.move.fencing import FencedStore
 from ergon_framework.app.move.run import Asked, reopen
-from ergon_framework.app.move.transfer import shut
+from ergon_framework.app.move.transfer import refuse_elsewhere, shut
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.cli import invoke
-from ergon_framework.errors import ErgonError, StoreError, StoreReadOnlyError, StoreUnavailableError
+from ergon_framework.errors import (
+    ErgonError,
+    StoreError,
+    StoreReadOnlyError,
+    StoreSchemaError,
+    StoreUnavailableError,
+)
 from ergon_framework.jobs.store_urls import open_store
+from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Search, WorkerRecord
-from ergon_framework.ports.transfer import Destination, records_of
+from ergon_framework.ports.transfer import WORK, Destination, ProgramMove, records_of
 from tests.app.move.stock import ZONE, add, append, claim, ergon, moved, with_facts, with_jobs
 from tests.app.move.test_providers import with_calls
 from tests.servers.server import free_port
@@ -255,3 +263,45 @@ def test_a_place_that_cannot_be_reached(redis_url: str, tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError) as caught:
         back(source, away)
     assert "--force" in (caught.value.remedy or "")
+    told: list[str] = []
+    forced = Asked(StoreLocation(source), StoreLocation(away), is_forced=True)
+    assert reopen(forced, warn=told.append) == ["jobs"]
+    assert [each.partition(":")[0] for each in told] == ["redis"]
+    assert "was not shut: see that nobody works there" in told[0]
+
+
+def test_force_does_not_go_on_beside_a_place_that_is_there(tmp_path: Path) -> None:
+    """Only one that is gone or does not answer may stay open: somebody may work with this one."""
+    jobs, target = with_jobs(f"sqlite:///{tmp_path}/old.db"), tmp_path / "new.db"
+    moved(jobs, f"sqlite:///{target}", shuts=True)
+    with closing(sqlite3.connect(target)) as file, file:
+        file.execute("UPDATE ergon_schema SET version = 10000 WHERE part = 'jobs'")
+    asked = Asked(StoreLocation(jobs), StoreLocation(f"sqlite:///{target}"), is_forced=True)
+    with pytest.raises(StoreSchemaError):
+        reopen(asked)
+    with pytest.raises(StoreReadOnlyError):
+        open_store(jobs)
+
+
+@pytest.mark.parametrize(
+    ("is_undone", "line", "when"),
+    [
+        (False, 'url = "sqlite:////new.db"', "while the old line is under [store]"),
+        (True, 'url = "sqlite:////old.db"', "once that line is under [store]"),
+    ],
+)
+def test_the_hint_of_a_program_that_is_elsewhere_says_which_line(
+    is_undone: bool, line: str, when: str
+) -> None:
+    """The command works with one of the two lines only."""
+    program = ProgramMove(
+        "/p/ergon.toml", "sqlite:////new.db", (f"{WORK} of /old.db",), is_undone=is_undone
+    )
+    with closing(MemoryJobStore()) as store:
+        shut(FencedStore(records_of(store), "one"), Destination("/there", "", program))
+        with pytest.raises(StoreError, match="one held was moved to /there, not to /third") as told:
+            refuse_elsewhere(store, "one", "/third")
+    remedy = told.value.remedy or ""
+    assert f"which is to have {line} under [store]" in remedy
+    assert remedy.endswith(f"with all others, {when}")
+    assert ("--reopen" in remedy) is not is_undone

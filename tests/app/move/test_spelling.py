@@ -8,9 +8,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from ergon_framework.app.move.run import Asked, reopen
 from ergon_framework.app.store_location import StoreLocation, is_same
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.store_urls import open_store
+from ergon_framework.storage.failpoints import armed
 from tests.app.move.stock import copied, ergon, job_sums, moved, with_jobs
 from tests.app.move.test_providers import with_calls
 from tests.servers.postgres import PostgresServer, name_of
@@ -98,6 +100,25 @@ def test_a_move_goes_on_from_the_same_store_in_other_words(
     moved(url, target, shuts=True)
     (tmp_path / "link").symlink_to(tmp_path)
     assert copied(moved(first, f"sqlite:///{tmp_path}/link/new.db", shuts=True)) == {}
+
+
+@pytest.mark.slow
+def test_a_way_back_that_was_cut_off_goes_on_in_other_words(redis_url: str, tmp_path: Path) -> None:
+    """Both ends are shut then, and each says the other's name of that time; the id stays."""
+    first, second = (f"sqlite:///{tmp_path}/{name}.db" for name in ("first", "second"))
+    with_jobs(first, lambda s: s.put("a"))
+    moved(first, redis_url, shuts=True)
+    assert reopen(Asked(StoreLocation(first), StoreLocation(redis_url))) == ["jobs"]
+    for file in (first, second):  # of which it is a copy, and which is a copy of it
+        if file == second:
+            moved(redis_url, second, shuts=True)
+        with armed("move.back.shut=error"), pytest.raises(OSError, match="was told to fail"):
+            reopen(Asked(StoreLocation(redis_url), StoreLocation(file)))
+        other = redis_url.replace("127.0.0.1", "127.1")
+        assert reopen(Asked(StoreLocation(other), StoreLocation(file))) == ["jobs"]
+        open_store(redis_url).close()
+        with pytest.raises(StoreError, match="was moved to"):
+            open_store(file)
 
 
 @pytest.mark.slow

@@ -228,7 +228,7 @@ def job_source(asked: Asked, stack: ExitStack) -> FullJobStore | None:
 
 def job_target(asked: Asked, stack: ExitStack, *, tolerates_workers: bool = False) -> FullJobStore:
     """The store that jobs are written to."""
-    target = _target(asked, _open_target, MemoryJobStore)
+    target = _target(asked, _open_target, MemoryJobStore, lambda: _has_jobs(asked.target))
     stack.enter_context(closing(target))
     if not tolerates_workers:
         refuse_workers(target, target.now(), asked.target.name, is_target=True)
@@ -329,7 +329,9 @@ def zone_target(asked: Asked, zone: str, stack: ExitStack) -> FactStore:
     def opened(url: str, **how: Any) -> Any:
         return open_fact_store(url, zone=zone, **how)
 
-    target: FactStore = _target(asked, opened, lambda: MemoryFactStore(zone))
+    target: FactStore = _target(
+        asked, opened, lambda: MemoryFactStore(zone), lambda: zone in zones_at(asked.target)
+    )
     stack.enter_context(closing(target))
     return target
 
@@ -429,8 +431,13 @@ def _refuse_elsewhere(asked: Asked, source: object) -> None:
     transfer.refuse_elsewhere(records_of(source), asked.source.name, asked.target.name)
 
 
-def _target(asked: Asked, opens: Callable[..., S], empty: Callable[[], Any]) -> S:
-    """The store to be written; for a trial one that is there is only looked at, or none is."""
+def _target(
+    asked: Asked, opens: Callable[..., S], empty: Callable[[], Any], is_there: Callable[[], bool]
+) -> S:
+    """The store to be written; for a trial one that is there is only looked at, or none is.
+
+    One that is there in another version is no empty one.
+    """
     if not asked.is_trial:
         return opens(asked.target.url)
     if asked.target.file is not None and not asked.target.file.is_file():
@@ -438,4 +445,6 @@ def _target(asked: Asked, opens: Callable[..., S], empty: Callable[[], Any]) -> 
     try:
         return opens(asked.target.url, read_only=True)
     except StoreSchemaError:
+        if is_there():
+            raise
         return cast("S", empty())

@@ -35,7 +35,7 @@ def refuse_other(part: Transfer) -> None:
     if part.birth and store_id_of(part.target) == part.birth:
         raise into_itself(part.where)
     state = move_state_of(part.target)
-    if state.destination is not None and not _is_back(state, part):
+    if state.destination is not None and not is_back(state, part):
         operand = place_operand(part.where)
         raise moved_away(part.where, state.destination, operand, part.zone)
     if state.is_incomplete and state.program is not None and part.program is None:
@@ -82,9 +82,16 @@ def into_itself(name: str) -> ConfigurationError:
     )
 
 
-def _is_back(state: MoveState, part: Transfer) -> bool:
-    """Whether the target was shut because the source was opened again."""
-    return bool(part.origin) and is_same(state.moved_to, part.origin)
+def is_back(state: MoveState, part: Transfer) -> bool:
+    """Whether the target was shut because the source was opened again, whatever it was called.
+
+    A zone that is a copy is known by its epoch; of other copies and originals the id tells.
+    """
+    if not state.moved_to or not part.origin:
+        return False
+    is_known = bool(state.moved_to_id) and state.moved_to_id == store_id_of(part.source)
+    is_copy = state.is_undone and bool(state.source) and is_copy_of(state, part)
+    return is_known or is_copy or is_same(state.moved_to, part.origin)
 
 
 def is_copy_of(state: MoveState, part: Transfer) -> bool:

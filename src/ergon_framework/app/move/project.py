@@ -21,6 +21,7 @@ from typing import Any
 from ergon_framework.app import discovery
 from ergon_framework.app.move import run as single
 from ergon_framework.app.move.endpoints import Asked, has_work
+from ergon_framework.app.move.run import Warn
 from ergon_framework.app.move.transfer import Moved, Tell
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.loader import FILE as SETTINGS
@@ -315,11 +316,11 @@ def run(planned: ProjectPlan, tell: Tell) -> ProjectOutcome:
     return outcome
 
 
-def reopen(planned: ProjectPlan, tell: Tell) -> list[str]:
+def reopen(planned: ProjectPlan, tell: Tell, warn: Warn = lambda _: None) -> list[str]:
     """Open every source again, or none; the titles of the parts that were shut."""
     if not planned.parts:
         raise _nothing_to_reopen(planned.whole)
-    opened = single.reopen_all([part.asked for part in planned.parts], tell)
+    opened = single.reopen_all([part.asked for part in planned.parts], tell, warn)
     return [part.title for part, names in zip(planned.parts, opened, strict=True) if names]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +23,7 @@ from ergon_framework.ports.transfer import (
     moved_away,
     place_operand,
     shut_command,
+    store_id_of,
 )
 from ergon_framework.storage.failpoints import declare, failpoint
 
@@ -281,26 +282,32 @@ class _WayBack:
     """The parts of which somebody could work with TO."""
 
 
-def reopen(asked: Asked, tell: Tell = lambda _: None) -> list[str]:
+Warn = Callable[[str], None]
+
+
+def reopen(asked: Asked, tell: Tell = lambda _: None, warn: Warn = lambda _: None) -> list[str]:
     """Let a source be worked with again that was shut; which of its parts were.
 
     Unless it is forced, the target must hold the same: what was done there would be left behind,
     and what was begun there would be done twice. The target is shut before the source is opened.
     """
-    return reopen_all([asked], tell)[0]
+    return reopen_all([asked], tell, warn)[0]
 
 
-def reopen_all(several: Sequence[Asked], tell: Tell = lambda _: None) -> list[list[str]]:
+def reopen_all(
+    several: Sequence[Asked], tell: Tell = lambda _: None, warn: Warn = lambda _: None
+) -> list[list[str]]:
     """Let several sources be worked with again, or, if one may not be, none of them.
 
     No source is opened before all targets are shut: a process that dies on the way leaves both
-    sides shut, and never both open. The same command goes on.
+    sides shut, and never both open. The same command goes on. ``warn`` is told of targets that
+    could not be reached, and so were not shut; only --force goes on without them.
     """
     for asked in several:
         asked.source.refuse_missing()
     with ExitStack() as stack:
         held = stack.enter_context(lock.alone(several))
-        found = [_may_reopen(asked, tell, stack) for asked in several]
+        found = [_may_reopen(asked, tell, warn, stack) for asked in several]
         held.refuse_lost()
         for way in found:
             _shut_others(way, stack)
@@ -311,7 +318,7 @@ def reopen_all(several: Sequence[Asked], tell: Tell = lambda _: None) -> list[li
         ]
 
 
-def _may_reopen(asked: Asked, tell: Tell, stack: ExitStack) -> _WayBack:
+def _may_reopen(asked: Asked, tell: Tell, warn: Warn, stack: ExitStack) -> _WayBack:
     """What there is to be opened again; refused if something was done in the target since."""
     sources = endpoints.sources(asked, stack)
     if not sources:
@@ -326,8 +333,10 @@ def _may_reopen(asked: Asked, tell: Tell, stack: ExitStack) -> _WayBack:
         for part in parts:
             _refuse_worked_with(part, tell)
     elif shut:
-        with suppress(ConfigurationError, StoreError):  # TO may be gone, or may not answer
+        try:
             parts = _parts(asked, shut, stack)
+        except (ConfigurationError, StoreUnavailableError) as error:  # gone, or it does not answer
+            warn(f"{asked.target.name} was not shut: see that nobody works there; {error.message}")
     return _WayBack(asked, sources, [part for part in parts if _is_in_use(part)])
 
 
@@ -386,7 +395,8 @@ def _shut_others(way: _WayBack, stack: ExitStack) -> None:
     for part in way.in_use:
         if part.name in opened:
             is_copy = not preflight.is_original_of(part)
-            gone = Destination(asked.source.name, part.zone, undone, is_copy)
+            own_id = store_id_of(part.source)
+            gone = Destination(asked.source.name, part.zone, undone, is_copy, own_id)
             opened[part.name].follow(part.target)
             transfer.shut(opened[part.name], gone)
     failpoint("move.back.shut")
@@ -421,7 +431,7 @@ def _opened(
 
 def _refuse_worked_with(part: Transfer, tell: Tell) -> None:
     state = move_state_of(part.target)
-    if state.moved_to and is_same(state.moved_to, part.origin):
+    if preflight.is_back(state, part):
         return  # the way back was cut off when TO was shut
     if state.moved_to:
         gone = moved_away(part.where, state.moved_to)

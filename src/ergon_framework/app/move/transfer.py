@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from ergon_framework.app.move.fencing import FencedStore, write_states
 from ergon_framework.app.store_location import is_same
+from ergon_framework.core.text import toml_text
 from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.ports.record_codec import plain
 from ergon_framework.ports.transfer import (
@@ -30,6 +31,7 @@ from ergon_framework.ports.transfer import (
     RecordReader,
     TransferRecord,
     move_state_of,
+    store_id_of,
 )
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -197,7 +199,8 @@ class Transfer:
     @property
     def destination(self) -> Destination:
         """What the source is told when it is shut."""
-        return Destination(self.where, self.zone, self.program)
+        store_id = store_id_of(self.target)
+        return Destination(self.where, self.zone, self.program, store_id=store_id)
 
 
 def tell_now_and_then(tell: Tell, part: Transfer, doing: str, kind: str, count: int) -> None:
@@ -225,8 +228,15 @@ def shut(store: FencedStore, gone: Destination) -> None:
         gone = replace(gone, program=state.moved_with)
     store.freeze(gone.text)
     failpoint("move.part.frozen")
-    state = replace(state, moved_to=gone.place, moved_with=gone.program, is_undone=gone.is_undone)
-    store.write_state(state)
+    store.write_state(
+        replace(
+            state,
+            moved_to=gone.place,
+            moved_with=gone.program,
+            is_undone=gone.is_undone,
+            moved_to_id=gone.store_id,
+        )
+    )
 
 
 def reopen(store: FencedStore) -> bool:
@@ -236,8 +246,8 @@ def reopen(store: FencedStore) -> bool:
     failpoint("move.part.thawed")
     if state != MoveState():  # a token of its own: a run that is under way is refused from now on
         token = secrets.token_hex(8)
-        left = replace(state, moved_to="", moved_with=None, is_undone=False, token=token)
-        store.write_state(left)
+        open_again = {"moved_to": "", "moved_with": None, "is_undone": False, "moved_to_id": ""}
+        store.write_state(replace(state, **open_again, token=token))
     return bool(state.moved_to or state.moved_with)
 
 
@@ -248,9 +258,13 @@ def refuse_elsewhere(store: object, name: str, place: str) -> None:
         return
     remedy = f"name {gone.place} as TO; with --reopen {name} can be used again"
     if gone.program is not None:
+        line = f"url = {toml_text(gone.program.to)}"
+        if gone.program.is_undone:
+            line = gone.program.old_line
         remedy = (
-            f"it went there with all parts of {gone.program.settings}; `{gone.undo_command()}` lets"
-            f" it be used again with all others{gone.login_hint}"
+            f"it went there with all parts of {gone.program.settings}, which is to have {line}"
+            f" under [store]; `{gone.undo_command()}` lets it be used again with all others,"
+            f" {gone.undo_condition}{gone.login_hint}"
         )
     raise StoreError(f"what {name} held was moved to {gone.place}, not to {place}", remedy=remedy)
 
