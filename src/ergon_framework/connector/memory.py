@@ -140,11 +140,14 @@ class MemoryConnector:
                     heapq.heappush(self._waiting, entry)
                 raise
             if self.settling:
+                # After all copies were made: a payload that cannot be copied leaves the queue as it
+                # was.
                 self._in_flight.update(entries)
             return batch
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **_extra: Any) -> None:
         """Put them all at the end of the queue, or none of them."""
+        # Before the lock is taken: copying runs code of the user's, and may take long.
         copies = [_copied(transaction, Transaction, self.name) for transaction in transactions]
         with self._lock:
             self._refuse_when_closed()
@@ -300,6 +303,7 @@ class MemoryConnector:
             )
         if transaction.verb is None:
             _set(transaction, "verb", verb)
+            # By its place in the queue, which is unique; the same id may be in flight twice.
             del self._in_flight[transaction.entry[0]]
             return transaction.entry
         if transaction.verb != verb:

@@ -51,6 +51,7 @@ class MemorySource:
     """Bytes in memory."""
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        # Copied: the caller may change a bytearray between the digest and the sending.
         self._data = memoryview(bytes(data))
         self.size = len(self._data)
 
@@ -99,6 +100,8 @@ class FileSource:
         self._copy: tempfile.SpooledTemporaryFile[bytes] | None = None
         if _gives_text(file):
             raise _no_bytes(file)
+        # The bytes are read at least twice, for the digest and for sending, and again at each
+        # retry.
         if not file.seekable():
             self._copy = _copied(file)
         self._file = self._copy or file
@@ -234,8 +237,6 @@ class Artifact:
 
 declare("boundary.saving.before", "boundary.saving.after")
 
-"""Bytes of an opened artifact that stay in memory; more go into a temporary file."""
-
 
 def reference_of(value: Reference | Mapping[str, Any]) -> Reference:
     """The one artifact that a value refers to."""
@@ -270,6 +271,8 @@ class Receiving:
                 yield from self._stream()
                 break
             except BoundaryError as error:
+                # A large artifact over a bad link may be cut more often than there are attempts;
+                # only standing still uses them up.
                 if self.received > before:  # progress was made: count attempts anew
                     call = RetriedCall(rule, (yield Now()))
                 yield from endured(error, call, dice)
@@ -279,8 +282,12 @@ class Receiving:
 
     def _stream(self) -> Flow[None]:
         wanted = self.reference
+        # With the digest: if the name stands for other bytes by now, the node refuses, instead of
+        # sending the end of another file.
         stream: Any = yield Get(wanted.bucket, wanted.key, self.received, wanted.digest)
         try:
+            # One piece too many shows that the object is larger than promised; more than that is
+            # not read.
             while self.received <= wanted.size and (data := (yield Read(stream))):
                 self.received += len(data)
                 self.hashed.update(data)

@@ -61,6 +61,8 @@ def run_fast(
     except BaseException:
         give_up(runtime, fast.to_guarded_call())
         raise
+    # The fast path knows one end only, a success that needs no write. Everything else is continued
+    # by the full machine, with the first attempt already made.
     ended = None if raised is not None else fast.succeeded(data)
     if ended is not None:
         result, row = ended
@@ -88,6 +90,8 @@ def _run_steps(
     except BaseException:
         give_up(runtime, call)
         raise
+    # Outside of the ``try``: the call has ended, and what its rows meet must not give back quota
+    # that was spent.
     runtime.conclude(result, rows, on_failure)
     return result
 
@@ -122,6 +126,7 @@ def _run_until_end(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBod
 def pass_gate(call: GuardedCall, do: Do) -> Do:
     """One step between attempts: ask a gate, or wait."""
     if do is Do.ADMIT:
+        # From memory where that is enough; only a half-open circuit has to write who probes.
         return call.admit_cached() or call.admit()
     if do is Do.RESERVE:
         return call.reserve()
@@ -133,6 +138,8 @@ def _attempt(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> 
     context = call.attempt_context()
     body = body.again(context)
     try:
+        # Without isolation the body runs in this thread, which nobody can interrupt; with it, in
+        # one that can be left behind.
         if runtime.is_plain:
             data = body(context=context)
         elif runtime.is_async:
@@ -249,6 +256,8 @@ async def _refresh_gates(runtime: ProviderRuntime, call: GuardedCall, look: Stor
         lambda: PROVIDER_BUDGET.run_within(call.seconds_left, look),
         runtime.steps,
         within=None if left is None else left / 2,
+        # Threads that all hang in the store must not stop calls: the old view of the circuits
+        # decides then.
         late=partial(look, looks=False),
     )
 
@@ -312,6 +321,8 @@ async def afinish(runtime: ProviderRuntime, call: GuardedCall) -> Ended:
 
 async def abandon(runtime: ProviderRuntime, call: GuardedCall, error: BaseException) -> None:
     """Give back what a call holds that ends with ``error``, which is no failure of the provider."""
+    # The thread that still runs the attempt settles it: giving back here would free a place that is
+    # in use.
     if call.is_handed_over:
         return
     # GeneratorExit closes the coroutine: it must not await any more, so the step runs right here.
