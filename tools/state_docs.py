@@ -30,6 +30,7 @@ from ergon_framework.core.job import (
     ProcessDied,
     Released,
     RequeueRequested,
+    RescheduleRequested,
     RunRequested,
     Signalled,
     Succeeded,
@@ -113,6 +114,7 @@ SEEN: tuple[tuple[str, Event, int], ...] = (
     ("no worker had its executor for `executor_wait`", ExecutorMissing("node"), 0),
     ("somebody cancelled it", CancelRequested(), 0),
     ("somebody wants it to run now", RunRequested(), 0),
+    ("somebody wants it to run at another time", RescheduleRequested(60.0), 0),
     ("somebody sent it back from the dead letters", RequeueRequested(), 0),
 )
 

@@ -396,6 +396,63 @@ def test_cancel_and_retry(desk: Desk) -> None:
         assert answer.json["error"]["code"] == "job_state"
 
 
+def test_many_are_changed_by_a_filter(desk: Desk) -> None:
+    """Counted first, changed when somebody is sure, told in numbers."""
+    for n in range(3):
+        desk.client.enqueue("h", id=f"x{n}", tags=["x"])
+    desk.client.enqueue("h", id="y", tags=["y"], delay=900)
+    which = ("--tag", "x", "--json")
+    counted = {"matched": 3, "cancelled": 0, "dry_run": True}
+    assert desk("jobs", "cancel", *which, "--dry-run").json == counted
+    answer = desk("jobs", "cancel", *which)
+    assert answer.code == 2
+    assert "nobody was asked whether to cancel 3 jobs" in answer.json["error"]["message"]
+    late = desk("jobs", "reschedule", *which, "--in", "500", "--limit", "2", "--yes").json
+    assert late == {"matched": 2, "rescheduled": 2, "dry_run": False}
+    why = ("--by", "ann", "--reason", "gone")
+    done = desk("jobs", "cancel", *which, "--since", "1h", "--yes", *why)
+    assert (done.code, done.json) == (0, {"matched": 3, "cancelled": 3, "dry_run": False})
+    assert desk("jobs", "show", "x1", "--json").json["history"][-1]["by"] == "ann"
+    assert desk("jobs", "cancel", *which, "--yes").code == 1
+    deleted = desk("jobs", "delete", "--status", "cancelled", "--yes", "--json").json
+    assert deleted == {"matched": 3, "deleted": 3, "dry_run": False}
+    desk.bury("dead", tags=["x"])
+    assert desk("jobs", "requeue", "--error", "defect", "--yes", "--json").json["requeued"] == 1
+    assert [job.id for job in desk.client.jobs()] == ["dead", "y"]
+
+
+def test_one_is_changed_by_its_id(desk: Desk) -> None:
+    """Nobody is asked: an id cannot mean more than one thinks."""
+    desk.bury("a")
+    assert desk("jobs", "requeue", "a", "--json").json == {"id": "a", "status": "pending"}
+    shown = desk("jobs", "reschedule", "a", "--in", "86400", "--json").json
+    assert shown["status"] == "pending"
+    assert desk.client.find("a").run_at > desk.client.store.now() + 80_000
+    assert desk("jobs", "delete", "a").code == 1
+    desk.client.cancel("a")
+    assert desk("jobs", "delete", "a", "--json").json == {"id": "a", "became": "deleted"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["cancel"], "what to cancel?"),
+        (["delete", "--all", "--tag", "x"], "--all contradicts the filters"),
+        (["cancel", "a", "--tag", "x"], "names one job"),
+        (["cancel", "--status", "failed", "--yes"], "cannot be cancelled"),
+        (["reschedule", "--tag", "x"], "when is it to run?"),
+        (["reschedule", "--tag", "x", "--in", "1", "--at", "2040-01-31T12:00:00Z"], "when is it"),
+    ],
+)
+def test_bulk_commands_want_to_know_which(desk: Desk, words: list[str], told: str) -> None:
+    """A command that could change everything says what is missing."""
+    desk.client.enqueue("h", id="a", tags=["x"])
+    answer = desk("jobs", *words)
+    assert answer.code in (1, 2)
+    assert told in answer.err
+    assert desk.client.status("a") == "pending"
+
+
 def test_cancel_what_runs(desk: Desk) -> None:
     """Its worker is asked; until it has ended, the job tells who asked, and why."""
     desk.client.enqueue("h", id="a")

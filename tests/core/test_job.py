@@ -32,6 +32,7 @@ from ergon_framework.core.job import (
     ProcessDied,
     Released,
     RequeueRequested,
+    RescheduleRequested,
     RunRequested,
     Signalled,
     Succeeded,
@@ -61,6 +62,7 @@ EVENTS: list[Event] = [
     ExecutorMissing("x"),
     CancelRequested(),
     RunRequested(),
+    RescheduleRequested(7.5),
     RequeueRequested(),
 ]
 
@@ -77,8 +79,14 @@ def test_the_table_knows_every_event() -> None:
 def test_the_table_by_hand() -> None:
     """A second writing of the table, so that no edit of the first one is an accident."""
     by_hand = {
-        PENDING: {Signalled, Expired, ExecutorMissing, CancelRequested, RunRequested},
-        RETRYING: {Signalled, Expired, ExecutorMissing, CancelRequested, RunRequested},
+        PENDING: {
+            *(Signalled, Expired, ExecutorMissing, CancelRequested, RunRequested),
+            RescheduleRequested,
+        },
+        RETRYING: {
+            *(Signalled, Expired, ExecutorMissing, CancelRequested, RunRequested),
+            RescheduleRequested,
+        },
         ACTIVE: {
             Succeeded,
             Discarded,

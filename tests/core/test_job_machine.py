@@ -36,6 +36,7 @@ from ergon_framework.core.job import (
     ProcessDied,
     Released,
     RequeueRequested,
+    RescheduleRequested,
     RunRequested,
     Succeeded,
     Transition,
@@ -51,6 +52,7 @@ JOB_EVENTS: list[Event] = [
     ExecutorMissing("x"),
     CancelRequested(),
     RunRequested(),
+    RescheduleRequested(7.5),
     RequeueRequested(),
 ]
 

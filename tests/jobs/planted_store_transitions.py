@@ -173,6 +173,19 @@ class KeepsForEver(Honest):
             return super().settle(change(settlement, keep=None), now)
 
 
+class ReschedulesFromTheOldTime(Honest):
+    """Adds the delay to the time at which the job was due."""
+
+    class PlantedLedger(Ledger):
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+            before = record.run_at
+            super()._move(record, move, entry, now)
+            if move.event == "rescheduled":
+                self.queues.leave(record)
+                record.run_at = before + move.delay
+                self.queues.wait(record)
+
+
 class RequeueKeepsCounters(Honest):
     """Sends a job back that has no delivery left."""
 

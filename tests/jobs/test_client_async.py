@@ -81,6 +81,12 @@ def test_the_calls_are_those_of_the_other_client() -> None:
             tagged = await client.enqueue_many(["h"] * 450, tags=["many"])
             assert [found.id async for found in client.jobs(tags=["many"])] == tagged[::-1]
             assert await client.count(tags=["many"], status=["pending", "active"]) == 450
+            assert await client.reschedule_many(tags=["many"], delay=5, limit=1) == 1
+            assert await client.cancel_many(tags=["many"]) == 450
+            assert await client.delete_many(tags=["many"], limit=449) == 449
+            await client.delete(tagged[0])
+            await client.reschedule(ids[0], delay=60)
+            assert await client.requeue_many(queue="q") == 0
 
     run(work())
 

@@ -77,6 +77,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (moves.NewestEntryFirst, "history_is_in_order"),
     (moves.EndlessHistory, "history_is_bounded"),
     (moves.KeepsForEver, "keep_sets_the_time_of_purging"),
+    (moves.ReschedulesFromTheOldTime, "rescheduled_job_is_due_when_it_was_said"),
     (moves.RequeueKeepsCounters, "requeue_begins_anew"),
     (moves.RequeueKeepsThePurge, "requeue_begins_anew"),
     (moves.RequeueResetsTheFence, "requeue_keeps_the_fence"),

@@ -61,6 +61,10 @@ def test_jobs_that_people_move(heard: list[Notice]) -> None:
             Hand(client.store).run(BROKEN)
         client.requeue_many(Search(ids=("b",)))
         client.purge_many(Search())
+        client.reschedule("b", delay=5)
+        client.reschedule_many(ids=["b"], delay=9)
+        client.cancel_many(ids=["b"])
+        client.delete_many(ids=["b"])
     assert [(notice.name, notice.fields.get("job_id")) for notice in heard] == [
         ("job.enqueued", "a"),
         ("job.cancelled", "a"),
@@ -70,8 +74,13 @@ def test_jobs_that_people_move(heard: list[Notice]) -> None:
         ("job.enqueued", "c"),
         ("job.requeued", "b"),
         ("dead_letters.purged", None),
+        ("job.rescheduled", "b"),
+        ("job.rescheduled", "b"),
+        ("job.cancelled", "b"),
+        ("jobs.deleted", None),
     ]
-    assert heard[-1].fields == {"kind": "job", "count": 1}
+    assert heard[-5].fields == {"kind": "job", "count": 1}
+    assert heard[-1].fields == {"count": 1}
 
 
 def test_a_job_that_is_there_already_is_not_enqueued(heard: list[Notice]) -> None:

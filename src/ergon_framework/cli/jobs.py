@@ -1,4 +1,4 @@
-"""``ergon jobs``: look at jobs and workers, cancel one, let one run now."""
+"""``ergon jobs``: look at jobs and workers, let one run now; see ``jobs_bulk`` for many."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli import conform, executor, job_filters, workers
+from ergon_framework.cli import conform, executor, job_filters, jobs_bulk, workers
 from ergon_framework.cli.job_client import JobId, StoreUrl, opened, show_jobs
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
@@ -22,7 +22,7 @@ _JSON = (
     *("args", "kwargs", "result", "retry", "last_error", "trace_context"),
     *("cancel_requested", "metadata", "progress"),
 )
-app = typer.Typer(help="Look at jobs and workers; show, cancel or retry a job.")
+app = typer.Typer(help="Look at jobs and workers; cancel, retry, reschedule or delete jobs.")
 
 
 @app.command("list")
@@ -67,36 +67,7 @@ def show(
         show_job(client.show(job), as_json=as_json)
 
 
-@app.command()
-def cancel(
-    job: JobId,
-    running: Annotated[
-        bool,
-        typer.Option("--running", help="Also one that runs: its worker is asked to end it."),
-    ] = False,
-    by: Annotated[
-        str | None, typer.Option(metavar="WHO", help="Who cancels it; else the user and machine.")
-    ] = None,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for its history.")] = "",
-    config: ConfigPath = None,
-    url: StoreUrl = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Cancel a job that waits. One that runs goes on, and the exit code is 1.
-
-    With --running its worker is asked to end it. This does not wait for the end: the status is then
-    still active, and jobs show tells who asked.
-    """
-    with opened(config, url) as client:
-        is_now = client.cancel(job, running=running, by=by, reason=reason)
-        found = client.find(job)
-        shape = {
-            "id": job,
-            "status": str(found.status),
-            "was_cancelled_before": not is_now,
-            "is_requested": found.cancel_request is not None,
-        }
-        show_one(shape, as_json=as_json)
+app.command()(jobs_bulk.cancel)
 
 
 @app.command()
@@ -112,6 +83,9 @@ def retry(
         show_one({"id": job, "status": str(client.status(job))}, as_json=as_json)
 
 
+app.command()(jobs_bulk.requeue)
+app.command()(jobs_bulk.reschedule)
+app.command()(jobs_bulk.delete)
 app.command()(workers.workers)
 
 

@@ -169,6 +169,13 @@ class RunRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class RescheduleRequested:
+    """An operator wants a job that waits to run at another time: so many seconds from now."""
+
+    delay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RequeueRequested:
     """An operator sends a dead-lettered job back with fresh counters."""
 
@@ -187,6 +194,7 @@ Event: TypeAlias = (
     | ExecutorMissing
     | CancelRequested
     | RunRequested
+    | RescheduleRequested
     | RequeueRequested
 )
 
@@ -204,6 +212,7 @@ ALLOWED: dict[type[Event], frozenset[JobStatus]] = {
     ExecutorMissing: _WAITING,
     CancelRequested: _WAITING,
     RunRequested: _WAITING | {JobStatus.FAILED, JobStatus.CANCELLED},
+    RescheduleRequested: _WAITING,
     RequeueRequested: frozenset({JobStatus.FAILED}),
 }
 """In which states an event may happen; in any other it changes nothing."""
@@ -274,15 +283,23 @@ def _next_transition(snapshot: JobSnapshot, event: Event, rule: JobRule, dice: f
             return _waited(snapshot, event)
         case CancelRequested():
             return Transition(JobStatus.CANCELLED, "cancelled", snapshot.attempts, snapshot.excused)
-        case RunRequested() | RequeueRequested():
+        case RunRequested() | RescheduleRequested() | RequeueRequested():
             if snapshot.status in _WAITING:
-                is_solo = snapshot.is_solo
-                return Transition(
-                    snapshot.status, "hurried", snapshot.attempts, snapshot.excused, is_solo=is_solo
-                )
+                return _moved_in_time(snapshot, event)
             return Transition(JobStatus.PENDING, "requeued", 0, 0, is_reset=True)
         case _:
             assert_never(event)
+
+
+def _moved_in_time(
+    snapshot: JobSnapshot, event: RunRequested | RescheduleRequested | RequeueRequested
+) -> Transition:
+    """It waits on, and is due at another time."""
+    word, delay = "hurried", 0.0
+    if isinstance(event, RescheduleRequested):
+        word, delay = "rescheduled", max(0.0, event.delay)
+    attempts, excused, is_solo = snapshot.attempts, snapshot.excused, snapshot.is_solo
+    return Transition(snapshot.status, word, attempts, excused, delay, is_solo=is_solo)
 
 
 def _completed(snapshot: JobSnapshot, event: Succeeded | Discarded | Signalled) -> Transition:

@@ -18,10 +18,12 @@ from ergon_framework.core.job import (
     InvalidTransition,
     JobStatus,
     RequeueRequested,
+    RescheduleRequested,
     RunRequested,
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import DuplicateJobError, JobStateError
+from ergon_framework.jobs.bulk import slices
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.flow_client import found_flow
 from ergon_framework.jobs.results import found
@@ -32,17 +34,17 @@ from ergon_framework.telemetry.notices import emit
 
 T = TypeVar("T")
 Progress = Callable[[int], object]
-Request = CancelRequested | RunRequested | RequeueRequested
+Request = CancelRequested | RunRequested | RescheduleRequested | RequeueRequested
 
 MAX_CONFLICTS = 100
 """How often a job may change between read and write before the request is given up."""
-BATCH = 500
-"""Jobs that are moved or purged in one commit."""
 _REFUSED = {
     CancelRequested: ("cannot be cancelled", "only a job that waits can be cancelled"),
     RunRequested: ("cannot be run again", "only a job that waits, failed or was cancelled can"),
+    RescheduleRequested: ("cannot be rescheduled", "only a job that waits can"),
     RequeueRequested: ("cannot be requeued", "only a dead-lettered job can"),
 }
+_NOTICES = {CancelRequested: "job.cancelled", RescheduleRequested: "job.rescheduled"}
 
 
 class Requeued(NamedTuple):
@@ -74,8 +76,7 @@ def request_transition(
             ) from error
         (is_applied,), _ = store.settle_and_claim([settlement], None)
         if is_applied:
-            is_cancelled = isinstance(request, CancelRequested)
-            emit("job.cancelled" if is_cancelled else "job.requeued", job_id=job.id)
+            emit(_NOTICES.get(type(request), "job.requeued"), job_id=job.id)
             return job.status
         holder = _holder(store, job)
         if holder is not None:
@@ -163,7 +164,7 @@ def requeue_all(
 ) -> Requeued:
     """Send every matching dead-lettered job back. Those moved meanwhile are left."""
     done = held = 0
-    for batch in _batches(store.search(search, limit)):
+    for batch in slices(store.search(search, limit)):
         now = store.now()
         dead = [job for job in batch if job.status is JobStatus.FAILED]
         settlements = [settler.settle_stored(job, RequeueRequested(), now) for job in dead]
@@ -181,16 +182,12 @@ def requeue_all(
 def purge_all(store: FullJobStore, search: Search, limit: int | None, progress: Progress) -> int:
     """Delete every matching job that has ended; how many."""
     done = 0
-    for batch in _batches(store.search(search, limit)):
+    for batch in slices(store.search(search, limit)):
         done += store.purge([job for job in batch if job.status.is_final])
         progress(done)
     if done:
         emit("dead_letters.purged", kind="job", count=done)
     return done
-
-
-def _batches(jobs: Iterable[Job]) -> Iterator[list[Job]]:
-    return batches(jobs, BATCH)
 
 
 def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

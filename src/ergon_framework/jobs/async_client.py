@@ -45,6 +45,7 @@ from ergon_framework.jobs.results import (
 )
 from ergon_framework.jobs.schedule_client import AsyncScheduleClient
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.ports.job_fields import Instant
 from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import FullJobStore, Job, NewJob, Search, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET, MIN_TIMEOUT
@@ -432,14 +433,83 @@ class AsyncJobClient:
         """Send a dead-lettered job back with fresh counters."""
         await self._call(lambda: self._sync().requeue(job_id))
 
-    async def requeue_many(
-        self, search: Search, limit: int | None = None, progress: Progress | None = None
-    ) -> int:
-        """Send back every dead-lettered job that matches; see :meth:`JobClient.requeue_many`.
+    async def reschedule(
+        self, job_id: str, *, run_at: Instant | None = None, delay: float | None = None
+    ) -> None:
+        """Let a job that waits be due at another time, or in so many seconds."""
+        await self._call(lambda: self._sync().reschedule(job_id, run_at=run_at, delay=delay))
 
-        ``progress`` is called in another thread.
-        """
-        return await self._call(lambda: self._sync().requeue_many(search, limit, progress))
+    async def delete(self, job_id: str) -> None:
+        """Delete a job that has ended, for good. A step stays as long as its flow."""
+        await self._call(lambda: self._sync().delete(job_id))
+
+    # ---- moving many; ``progress`` is called in another thread ----
+
+    async def cancel_many(
+        self,
+        search: Search | None = None,
+        *,
+        running: bool = False,
+        by: str | None = None,
+        reason: str = "",
+        limit: int | None = None,
+        progress: Progress | None = None,
+        **criteria: Unpack[JobFilter],
+    ) -> int:
+        """Cancel every job that matches and waits; see :meth:`JobClient.cancel_many`."""
+        return await self._visit(
+            lambda: self._sync().cancel_many(
+                search,
+                running=running,
+                by=by,
+                reason=reason,
+                limit=limit,
+                progress=progress,
+                **criteria,
+            )
+        )
+
+    async def reschedule_many(
+        self,
+        search: Search | None = None,
+        *,
+        run_at: Instant | None = None,
+        delay: float | None = None,
+        limit: int | None = None,
+        progress: Progress | None = None,
+        **criteria: Unpack[JobFilter],
+    ) -> int:
+        """Let every job that matches and waits be due at another time; how many."""
+        return await self._visit(
+            lambda: self._sync().reschedule_many(
+                search, run_at=run_at, delay=delay, limit=limit, progress=progress, **criteria
+            )
+        )
+
+    async def delete_many(
+        self,
+        search: Search | None = None,
+        *,
+        limit: int | None = None,
+        progress: Progress | None = None,
+        **criteria: Unpack[JobFilter],
+    ) -> int:
+        """Delete every job that matches and has ended; see :meth:`JobClient.delete_many`."""
+        return await self._visit(
+            lambda: self._sync().delete_many(search, limit=limit, progress=progress, **criteria)
+        )
+
+    async def requeue_many(
+        self,
+        search: Search | None = None,
+        limit: int | None = None,
+        progress: Progress | None = None,
+        **criteria: Unpack[JobFilter],
+    ) -> int:
+        """Send back every dead-lettered job that matches; see :meth:`JobClient.requeue_many`."""
+        return await self._visit(
+            lambda: self._sync().requeue_many(search, limit, progress, **criteria)
+        )
 
     async def purge_many(
         self, search: Search, limit: int | None = None, progress: Progress | None = None

@@ -20,6 +20,7 @@ from ergon_framework.core.job import (
     CancelRequested,
     JobStatus,
     RequeueRequested,
+    RescheduleRequested,
     RunRequested,
 )
 from ergon_framework.errors import JobError, JobStateError
@@ -34,6 +35,7 @@ from ergon_framework.jobs.admin import (
     requester,
     requeue_all,
 )
+from ergon_framework.jobs.bulk import BulkChange
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.finding import JobFilter, search_of
 from ergon_framework.jobs.flow_client import EnqueuedFlow, EnqueuedId, flows_of, found_flow
@@ -67,7 +69,15 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.views import job_view
 from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.flow import NewFlow
-from ergon_framework.ports.job_fields import choice, refusal, text
+from ergon_framework.ports.job_fields import (
+    CHECKS,
+    TEN_YEARS,
+    Instant,
+    choice,
+    instant,
+    refusal,
+    text,
+)
 from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import (
     EnqueueResult,
@@ -387,8 +397,7 @@ class JobClient:
         it has ended. If it completes first, it has completed. ``by`` and ``reason`` stand in its
         history; without ``by`` that is the user of this process.
         """
-        asked_by = requester() if by is None else _actor("by", by)
-        request = CancelRequested(asked_by, _reason("reason", reason) if reason else "")
+        request = _cancellation(by, reason)
         apply = request_cancel if running else request_transition
         try:
             apply(self.store, self._settler, str(job_id), request)
@@ -409,14 +418,92 @@ class JobClient:
         """Send a dead-lettered job back with fresh counters."""
         request_transition(self.store, self._settler, str(job_id), RequeueRequested())
 
+    def reschedule(
+        self, job_id: str, *, run_at: Instant | None = None, delay: float | None = None
+    ) -> None:
+        """Let a job that waits be due at another time, or in so many seconds."""
+        now = self.store.now()
+        request = RescheduleRequested(max(0.0, _due(run_at, delay, now) - now))
+        request_transition(self.store, self._settler, str(job_id), request)
+
+    def delete(self, job_id: str) -> None:
+        """Delete a job that has ended, for good. A step stays as long as its flow."""
+        job = self.find(job_id)
+        if self.store.purge([job] if job.status.is_final else []):
+            emit("jobs.deleted", count=1)
+            return
+        what, remedy = f"is {job.status} and cannot be deleted", "only a job that has ended can"
+        if job.step is not None:
+            what, remedy = "is a step and is kept as long as its flow", "delete its flow"
+        details = {"job_id": job.id, "status": job.status.value}
+        raise JobStateError(f"the job {job.id} {what}", remedy=remedy, details=details)
+
+    # ---- moving many ----
+
+    def cancel_many(
+        self,
+        search: Search | None = None,
+        *,
+        running: bool = False,
+        by: str | None = None,
+        reason: str = "",
+        limit: int | None = None,
+        progress: Progress | None = None,
+        **criteria: Unpack[JobFilter],
+    ) -> int:
+        """Cancel every job that matches and waits, or also those that run; how many.
+
+        ::
+
+            client.cancel_many(tags=["customer:42"], reason="the account was closed")
+
+        Jobs are changed in slices, each a commit of its own, between which workers go on. What was
+        changed when it is stopped in the middle stays so, and the same call goes on with the rest.
+        The other methods for many jobs do the same.
+        """
+        change = self._bulk(search, criteria, limit, progress)
+        return change.cancel(_cancellation(by, reason), running=running)
+
+    def reschedule_many(
+        self,
+        search: Search | None = None,
+        *,
+        run_at: Instant | None = None,
+        delay: float | None = None,
+        limit: int | None = None,
+        progress: Progress | None = None,
+        **criteria: Unpack[JobFilter],
+    ) -> int:
+        """Let every job that matches and waits be due at another time; how many."""
+        due = _due(run_at, delay, self.store.now())
+        return self._bulk(search, criteria, limit, progress).reschedule(due)
+
+    def delete_many(
+        self,
+        search: Search | None = None,
+        *,
+        limit: int | None = None,
+        progress: Progress | None = None,
+        **criteria: Unpack[JobFilter],
+    ) -> int:
+        """Delete every job that matches and has ended, for good; how many.
+
+        Steps are left: they are kept as long as their flow.
+        """
+        return self._bulk(search, criteria, limit, progress).delete()
+
     def requeue_many(
-        self, search: Search, limit: int | None = None, progress: Progress | None = None
+        self,
+        search: Search | None = None,
+        limit: int | None = None,
+        progress: Progress | None = None,
+        **criteria: Unpack[JobFilter],
     ) -> int:
         """Send back every dead-lettered job that matches; how many.
 
         Those whose unique key another job holds by now are left, and the log says how many.
         """
-        search = _failed(search)
+        search = _failed(_meant(search, criteria))
         requeued = requeue_all(self.store, self._settler, search, limit, progress or _unheard)
         if requeued.held:
             logger.warning(
@@ -443,6 +530,15 @@ class JobClient:
         self.close()
 
     # ---- inside ----
+
+    def _bulk(
+        self,
+        search: Search | None,
+        criteria: Mapping[str, Any],
+        limit: int | None,
+        progress: Progress | None,
+    ) -> BulkChange:
+        return BulkChange(self.store, self._settler, _meant(search, criteria), limit, progress)
 
     def _new(
         self,
@@ -547,6 +643,35 @@ def _no_external(store: FullJobStore) -> JobError:
         f"{type(store).__name__} cannot store a job in another's transaction",
         remedy="leave connection out, or use a store on SQLite or PostgreSQL",
     )
+
+
+def _cancellation(by: str | None, reason: str) -> CancelRequested:
+    """Who cancels, and why, as the history tells it."""
+    asked_by = requester() if by is None else _actor("by", by)
+    return CancelRequested(asked_by, _reason("reason", reason) if reason else "")
+
+
+def _due(run_at: Instant | None, delay: float | None, now: float) -> float:
+    """When a job is to run that waits."""
+    if (run_at is None) == (delay is None):
+        raise refusal("run_at", "or delay is wanted, one of the two", "say when it is to run")
+    if delay is not None:
+        seconds: float = CHECKS["delay"]("delay", delay)
+        return now + seconds
+    found = instant("run_at", run_at)
+    if found > now + TEN_YEARS:
+        raise refusal("run_at", "lies more than ten years ahead", "is it in seconds?")
+    return found
+
+
+def _meant(search: Search | None, criteria: Mapping[str, Any]) -> Search:
+    """Which jobs are to be changed; nobody means all of them without saying so."""
+    if search is None and all(value is None for value in criteria.values()):
+        raise JobError(
+            "which jobs are meant?",
+            remedy='give a filter such as tags=["customer:42"], or Search() for all of them',
+        )
+    return search_of(search, criteria)
 
 
 def _failed(search: Search) -> Search:

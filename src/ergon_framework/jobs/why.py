@@ -361,6 +361,7 @@ _EVENTS = {
     "unserved": "it was given up, because no worker had its executor",
     "cancelled": "it was cancelled",
     "hurried": "somebody asked for it to run at once",
+    "rescheduled": "somebody let it run at another time",
     "requeued": "somebody sent it back with fresh counters",
 }
 

@@ -122,6 +122,7 @@ _JOBS: dict[str, tuple[Any, ...]] = {
         "Somebody asked for a running job to be cancelled; its worker ends it.",
         ("job_id", "by"),
     ),
+    "job.rescheduled": ("Somebody let a job that waits run at another time.", ("job_id",)),
     "job.requeued": ("Somebody sent a job back, or wants it to run now.", ("job_id",)),
     "lease.lost": ("A running job now belongs to somebody else.", ("job_id",)),
     "schedule.fired": (
@@ -212,6 +213,7 @@ _STORES: dict[str, tuple[Any, ...]] = {
     "store.back": ("The store answers again.", ()),
     "store.emptied": ("The store has forgotten a worker that told of itself.", ()),
     "dead_letters.redriven": ("An operator sent provider calls back to their tasks.", ("count",)),
+    "jobs.deleted": ("An operator deleted jobs that had ended.", ("count",)),
     "dead_letters.purged": ("An operator deleted dead letters for good.", ("kind", "count")),
 }
 

@@ -15,6 +15,7 @@ from ergon_framework.core.job import (
     LeaseExpired,
     ProcessDied,
     RequeueRequested,
+    RescheduleRequested,
     RunRequested,
 )
 from ergon_framework.ports.jobstore import Search
@@ -376,6 +377,25 @@ def hurried_job_is_due_at_once(s: JobStoreSubject) -> None:
         s.must(s.get(job_id), RunRequested())
     same((s.status("b"), s.get("b").attempts), (JobStatus.RETRYING, 1), "the retried one")
     same(sorted(s.ids(5)), ["a", "b"], "delivered")
+
+
+@check()
+def rescheduled_job_is_due_when_it_was_said(s: JobStoreSubject) -> None:
+    """Sooner or later than before, with its counters; one that was claimed meanwhile is left."""
+    s.put("a", delay=500.0)
+    s.put("b")
+    s.ended("b", FAILS_ONCE)
+    s.put("c")
+    for job_id, delay in (("a", 20.0), ("b", 30.0), ("c", 40.0)):
+        s.must(s.get(job_id), RescheduleRequested(delay))
+    found = [s.get(each).run_at - s.clock() for each in ("a", "b", "c")]
+    same(found, [20.0, 30.0, 40.0], "when they are due")
+    same((s.status("b"), s.get("b").attempts), (JobStatus.RETRYING, 1), "the retried one")
+    same(s.ids(5), [], "delivered too early")
+    s.clock.forward(30.0)
+    late = s.get("a")
+    same(s.ids(5), ["a", "b"], "delivered")
+    expect(not s.settle(late, RescheduleRequested(1.0)), "one that runs was rescheduled")
 
 
 @check()

@@ -1,0 +1,305 @@
+"""``ergon jobs cancel|requeue|reschedule|delete``: one job by its id, or many by a filter."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from ergon_framework.cli import completion, job_filters
+from ergon_framework.cli.job_client import StoreUrl, opened
+from ergon_framework.cli.output import progress, show_one
+from ergon_framework.cli.session import ConfigPath, JsonFlag, finite
+from ergon_framework.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.client import JobClient
+    from ergon_framework.ports.jobstore import Search
+
+MaybeId = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[ID]",
+        help="The id of a job; without it, a filter.",
+        show_default=False,
+        autocompletion=completion.job_ids,
+    ),
+]
+All = Annotated[bool, typer.Option("--all", help="All of them.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the newest.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+Change = Callable[["JobClient", "Search", "int | None", Callable[[int], Any]], int]
+"""Changes the jobs of a search; how many were changed."""
+
+
+class _Selection(NamedTuple):
+    """Which jobs, and how sure: what all these commands ask alike."""
+
+    filters: dict[str, Any]
+    everything: bool
+    limit: int | None
+    is_dry: bool
+    is_sure: bool
+
+
+def cancel(
+    job: MaybeId = None,
+    running: Annotated[
+        bool,
+        typer.Option("--running", help="Also one that runs: its worker is asked to end it."),
+    ] = False,
+    by: Annotated[
+        str | None, typer.Option(metavar="WHO", help="Who cancels it; else the user and machine.")
+    ] = None,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for its history.")] = "",
+    status: job_filters.Statuses = None,
+    queue: job_filters.OfQueue = None,
+    handler: job_filters.OfHandler = None,
+    tag: job_filters.Tags = None,
+    metadata: job_filters.Metadata = None,
+    error: job_filters.Error = None,
+    since: job_filters.Since = None,
+    until: job_filters.Until = None,
+    everything: All = False,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Cancel a job that waits, or all that match. One that runs goes on, and the exit code is 1.
+
+    With --running its worker is asked to end it. This does not wait for the end: the status is then
+    still active, and jobs show tells who asked. Without an id, every waiting job that matches the
+    filter is cancelled, in slices between which workers go on.
+    """
+    filters = _filters(status, queue, handler, tag, metadata, error, since, until)
+    chosen = _Selection(filters, everything, limit, dry_run, yes)
+    if job is None:
+        states = "pending retrying active" if running else "pending retrying"
+
+        def change(client: JobClient, search: Search, most: int | None, told: Any) -> int:
+            return client.cancel_many(
+                search, running=running, by=by, reason=reason, limit=most, progress=told
+            )
+
+        return _many("cancel", "cancelled", states, change, chosen, config, url, as_json=as_json)
+    _refuse_both(job, chosen)
+    with opened(config, url) as client:
+        is_now = client.cancel(job, running=running, by=by, reason=reason)
+        found = client.find(job)
+        shape = {
+            "id": job,
+            "status": str(found.status),
+            "was_cancelled_before": not is_now,
+            "is_requested": found.cancel_request is not None,
+        }
+        show_one(shape, as_json=as_json)
+    return 0
+
+
+def requeue(
+    job: MaybeId = None,
+    queue: job_filters.OfQueue = None,
+    handler: job_filters.OfHandler = None,
+    tag: job_filters.Tags = None,
+    metadata: job_filters.Metadata = None,
+    error: job_filters.Error = None,
+    since: job_filters.Since = None,
+    until: job_filters.Until = None,
+    everything: All = False,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Send a dead-lettered job back with fresh counters, or all that match."""
+    filters = _filters(None, queue, handler, tag, metadata, error, since, until)
+    chosen = _Selection(filters, everything, limit, dry_run, yes)
+    if job is None:
+
+        def change(client: JobClient, search: Search, most: int | None, told: Any) -> int:
+            return client.requeue_many(search, most, told)
+
+        return _many("requeue", "requeued", "failed", change, chosen, config, url, as_json=as_json)
+    _refuse_both(job, chosen)
+    with opened(config, url) as client:
+        client.requeue(job)
+        show_one({"id": job, "status": str(client.status(job))}, as_json=as_json)
+    return 0
+
+
+def reschedule(
+    job: MaybeId = None,
+    delay: Annotated[
+        float | None,
+        typer.Option("--in", metavar="S", min=0.0, callback=finite, help="In so many seconds."),
+    ] = None,
+    run_at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="At a time: 2030-01-31T12:00:00Z.")
+    ] = None,
+    status: job_filters.Statuses = None,
+    queue: job_filters.OfQueue = None,
+    handler: job_filters.OfHandler = None,
+    tag: job_filters.Tags = None,
+    metadata: job_filters.Metadata = None,
+    error: job_filters.Error = None,
+    since: job_filters.Since = None,
+    until: job_filters.Until = None,
+    everything: All = False,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Let a job that waits run at another time, or all that match."""
+    if (delay is None) == (run_at is None):
+        raise ConfigurationError("when is it to run?", remedy="give --in SECONDS or --at TIME")
+    filters = _filters(status, queue, handler, tag, metadata, error, since, until)
+    chosen = _Selection(filters, everything, limit, dry_run, yes)
+    if job is None:
+        states = "pending retrying"
+
+        def change(client: JobClient, search: Search, most: int | None, told: Any) -> int:
+            when: dict[str, Any] = {"run_at": run_at, "delay": delay}
+            return client.reschedule_many(search, **when, limit=most, progress=told)
+
+        what = ("reschedule", "rescheduled", states)
+        return _many(*what, change, chosen, config, url, as_json=as_json)
+    _refuse_both(job, chosen)
+    with opened(config, url) as client:
+        client.reschedule(job, run_at=run_at, delay=delay)
+        shown = client.show(job)
+        show_one({name: shown[name] for name in ("id", "status", "run_at")}, as_json=as_json)
+    return 0
+
+
+def delete(
+    job: MaybeId = None,
+    status: job_filters.Statuses = None,
+    queue: job_filters.OfQueue = None,
+    handler: job_filters.OfHandler = None,
+    tag: job_filters.Tags = None,
+    metadata: job_filters.Metadata = None,
+    error: job_filters.Error = None,
+    since: job_filters.Since = None,
+    until: job_filters.Until = None,
+    everything: All = False,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Delete a job that has ended for good, or all that match. Steps stay with their flow."""
+    filters = _filters(status, queue, handler, tag, metadata, error, since, until)
+    chosen = _Selection(filters, everything, limit, dry_run, yes)
+    if job is None:
+        states = "completed failed cancelled"
+
+        def change(client: JobClient, search: Search, most: int | None, told: Any) -> int:
+            return client.delete_many(search, limit=most, progress=told)
+
+        return _many("delete", "deleted", states, change, chosen, config, url, as_json=as_json)
+    _refuse_both(job, chosen)
+    with opened(config, url) as client:
+        client.delete(job)
+        show_one({"id": job, "became": "deleted"}, as_json=as_json)
+    return 0
+
+
+def _filters(
+    status: list[str] | None,
+    queue: str | None,
+    handler: str | None,
+    tag: list[str] | None,
+    metadata: list[str] | None,
+    error: str | None,
+    since: str | None,
+    until: str | None,
+) -> dict[str, Any]:
+    return {
+        "status": status,
+        "queue": queue,
+        "handler": handler,
+        "tag": tag,
+        "metadata": metadata,
+        "error": error,
+        "since": since,
+        "until": until,
+    }
+
+
+def _many(
+    verb: str,
+    done: str,
+    states: str,
+    change: Change,
+    chosen: _Selection,
+    config: Path | None,
+    url: str | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Change all jobs that match, once somebody has said so; the exit code is 1 if there is none.
+
+    ``states`` are those in which a job can be changed so.
+    """
+    from ergon_framework.jobs.bulk import narrowed
+
+    is_filtered = any(chosen.filters.values())
+    if not is_filtered and not chosen.everything:
+        raise ConfigurationError(
+            f"what to {verb}?",
+            remedy="name an id, give a filter such as --tag or --queue, or --all",
+        )
+    if is_filtered and chosen.everything:
+        raise ConfigurationError("--all contradicts the filters", remedy="give one of the two")
+    with opened(config, url, reads=chosen.is_dry) as client:
+        wanted = job_filters.filtered(client, **chosen.filters)
+        able = tuple(map(job_filters.status_of, states.split()))
+        search = narrowed(wanted, able, done)
+        found = client.store.count(search)
+        matched = found if chosen.limit is None else min(found, chosen.limit)
+        changed = 0
+        if matched and not chosen.is_dry:
+            _confirm(verb, matched, chosen)
+            with progress(done, matched) as move:
+                changed = change(client, search, chosen.limit, move)
+        shape = {"matched": matched, done: changed, "dry_run": chosen.is_dry}
+        show_one(shape, as_json=as_json)
+    return 0 if matched else 1
+
+
+def _confirm(verb: str, matched: int, chosen: _Selection) -> None:
+    """Ask whether they are to be changed; without a terminal only --yes says so."""
+    if chosen.is_sure:
+        return
+    what = f"{matched:,} job{'' if matched == 1 else 's'}"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigurationError(
+            f"nobody was asked whether to {verb} {what}",
+            remedy="give --yes if that is what you want, or --dry-run to see how many there are",
+        )
+    if not typer.confirm(f"{verb} {what}?", err=True):
+        raise ConfigurationError("nothing was changed", remedy="--dry-run only counts")
+
+
+def _refuse_both(job: str, chosen: _Selection) -> None:
+    """An id says which job is meant; filters and the rest are for many."""
+    if any(chosen.filters.values()) or any(chosen[1:4]):
+        raise ConfigurationError(
+            f"{job!r} names one job, and the other options are for many",
+            remedy="give either the id or a filter",
+        )
