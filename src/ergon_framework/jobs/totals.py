@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
-from ergon_framework.core.job import Transition
+from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.ports.jobstore import ENDED, JobAdmin, WorkerRecord
 
 OUTCOMES = ("completed", "retrying", "failed", "held", "released", "cancelled")
@@ -68,8 +68,11 @@ def worker_id(record: WorkerRecord) -> str:
 
 def outcome_of(transition: Transition) -> str:
     """The word for what became of a job."""
-    is_excused = transition.event in ("held", "released") and not transition.status.is_final
-    return transition.event if is_excused else transition.status.value
+    status = transition.status
+    if status is JobStatus.COMPLETED:  # nearly all: to ask an enum for its value takes longer
+        return "completed"
+    is_excused = transition.event in ("held", "released") and not status.is_final
+    return transition.event if is_excused else status.value
 
 
 class WorkerTotals:
@@ -88,7 +91,8 @@ class WorkerTotals:
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
         if seconds is not None:
             self._buckets[queue][bisect_left(BOUNDS, seconds)] += 1
-            self._seconds[queue] += max(0.0, seconds)
+            if seconds > 0.0:
+                self._seconds[queue] += seconds
 
     def _new_queue(self, queue: str) -> tuple[str, dict[str, int]]:
         if len(self._outcomes) >= MAX_QUEUES:

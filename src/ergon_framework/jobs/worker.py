@@ -653,6 +653,9 @@ class Worker:
         counts = self._counts
         for settlement in settlements:
             transition = settlement.transition
+            if transition.status is JobStatus.COMPLETED:
+                counts["completed"] += 1
+                continue
             if transition.failure is not None and transition.event == "failed":
                 log_failure(settlement)
             word = outcome_of(transition)

@@ -93,8 +93,7 @@ class Tx:
 
         The fence in the condition of each statement tells a late report from a current one.
         """
-        is_final = settlement.transition.status.is_final
-        was_applied = False
+        is_usual = was_applied = False
         if not settlement.is_step:
             is_usual = is_plain_completion(settlement)
             was_applied = self._complete(settlement) if is_usual else self._apply_plain(settlement)
@@ -104,6 +103,7 @@ class Tx:
             request = self.cancel_request(settlement)
             return request is not None and self.apply(cancel_running(settlement, request))
         if was_applied:
+            is_final = is_usual or settlement.transition.status.is_final
             self.is_done |= is_final
             self.is_work |= not is_final
             if self._is_any_blocked is not False:
