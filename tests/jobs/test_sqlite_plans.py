@@ -43,6 +43,7 @@ LONG_LOOKS = {
     "count_ended": "the same",
     "count_retrying": "the same",
     "any_blocked": "it ends at the first",
+    "cancel_requests": "it looks through the list that it is given",
     "predecessors": "it looks through the list that it is given",
     "results": "the same",
     "release": "the steps of one join",

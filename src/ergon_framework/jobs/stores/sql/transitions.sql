@@ -42,6 +42,10 @@ WHERE seq = ?2 AND id = ?3 AND fence = ?4 AND stage = 1;
 SELECT why FROM ergon_jobs
 WHERE seq = ? AND id = ? AND fence = ? AND stage = 1 AND why <> '';
 
+-- cancel_requests: of many jobs that run, by their numbers
+SELECT seq, id, fence, why FROM ergon_jobs
+WHERE seq IN (SELECT value FROM json_each(?)) AND +stage = 1 AND why <> '';
+
 -- long_history: for shortening it
 SELECT history FROM ergon_jobs WHERE seq = ? AND (
     length(history) > ? OR length(history) - length(replace(history, char(10), '')) > ?

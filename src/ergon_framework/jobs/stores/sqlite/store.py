@@ -181,9 +181,7 @@ class SqliteJobStore:
         """Which of these claims are to be cancelled, by job id."""
 
         def work(cursor: sqlite3.Cursor) -> dict[str, CancelRequest]:
-            tx = Tx(cursor, self.now())
-            asked = ((each.id, tx.cancel_request(each)) for each in claims)
-            return {name: request for name, request in asked if request is not None}
+            return Tx(cursor, self.now()).cancel_requests(claims)
 
         return self.transactions.read(work)
 

@@ -121,6 +121,17 @@ class Tx:
         found = self.cursor.execute(_TRANSITIONS["cancel_request"], values).fetchone()
         return None if found is None else cancel_request_in(found[0])
 
+    def cancel_requests(self, claims: Sequence[LeaseRenewal]) -> dict[str, CancelRequest]:
+        """The same for many claims, by job id: a worker asks for all that it holds."""
+        fences = {each.key: (each.id, each.fence) for each in claims}
+        rows = self.cursor.execute(_TRANSITIONS["cancel_requests"], (text_of(list(fences)),))
+        asked = [
+            (job_id, cancel_request_in(why))
+            for seq, job_id, fence, why in rows.fetchall()
+            if fences[seq] == (job_id, fence)
+        ]
+        return {job_id: request for job_id, request in asked if request is not None}
+
     def _apply_plain(self, settlement: Settlement) -> bool:
         """Apply any other transition of a job that belongs to no flow."""
         if settlement.transition.status.is_final:
