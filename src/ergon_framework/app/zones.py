@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -27,9 +28,9 @@ from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import destination_of, is_folder, is_server, setting_of
 from ergon_framework.core.text import toml_table, toml_text
-from ergon_framework.errors import ConfigurationError, SettingsError
+from ergon_framework.errors import ConfigurationError, SettingsError, StoreError
 from ergon_framework.ports.settings_model import FrozenDict, SettingsModel
-from ergon_framework.ports.transfer import login_hint
+from ergon_framework.ports.transfer import MoveState, incomplete, login_hint, move_state_of
 from ergon_framework.storage.urls import SQLITE, file_of, store_operand
 
 
@@ -188,12 +189,33 @@ def script_zone(
         setup = _whole(found, name, _unsaid(found, name, home, url))
     settings = setup.settings
     if not setup.is_store_said:
+        if url is not None:
+            _refuse_half_moved(url)
         if url is not None and is_server(url):
             settings = settings.model_copy(update={"store": SecretStr(url)})
         settings = implicit_store(name, settings, has_folder=False)
     for peer in settings.peers:
         check_peer(name, settings, peer)
     return ZoneSetup(name, settings)
+
+
+def _refuse_half_moved(url: str) -> None:
+    """Use no zone beside a store that is to get all parts of a program in one move.
+
+    A move marks the jobs first, and it may die before it has marked the zones.
+    """
+    from ergon_framework.jobs.store_urls import open_store
+
+    if url.lower().startswith("memory:"):
+        return
+    state = MoveState()
+    with (
+        suppress(StoreError, ConfigurationError),  # whoever opens it says what is wrong
+        closing(open_store(url, read_only=True)) as store,
+    ):
+        state = move_state_of(store)
+    if state.is_incomplete and state.program is not None:
+        raise incomplete(state)
 
 
 def _unsaid(found: Settings, name: str, home: Path | None, url: str | None) -> ZoneSettings:

@@ -523,6 +523,22 @@ def test_a_new_store_is_refused_until_all_of_the_program_is_there(
 
 
 @pytest.mark.slow
+def test_no_zone_is_used_beside_a_new_store_that_was_only_begun(
+    program: Path, tmp_path: Path
+) -> None:
+    """The jobs are marked first; a move that dies then has marked no zone."""
+    (tmp_path / "new").mkdir()
+    url = f"sqlite:///{tmp_path}/new/work.db"
+    move = ["move", str(program), "--to", url]
+    assert ergon(*move, failpoints="move.part.begun=kill").returncode == -signal.SIGKILL
+    app = App(url)
+    with pytest.raises(StoreError, match="a move into this store has not ended"):
+        app.zone("lab").publish("work_order:1", "released", to="enterprise", id=("r", 1))
+    app.close()
+    assert invoke(move) == 0
+
+
+@pytest.mark.slow
 def test_jobs_of_a_new_store_are_refused_while_the_first_zone_is_copied(
     program: Path, postgres_url: str
 ) -> None:
