@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:move")]
 
 STEPS = (
     "move.part.begun=kill",  # TO is marked as not whole, and empty
-    "move.{room}.before=kill@2",  # some of it is there
-    "move.{room}.after=kill@3",
+    "move.{room}.before=kill@3",  # after FROM was claimed and TO was marked
+    "move.{room}.after=kill@4",  # some of it is there
     "move.part.copied=kill",  # all of it is there
     "move.part.shut=kill",  # … and FROM is shut
     "move.part.verified=kill",  # compared, and TO still marked as not whole
