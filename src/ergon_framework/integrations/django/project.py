@@ -24,6 +24,7 @@ from urllib.parse import quote, urlencode
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import close_old_connections, connections, reset_queries
+from django.db.backends.base.base import NO_DB_ALIAS
 
 from ergon_framework.app.application import App
 from ergon_framework.errors import SettingsError
@@ -115,14 +116,17 @@ class DjangoApp(App):
         return url_of(self._given.database)
 
     def follow(self, alias: str) -> None:
-        """Look for the store anew if it is the database of that name, which is now another one.
+        """Let go of the store when Django connects, if its database has another name by now.
 
-        The test runner of Django renames its databases after handlers were imported.
+        The test runner of Django renames its databases after handlers were imported. Before it
+        drops one, it connects to the server and to no database: nobody may be in it by then.
         """
-        if alias == self._given.database and self._followed is not None:
-            with self._lock:
-                if self._followed != place_of(alias):
-                    self.close()
+        with self._lock:
+            if self._followed is None:
+                return
+            is_dropping = alias == NO_DB_ALIAS
+            if is_dropping or self._followed != place_of(self._given.database):
+                self.close()
 
     def close(self) -> None:
         """Let go of the stores; the next use opens them again, where Django's database is then."""
