@@ -18,11 +18,16 @@ from ergon_framework.core.flow import (
     replace,
 )
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, FlowWork, Predecessor
+from ergon_framework.jobs.stores.flow_settlement import (
+    FlowSettlement,
+    FlowWork,
+    Predecessor,
+    WaitingSignal,
+)
 from ergon_framework.jobs.stores.memory.flows import MemoryFlowTables
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.rows import Record
-from ergon_framework.ports.flow import Flow
+from ergon_framework.ports.flow import Flow, SignalOutcome
 from ergon_framework.ports.jobstore import ClaimResult, Job, NewJob, Search, Settlement
 from tests.jobs.planted_stores import Honest, change
 
@@ -284,8 +289,44 @@ class TakesAnySignal(Flows):
     """Completes a step by a signal of another name."""
 
     class Moves(FlowSettlement):
-        def signal(self, flow_id: str, name: str, value: bytes) -> bool:
+        def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
             return super().signal(flow_id, "ok", value)
+
+
+class OpensEveryGate(Flows):
+    """Takes a signal for all steps of its name."""
+
+    class Moves(FlowSettlement):
+        def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
+            for each in self.tables.waiting_signals(flow_id, name):
+                if not each.is_reached:
+                    self.tables.keep_signal(each.position[0], value)
+            return super().signal(flow_id, name, value)
+
+
+class TakesTheLatestSignal(Flows):
+    """Lets a second value for a step that has not been reached replace the first."""
+
+    class Tables(MemoryFlowTables):
+        def waiting_signals(self, flow_id: str, name: str) -> list[WaitingSignal]:
+            return [each._replace(early=None) for each in super().waiting_signals(flow_id, name)]
+
+
+class SignalsAreNeverLate(Flows):
+    """Looks at the time limit of a signal only when retention runs."""
+
+    class Tables(MemoryFlowTables):
+        def waiting_signals(self, flow_id: str, name: str) -> list[WaitingSignal]:
+            found = super().waiting_signals(flow_id, name)
+            return [each._replace(expires_at=None) for each in found]
+
+
+class TellsNoExpiry(Flows):
+    """Leaves it to the next retention run to find what has expired."""
+
+    class PlantedLedger(Flows.PlantedLedger):
+        def claim(self, request: ClaimRequest, now: float) -> ClaimResult:
+            return change(super().claim(request, now), expires_at=None)
 
 
 # ---- jobs that are there, many, and keeping -----------------------------------------------------

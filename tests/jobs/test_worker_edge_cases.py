@@ -11,6 +11,7 @@ import pytest
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import WorkerReport, WorkerTiming
@@ -53,6 +54,22 @@ def test_a_flood_on_the_output_disturbs_nobody_else(when: str) -> None:
             wait_until(lambda: executor_status(subject, "bad")["stray_lines"] > 1000)
         store.add([job("echo")])
         wait_until(lambda: get(store, "echo").status is JobStatus.COMPLETED, "the good job")
+
+
+def test_a_wait_for_a_signal_ends_with_its_time_limit() -> None:
+    """A worker wakes for it, and does not leave it to the next turn of retention."""
+    store = MemoryJobStore()
+    client = JobClient(store=store)
+    with at_work(worker(store)):
+        wait_until(store.workers)
+        limits = [client.wait_for_signal(f"ok-{n}", timeout=n) for n in (0.2, 1.5)]
+        flow = client.group(limits, on_failure="continue").enqueue()
+        wait_until(lambda: flow.status() == "completed", "the end of the flow")
+    for step in flow.steps():
+        assert step.status is JobStatus.FAILED
+        assert step.finished_at is not None
+        assert step.expires_at is not None
+        assert step.finished_at - step.expires_at < 15  # retention runs every 30 seconds
 
 
 class Slow(MemoryJobStore):

@@ -63,6 +63,7 @@ from ergon_framework.executor.registry import Handler, Registry
 from ergon_framework.jobs.claims import Claim, Settler, told_of
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_results import hand_over
+from ergon_framework.jobs.maintenance import PRUNE_BATCH
 from ergon_framework.jobs.pool import request_line
 from ergon_framework.jobs.rescue import Rescue
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
@@ -258,9 +259,16 @@ class InlineWorker:
         request = self._claim_request(dict.fromkeys(self._executors, 1), queues)
         applied, found = self._settle(settled, request)
         tally.add(settled, applied)
-        times = [at for at in (fires_at, found.next_at) if at is not None]
+        times = [at for at in (fires_at, found.next_at, found.expires_at) if at is not None]
         self.next_at = min(times, default=None)
-        return Claim(found.jobs[0]) if found.jobs else None
+        if found.jobs:
+            return Claim(found.jobs[0])
+        # A step that waits for a signal is never claimed: its end may let others start.
+        expires_at = found.expires_at
+        is_over = expires_at is not None and expires_at <= self._store.now()
+        if is_over and self._store.prune(PRUNE_BATCH).outdated:
+            return self._next([], queues, tally)
+        return None
 
     def _claim_request(
         self, slots: Mapping[str, int], queues: Sequence[str] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import (
     JobError,
     JobFailedError,
+    JobNotFoundError,
     JobStateError,
     ResultTimeoutError,
 )
@@ -29,7 +30,8 @@ from ergon_framework.jobs.flow_results import used_ids, value_of
 from ergon_framework.jobs.results import MIN_POLL_INTERVAL, POLL_INTERVAL, SharedSubscription
 from ergon_framework.jobs.stores.flow_settlement import no_flow
 from ergon_framework.jobs.views import error_view
-from ergon_framework.ports.flow import Flow
+from ergon_framework.ports.flow import Flow, SignalOutcome
+from ergon_framework.ports.job_fields import encode_value
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
 from ergon_framework.storage.urls import option_for, pasteable
 
@@ -45,6 +47,22 @@ _REFUSED: dict[type[FlowEvent], tuple[str, str]] = {
 }
 
 
+_NOT_TAKEN: dict[SignalOutcome, tuple[str, str]] = {
+    SignalOutcome.UNKNOWN: (
+        "no step of the flow {flow} waits for the signal {signal}",
+        "this shows what it waits for",
+    ),
+    SignalOutcome.TOO_LATE: (
+        "the signal {signal} came too late: the time limit of its step of the flow {flow} is over",
+        "the step fails; this shows what can be done",
+    ),
+    SignalOutcome.SIGNALLED: (
+        "the step of the flow {flow} that waits for the signal {signal} has another value already",
+        "the first value holds; this shows how far the flow is",
+    ),
+}
+
+
 def flows_of(store: FullJobStore) -> FlowStore:
     """The flows of a store; a JobError where it keeps none."""
     flows: FlowStore | None = getattr(store, "flows", None)
@@ -54,6 +72,18 @@ def flows_of(store: FullJobStore) -> FlowStore:
             remedy="use a store that does, such as sqlite:///work.db",
         )
     return flows
+
+
+@contextmanager
+def hints_for(store: FullJobStore) -> Iterator[None]:
+    """Name the store in the commands that its errors suggest: a store does not know its address."""
+    try:
+        yield
+    except (JobNotFoundError, JobStateError) as error:
+        option = option_for(store)
+        if "  ergon flows" in error.remedy and not error.remedy.endswith(option):
+            error.remedy += option
+        raise
 
 
 class StoreClient(Protocol):
@@ -199,7 +229,7 @@ def found_flow(store: FullJobStore, flow_id: str) -> Flow:
     """The flow of that id; raises JobNotFoundError."""
     flow = flows_of(store).find(str(flow_id))
     if flow is None:
-        raise no_flow(str(flow_id))
+        raise no_flow(str(flow_id), option_for(store))
     return flow
 
 
@@ -213,7 +243,8 @@ def decide(store: FullJobStore, flow_id: str, event: FlowEvent) -> Flow:
     """Cancel, retry or skip; raises JobStateError where the flow is not in a state for it."""
     flows = flows_of(store)
     try:
-        changed = flows.apply(str(flow_id), event)
+        with hints_for(store):
+            changed = flows.apply(str(flow_id), event)
     except InvalidFlowChange as error:
         flow = found_flow(store, flow_id)
         what, remedy = _REFUSED[type(event)]
@@ -232,27 +263,26 @@ def decide(store: FullJobStore, flow_id: str, event: FlowEvent) -> Flow:
 def purge_flow(store: FullJobStore, flow_id: str) -> None:
     """Delete a flow that has ended, with its steps; in slices, as retention does."""
     flows = flows_of(store)
-    flows.purge(str(flow_id))
+    with hints_for(store):
+        flows.purge(str(flow_id))
     while flows.find(str(flow_id)) is not None:
         store.prune(PURGED_AT_ONCE)
 
 
 def send_signal(store: FullJobStore, flow_id: str, name: str, value: Any) -> None:
-    """Complete the steps that wait for a signal, or keep it for them."""
-    try:
-        text = msgspec.json.encode(value)
-    except (TypeError, ValueError) as error:
-        raise JobError(
-            f"the value of the signal {name!r} cannot be written as JSON: {error}",
-            remedy="send text, numbers, lists, dicts with text keys, or what is made of these",
-        ) from error
-    if not flows_of(store).signal(str(flow_id), name, text):
-        waits = f"this shows what it waits for:  {pasteable('why', flow_id, option_for(store))}"
-        raise JobStateError(
-            f"no step of the flow {flow_id} waits for the signal {name!r}",
-            remedy=waits,
-            details={"flow_id": str(flow_id), "signal": name},
-        )
+    """Complete the step that waits for a signal, or keep it for the first that will."""
+    text = encode_value("value", value)
+    with hints_for(store):
+        outcome = flows_of(store).signal(str(flow_id), name, text)
+    if outcome is SignalOutcome.TAKEN:
+        return
+    what, remedy = _NOT_TAKEN[outcome]
+    why = pasteable("why", flow_id, option_for(store))
+    raise JobStateError(
+        what.format(flow=flow_id, signal=repr(name)),
+        remedy=f"{remedy}:  {why}",
+        details={"flow_id": str(flow_id), "signal": name, "outcome": outcome.value},
+    )
 
 
 def wait_for_flow(

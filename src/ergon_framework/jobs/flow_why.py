@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.flow import FlowStatus
-from ergon_framework.core.job import JobStatus
+from ergon_framework.core.job import EXPIRED, JobStatus
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, failure_text
 from ergon_framework.jobs.views import decoded, moment
@@ -58,13 +58,15 @@ def what_a_step_waits_for(job: Job, store: FullJobStore, options: str) -> StepWh
     if step is None or flows is None or (flow := flows.find(step.flow_id)) is None:
         return NO_STEP
     told: list[str] = []
+    if step.signal is not None and job.status is JobStatus.FAILED and job.why == EXPIRED:
+        told.append(f"The signal {step.signal!r} did not come within its time limit.")
     if flow.status.is_stopping:
         told += _stopped(job, flow, options)
     elif job.status is JobStatus.PENDING and step.join_id is not None:
         join = next((each for each in flows.joins(flow.id) if each.id == step.join_id), None)
         told += [] if join is None else _join(join, store)
     elif job.status is JobStatus.PENDING and step.signal is not None:
-        told += _signal(job, flow, options)
+        told += _signal(job, flow, store.now(), options)
     title = f" ({flow.name})" if flow.name else ""
     show = pasteable("flows show", flow.id, options)
     told.append(f"It is a step of the flow {flow.id}{title}, which is {flow.status}:  {show}")
@@ -94,9 +96,16 @@ def _join(join: Join, store: FullJobStore) -> Iterator[str]:
         yield f"Step {each.id} ({each.handler}) is {_standing(each)}."
 
 
-def _signal(job: Job, flow: Flow, options: str) -> Iterator[str]:
+def _signal(job: Job, flow: Flow, now: float, options: str) -> Iterator[str]:
     name = "" if job.step is None or job.step.signal is None else job.step.signal
-    yield f"It waits for the signal {name!r}; no worker runs it."
+    if job.expires_at is not None and job.expires_at <= now:
+        yield (
+            f"It waited for the signal {name!r}, and the time limit is over since"
+            f" {format_rfc3339(job.expires_at)}: the next worker to look lets it fail."
+        )
+        return
+    until = "" if job.expires_at is None else f" until {format_rfc3339(job.expires_at)}"
+    yield f"It waits for the signal {name!r}{until}; no worker runs it."
     send = pasteable("flows signal", flow.id, f" {name}{options}")
     yield f"This sends it:  {send}"
 
@@ -173,7 +182,7 @@ def _under_way(flow: Flow, store: FullJobStore, options: str) -> Iterator[str]:
             others.append(f"{number - len(found):,} more are {status}")
     for each in named:
         if each.step is not None and each.step.signal is not None:
-            yield from _signal(each, flow, options)
+            yield from _signal(each, flow, store.now(), options)
         else:
             why = pasteable("why", each.id, options)
             yield f"Step {each.id} ({each.handler}) is {each.status}.  {why}"

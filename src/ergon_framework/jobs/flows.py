@@ -225,6 +225,7 @@ class FlowPlanner:
         self._feeds: list[list[str]] = []
         self._joins: list[Join] = []
         self._numbers: dict[int, int] = {}
+        self._signals: dict[str, int] = {}  # by name: the step that waits for it
 
     def plan(self, make: MakeJob) -> tuple[NewFlow, list[NewJob]]:
         """The flow, and its steps as jobs, each of which ``make`` makes."""
@@ -294,8 +295,21 @@ class FlowPlanner:
         self._steps.append(_Planned(part, self._join(wait), args, kwargs, uses))
         self._feeds.append([])
         number = self._numbers[id(part)] = len(self._steps)
+        if isinstance(part, SignalStep):
+            self._name_signal(part.signal, number)
         title = part.handler if isinstance(part, Step) else f"{SIGNAL_PREFIX}{part.signal}"
         return _Wait([number]), number, {"step": number, "handler": title}
+
+    def _name_signal(self, signal: str, number: int) -> None:
+        """Refuse a second step for a signal: who approves one thing would approve the other."""
+        other = self._signals.setdefault(signal, number)
+        if other != number:
+            raise JobError(
+                f"steps {other} and {number} of the flow both wait for the signal {signal!r}",
+                remedy="give each step that waits a name of its own, such as"
+                f" {f'{signal}-{number}'!r}; what follows can use its result more than once",
+                details={"signal": signal, "steps": [other, number]},
+            )
 
     def _used(
         self, args: list[Any], kwargs: dict[str, Any], uses: list[tuple[int | str, Any]]

@@ -78,6 +78,8 @@ SCHEDULE_INTERVAL = 5.0
 """Seconds between two looks for schedules that were put meanwhile."""
 PRUNE_INTERVAL = 30.0
 """Seconds between two looks for jobs whose retention is over."""
+EXPIRE_INTERVAL = 1.0
+"""Seconds at least between two looks for jobs that expire."""
 PRUNE_DELAY_AFTER_JUMP = 3600.0
 """Seconds for which no job is deleted after the store's clock was set."""
 MAX_UNREADABLE = 1000
@@ -139,6 +141,7 @@ class Maintenance:
         self._latest = -math.inf  # the latest start of any worker that this one has seen
         self._seen_at: float | None = None  # the last heartbeat of any worker but the one just told
         self._was_set = False  # the store's clock, and waits were not healed since
+        self._pruned_at = -math.inf  # or later than now, while nothing may be deleted
         self._now = now
         # Renewals run in the same thread: several slices must fit between two of them.
         self._slice_seconds = min(max_slice, settings.claimed_for / 10)
@@ -174,7 +177,7 @@ class Maintenance:
         """
         self._was_set = True
         self.restart_all()
-        self._due[self._prune] = self._now() + PRUNE_DELAY_AFTER_JUMP
+        self._pruned_at = self._due[self._prune] = self._now() + PRUNE_DELAY_AFTER_JUMP
 
     def run_soon(self) -> None:
         """Make every task due at once, and leave the time of the next rescue as it is."""
@@ -188,6 +191,15 @@ class Maintenance:
         }
         if self._scheduler is not None:
             self._due[self._fire] = 0.0
+
+    def expires_in(self, wait: float) -> float:
+        """A job expires in so many seconds: end it then. The instant at which that is done.
+
+        A step that waits for a signal is never claimed, so nobody else would find out in time.
+        """
+        at = max(self._now() + wait, self._pruned_at + EXPIRE_INTERVAL)
+        self._due[self._prune] = min(self._due[self._prune], at)
+        return self._due[self._prune]
 
     def delay_rescue(self) -> None:
         """Put off the next rescue: the store hung, and so did the renewals of other workers.
@@ -382,11 +394,14 @@ class Maintenance:
         return bool(told) and max(told) <= self._store.now()
 
     def _prune(self) -> float:
+        self._pruned_at = self._now()
         pruned = self._store.prune(PRUNE_BATCH)
         if pruned.outdated:
             self._report("job.expired", {"count": pruned.outdated})
         self._report_unreadable()
-        return 0.1 if pruned.more else PRUNE_INTERVAL
+        if pruned.more:
+            return 0.1
+        return EXPIRE_INTERVAL if pruned.outdated else PRUNE_INTERVAL  # the next may be near
 
     def _report_unreadable(self) -> None:
         """Tell once of each row that cannot be read, whichever worker met it first."""

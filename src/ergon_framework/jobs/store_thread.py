@@ -594,6 +594,9 @@ class StoreThread:
         soonest = now + self._settings.poll
         self.due_at = None if wait is None else now + max(0.0, wait)
         self._next_at = soonest if self.due_at is None else min(soonest, self.due_at)
+        if claimed.expires_at is not None and self.maintenance is not None:
+            ends_at = self.maintenance.expires_in(claimed.expires_at - self.store.now())
+            self._maintenance_at = min(self._maintenance_at or 0.0, ends_at)
         with self._lock:
             is_filled = self._slots.take(request.slots, by_executor(request, claimed.jobs))
             self._news = self._news or is_filled

@@ -8,6 +8,7 @@ flows are stored, read and changed is the port :class:`ergon_framework.ports.job
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -16,6 +17,15 @@ from ergon_framework.core.flow import FlowState, FlowStatus, OnFailure
 
 CANCELLED_BY_FLOW = "flow"
 """Why a step was cancelled that its flow cancelled: such a step comes back with its flow."""
+
+
+class SignalOutcome(StrEnum):
+    """What became of a signal. One signal is for one step, and never for two."""
+
+    TAKEN = "taken"  # it completed its step, or is kept until the step is reached
+    UNKNOWN = "unknown"  # no step waits for it, or will
+    TOO_LATE = "too_late"  # the time limit of its step was over; the step fails
+    SIGNALLED = "signalled"  # another value is kept for its step, which has not been reached
 
 
 class StepPlace(msgspec.Struct, frozen=True, kw_only=True):

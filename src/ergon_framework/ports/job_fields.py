@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
@@ -300,6 +300,14 @@ CHECKS: dict[str, Check] = {
 """What may stand in each option of a job, by its name."""
 
 
+def listed(field: str, value: Any, what: str, example: str) -> Iterable[Any]:
+    """Something that can be gone through, and is no text; ``what`` names its items."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        problem = f"must be a list of {what}, and is {type(value).__name__}"
+        raise refusal(field, problem, f"write for example {example}")
+    return value
+
+
 # ---- arguments ----------------------------------------------------------------------------------
 
 
@@ -333,6 +341,11 @@ def encode_kwargs(kwargs: Mapping[str, Any] | None) -> bytes:
     elif isinstance(kwargs, Mapping):
         return _encoded("kwargs", kwargs if type(kwargs) is dict else dict(kwargs))
     raise refusal("kwargs", "must be a dict", "name each argument")
+
+
+def encode_value(field: str, value: Any) -> bytes:
+    """Any one value as JSON, under the rules of arguments."""
+    return _encoded(field, value)
 
 
 def _encoded(field: str, value: Any) -> bytes:

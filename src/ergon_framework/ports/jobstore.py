@@ -21,7 +21,7 @@ from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.flow import FlowEvent, FlowStatus
 from ergon_framework.core.job import JobStatus, Transition
-from ergon_framework.ports.flow import Flow, Join, NewFlow, StepPlace
+from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome, StepPlace
 
 DEFAULT_QUEUE = "default"
 
@@ -110,6 +110,7 @@ class ClaimResult(msgspec.Struct, frozen=True):
     next_at: float | None = None  # None: nothing is waiting for time to pass
     more: bool = False  # something due was left for an executor of its own: no slot, or a limit
     outdated: int = 0  # jobs that were dead-lettered because their expiry had passed
+    expires_at: float | None = None  # the first expiry of a job that waits, of whatever queue
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -549,10 +550,11 @@ class FlowStore(Protocol):
         Raises JobNotFoundError, and JobStateError for a flow that has not ended.
         """
 
-    def signal(self, flow_id: str, name: str, value: bytes) -> bool:
-        """Complete the steps that wait for this signal; keep the value for those not reached yet.
+    def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
+        """Complete the step that waits for this signal, or keep the value for the first that will.
 
-        False: no step of the flow waits for it, or will.
+        One whose time limit is over fails with the same commit. A second value for a step that has
+        not been reached is refused, unless it is the same.
         """
 
     def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:

@@ -47,6 +47,21 @@ PLANTED = {
         "place[EARLY] = false",
         "early_signal_is_kept",
     ),
+    "lets a second signal replace the first": (
+        'if place[EARLY] and place[EARLY] ~= value then return "signalled" end',
+        "",
+        "early_signal_is_kept",
+    ),
+    "takes a signal for the last of its name": (
+        "later = later or job",
+        "later = job",
+        "signal_is_for_one_step",
+    ),
+    "takes late signals": (
+        "elseif job[EXPIRES_AT] <= now then",
+        "elseif false then",
+        "signal_comes_too_late",
+    ),
     "lets signals run out from the beginning": (
         "place[DELAY] and now + place[DELAY] or",
         "place[DELAY] and job[CREATED_AT] + place[DELAY] or",

@@ -40,10 +40,19 @@ from ergon_framework.jobs.stores.transitions import (
     bring_back,
     cancel_step,
     complete_signal,
+    expire,
 )
-from ergon_framework.ports.flow import CANCELLED_BY_FLOW, Flow, Join, NewFlow, flow_of
+from ergon_framework.ports.flow import (
+    CANCELLED_BY_FLOW,
+    Flow,
+    Join,
+    NewFlow,
+    SignalOutcome,
+    flow_of,
+)
 from ergon_framework.ports.jobstore import NewJob, Settlement
 from ergon_framework.storage.conflicts import ConflictError
+from ergon_framework.storage.urls import pasteable
 
 SLICE = 500
 """Steps that one transaction releases, cancels or brings back at once."""
@@ -84,6 +93,15 @@ class EarlySignal(NamedTuple):
 
     position: JobPosition
     value: bytes
+
+
+class WaitingSignal(NamedTuple):
+    """A step that a signal can complete."""
+
+    position: JobPosition
+    is_reached: bool  # else it waits for others, and what comes for it is kept
+    expires_at: float | None  # its time limit, of one that has been reached
+    early: bytes | None  # the value that is kept for it
 
 
 class Released(NamedTuple):
@@ -162,8 +180,8 @@ class FlowTables(Protocol):
     def adopt(self, key: int, flow_id: str, feeds: Sequence[str]) -> None:
         """Make a job a step of a flow; it is kept as long as the flow from now on."""
 
-    def waiting_signals(self, flow_id: str, name: str) -> list[tuple[JobPosition, bool]]:
-        """The steps of a flow that this signal completes, and whether each has been reached."""
+    def waiting_signals(self, flow_id: str, name: str) -> list[WaitingSignal]:
+        """The steps of a flow that wait for a signal or will, in the order of adding."""
 
     def keep_signal(self, key: int, value: bytes) -> None:
         """Keep the value of a signal for a step that has not been reached."""
@@ -425,18 +443,29 @@ class FlowSettlement:
         row.purge_at = self.tables.at
         self.tables.put_flow(row)
 
-    def signal(self, flow_id: str, name: str, value: bytes) -> bool:
-        """Complete the steps that wait for a signal, or keep the value for them."""
+    def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
+        """Complete the step that waits for a signal, or keep the value for the first that will.
+
+        One step, also in a flow of an earlier version, which may have several of one name. A step
+        whose time limit is over fails here and now: no worker may have come to it yet.
+        """
         self.row(flow_id)
-        found = self.tables.waiting_signals(flow_id, name)
         now = self.tables.at
-        reached = [complete_signal(each, value, now) for each, is_reached in found if is_reached]
-        self.tables.settle_all(reached)
-        for position, is_reached in found:
-            if not is_reached:
-                self.tables.keep_signal(position[0], value)
+        found = self.tables.waiting_signals(flow_id, name)
+        reached = [each for each in found if each.is_reached]
+        in_time = [each for each in reached if each.expires_at is None or each.expires_at > now]
+        if in_time:
+            self.tables.settle_all([complete_signal(in_time[0].position, value, now)])
+        elif reached:
+            self.tables.settle_all([expire(reached[0].position, now)])
+        elif not found:
+            return SignalOutcome.UNKNOWN
+        elif found[0].early is None:
+            self.tables.keep_signal(found[0].position[0], value)
+        elif found[0].early != value:
+            return SignalOutcome.SIGNALLED
         self.finish()
-        return bool(found)
+        return SignalOutcome.TOO_LATE if reached and not in_time else SignalOutcome.TAKEN
 
 
 def returned(status: JobStatus, feeds: Sequence[str]) -> StepReturned:
@@ -444,11 +473,14 @@ def returned(status: JobStatus, feeds: Sequence[str]) -> StepReturned:
     return StepReturned(status, not feeds)
 
 
-def no_flow(flow_id: str) -> JobNotFoundError:
+# A store does not know its address: whoever has one opened adds it to the command at the end.
+
+
+def no_flow(flow_id: str, option: str = "") -> JobNotFoundError:
     """There is no such flow."""
     return JobNotFoundError(
         f"there is no flow {flow_id!r}",
-        remedy="this lists those that there are:  ergon flows",
+        remedy=f"this lists those that there are:  ergon flows{option}",
         details={"flow_id": flow_id},
     )
 
@@ -475,7 +507,7 @@ def flow_goes_on(flow: Flow) -> JobStateError:
     """A flow that has not ended cannot be purged."""
     return JobStateError(
         f"the flow {flow.id} is {flow.status} and cannot be purged",
-        remedy=f"wait for its end, or give it up first:  ergon flows cancel {flow.id}",
+        remedy=f"wait for its end, or give it up first:  {pasteable('flows cancel', flow.id)}",
         details={"flow_id": flow.id, "status": flow.status.value},
     )
 
@@ -484,6 +516,6 @@ def flow_is_over(flow: Flow) -> JobStateError:
     """A flow that stops, or has stopped, takes no more steps."""
     return JobStateError(
         f"the flow {flow.id} is {flow.status} and takes no more steps",
-        remedy=f"this lets it go on:  ergon flows retry {flow.id}",
+        remedy=f"this lets it go on:  {pasteable('flows retry', flow.id)}",
         details={"flow_id": flow.id, "status": flow.status.value},
     )

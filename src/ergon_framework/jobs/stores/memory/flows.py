@@ -21,10 +21,11 @@ from ergon_framework.jobs.stores.flow_settlement import (
     FlowWork,
     Predecessor,
     Released,
+    WaitingSignal,
 )
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.jobs.stores.transitions import JobPosition
-from ergon_framework.ports.flow import Flow, Join, NewFlow
+from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Settlement
 
 _BAD_ENDS = (JobStatus.FAILED, JobStatus.CANCELLED)
@@ -188,10 +189,10 @@ class MemoryFlowTables:
         self._ledger.keep(record)
         self._book.enlist(record)
 
-    def waiting_signals(self, flow_id: str, name: str) -> list[tuple[JobPosition, bool]]:
-        """The steps of a flow that this signal completes, and whether each has been reached."""
+    def waiting_signals(self, flow_id: str, name: str) -> list[WaitingSignal]:
+        """The steps of a flow that wait for a signal or will, in the order of adding."""
         return [
-            (step.position(), step.join_id is None)
+            WaitingSignal(step.position(), step.join_id is None, step.expires_at, step.result)
             for step in self._steps(flow_id)
             if step.signal == name and step.is_joining
         ]
@@ -289,8 +290,8 @@ class MemoryFlows:
         with self._step() as ledger:
             ledger.moves(self._now()).purge(flow_id)
 
-    def signal(self, flow_id: str, name: str, value: bytes) -> bool:
-        """Complete the steps that wait for a signal, or keep its value for them."""
+    def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
+        """Complete the step that waits for a signal, or keep the value for the first that will."""
         with self._step() as ledger:
             return ledger.moves(self._now()).signal(flow_id, name, value)
 

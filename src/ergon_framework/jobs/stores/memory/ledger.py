@@ -272,7 +272,9 @@ class Ledger:
             jobs.append(record.leased(now))
         next_at = min((queue.next_at(now) for queue in queues), default=float("inf"))
         more = any(offer.leaves(queue) for queue in queues)
-        return ClaimResult(jobs, None if next_at == float("inf") else next_at, more, outdated)
+        due = None if next_at == float("inf") else next_at
+        expiry = self.expiring.first()
+        return ClaimResult(jobs, due, more, outdated, expiry and expiry[0][0])
 
     def _lease(self, record: Record, request: ClaimRequest, now: float) -> None:
         self.expiring.discard(record.key)

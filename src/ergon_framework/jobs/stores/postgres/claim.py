@@ -152,6 +152,7 @@ class LaneView:
     next_at: float | None = None
     last: ShareKey | None = None  # there may be more lanes after this one
     has_flow_work: bool = False  # something of flows is left to be done in slices
+    expires_at: float | None = None
 
 
 class LaneScan:
@@ -187,8 +188,8 @@ class LaneScan:
             Lane(executor, queue, bool(is_paused), has_settings)
             for executor, queue, is_paused, has_settings in self._lanes.fetchall()
         ]
-        [[next_at, has_flow_work]] = self._soonest.fetchall()
-        view = LaneView(lanes, next_at=next_at, has_flow_work=has_flow_work)
+        [[next_at, has_flow_work, expires_at]] = self._soonest.fetchall()
+        view = LaneView(lanes, next_at=next_at, has_flow_work=has_flow_work, expires_at=expires_at)
         if self._is_bounded and len(lanes) == self._max_lanes:
             view.last = lanes[-1].executor, lanes[-1].queue
         if self._blocked is not None:
@@ -599,7 +600,8 @@ class PostgresClaim:
         is_held = bool(self._skipped.keys)
         self._memory.depth = min(2 * self._skipped.depth, MAX_DEPTH) if is_held else START_DEPTH
         jobs = self._leased()
-        return ClaimResult(jobs, self._next_at(), is_more, self._outdated)
+        expires_at = self._view.expires_at
+        return ClaimResult(jobs, self._next_at(), is_more, self._outdated, expires_at)
 
     def _leased(self) -> list[ClaimedJob]:
         """The jobs that were claimed; rows that cannot be read are set aside."""

@@ -29,6 +29,7 @@ from ergon_framework.jobs.stores.flow_settlement import (
     FlowWork,
     Predecessor,
     Released,
+    WaitingSignal,
     returned,
 )
 from ergon_framework.jobs.stores.postgres.rows import Result, Row
@@ -393,11 +394,15 @@ class PostgresFlowTables:
         values = {"seq": key, "flow_id": flow_id, "feeds": text_of(feeds)}
         self._tx.execute(_SQL["adopt"], values)
 
-    def waiting_signals(self, flow_id: str, name: str) -> list[tuple[JobPosition, bool]]:
-        """The steps of a flow that this signal completes, and whether each has been reached."""
+    def waiting_signals(self, flow_id: str, name: str) -> list[WaitingSignal]:
+        """The steps of a flow that wait for a signal or will, in the order of adding."""
         values = {"flow_id": flow_id, "name": name}
         rows = self._tx.execute(_SQL["signals"], values).fetchall()
-        return [(_position(row), row[-1]) for row in rows]
+        return [
+            WaitingSignal(_position(row), is_reached, expires_at, early and bytes(early))
+            for row in rows
+            for is_reached, expires_at, early in [row[_POSITION:]]
+        ]
 
     def keep_signal(self, key: int, value: bytes) -> None:
         """Keep the value of a signal for a step that has not been reached."""

@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.postgres.settle import Effects, lock_keys, shor
 from ergon_framework.jobs.stores.postgres.statements import statements, texts
 from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, is_conflict
 from ergon_framework.jobs.stores.transitions import id_taken
-from ergon_framework.ports.flow import Flow, Join, NewFlow
+from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Topic
 from ergon_framework.storage.postgres.external_transaction import Joinable
 
@@ -125,8 +125,8 @@ class PostgresFlows:
         """Let retention delete a flow that has ended, with its steps."""
         self._write(lambda steps: steps.flows.purge(flow_id))
 
-    def signal(self, flow_id: str, name: str, value: bytes) -> bool:
-        """Complete the steps that wait for a signal, or keep its value for them."""
+    def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
+        """Complete the step that waits for a signal, or keep the value for the first that will."""
         return self._write(lambda steps: steps.flows.signal(flow_id, name, value))
 
     def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:

@@ -8,7 +8,8 @@ claims and retention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -22,7 +23,7 @@ from ergon_framework.core.flow import (
     advance,
 )
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.flow_settlement import (
     FlowRow,
     flow_goes_on,
@@ -41,9 +42,11 @@ from ergon_framework.jobs.stores.redis.scripts import (
 )
 from ergon_framework.jobs.stores.redis.transactions import FLOW_VERSION, RedisTransactions
 from ergon_framework.jobs.stores.transitions import id_taken
-from ergon_framework.ports.flow import Flow, Join, NewFlow
+from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Search
 from ergon_framework.storage.conflicts import ConflictError
+
+logger = logging.getLogger("ergon.jobs")
 
 MAX_PART = 500
 MAX_PART_BYTES = 2 << 20
@@ -73,8 +76,13 @@ T = TypeVar("T")
 class RedisFlows:
     """The flows of one store."""
 
-    def __init__(self, transactions: RedisTransactions) -> None:
+    def __init__(
+        self,
+        transactions: RedisTransactions,
+        end_outdated: Callable[[Sequence[str], bytes, str], int],
+    ) -> None:
         self._transactions = transactions
+        self._end_outdated = end_outdated
         self._is_marked = False
 
     # ---- adding ---------------------------------------------------------------------------------
@@ -250,8 +258,8 @@ class RedisFlows:
         if kind == b"no":
             raise flow_goes_on(found)
 
-    def signal(self, flow_id: str, name: str, value: bytes) -> bool:
-        """Complete the steps that wait for a signal, or keep its value for them."""
+    def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
+        """Complete the step that waits for a signal, or keep the value for the first that will."""
         blobs = rows.Blobs()
         number = blobs.add(value)
         answer = self._transactions.write(
@@ -259,7 +267,13 @@ class RedisFlows:
         )
         if answer is None:
             raise no_flow(flow_id)
-        return bool(answer)
+        outcome, late, row = answer
+        if late:
+            try:
+                self._end_outdated([late.decode()], row, "desk")
+            except StoreError as error:  # the signal was refused: that has to be answered
+                logger.warning("a step whose time limit is over is ended later: %s", error)
+        return SignalOutcome(outcome.decode())
 
     def count(self, wanted: Search) -> int | None:
         """How many steps of a flow match, where their rows tell; None where they do not."""

@@ -114,7 +114,7 @@ class RedisJobStore:
         self.shown_url = shown_url(url)
         """What commands in messages name it by."""
         self.transitions = Transitions(self.transactions)
-        self._flows = RedisFlows(self.transactions)
+        self._flows = RedisFlows(self.transactions, self.transitions.end_outdated)
         self._reader = Reader()
         self._turns: dict[str, str] = {}  # by executor: the queue that was first the last time
 
@@ -299,7 +299,9 @@ class RedisJobStore:
         found = zip(answer.ids, rows.rows_in(data), texts, strict=True)
         jobs = self._leased(found)
         next_at = None if answer.next_at is False else float(answer.next_at)
-        return ClaimResult(jobs, next_at, answer.is_left, self._outdated(answer.outdated, late))
+        expires_at = None if answer.expires_at is False else float(answer.expires_at)
+        outdated = self._outdated(answer.outdated, late)
+        return ClaimResult(jobs, next_at, answer.is_left, outdated, expires_at)
 
     def _leased(self, found: Iterable[tuple[str, rows.Row, memoryview]]) -> list[ClaimedJob]:
         """The jobs that were claimed; rows that cannot be read are set aside."""

@@ -41,6 +41,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     ids: list[str]
     lengths: list[int]
     outdated: list[str]
+    expires_at: float | bool
 
 
 class _Seen(msgspec.Struct, frozen=True, array_like=True):

@@ -45,6 +45,10 @@ SELECT count(*) FROM ergon_jobs WHERE stage = 1 AND queue = ?;
 -- soonest: the next jobs that wait for their time
 SELECT run_at, queue FROM ergon_jobs WHERE stage = 3 ORDER BY run_at LIMIT ?;
 
+-- first_expiry: that of any job that waits
+SELECT expires_at FROM ergon_jobs
+WHERE stage > 1 AND expires_at IS NOT NULL ORDER BY expires_at LIMIT 1;
+
 -- next_blocked: the first limit key, queue and executor after others where somebody waits for it
 SELECT limit_key, queue, executor FROM ergon_jobs
 WHERE stage = 4 AND (limit_key, queue, executor) > (?, ?, ?)

@@ -124,8 +124,9 @@ WHERE id IN (SELECT value FROM json_each(?)) AND status <> 'unreadable' ORDER BY
 -- adopt: a job is a step from now on
 UPDATE ergon_jobs SET flow_id = ?, feeds = ?, purge_at = NULL WHERE seq = ?;
 
--- signals: the steps that a signal completes
-SELECT seq, id, status, fence, attempts, deliveries, excused, stage = 6 FROM ergon_jobs
+-- signals: the steps that wait for a signal or will, each with its limit and with what is kept for it
+SELECT seq, id, status, fence, attempts, deliveries, excused, stage = 6, expires_at, result
+FROM ergon_jobs
 WHERE signal IS NOT NULL AND flow_id = ? AND signal = ? AND stage IN (5, 6) ORDER BY seq;
 
 -- keep_signal: for a step that has not been reached

@@ -111,7 +111,8 @@ class SqliteClaim:
                 plan.record(pick.share, taken, is_spent=taken < pick.most)
         self._gates.save()
         is_more = self._request.wants_more and self._is_more()
-        return ClaimResult(self._jobs, self._when_next(), is_more, self._outdated)
+        next_at, expiry = self._when_next(), self._cursor.execute(_SQL["first_expiry"]).fetchone()
+        return ClaimResult(self._jobs, next_at, is_more, self._outdated, expiry and expiry[0])
 
     # ---- lanes ----------------------------------------------------------------------------------
 

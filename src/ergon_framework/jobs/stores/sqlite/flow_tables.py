@@ -17,6 +17,7 @@ from ergon_framework.jobs.stores.flow_settlement import (
     FlowWork,
     Predecessor,
     Released,
+    WaitingSignal,
     flow_taken,
 )
 from ergon_framework.jobs.stores.sqlite.rows import SQL
@@ -135,10 +136,13 @@ class SqliteFlowTables:
         """Make a job a step of a flow."""
         self._cursor.execute(_SQL["adopt"], (flow_id, text_of(feeds), key))
 
-    def waiting_signals(self, flow_id: str, name: str) -> list[tuple[JobPosition, bool]]:
-        """The steps of a flow that this signal completes, and whether each has been reached."""
+    def waiting_signals(self, flow_id: str, name: str) -> list[WaitingSignal]:
+        """The steps of a flow that wait for a signal or will, in the order of adding."""
         rows = self._cursor.execute(_SQL["signals"], (flow_id, name)).fetchall()
-        return [(row[:_POSITION], bool(row[-1])) for row in rows]
+        return [
+            WaitingSignal(row[:_POSITION], bool(row[_POSITION]), *row[_POSITION + 1 :])
+            for row in rows
+        ]
 
     def keep_signal(self, key: int, value: bytes) -> None:
         """Keep the value of a signal for a step that has not been reached."""

@@ -12,7 +12,7 @@ from ergon_framework.jobs.stores.sqlite.flow_tables import flow_row
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
-from ergon_framework.ports.flow import Flow, Join, NewFlow
+from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
@@ -87,8 +87,8 @@ class SqliteFlows:
         """Let retention delete a flow that has ended, with its steps."""
         self._transactions.write(lambda tx: tx.flows.purge(flow_id), "desk")
 
-    def signal(self, flow_id: str, name: str, value: bytes) -> bool:
-        """Complete the steps that wait for a signal, or keep its value for them."""
+    def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
+        """Complete the step that waits for a signal, or keep the value for the first that will."""
         return self._transactions.write(lambda tx: tx.flows.signal(flow_id, name, value), "desk")
 
     def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:

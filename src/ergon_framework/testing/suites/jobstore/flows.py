@@ -20,7 +20,7 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import EnqueuedFlow, flows_of
 from ergon_framework.jobs.flows import FlowPlanner
 from ergon_framework.jobs.newjob import new_job
-from ergon_framework.ports.flow import Flow, step_id
+from ergon_framework.ports.flow import Flow, SignalOutcome, step_id
 from ergon_framework.ports.jobstore import FlowStore, Search, Settlement
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -40,6 +40,8 @@ check = register(CHECKS)
 
 MANY = 1_203
 """Steps that take more than two slices."""
+TAKEN, UNKNOWN = SignalOutcome.TAKEN, SignalOutcome.UNKNOWN
+TOO_LATE, SIGNALLED = SignalOutcome.TOO_LATE, SignalOutcome.SIGNALLED
 _CANCELLED, _COMPLETED, _PENDING = JobStatus.CANCELLED, JobStatus.COMPLETED, JobStatus.PENDING
 
 
@@ -382,20 +384,22 @@ def signal_completes_its_step(s: JobStoreSubject) -> None:
     client = _client(s)
     flow = client.chain(client.wait_for_signal("ok"), "b").enqueue()
     same(s.ids(5), [], "what can be claimed before")
-    expect(not _flows(s).signal(flow, "other", b"1"), "a signal that nobody waits for was taken")
-    expect(_flows(s).signal(flow, "ok", b'"yes"'), "the signal was not taken")
+    same(_flows(s).signal(flow, "other", b"1"), UNKNOWN, "a signal that nobody waits for")
+    same(_flows(s).signal(flow, "ok", b'"yes"'), TAKEN, "the signal")
     job = s.get(step_id(flow, 1))
     same((job.status, job.result), (_COMPLETED, b'"yes"'), "the step")
     same(s.ids(5), _ids(flow, 2), "what follows")
-    expect(not _flows(s).signal(flow, "ok", b"2"), "the signal was taken twice")
+    same(_flows(s).signal(flow, "ok", b"2"), UNKNOWN, "the signal a second time")
 
 
 @check("flows")
 def early_signal_is_kept(s: JobStoreSubject) -> None:
-    """It completes its step as soon as that is reached."""
+    """It completes its step as soon as that is reached; a second value does not replace it."""
     client = _client(s)
     flow = client.chain("a", client.wait_for_signal("ok"), "b").enqueue()
-    expect(_flows(s).signal(flow, "ok", b"7"), "an early signal was not taken")
+    same(_flows(s).signal(flow, "ok", b"7"), TAKEN, "an early signal")
+    same(_flows(s).signal(flow, "ok", b"8"), SIGNALLED, "another value for the same step")
+    same(_flows(s).signal(flow, "ok", b"7"), TAKEN, "the same value once more")
     same(s.status(step_id(flow, 2)), _PENDING, "its step")
     s.ended(step_id(flow, 1))
     same(s.get(step_id(flow, 2)).result, b"7", "its result")
@@ -416,6 +420,57 @@ def signal_has_a_time_limit(s: JobStoreSubject) -> None:
     s.store.prune(100)
     same(s.status(step_id(flow, 2)), JobStatus.FAILED, "the step after its time")
     same(_flow(s, flow).status, FlowStatus.FAILED, "the flow")
+
+
+@check("flows")
+def signal_comes_too_late(s: JobStoreSubject) -> None:
+    """When the time limit is over it is refused, though nobody has ended the step; that fails."""
+    client = _client(s)
+    for number, limit in enumerate((60.0, 0.5)):
+        flow = client.chain(client.wait_for_signal("ok", timeout=limit), "b").enqueue()
+        s.clock.forward(limit)
+        same(_flows(s).signal(flow, "ok", b"1"), TOO_LATE, f"a late signal ({number})")
+        same(_statuses(s, flow), ["failed", "cancelled"], f"the steps ({number})")
+        same(_flow(s, flow).status, FlowStatus.FAILED, f"the flow ({number})")
+        same(_flows(s).signal(flow, "ok", b"1"), UNKNOWN, f"a signal after the end ({number})")
+
+
+@check("flows")
+def claim_tells_the_first_expiry(s: JobStoreSubject) -> None:
+    """A step that waits for a signal is never claimed: whoever claims learns when its time ends."""
+    client = _client(s)
+    same(s.settle_and_claim()[1].expires_at, None, "expires_at in an empty store")
+    client.chain(client.wait_for_signal("late", timeout=90.0)).enqueue()
+    flow = client.chain("a", client.wait_for_signal("ok", timeout=60.0)).enqueue()
+    claimed = s.settle_and_claim((), 5)[1]
+    same(claimed.expires_at, s.clock() + 90.0, "expires_at before the other step is reached")
+    told = [s.told(claimed.jobs[0], SUCCEEDED)]
+    same(s.settle_and_claim(told)[1].expires_at, s.clock() + 60.0, "expires_at after that")
+    same(_flows(s).signal(flow, "ok", b"1"), TAKEN, "the signal")
+    same(s.settle_and_claim()[1].expires_at, s.clock() + 90.0, "expires_at after the signal")
+
+
+@check("flows")
+def signal_is_for_one_step(s: JobStoreSubject) -> None:
+    """The one that waits, or the first that will: earlier versions let two have the same name."""
+    client = _client(s)
+    draft = client.chain("a", client.wait_for_signal("ok"), "b", client.wait_for_signal("2"), "c")
+    for is_early in (True, False):
+        flow, steps = FlowPlanner(draft).plan(lambda handler, *_: new_job(handler))
+        place = msgspec.structs.replace(steps[3].step or fail("no step"), signal="ok")
+        steps[3] = msgspec.structs.replace(steps[3], step=place)
+        _flows(s).add(flow, steps)
+        if is_early:
+            same(_flows(s).signal(flow.id, "ok", b"1"), TAKEN, "a signal before the first")
+        s.ended(step_id(flow.id, 1))
+        if not is_early:
+            same(_flows(s).signal(flow.id, "ok", b"1"), TAKEN, "a signal for the first")
+        s.ended(step_id(flow.id, 3))
+        wanted = ["completed", "completed", "completed", "pending", "pending"]
+        same(_statuses(s, flow.id), wanted, "the steps after one signal")
+        same(s.ids(5), [], "what can be claimed after one signal")
+        same(_flows(s).signal(flow.id, "ok", b"2"), TAKEN, "a signal for the second")
+        same(s.ids(5), _ids(flow.id, 5), "what can be claimed after two signals")
 
 
 # ---- jobs that are there ------------------------------------------------------------------------

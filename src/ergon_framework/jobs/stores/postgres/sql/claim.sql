@@ -178,11 +178,14 @@ CROSS JOIN LATERAL (
 LEFT JOIN ergon_queues AS q ON q.name = a.queue;
 
 -- soonest: when the next job is due that waits for its time; where many others come first, when
--- to look again. And whether something of flows is left to be done.
+-- to look again. Whether something of flows is left to be done, and the first expiry of what waits.
 SELECT coalesce(
     min(s.run_at) FILTER (WHERE NOT s.is_left),
     CASE WHEN count(*) = %(most)s THEN max(s.run_at) END
-), EXISTS (SELECT 1 FROM ergon_flow_work)
+), EXISTS (SELECT 1 FROM ergon_flow_work), (
+    SELECT expires_at FROM ergon_jobs
+    WHERE stage > 1 AND expires_at IS NOT NULL ORDER BY expires_at LIMIT 1
+)
 FROM (
     SELECT
         j.run_at,

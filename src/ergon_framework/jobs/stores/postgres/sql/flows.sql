@@ -203,8 +203,9 @@ ORDER BY seq FOR NO KEY UPDATE;
 UPDATE ergon_jobs SET flow_id = %(flow_id)s, feeds = %(feeds)s, purge_at = NULL
 WHERE seq = %(seq)s;
 
--- signals: the steps that a signal completes
-SELECT seq, id, status, fence, attempts, deliveries, excused, stage = 6 FROM ergon_jobs
+-- signals: the steps that wait for a signal or will, each with its limit and with what is kept for it
+SELECT seq, id, status, fence, attempts, deliveries, excused, stage = 6, expires_at, result
+FROM ergon_jobs
 WHERE stage > 4 AND signal IS NOT NULL
     AND (flow_id, signal, seq) > (%(flow_id)s, %(name)s, 0)
     AND (flow_id, signal) <= (%(flow_id)s, %(name)s)

@@ -7,7 +7,7 @@
 -- are those of core/claim.py, which this file repeats because a script cannot call it.
 
 local claim -- the way in
-local claimed, outdated, next_at = {}, {}, FOREVER
+local claimed, outdated, next_at, expires_at = {}, {}, FOREVER, FOREVER
 local turns -- by executor the queue that was first the last time
 
 do -- Lua has room for 200 names at a time
@@ -332,8 +332,9 @@ local function promote()
   flush()
 end
 
--- The earliest instant at which something that waits could be claimed.
+-- The earliest instant at which something that waits could be claimed, and that of the first expiry.
 local function look_ahead()
+  expires_at = tonumber(call("ZRANGE", EXPIRING, 0, 0, "WITHSCORES")[2]) or FOREVER
   local found = call("ZRANGE", SOON, 0, GLANCE - 1, "WITHSCORES")
   for n = 1, #found, 2 do
     local job = job_of(id_in_tag(found[n]))

@@ -32,5 +32,8 @@ notify()
 local late = {}
 for n, id in ipairs(outdated) do late[n] = rows[id] end
 local lengths, _, found, texts = shown(claimed)
-local head = {answers, next_at < FOREVER and next_at, is_left, last_turns, claimed, lengths, outdated}
+local head = {
+  answers, next_at < FOREVER and next_at, is_left, last_turns, claimed, lengths, outdated,
+  expires_at < FOREVER and expires_at,
+}
 return {cmsgpack.pack(head), found, texts, concat(late)}

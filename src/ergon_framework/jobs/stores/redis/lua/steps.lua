@@ -621,25 +621,37 @@ local function open_book()
     book.finish()
   end
 
-  -- Complete the steps that wait for a signal, or keep its value for them; whether there are any.
+  -- Complete the step that waits for a signal, or keep its value for the first that will. Answers what
+  -- became of the signal, and the id of the step whose time limit is over.
   function book.signal(flow_id, name, value)
     local tags = call("ZRANGE", SIGNALS .. named(flow_id) .. name, 0, -1)
-    local is_any = false
+    local in_time, late, later
     for _, id in ipairs(ids_of(tags)) do
-      local job, place = job_of(id), places[id]
-      if job and place then
-        is_any = true
-        if job[STAGE] == SIGNALLING then
-          complete_signal(job, value)
-        else
-          place[EARLY] = value
-          put_place(id, place)
-        end
+      local job = places[id] and job_of(id)
+      if not job then
+        -- it cannot be read
+      elseif job[STAGE] ~= SIGNALLING then
+        later = later or job
+      elseif job[EXPIRES_AT] <= now then
+        late = late or job
+      else
+        in_time = in_time or job
       end
+    end
+    if not (in_time or late or later) then return "unknown" end
+    if in_time then
+      complete_signal(in_time, value)
+    elseif late then
+      return "too_late", late[ID]
+    else
+      local place = places[later[ID]]
+      if place[EARLY] and place[EARLY] ~= value then return "signalled" end
+      place[EARLY] = value
+      put_place(later[ID], place)
     end
     flush()
     book.finish()
-    return is_any
+    return "taken"
   end
 
   -- A row that had been set aside is where it stood: its flow may have gone on meanwhile.
