@@ -183,6 +183,9 @@ def test_many_calls_are_one_commit(app: App) -> None:
     assert [app.client.show(each)["queue"] for each in ids] == ["q"] * 3
     with pytest.raises(InvalidArgumentsError):
         resize.enqueue_many([("a",), (5,)])
+    for bad in (None, 5, [5], ["a"]):
+        with pytest.raises(JobError, match="must be a list of"):
+            resize.enqueue_many(bad)  # type: ignore[arg-type]
     assert app.client.store.count(Search()) == 3
 
 

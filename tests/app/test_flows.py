@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,70 @@ def test_commands_show_decide_and_explain(shop: Shop, capsys: pytest.CaptureFixt
     assert "cannot be cancelled" in ergon(shop, capsys, "flows", "cancel", flow)
     shown = json.loads(ergon(shop, capsys, "jobs", "show", f"{flow}.1", "--json"))
     assert shown["flow_id"] == flow
+
+
+@on_every_store
+def test_a_signal_that_comes_too_late_is_refused(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where no worker has come to its step, which fails; and a drain ends such a step."""
+    app = shop.app
+    gate = app.wait_for_signal("approved", timeout=0.05)
+    signalled, drained = (app.chain(gate, shop.add.step()).enqueue() for _ in range(2))
+    time.sleep(0.1)
+    assert "and the time limit is over since" in ergon(shop, capsys, "why", signalled)
+    with pytest.raises(JobStateError, match="'approved' came too late") as caught:
+        signalled.signal("approved", 1)
+    assert f"ergon why {signalled}" in caught.value.remedy
+    assert (signalled.status(), drained.status()) == ("failed", "running")
+    app.drain()
+    assert drained.status() == "failed"
+    step = ergon(shop, capsys, "why", f"{drained}.1")
+    assert "The signal 'approved' did not come within its time limit." in step
+
+
+def test_a_flow_waits_for_a_signal_once(shop: Shop) -> None:
+    """Whoever approves one thing must not approve another; and a value is what JSON can carry."""
+    app, add = shop.app, shop.add
+    wait = app.wait_for_signal
+    both = r"steps 1 and 3 of the flow both wait for the signal 'ok' \(give each .* 'ok-3'"
+    with pytest.raises(JobError, match=both):
+        app.chain(wait("ok"), add.step(), wait("ok"), add.step()).enqueue()
+    flow = app.chain(add.step(1), wait("ok"), add.step()).enqueue()
+    for bad, flaw in ((float("nan"), "is nan"), (b"x", "of type bytes"), ({"a": {1}}, "set")):
+        with pytest.raises(JobError, match=rf"value.* {flaw}"):
+            flow.signal("ok", bad)
+    flow.signal("ok", 1)
+    flow.signal("ok", 1)
+    with pytest.raises(JobStateError, match="has another value already"):
+        flow.signal("ok", 2)
+    app.drain()
+    assert flow.result(1) == 2
+
+
+def test_refusals_name_commands_that_find_the_store(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a flow that is not there, goes on or is over; and of a step that is kept with its flow."""
+    app, option = shop.app, f" --store {shop.url}"
+    flow = app.chain(shop.shaky.step(), shop.add.step()).enqueue()
+    refused: dict[str, Callable[[], object]] = {
+        f"ergon flows{option}": lambda: app.client.flow("none").cancel(),
+        f"ergon flows cancel {flow}{option}": flow.purge,
+    }
+    for command, ask in refused.items():
+        with pytest.raises((JobStateError, JobNotFoundError)) as caught:
+            ask()
+        assert caught.value.remedy.endswith(f"  {command}")
+    app.drain()
+    with pytest.raises(JobStateError, match="takes no more steps") as caught:
+        shop.add.options(after=[f"{flow}.1"]).enqueue(1)
+    assert caught.value.remedy.endswith(f"  ergon flows retry {flow}{option}")
+    assert invoke(["dlq", "purge", f"{flow}.1", "--store", shop.url]) == 1
+    assert f"this deletes the flow:  ergon flows purge {flow}{option}" in capsys.readouterr().err
+    for after in (5, [5], [None], b"x"):
+        with pytest.raises(JobError, match="after"):
+            shop.add.options(after=after).enqueue(1)  # type: ignore[arg-type]
 
 
 @on_every_store

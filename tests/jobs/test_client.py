@@ -158,6 +158,9 @@ def test_many_jobs_are_one_commit(client: JobClient, store: MemoryJobStore) -> N
     assert caught.value.details["stored"] == 0
     with pytest.raises(DuplicateJobError):
         client.enqueue_many([{"handler": "e", "id": "1"}, {"handler": "e", "id": "1"}])
+    for bad in (None, 5, "handler"):
+        with pytest.raises(JobError, match="jobs must be a list of jobs"):
+            client.enqueue_many(bad)  # type: ignore[arg-type]
     assert store.count(Search()) == 3
 
 

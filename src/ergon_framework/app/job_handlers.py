@@ -16,7 +16,7 @@ from ergon_framework.executor import current_job
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.cron import check_cron, check_zone, interval
 from ergon_framework.jobs.newjob import check_options
-from ergon_framework.ports.job_fields import MAX_SCHEDULE_NAME, SCHEDULE_NAME, instant
+from ergon_framework.ports.job_fields import MAX_SCHEDULE_NAME, SCHEDULE_NAME, instant, listed
 from ergon_framework.ports.job_options import HandlerOptions, JobOptions, checked_options
 
 if TYPE_CHECKING:
@@ -160,7 +160,8 @@ class JobHandler(Generic[P, T]):
 
         A call is what :meth:`call` makes, a tuple of positional or a dict of named arguments.
         """
-        made = (each if isinstance(each, HandlerArguments) else self._of(each) for each in calls)
+        given = listed("calls", calls, "calls", "enqueue_many([(1,), (2,)])")
+        made = (each if isinstance(each, HandlerArguments) else self._of(each) for each in given)
         specs = ((self.routed, call.args, call.kwargs) for call in made)
         return self.app.client.enqueue_many(specs, **self._own_options())
 
@@ -235,7 +236,8 @@ class JobHandler(Generic[P, T]):
     def _of(self, arguments: tuple[Any, ...] | Mapping[str, Any]) -> HandlerArguments:
         if isinstance(arguments, Mapping):
             return self._call((), dict(arguments))
-        return self._call(tuple(arguments), {})
+        example = "(1,) for one argument"
+        return self._call(tuple(listed("each call", arguments, "arguments", example)), {})
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HandlerArguments:
         # Dates, dataclasses and the like become what JSON can carry; the types of the handler's

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.ports.jobstore import Search
 
+MAX_NAMED = 3
+"""Jobs that were left alone and are looked at to say why."""
+
 app = typer.Typer(help="Look at dead-lettered jobs and provider calls, send them back or delete.")
 
 Ids = Annotated[
@@ -303,9 +306,25 @@ def _carried_out(
             search = _search(client, *chosen.of_jobs, older_than, ids)
             deal = deed.to_jobs(client)
             _deal(client, search, chosen.limit, deal, deed.done, tally, is_dry=is_dry)
+            if not is_dry:
+                _tell_of_steps(deed, client, search, tally, where.options)
     if deed is _REQUEUE and ids and tally.matched == 0 and LetterKind.PROVIDER in kinds:
         dead_letters.refuse_settled(where, ids)
     return _tell(deed.done, tally, ids, where, kinds, is_dry=is_dry, as_json=as_json)
+
+
+def _tell_of_steps(
+    deed: _LetterAction, client: JobClient, search: Search, tally: LetterCounts, options: str
+) -> None:
+    """Say why jobs were found and left alone: a step is kept, and comes back, with its flow."""
+    if tally.done == tally.matched:
+        return
+    what, word = ("deletes", "purge") if deed is _PURGE else ("tries", "retry")
+    left = list(client.store.search(search, MAX_NAMED))
+    for flow in dict.fromkeys(each.step.flow_id for each in left if each.step is not None):
+        command = pasteable(f"flows {word}", flow, options)
+        told = f"note: steps of the flow {flow} were left, since they stay with it; this {what} the"
+        print(f"{told} flow:  {command}", file=sys.stderr, flush=True)
 
 
 def _asked(

@@ -38,7 +38,13 @@ from ergon_framework.jobs.admin import (
 from ergon_framework.jobs.bulk import BulkChange
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.finding import JobFilter, search_of
-from ergon_framework.jobs.flow_client import EnqueuedFlow, EnqueuedId, flows_of, found_flow
+from ergon_framework.jobs.flow_client import (
+    EnqueuedFlow,
+    EnqueuedId,
+    flows_of,
+    found_flow,
+    hints_for,
+)
 from ergon_framework.jobs.flows import (
     Chain,
     Draft,
@@ -75,6 +81,7 @@ from ergon_framework.ports.job_fields import (
     Instant,
     choice,
     instant,
+    listed,
     refusal,
     text,
 )
@@ -219,13 +226,14 @@ class JobClient:
         becomes of it when one of them does not: ``cancel``, ``continue`` or ``hold``.
         """
         after, on_failure = options.pop("after", None), options.pop("on_failure", None)
-        if on_failure is not None and not after:
+        ids = [] if after is None else _ids_in(after)
+        if on_failure is not None and not ids:
             raise refusal("on_failure", "says nothing without after", "name the jobs to wait for")
         with tracing.enqueuing(options) as span:
             joined = tracing.joined(span, options)
             job = self._new(handler, args, kwargs, {**self._context(), **joined})
-            if after:
-                added = self._added_after(job, after, on_failure, connection)
+            if ids:
+                added = self._added_after(job, ids, on_failure, connection)
             else:
                 (added,) = self._added([job], connection)
             tracing.enqueued(span, job, added.id, is_new=added.is_new)
@@ -250,7 +258,8 @@ class JobClient:
         ids: list[EnqueuedJob] = []
         with tracing.enqueuing(options, begins=False) as span:
             common = {**self._context(), **tracing.joined(span, options)}
-            made = (self._new(*spread(spec, common)) for spec in jobs)
+            specs = listed("jobs", jobs, "jobs", 'enqueue_many([("mail", ["ada"])])')
+            made = (self._new(*spread(spec, common)) for spec in specs)
             try:
                 for batch in batches(made, chunk or self._max_batch + 1):
                     ids += self._added(self._bounded(batch), connection)
@@ -566,13 +575,11 @@ class JobClient:
             raise _no_external(self.store)
 
     def _added_after(
-        self, job: NewJob, after: Any, on_failure: Any, connection: Any
+        self, job: NewJob, ids: Sequence[str], on_failure: Any, connection: Any
     ) -> EnqueuedJob:
         """Store a job that waits for others: it and they are steps of one flow from then on."""
         if job.unique_key is not None:
             raise refusal("unique", "cannot be given together with after", "leave one of them out")
-        given = [after] if isinstance(after, str) else after
-        ids = list(dict.fromkeys(str(each) for each in given))
         policy = OnFailure.CANCEL
         if on_failure is not None:
             policy = OnFailure(choice(OnFailure)("on_failure", on_failure))
@@ -587,7 +594,8 @@ class JobClient:
                     details={"flows": sorted(known)},
                 )
             flow, step = plan_after(job, ids, next(iter(known), None), policy)
-            self._add_flow(flow, [step], connection)
+            with hints_for(self.store):
+                self._add_flow(flow, [step], connection)
             return EnqueuedJob.of(EnqueueResult(job.id, True), self)
 
         return retry_conflicts(attempt, max_attempts=MAX_CONFLICTS)
@@ -636,6 +644,17 @@ def _adder(
     if add_in is None:
         raise _no_external(store)
     return lambda jobs: add_in(connection, jobs)
+
+
+def _ids_in(after: Any) -> list[str]:
+    """The jobs that another one is to wait for; one alone may stand without a list."""
+    given = [after] if isinstance(after, str) else listed("after", after, "jobs", "after=[job]")
+    ids = list(dict.fromkeys(given))
+    for each in ids:
+        if not isinstance(each, str):
+            problem = f"names a job by {type(each).__name__}"
+            raise refusal("after", problem, "give what enqueue returned, or the ids of jobs")
+    return [str(each) for each in ids]
 
 
 def _no_external(store: FullJobStore) -> JobError:
