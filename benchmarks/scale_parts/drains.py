@@ -26,7 +26,7 @@ from scale_parts.options import ScaleOptions
 WARMUP = 0.1, 5_000, 1.5
 """What passes before the clock starts, as workers come up one after the other: a part of the jobs,
 but no more than so many, and no longer than so many seconds."""
-WORKERS_LENGTH = 20_000
+WORKERS_LENGTH = 100_000
 """Jobs that workers share at least: they come up one by one, and the last must find some."""
 REUSED = 200_000
 """A queue as long as this is filled once: a turn takes only a part of it."""

@@ -56,8 +56,8 @@ class Answer:
         return json.loads(self.out)
 
 
-class Desk:
-    """A store, a worker's hand on it, and the command line."""
+class JobCommands:
+    """A store, a worker on it that is driven by hand, and the command line."""
 
     def __init__(self, place: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
         self.directory = place.directory
@@ -77,10 +77,10 @@ class Desk:
 
 
 @pytest.fixture
-def desk(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> Iterator[Desk]:
-    """A desk with a settings file."""
+def ergon(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> Iterator[JobCommands]:
+    """The command line with a settings file."""
     workplace.settings(SETTINGS)
-    made = Desk(workplace, capsys)
+    made = JobCommands(workplace, capsys)
     yield made
     made.client.close()
 
@@ -88,16 +88,16 @@ def desk(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> Iterator[D
 # ---- enqueue ------------------------------------------------------------------------------------
 
 
-def test_enqueue_prints_the_id_and_nothing_else(desk: Desk) -> None:
+def test_enqueue_prints_the_id_and_nothing_else(ergon: JobCommands) -> None:
     """The pinned options reach the job."""
-    answer = desk(
+    answer = ergon(
         "enqueue", "resize", "--args", '["a.png"]', "--kwargs", '{"width": 3}', "--queue", "images",
         "--max-attempts", "2", "--timeout", "1.5", "--delay", "60", "--unique", "k",
         "--priority", "7", "--expires-in", "90",
     )  # fmt: skip
     assert (answer.code, answer.err) == (0, "")
     (line,) = answer.out.splitlines()
-    shape = desk("jobs", "show", line, "--json").json
+    shape = ergon("jobs", "show", line, "--json").json
     assert (shape["handler"], shape["queue"], shape["status"]) == ("resize", "images", "pending")
     assert (shape["args"], shape["kwargs"]) == (["a.png"], {"width": 3})
     assert (shape["max_attempts"], shape["timeout"], shape["priority"]) == (2, 1.5, 7)
@@ -106,29 +106,29 @@ def test_enqueue_prints_the_id_and_nothing_else(desk: Desk) -> None:
     assert shape["expires_at"] > shape["run_at"]
 
 
-def test_enqueue_with_an_id_of_ones_own(desk: Desk) -> None:
+def test_enqueue_with_an_id_of_ones_own(ergon: JobCommands) -> None:
     """A second job of that id is refused with exit code 1."""
-    assert desk("enqueue", "h", "--id", "mine").out == "mine\n"
-    answer = desk("enqueue", "h", "--id", "mine", "--json")
+    assert ergon("enqueue", "h", "--id", "mine").out == "mine\n"
+    answer = ergon("enqueue", "h", "--id", "mine", "--json")
     assert answer.code == 1
     assert answer.json["error"]["code"] == "duplicate_job"
-    assert desk.client.show("mine")["deliveries"] == 0
+    assert ergon.client.show("mine")["deliveries"] == 0
 
 
-def test_enqueue_answers_with_the_job_that_holds_the_unique_key(desk: Desk) -> None:
+def test_enqueue_answers_with_the_job_that_holds_the_unique_key(ergon: JobCommands) -> None:
     """By default; reject and replace are there too."""
-    first = desk("enqueue", "h", "--unique", "k").out.strip()
-    again = desk("enqueue", "h", "--unique", "k", "--json").json
+    first = ergon("enqueue", "h", "--unique", "k").out.strip()
+    again = ergon("enqueue", "h", "--unique", "k", "--json").json
     assert again == {"id": first, "is_new": False, "replaced": None}
-    assert desk("enqueue", "h", "--unique", "k", "--on-duplicate", "reject").code == 1
-    newer = desk("enqueue", "h", "--unique", "k", "--on-duplicate", "replace", "--json").json
+    assert ergon("enqueue", "h", "--unique", "k", "--on-duplicate", "reject").code == 1
+    newer = ergon("enqueue", "h", "--unique", "k", "--on-duplicate", "replace", "--json").json
     assert newer["replaced"] == first
 
 
-def test_enqueue_at_a_time(desk: Desk) -> None:
+def test_enqueue_at_a_time(ergon: JobCommands) -> None:
     """As RFC 3339 text."""
-    job = desk("enqueue", "h", "--run-at", "2031-01-01T00:00:00+01:00").out.strip()
-    assert desk.client.show(job)["run_at"] == "2030-12-31T23:00:00Z"
+    job = ergon("enqueue", "h", "--run-at", "2031-01-01T00:00:00+01:00").out.strip()
+    assert ergon.client.show(job)["run_at"] == "2030-12-31T23:00:00Z"
 
 
 @pytest.mark.req("JOBS:badinput")
@@ -157,28 +157,28 @@ def test_enqueue_at_a_time(desk: Desk) -> None:
         (["--stdin", "--args", "[]"], "are for one job"),
     ],
 )
-def test_what_enqueue_refuses(desk: Desk, arguments: list[str], told: str) -> None:
+def test_what_enqueue_refuses(ergon: JobCommands, arguments: list[str], told: str) -> None:
     """Exit code 2, one line, nothing stored, and no argument in the words."""
-    answer = desk("enqueue", *arguments, "--json")
+    answer = ergon("enqueue", *arguments, "--json")
     assert answer.code == 2
     assert told in answer.err
     assert "error" in answer.json
     assert "hunter2" not in answer.err
-    assert desk("jobs", "list", "--json").json == []
+    assert ergon("jobs", "list", "--json").json == []
 
 
 @pytest.mark.req("JOBS:badinput")
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "\u2028", "a "])
-def test_a_worker_has_a_name_of_one_line(desk: Desk, name: str) -> None:
+def test_a_worker_has_a_name_of_one_line(ergon: JobCommands, name: str) -> None:
     """It stands in listings, histories and logs."""
-    answer = desk("worker", "--burst", "--name", name, "--json")
+    answer = ergon("worker", "--burst", "--name", name, "--json")
     assert answer.code == 2
     assert answer.err.startswith("error: worker name ")
     assert len(answer.err.splitlines()) == 1
     assert answer.json["error"]["details"]["field"] == "worker name"
 
 
-def test_enqueue_can_wait_for_the_result(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enqueue_can_wait_for_the_result(ergon: JobCommands, monkeypatch: pytest.MonkeyPatch) -> None:
     """The id first, then the result as JSON; in one document for programs."""
     from ergon_framework.jobs import client as module
 
@@ -186,36 +186,36 @@ def test_enqueue_can_wait_for_the_result(desk: Desk, monkeypatch: pytest.MonkeyP
 
     def run_at_once(self: JobClient, *args: Any, **options: Any) -> Any:
         job = enqueue(self, *args, **options)
-        desk.hand.run(BROKEN if args[0] == "bad" else Succeeded(), {"size": 3})
+        ergon.hand.run(BROKEN if args[0] == "bad" else Succeeded(), {"size": 3})
         return job
 
     monkeypatch.setattr(module.JobClient, "enqueue", run_at_once)
-    assert desk("enqueue", "h", "--wait", "30", "--id", "a").out == 'a\n{"size": 3}\n'
-    assert desk("enqueue", "h", "--wait", "30", "--json").json["result"] == {"size": 3}
-    answer = desk("enqueue", "bad", "--wait", "30", "--max-attempts", "1", "--json")
+    assert ergon("enqueue", "h", "--wait", "30", "--id", "a").out == 'a\n{"size": 3}\n'
+    assert ergon("enqueue", "h", "--wait", "30", "--json").json["result"] == {"size": 3}
+    answer = ergon("enqueue", "bad", "--wait", "30", "--max-attempts", "1", "--json")
     assert answer.code == 1
     assert answer.json["error"]["details"]["code"] == "ValueError"
 
 
-def test_enqueue_that_waits_in_vain(desk: Desk) -> None:
+def test_enqueue_that_waits_in_vain(ergon: JobCommands) -> None:
     """The job goes on, and its id was printed."""
-    answer = desk("enqueue", "h", "--wait", "0.01", "--id", "a")
+    answer = ergon("enqueue", "h", "--wait", "0.01", "--id", "a")
     assert (answer.code, answer.out) == (1, "a\n")
     assert "still pending" in answer.err
 
 
-def test_many_jobs_come_from_lines(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_jobs_come_from_lines(ergon: JobCommands, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects or arrays; common options hold for all; ids are printed one per line."""
     lines = '{"id": "a", "kwargs": {"x": 1}}\n[1, 2]\n\n{"handler": "other", "queue": "own"}\n'
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-    answer = desk("enqueue", "h", "--stdin", "--queue", "q")
+    answer = ergon("enqueue", "h", "--stdin", "--queue", "q")
     assert answer.code == 0
-    shapes = [desk.client.show(job_id) for job_id in answer.out.splitlines()]
+    shapes = [ergon.client.show(job_id) for job_id in answer.out.splitlines()]
     assert [shape["handler"] for shape in shapes] == ["h", "h", "other"]
     assert [shape["queue"] for shape in shapes] == ["q", "q", "own"]
     assert shapes[1]["args"] == [1, 2]
     monkeypatch.setattr(sys, "stdin", io.StringIO("[1]\n[2]\n"))
-    rows = desk("enqueue", "h", "--stdin", "--json").json
+    rows = ergon("enqueue", "h", "--stdin", "--json").json
     assert [row["is_new"] for row in rows] == [True, True]
 
 
@@ -229,27 +229,27 @@ def test_many_jobs_come_from_lines(desk: Desk, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_wrong_line_is_named(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, line: str, told: str
+    ergon: JobCommands, monkeypatch: pytest.MonkeyPatch, line: str, told: str
 ) -> None:
     """What was in the same commit is not stored."""
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"handler": "h"}\n' + line + "\n"))
-    answer = desk("enqueue", "-")
+    answer = ergon("enqueue", "-")
     assert answer.code == 2
     assert told in answer.err
-    assert (answer.out, desk("jobs", "list", "--json").json) == ("", [])
+    assert (answer.out, ergon("jobs", "list", "--json").json) == ("", [])
 
 
-def test_commits_before_a_wrong_line_stay(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_before_a_wrong_line_stay(ergon: JobCommands, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their ids are printed, so that nobody enqueues them twice."""
     lines = "[1]\n" * LINES_PER_COMMIT + "[2]\n{\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-    answer = desk("enqueue", "h", "--stdin")
+    answer = ergon("enqueue", "h", "--stdin")
     assert answer.code == 2
     assert len(answer.out.splitlines()) == LINES_PER_COMMIT
-    found = desk("jobs", "list", "--limit", str(2 * LINES_PER_COMMIT), "--json").json
+    found = ergon("jobs", "list", "--limit", str(2 * LINES_PER_COMMIT), "--json").json
     assert len(found) == LINES_PER_COMMIT
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-    error = desk("enqueue", "h", "--stdin", "--json").json["error"]
+    error = ergon("enqueue", "h", "--stdin", "--json").json["error"]
     told = error["details"]["stored"], error["details"]["next_line"]
     assert told == (LINES_PER_COMMIT, LINES_PER_COMMIT + 1)
     assert f"the jobs of lines 1 to {LINES_PER_COMMIT} are stored, no others" in answer.err
@@ -308,14 +308,14 @@ def _broken_pipe() -> int:
 # ---- jobs ---------------------------------------------------------------------------------------
 
 
-def test_jobs_list_filters(desk: Desk) -> None:
+def test_jobs_list_filters(ergon: JobCommands) -> None:
     """By status, queue and handler; the newest first; at most so many."""
-    desk.client.enqueue_many(
+    ergon.client.enqueue_many(
         [{"handler": "h", "id": f"{n}", "queue": f"q{n % 2}"} for n in range(4)]
     )
-    desk.client.enqueue("other", id="x", tags=["vip"], metadata={"plan": "pro"})
-    desk.client.cancel("0")
-    listed = [row["id"] for row in desk("jobs", "list", "--json").json]
+    ergon.client.enqueue("other", id="x", tags=["vip"], metadata={"plan": "pro"})
+    ergon.client.cancel("0")
+    listed = [row["id"] for row in ergon("jobs", "list", "--json").json]
     assert sorted(listed) == ["0", "1", "2", "3", "x"]
     for filters, expected in (
         (["--status", "cancelled"], ["0"]),
@@ -329,108 +329,108 @@ def test_jobs_list_filters(desk: Desk) -> None:
         (["--error", "timeout"], []),
         (["--state", "pending", "--since", "2020-01-01T00:00:00Z", "--handler", "other"], ["x"]),
     ):
-        rows = desk("jobs", "list", "--json", *filters).json
+        rows = ergon("jobs", "list", "--json", *filters).json
         assert sorted(row["id"] for row in rows) == expected
-    assert len(desk("jobs", "list", "--json", "--limit", "2").json) == 2
-    table = desk("jobs", "list").out.splitlines()
+    assert len(ergon("jobs", "list", "--json", "--limit", "2").json) == 2
+    table = ergon("jobs", "list").out.splitlines()
     assert table[0].split()[:5] == ["id", "status", "handler", "queue", "tries"]
     assert len(table) == 6
-    answer = desk("jobs", "list", "--status", "happy")
+    answer = ergon("jobs", "list", "--status", "happy")
     assert answer.code == 2
     assert "use pending, active" in answer.err
     for wrong in (["--since", "soon"], ["--metadata", "plan"], ["--tag", "a=b"]):
-        answer = desk("jobs", "list", *wrong)
+        answer = ergon("jobs", "list", *wrong)
         assert answer.code in (1, 2)
         assert wrong[0].strip("-") in answer.err
 
 
-def test_tags_are_given_and_shown(desk: Desk) -> None:
+def test_tags_are_given_and_shown(ergon: JobCommands) -> None:
     """People see tags in one line, programs as they are."""
-    job = desk("enqueue", "h", "--tag", "a", "--tag", "b:1", "--metadata", "k=v=w").out.strip()
-    shown = desk("jobs", "show", job, "--json").json
+    job = ergon("enqueue", "h", "--tag", "a", "--tag", "b:1", "--metadata", "k=v=w").out.strip()
+    shown = ergon("jobs", "show", job, "--json").json
     assert (shown["tags"], shown["metadata"]) == (["a", "b:1"], {"k": "v=w"})
-    out = desk("jobs", "show", job).out
+    out = ergon("jobs", "show", job).out
     assert "a, b:1" in out
     assert '{"k": "v=w"}' in out
-    found = desk("jobs", "list", "--tag", "a", "--json").json
+    found = ergon("jobs", "list", "--tag", "a", "--json").json
     assert [each["id"] for each in found] == [job]
-    assert "tags" not in desk("jobs", "show", desk.client.enqueue("h"), "--json").json
+    assert "tags" not in ergon("jobs", "show", ergon.client.enqueue("h"), "--json").json
 
 
-def test_jobs_show_has_every_pinned_field(desk: Desk) -> None:
+def test_jobs_show_has_every_pinned_field(ergon: JobCommands) -> None:
     """Also the result, and the failures before it."""
-    desk.client.enqueue("h", id="a")
-    desk.hand.run(BROKEN)
-    desk.client.retry("a")
-    desk.hand.run(Succeeded(), ["done"])
-    shape = desk("jobs", "show", "a", "--json").json
+    ergon.client.enqueue("h", id="a")
+    ergon.hand.run(BROKEN)
+    ergon.client.retry("a")
+    ergon.hand.run(Succeeded(), ["done"])
+    shape = ergon("jobs", "show", "a", "--json").json
     pinned = {"id", "status", "handler", "queue", "attempts", "max_attempts", "deliveries"}
     assert pinned | {"history", "result", "last_error"} <= set(shape)
     assert (shape["attempts"], shape["max_attempts"], shape["deliveries"]) == (2, 3, 2)
     assert shape["result"] == ["done"]
     assert shape["executor"] == "python"
     assert [entry["event"] for entry in shape["history"]] == ["failed", "hurried", "completed"]
-    page = desk("jobs", "show", "a").out
+    page = ergon("jobs", "show", "a").out
     assert 'result          ["done"]' in page
     assert "hurried" in page
 
 
 @pytest.mark.parametrize("command", ["jobs show", "jobs cancel", "jobs retry", "dlq show", "why"])
-def test_an_unknown_job(desk: Desk, command: str) -> None:
+def test_an_unknown_job(ergon: JobCommands, command: str) -> None:
     """Exit code 1, and an error object for programs."""
-    answer = desk(*command.split(), "nobody", "--json")
+    answer = ergon(*command.split(), "nobody", "--json")
     assert answer.code == 1
     assert answer.json["error"]["code"] == "not_found"
 
 
-def test_cancel_and_retry(desk: Desk) -> None:
+def test_cancel_and_retry(ergon: JobCommands) -> None:
     """A cancelled job may be brought back; a running one can not be cancelled."""
-    desk.client.enqueue("h", id="a")
-    assert desk("jobs", "cancel", "a", "--json").json["status"] == "cancelled"
-    assert desk("jobs", "cancel", "a").code == 0
-    assert desk("jobs", "retry", "a", "--json").json == {"id": "a", "status": "pending"}
-    desk.hand.claim()
+    ergon.client.enqueue("h", id="a")
+    assert ergon("jobs", "cancel", "a", "--json").json["status"] == "cancelled"
+    assert ergon("jobs", "cancel", "a").code == 0
+    assert ergon("jobs", "retry", "a", "--json").json == {"id": "a", "status": "pending"}
+    ergon.hand.claim()
     for verb in ("cancel", "retry"):
-        answer = desk("jobs", verb, "a", "--json")
+        answer = ergon("jobs", verb, "a", "--json")
         assert answer.code == 1
         assert answer.json["error"]["code"] == "job_state"
 
 
-def test_many_are_changed_by_a_filter(desk: Desk) -> None:
+def test_many_are_changed_by_a_filter(ergon: JobCommands) -> None:
     """Counted first, changed when somebody is sure, told in numbers."""
     for n in range(3):
-        desk.client.enqueue("h", id=f"x{n}", tags=["x"])
-    desk.client.enqueue("h", id="y", tags=["y"], delay=900)
+        ergon.client.enqueue("h", id=f"x{n}", tags=["x"])
+    ergon.client.enqueue("h", id="y", tags=["y"], delay=900)
     which = ("--tag", "x", "--json")
     counted = {"matched": 3, "cancelled": 0, "dry_run": True}
-    assert desk("jobs", "cancel", *which, "--dry-run").json == counted
-    answer = desk("jobs", "cancel", *which)
+    assert ergon("jobs", "cancel", *which, "--dry-run").json == counted
+    answer = ergon("jobs", "cancel", *which)
     assert answer.code == 2
     assert "nobody was asked whether to cancel 3 jobs" in answer.json["error"]["message"]
-    late = desk("jobs", "reschedule", *which, "--in", "500", "--limit", "2", "--yes").json
+    late = ergon("jobs", "reschedule", *which, "--in", "500", "--limit", "2", "--yes").json
     assert late == {"matched": 2, "rescheduled": 2, "dry_run": False}
     why = ("--by", "ann", "--reason", "gone")
-    done = desk("jobs", "cancel", *which, "--since", "1h", "--yes", *why)
+    done = ergon("jobs", "cancel", *which, "--since", "1h", "--yes", *why)
     assert (done.code, done.json) == (0, {"matched": 3, "cancelled": 3, "dry_run": False})
-    assert desk("jobs", "show", "x1", "--json").json["history"][-1]["by"] == "ann"
-    assert desk("jobs", "cancel", *which, "--yes").code == 1
-    deleted = desk("jobs", "delete", "--status", "cancelled", "--yes", "--json").json
+    assert ergon("jobs", "show", "x1", "--json").json["history"][-1]["by"] == "ann"
+    assert ergon("jobs", "cancel", *which, "--yes").code == 1
+    deleted = ergon("jobs", "delete", "--status", "cancelled", "--yes", "--json").json
     assert deleted == {"matched": 3, "deleted": 3, "dry_run": False}
-    desk.bury("dead", tags=["x"])
-    assert desk("jobs", "requeue", "--error", "defect", "--yes", "--json").json["requeued"] == 1
-    assert [job.id for job in desk.client.jobs()] == ["dead", "y"]
+    ergon.bury("dead", tags=["x"])
+    assert ergon("jobs", "requeue", "--error", "defect", "--yes", "--json").json["requeued"] == 1
+    assert [job.id for job in ergon.client.jobs()] == ["dead", "y"]
 
 
-def test_one_is_changed_by_its_id(desk: Desk) -> None:
+def test_one_is_changed_by_its_id(ergon: JobCommands) -> None:
     """Nobody is asked: an id cannot mean more than one thinks."""
-    desk.bury("a")
-    assert desk("jobs", "requeue", "a", "--json").json == {"id": "a", "status": "pending"}
-    shown = desk("jobs", "reschedule", "a", "--in", "86400", "--json").json
+    ergon.bury("a")
+    assert ergon("jobs", "requeue", "a", "--json").json == {"id": "a", "status": "pending"}
+    shown = ergon("jobs", "reschedule", "a", "--in", "86400", "--json").json
     assert shown["status"] == "pending"
-    assert desk.client.find("a").run_at > desk.client.store.now() + 80_000
-    assert desk("jobs", "delete", "a").code == 1
-    desk.client.cancel("a")
-    assert desk("jobs", "delete", "a", "--json").json == {"id": "a", "became": "deleted"}
+    assert ergon.client.find("a").run_at > ergon.client.store.now() + 80_000
+    assert ergon("jobs", "delete", "a").code == 1
+    ergon.client.cancel("a")
+    assert ergon("jobs", "delete", "a", "--json").json == {"id": "a", "became": "deleted"}
 
 
 @pytest.mark.parametrize(
@@ -444,108 +444,108 @@ def test_one_is_changed_by_its_id(desk: Desk) -> None:
         (["reschedule", "--tag", "x", "--in", "1", "--at", "2040-01-31T12:00:00Z"], "when is it"),
     ],
 )
-def test_bulk_commands_want_to_know_which(desk: Desk, words: list[str], told: str) -> None:
+def test_bulk_commands_want_to_know_which(ergon: JobCommands, words: list[str], told: str) -> None:
     """A command that could change everything says what is missing."""
-    desk.client.enqueue("h", id="a", tags=["x"])
-    answer = desk("jobs", *words)
+    ergon.client.enqueue("h", id="a", tags=["x"])
+    answer = ergon("jobs", *words)
     assert answer.code in (1, 2)
     assert told in answer.err
-    assert desk.client.status("a") == "pending"
+    assert ergon.client.status("a") == "pending"
 
 
-def test_cancel_what_runs(desk: Desk) -> None:
+def test_cancel_what_runs(ergon: JobCommands) -> None:
     """Its worker is asked; until it has ended, the job tells who asked, and why."""
-    desk.client.enqueue("h", id="a")
-    desk.hand.claim()
-    assert "--running" in desk("jobs", "cancel", "a").err
+    ergon.client.enqueue("h", id="a")
+    ergon.hand.claim()
+    assert "--running" in ergon("jobs", "cancel", "a").err
     why = ("--by", "ann", "--reason", "the wrong file")
-    assert desk("jobs", "cancel", "--running", "a", *why, "--json").json == {
+    assert ergon("jobs", "cancel", "--running", "a", *why, "--json").json == {
         "id": "a",
         "status": "active",
         "was_cancelled_before": False,
         "is_requested": True,
     }
-    shown = desk("jobs", "show", "a", "--json").json["cancel_requested"]
+    shown = ergon("jobs", "show", "a", "--json").json["cancel_requested"]
     assert (shown["by"], shown["reason"]) == ("ann", "the wrong file")
-    assert '"by": "ann"' in desk("jobs", "show", "a").out
-    assert "ann asked for its cancellation" in desk("why", "a").out
+    assert '"by": "ann"' in ergon("jobs", "show", "a").out
+    assert "ann asked for its cancellation" in ergon("why", "a").out
 
 
-def test_rows_that_cannot_be_read(desk: Desk) -> None:
+def test_rows_that_cannot_be_read(ergon: JobCommands) -> None:
     """They are listed, told by doctor, restored once they are right, or discarded."""
     for name in ("a", "b"):
-        assert desk("enqueue", "work", "--id", name).code == 0
+        assert ergon("enqueue", "work", "--id", name).code == 0
 
     def write(options: str | None) -> None:
-        with closing(sqlite3.connect(desk.directory / "work.db")) as connection, connection:
+        with closing(sqlite3.connect(ergon.directory / "work.db")) as connection, connection:
             connection.execute("UPDATE ergon_jobs SET options = ?", (options,))
 
     def claimed() -> list[str]:
         ask = ClaimRequest(worker="w", lease=10, slots={"python": 5}, default="python")
-        return [job.id for job in desk.client.store.settle_and_claim([], ask)[1].jobs]
+        return [job.id for job in ergon.client.store.settle_and_claim([], ask)[1].jobs]
 
     write("{")
-    assert desk("jobs", "list").code == 0
-    shown = desk("jobs", "show", "a")
+    assert ergon("jobs", "list").code == 0
+    shown = ergon("jobs", "show", "a")
     assert (shown.code, "ergon jobs unreadable" in shown.err) == (1, True)
     assert claimed() == []
-    listed = desk("jobs", "unreadable", "--json").json
+    listed = ergon("jobs", "unreadable", "--json").json
     assert [(each["id"], each["status"]) for each in listed] == [("b", "pending"), ("a", "pending")]
-    doctor = desk("doctor", "--json")
+    doctor = ergon("doctor", "--json")
     assert (doctor.code, "2 rows of jobs cannot be read" in doctor.out) == (1, True)
-    assert desk("jobs", "unreadable", "--restore", "a").code == 1
+    assert ergon("jobs", "unreadable", "--restore", "a").code == 1
     write(None)
-    assert desk("jobs", "unreadable", "--restore", "a").code == 0
-    assert desk("jobs", "unreadable", "--discard", "b").code == 0
-    assert desk("jobs", "unreadable", "--discard", "b").code == 1
-    assert desk("jobs", "unreadable", "--json").json == []
+    assert ergon("jobs", "unreadable", "--restore", "a").code == 0
+    assert ergon("jobs", "unreadable", "--discard", "b").code == 0
+    assert ergon("jobs", "unreadable", "--discard", "b").code == 1
+    assert ergon("jobs", "unreadable", "--json").json == []
     assert claimed() == ["a"]
 
 
 # ---- dlq ----------------------------------------------------------------------------------------
 
 
-def test_dlq_lists_only_dead_jobs(desk: Desk) -> None:
+def test_dlq_lists_only_dead_jobs(ergon: JobCommands) -> None:
     """With their last failure; one that is not dead is not shown."""
-    desk.bury("a")
-    desk.client.enqueue("h", id="alive")
-    (row,) = desk("dlq", "list", "--json").json
+    ergon.bury("a")
+    ergon.client.enqueue("h", id="alive")
+    (row,) = ergon("dlq", "list", "--json").json
     assert (row["id"], row["status"]) == ("a", "failed")
     assert row["last_error"] == {
         "kind": "defect", "code": "ValueError", "message": "no such picture",
     }  # fmt: skip
-    assert "ValueError" in desk("dlq", "list").out
-    assert desk("dlq", "show", "a", "--json").json["id"] == "a"
-    answer = desk("dlq", "show", "alive")
+    assert "ValueError" in ergon("dlq", "list").out
+    assert ergon("dlq", "show", "a", "--json").json["id"] == "a"
+    answer = ergon("dlq", "show", "alive")
     assert answer.code == 1
     assert "it is pending" in answer.err
 
 
 @pytest.mark.req("X17")
-def test_dlq_requeue_resets_the_counters(desk: Desk) -> None:
+def test_dlq_requeue_resets_the_counters(ergon: JobCommands) -> None:
     """The job begins anew in its own queue."""
-    desk.bury("a", queue="q")
-    answer = desk("dlq", "requeue", "a", "--json")
+    ergon.bury("a", queue="q")
+    answer = ergon("dlq", "requeue", "a", "--json")
     assert answer.code == 0
     assert answer.json == {"matched": 1, "requeued": 1, "dry_run": False}
-    shape = desk.client.show("a")
+    shape = ergon.client.show("a")
     assert (shape["status"], shape["queue"], shape["purge_at"]) == ("pending", "q", None)
     assert (shape["attempts"], shape["deliveries"]) == (0, 0)
 
 
-def test_dlq_requeue_of_a_job_whose_key_is_taken(desk: Desk) -> None:
+def test_dlq_requeue_of_a_job_whose_key_is_taken(ergon: JobCommands) -> None:
     """Nothing was sent back: the exit code says so, and the job stays where it is."""
-    desk.bury("a", unique="k")
-    desk.client.enqueue("h", id="b", unique="k")
-    answer = desk("dlq", "requeue", "a", "--json")
+    ergon.bury("a", unique="k")
+    ergon.client.enqueue("h", id="b", unique="k")
+    answer = ergon("dlq", "requeue", "a", "--json")
     assert (answer.code, answer.json["requeued"]) == (1, 0)
-    assert desk.client.status("a") == "failed"
+    assert ergon.client.status("a") == "failed"
 
 
-def test_dlq_filters(desk: Desk) -> None:
+def test_dlq_filters(ergon: JobCommands) -> None:
     """By id, queue, handler, code and age; each may be tried dry."""
-    desk.bury("a", "b", queue="q")
-    desk.bury("c")
+    ergon.bury("a", "b", queue="q")
+    ergon.bury("c")
     for filters, count in (
         (["--queue", "q"], 2),
         (["--handler", "h"], 3),
@@ -557,66 +557,66 @@ def test_dlq_filters(desk: Desk) -> None:
         (["--all", "--limit", "2"], 2),
         (["--all"], 3),
     ):
-        answer = desk("dlq", "requeue", "--dry-run", "--json", *filters)
+        answer = ergon("dlq", "requeue", "--dry-run", "--json", *filters)
         if count is None:
             assert (answer.code, "contradicts" in answer.err) == (2, True)
         else:
             assert answer.json == {"matched": count, "requeued": 0, "dry_run": True}
-    assert len(desk("dlq", "list", "--json").json) == 3
-    assert [row["id"] for row in desk("dlq", "list", "--json", "--queue", "default").json] == ["c"]
+    assert len(ergon("dlq", "list", "--json").json) == 3
+    assert [row["id"] for row in ergon("dlq", "list", "--json", "--queue", "default").json] == ["c"]
 
 
-def test_dlq_purge_deletes_for_good(desk: Desk) -> None:
+def test_dlq_purge_deletes_for_good(ergon: JobCommands) -> None:
     """Only what matches."""
-    desk.bury("a", "b")
-    assert desk("dlq", "purge", "--id", "a", "--json").json["purged"] == 1
-    assert desk("jobs", "show", "a").code == 1
-    assert desk("dlq", "purge", "--all").code == 0
-    assert desk("dlq", "list", "--json").json == []
+    ergon.bury("a", "b")
+    assert ergon("dlq", "purge", "--id", "a", "--json").json["purged"] == 1
+    assert ergon("jobs", "show", "a").code == 1
+    assert ergon("dlq", "purge", "--all").code == 0
+    assert ergon("dlq", "list", "--json").json == []
 
 
 @pytest.mark.parametrize("verb", ["requeue", "purge"])
-def test_dlq_verbs_want_to_know_which(desk: Desk, verb: str) -> None:
+def test_dlq_verbs_want_to_know_which(ergon: JobCommands, verb: str) -> None:
     """Without a filter they are refused; without a match they say so."""
-    desk.client.enqueue("h", id="alive")
-    answer = desk("dlq", verb)
+    ergon.client.enqueue("h", id="alive")
+    answer = ergon("dlq", verb)
     assert answer.code == 2
     assert "--all" in answer.err
     for arguments in (["--all"], ["alive"], ["--queue", "q"]):
-        answer = desk("dlq", verb, *arguments, "--json")
+        answer = ergon("dlq", verb, *arguments, "--json")
         assert answer.code == 1
         assert answer.json["error"]["code"] == "not_found"
-    assert desk.client.status("alive") == "pending"
+    assert ergon.client.status("alive") == "pending"
 
 
 # ---- queues, schedules, workers, why ------------------------------------------------------------
 
 
-def test_queues(desk: Desk) -> None:
+def test_queues(ergon: JobCommands) -> None:
     """Pausing keeps jobs from being claimed; limits can be set and lifted."""
-    desk.client.enqueue("h", queue="q")
-    assert desk("queues", "pause", "q", "--json").json["paused"] is True
-    (row,) = desk("queues", "list", "--json").json
+    ergon.client.enqueue("h", queue="q")
+    assert ergon("queues", "pause", "q", "--json").json["paused"] is True
+    (row,) = ergon("queues", "list", "--json").json
     assert (row["name"], row["paused"], row["counts"]["pending"]) == ("q", True, 1)
     assert row["oldest_due_at"]
     with pytest.raises(ValueError, match="not enough values"):
-        desk.hand.claim()
-    assert desk("queues", "resume", "q", "--json").json["paused"] is False
-    limited = desk("queues", "limit", "q", "--max-active", "2", "--rate", "0.5", "--json").json
+        ergon.hand.claim()
+    assert ergon("queues", "resume", "q", "--json").json["paused"] is False
+    limited = ergon("queues", "limit", "q", "--max-active", "2", "--rate", "0.5", "--json").json
     assert (limited["max_active"], limited["rate"]) == (2, 0.5)
-    lifted = desk("queues", "limit", "q", "--max-active", "none", "--json").json
+    lifted = ergon("queues", "limit", "q", "--max-active", "none", "--json").json
     assert (lifted["max_active"], lifted["rate"]) == (None, 0.5)
-    assert "oldest due at" in desk("queues", "list").out
-    assert desk("queues", "list").err == ""
+    assert "oldest due at" in ergon("queues", "list").out
+    assert ergon("queues", "list").err == ""
 
 
 def test_a_queue_on_a_store_that_acknowledges_before_it_syncs(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ergon: JobCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever looks at the queues is warned, beside what programs read."""
-    desk.client.enqueue("h", queue="q")
+    ergon.client.enqueue("h", queue="q")
     monkeypatch.setattr(SqliteJobStore, "is_synced", False)
-    told = desk("queues", "list", "--json")
+    told = ergon("queues", "list", "--json")
     assert [row["name"] for row in told.json] == ["q"]
     assert "warning: acknowledged jobs may be lost" in told.err
 
@@ -630,68 +630,68 @@ def test_a_queue_on_a_store_that_acknowledges_before_it_syncs(
         (["limit", "q", "--burst", "0"], "--burst"),
     ],
 )
-def test_wrong_limits(desk: Desk, arguments: list[str], told: str) -> None:
+def test_wrong_limits(ergon: JobCommands, arguments: list[str], told: str) -> None:
     """Exit code 2, and nothing is changed."""
-    answer = desk("queues", *arguments)
+    answer = ergon("queues", *arguments)
     assert answer.code == 2
     assert told in answer.err
-    assert desk("queues", "list", "--json").json == []
+    assert ergon("queues", "list", "--json").json == []
 
 
-def test_schedules(desk: Desk) -> None:
+def test_schedules(ergon: JobCommands) -> None:
     """Those that a worker has stored: pause, resume, run now, remove."""
     from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 
     nightly = ScheduleSettings(cron="0 3 * * *", handler="clean", queue="q")
-    Scheduler(desk.client.store, {"nightly": nightly}).sync()
-    (row,) = desk("schedules", "list", "--json", "--fires", "3").json
+    Scheduler(ergon.client.store, {"nightly": nightly}).sync()
+    (row,) = ergon("schedules", "list", "--json", "--fires", "3").json
     assert (row["name"], row["handler"], row["paused"]) == ("nightly", "clean", False)
     assert len(row["fires"]) == 3
-    assert desk("schedules", "pause", "nightly", "--json").json["next_at"] is None
-    assert "it is paused" in desk("schedules", "list").out
-    assert desk("schedules", "resume", "nightly", "--json").json["next_at"] == row["next_at"]
+    assert ergon("schedules", "pause", "nightly", "--json").json["next_at"] is None
+    assert "it is paused" in ergon("schedules", "list").out
+    assert ergon("schedules", "resume", "nightly", "--json").json["next_at"] == row["next_at"]
     own = ["acme", "clean", "--every", "1h", "--args", '["acme"]', "--jitter", "60"]
-    put = desk("schedules", "put", *own, "--ends-at", "2099-01-01T00:00:00Z", "--json").json
+    put = ergon("schedules", "put", *own, "--ends-at", "2099-01-01T00:00:00Z", "--json").json
     assert (put["cron"], put["jitter"], put["source"]) == ("@every 3600s", 60.0, "client")
-    assert desk("schedules", "show", "acme", "--json").json["fires"] == []
-    assert "2099-01-01" in desk("schedules", "show", "acme").out
-    assert "belongs to" in desk("schedules", "put", "nightly", "clean", "--every", "1h").err
-    assert "no JSON array" in desk("schedules", "put", "b", "clean", "--args", "{}").err
-    assert desk("schedules", "remove", "acme", "--json").json["removed"] is True
-    job = desk("schedules", "run", "nightly").out.strip()
-    assert desk.client.show(job)["queue"] == "q"
-    assert desk("schedules", "run", "nightly", "--json").json["is_new"] is True
-    assert desk("schedules", "remove", "nightly", "--json").json["removed"] is True
-    assert desk("schedules", "list", "--json").json == []
-    answer = desk("schedules", "run", "nightly", "--json")
+    assert ergon("schedules", "show", "acme", "--json").json["fires"] == []
+    assert "2099-01-01" in ergon("schedules", "show", "acme").out
+    assert "belongs to" in ergon("schedules", "put", "nightly", "clean", "--every", "1h").err
+    assert "no JSON array" in ergon("schedules", "put", "b", "clean", "--args", "{}").err
+    assert ergon("schedules", "remove", "acme", "--json").json["removed"] is True
+    job = ergon("schedules", "run", "nightly").out.strip()
+    assert ergon.client.show(job)["queue"] == "q"
+    assert ergon("schedules", "run", "nightly", "--json").json["is_new"] is True
+    assert ergon("schedules", "remove", "nightly", "--json").json["removed"] is True
+    assert ergon("schedules", "list", "--json").json == []
+    answer = ergon("schedules", "run", "nightly", "--json")
     assert (answer.code, answer.json["error"]["code"]) == (1, "not_found")
 
 
-def test_workers(desk: Desk) -> None:
+def test_workers(ergon: JobCommands) -> None:
     """Those that told of themselves."""
-    now = desk.client.store.now()
+    now = ergon.client.store.now()
     pool = {"in_flight": 2, "slots": 0, "recycled": {"max_jobs": 3, "max_age": 1}}
-    desk.client.store.heartbeat(
+    ergon.client.store.heartbeat(
         WorkerRecord(
             id="w", host="here", pid=7, version="1", started_at=now, executors={"python": pool}
         )
     )
-    (row,) = desk("workers", "--json").json
+    (row,) = ergon("workers", "--json").json
     assert (row["id"], row["pid"], row["state"], row["busy"]) == ("w", 7, "running", 2)
     assert row["executors"] == {"python": pool}
-    out = desk("workers").out
+    out = ergon("workers").out
     assert "all" in out
     assert "recycled 3 by max_jobs, 1 by max_age" in out
 
 
-def test_why(desk: Desk) -> None:
+def test_why(ergon: JobCommands) -> None:
     """Sentences for people, a list of them for programs."""
-    desk.client.enqueue("h", id="a")
-    desk.client.store.set_queue("default", is_paused=True)
-    page = desk("why", "a").out
+    ergon.client.enqueue("h", id="a")
+    ergon.client.store.set_queue("default", is_paused=True)
+    page = ergon("why", "a").out
     assert page.startswith("Job a is pending.\n")
     assert "Its queue 'default' is paused" in page
-    shape = desk("why", "a", "--json").json
+    shape = ergon("why", "a", "--json").json
     assert (shape["id"], shape["status"]) == ("a", "pending")
     assert any("No worker is alive" in each for each in shape["why"])
 
@@ -700,55 +700,55 @@ def test_why(desk: Desk) -> None:
 
 
 def test_the_store_is_found_beside_the_settings_file(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    ergon: JobCommands, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """From any working directory; a URL given by hand counts from there instead."""
-    desk.client.enqueue("h", id="a")
+    ergon.client.enqueue("h", id="a")
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    config = str(desk.directory / "ergon.toml")
-    assert desk("jobs", "show", "a", "--config", config).code == 0
-    answer = desk("jobs", "show", "a", "--url", "sqlite:///own.db")
+    config = str(ergon.directory / "ergon.toml")
+    assert ergon("jobs", "show", "a", "--config", config).code == 0
+    answer = ergon("jobs", "show", "a", "--url", "sqlite:///own.db")
     assert answer.code == 1
     assert f"there is no file {Path('own.db').absolute()}" in answer.err
-    monkeypatch.setenv("ERGON_JOBS__STORE", f"sqlite:///{desk.directory / 'work.db'}")
-    assert desk("jobs", "show", "a").code == 0
+    monkeypatch.setenv("ERGON_JOBS__STORE", f"sqlite:///{ergon.directory / 'work.db'}")
+    assert ergon("jobs", "show", "a").code == 0
 
 
 @pytest.mark.parametrize("command", ["jobs list", "queues list", "workers", "schedules list"])
-def test_looking_makes_no_store(desk: Desk, command: str) -> None:
+def test_looking_makes_no_store(ergon: JobCommands, command: str) -> None:
     """A store that is not there is an error with a remedy, and is not made by asking for it."""
-    answer = desk(*command.split(), "--url", "sqlite:///nowhere.db")
+    answer = ergon(*command.split(), "--url", "sqlite:///nowhere.db")
     assert answer.code == 1
     assert "nowhere.db" in answer.err
     assert not Path("nowhere.db").exists()
 
 
-def test_without_a_store_the_error_says_what_to_add(desk: Desk, workplace: Workplace) -> None:
+def test_without_a_store_the_error_says_what_to_add(ergon: JobCommands, workplace: Workplace) -> None:
     """Exit code 2."""
     workplace.settings("[jobs]\nmax_attempts = 2\n")
     for command in (["jobs", "list"], ["enqueue", "h"], ["dlq", "list"], ["workers"]):
-        answer = desk(*command)
+        answer = ergon(*command)
         assert answer.code == 2
         assert 'or url = "sqlite:///work.db" under [store]' in answer.err
 
 
 @pytest.mark.parametrize("group", ["jobs", "dlq", "queues"])
-def test_a_group_without_a_command(desk: Desk, group: str) -> None:
+def test_a_group_without_a_command(ergon: JobCommands, group: str) -> None:
     """Wrong use, and where to read on."""
-    answer = desk(group)
+    answer = ergon(group)
     assert answer.code == 2
     assert f"see ergon {group} --help" in answer.err
 
 
-def test_schedules_alone_lists_them(desk: Desk) -> None:
+def test_schedules_alone_lists_them(ergon: JobCommands) -> None:
     """``ergon schedules`` is the listing."""
-    assert desk("schedules", "--json").json == []
+    assert ergon("schedules", "--json").json == []
 
 
 @pytest.mark.req("JOBS:badinput")
-def test_a_store_in_memory_is_refused(desk: Desk) -> None:
+def test_a_store_in_memory_is_refused(ergon: JobCommands) -> None:
     """It would end with the command, and the job with it."""
     for command in (["enqueue", "h"], ["worker", "--burst"], ["jobs", "list"]):
-        answer = desk(*command, "--url", "memory://")
+        answer = ergon(*command, "--url", "memory://")
         assert answer.code == 2
         assert "ends with this command" in answer.err

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.jobs.settings import DAY, JobsSettings
-from ergon_framework.providers import circuit, recorder, write_behind
+from ergon_framework.providers import circuit, retention, write_behind
 from ergon_framework.providers.tasks import TaskOptions
 from ergon_framework.task.mixins.policies import ConsumerPolicy
 from tests.docs.pages import ROOT
@@ -74,7 +74,7 @@ def test_the_numbers_are_the_defaults() -> None:
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
     jobs, loop, task = JobsSettings(), ConsumerPolicy().loop, TaskOptions()
     rule, of_request = jobs.rule(), TaskOptions(computed_keys="request")
-    assert (jobs.executor_wait, recorder.DEFAULT_RETENTION) == (DAY, 90 * DAY)
+    assert (jobs.executor_wait, retention.DEFAULT_RETENTION) == (DAY, 90 * DAY)
     assert (task.keep_key_seconds, of_request.computed_key_memory) == (DAY, 3600.0)
     assert (circuit.STORE_TIMEOUT, circuit.FRESH_FOR, write_behind.SPILL_AFTER) == (
         0.5,

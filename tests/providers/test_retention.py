@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.ports.providerstore import RecordBatch
-from ergon_framework.providers.recorder import (
+from ergon_framework.providers.recorder import Recorder, recorder_of
+from ergon_framework.providers.retention import (
     DEFAULT_RETENTION,
     PRUNE_BATCH,
     PRUNE_INTERVAL,
-    Recorder,
     Retention,
-    recorder_of,
 )
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore

@@ -52,7 +52,7 @@ FORBIDDEN = [
     ("errors", "logging", "The core reads no clock"),
     ("connector/memory/__init__", "ergon_framework.connector.jsonl", "Connectors do not know"),
     ("jobs/cron", "ergon_framework.jobs.worker", "Files of jobs"),
-    ("jobs/pool", "ergon_framework.jobs.scheduler", "Files of jobs"),
+    ("jobs/pool", "ergon_framework.jobs.client", "Files of jobs"),
     ("executor/context", "ergon_framework.executor.runtime", "Files of executor"),
     ("boundary/model", "ergon_framework.boundary.zone", "Files of boundary"),
     ("engine/clocks", "ergon_framework.engine.call", "Files of engine"),

@@ -73,6 +73,7 @@ class ProcessChild:
     def kill(self) -> None:
         """End it and everything it started, at once."""
         with suppress(ProcessLookupError, PermissionError):
+            # The whole group: what the worker has started must not outlive it.
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
             self._process.kill()
@@ -104,6 +105,8 @@ class Spawner:
         self._posts = posts
         self._events = events
         self._stdout = 2 if keeps_stdout else None
+        # Nobody ever writes to it. When this process dies, however it dies, the system closes its
+        # end and every worker reads the end of file.
         self._lifeline, self._held = os.pipe()
 
     def start(self, worker: int) -> ProcessChild:
@@ -122,12 +125,15 @@ class Spawner:
                 stdout=self._stdout,
                 env=environ,
                 pass_fds=(self._lifeline, write_end),
+                # A group of its own: a Ctrl-C in the terminal goes to the supervisor alone, which
+                # stops workers in order.
                 process_group=0,
             )
         except BaseException:
             os.close(read_end)
             raise
         finally:
+            # The worker has its copy. Kept open here, the end of its messages would never be seen.
             os.close(write_end)
         child = ProcessChild(worker, process, os.fdopen(read_end, "rb"))
         child.listen(self._events)
@@ -163,6 +169,7 @@ class SupervisorLink:
             with suppress(OSError):
                 os.read(self._lifeline, 1)
             say("the supervisor is gone; this worker ends")
+            # Armed before the signal: a handler of the user's may hang in what follows.
             exit_within(128 + signal.SIGTERM, self.orphan_grace, leave=leave)
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -189,6 +196,8 @@ class SupervisorLink:
         line = json.dumps(shape).encode() + b"\n"
         with self._lock, suppress(OSError):  # a parent that is gone needs no answer
             while line:
+                # A pipe may take a part of a long line; the lock keeps the parts of two threads
+                # from mixing.
                 line = line[os.write(self._status, line) :]
 
 

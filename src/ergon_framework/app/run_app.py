@@ -105,6 +105,8 @@ class WorkerPart:
         worker = self._make()
         with self._lock:
             self._worker = worker
+            # Read together with the assignment: a stop that came before there was a worker to ask
+            # must not be lost.
             stops = self._stops
         if stops:
             worker.stop(now=stops > 1)
@@ -142,6 +144,7 @@ class ConsumerPart:
             with self._lock:
                 self._shutdown = shutdown
                 stops = self._stops
+            # One for each stop that was asked for: the second one means "at once".
             for _ in range(stops):
                 shutdown.take(signal.SIGTERM)
             wiring = self._wire()
@@ -150,6 +153,8 @@ class ConsumerPart:
         self.report = outcome.report
         _tell_of_waiting(self.name, outcome.report)
         error = outcome.error
+        # What a consumer raises while it is being stopped is a consequence of the stop. A lifespan
+        # that hangs is not.
         if error is not None and (not self._stops or isinstance(error, LifespanTimeoutError)):
             raise error
 
@@ -214,6 +219,7 @@ class ZonePart:
                 return
             self._node = node
         node.start()
+        # Once more after the start: a stop in between found a node that could not be stopped yet.
         if self._stopped.is_set():
             node.stop()
         node.wait()
@@ -389,6 +395,8 @@ class AppRun:
                 self._wait_for([self._start(part) for part in stage if not self._stops])
             if self._rule is not None and not any(self._stages):
                 self._stopped.wait()  # there is nothing but services
+            # Services after the last stage: the parts may have published to a zone until their very
+            # end.
             for each in self._serving:
                 each.part.stop(max(1, self._stops))
             self._wait_for(self._serving)
@@ -402,6 +410,7 @@ class AppRun:
         """
         with self._changed:
             self._stops = max(count, self._stops)
+            # A first stop leaves the services alone, see ``run``; a second one means everything.
             asked = [*self._started, *(self._serving if count > 1 else ())]
             asked = [each for each in asked if not each.is_over]
         self._stopped.set()

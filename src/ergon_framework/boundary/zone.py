@@ -104,6 +104,8 @@ class BlobGuard:
 
     def unname(self, unbind: Callable[[], T]) -> T:
         """Take a name away, unless a fact may be about to refer to it."""
+        # Names are not taken away while a pull runs: it has found the object here and will append a
+        # fact that refers to it.
         with self._lock:
             if self._pulling:
                 raise NodeUnavailableError(
@@ -168,9 +170,9 @@ class LocalZone:
         self.is_broken = False
         """The disk did not confirm a write: nothing is appended until the node starts again."""
         self.append_trouble: str | None = None
+        """Why the last append failed; None when it did not."""
         self.looked_at = ("", "")
         """The last name whose object was looked for; the next look goes on from there."""
-        """Why the last append failed; None when it did not."""
         self.damage: str | None = None
         """What is known to be damaged in the store."""
         self.anchor: Anchor | None = None
@@ -195,10 +197,14 @@ class LocalZone:
         check_given(given, ZONE)  # before anything is made
         with ExitStack() as held:
             for folder in folders_of(settings):
+                # Locked before the store is opened: a second process must not even look at the
+                # tables of a zone that is served.
                 held.callback(DataFolder.lock(folder).close)
             store, objects = open_stores(name, settings, clock=clock)
             held.callback(objects.close)
             held.callback(store.close)
+            # After the store, whose highest offsets it compares with those that were acknowledged:
+            # a store restored from a backup shows here.
             anchor = _anchored(store, folders_of(settings))
             if anchor is not None:
                 held.callback(anchor.close)
@@ -212,6 +218,8 @@ class LocalZone:
             zone.anchor = anchor
             zone.folders = tuple(folders_of(settings))
             if isinstance(store, SqliteFactStore):
+                # Bounded in time: a damaged page is better known at the start, but a large file
+                # must not delay the start for minutes.
                 zone.damage = store.quick_check(settings.check_seconds)
             zone.tell_new_epoch()
             return zone
@@ -265,6 +273,8 @@ class LocalZone:
             admission = self.admit(envelope, fact)
             new = self.prepared(admission)
             self.check_bytes(new)
+            # On the caller's connection and past the group commit: only the caller can say when
+            # this transaction ends.
             [outcome] = append(connection, OUTBOUND, [new], capacity=self.capacity)
         except StoreError as error:
             if type(error) is StoreError:  # a mistake of the caller's, which no waiting mends
@@ -309,6 +319,7 @@ class LocalZone:
         """Refuse a fact whose artifact was put, and whose bytes the disk has lost since."""
         if not fact.references or not fact.needs_artifacts:
             return
+        # A duplicate is answered with its first offset, even if its bytes are gone by now.
         if self.store.find(fact.from_zone, fact.message_id, OUTBOUND):
             return  # what is in the log already has its offset for ever
         for wanted in fact.references:

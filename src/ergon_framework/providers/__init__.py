@@ -10,9 +10,10 @@ payloads of arguments, ``http_transport`` guards clients of httpx. ``errors``
 and ``decisions`` say what can go wrong and what follows, ``mapping`` turns exceptions into those
 errors. ``retry``, ``circuit_breaker`` and ``quota`` are the gates, and ``circuit`` is what the
 processes of a store share of a circuit. ``recorder``, ``write_behind`` and ``spill`` bring attempts
-to a store; ``store_urls`` opens one of ``stores``, ``migrations`` and ``models`` have their tables.
-``tasks``, ``runner``, ``delivery`` and ``celery_task`` run calls as tasks of a queue. ``service``,
-``api`` and ``health_routes`` serve the health of providers.
+to a store, and ``retention`` deletes what is old; ``store_urls`` opens one of ``stores``,
+``migrations`` and ``models`` have their tables. ``tasks``, ``runner``, ``delivery`` and
+``celery_task`` run calls as tasks of a queue. ``service``, ``api`` and ``health_routes`` serve the
+health of providers.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from ergon_framework.providers.pipeline.options import ProviderOptions
 from ergon_framework.providers.pipeline.request import attempt_body, inherit_context
 from ergon_framework.providers.pipeline.runtime import ProviderRuntime, build_runtime
 from ergon_framework.providers.quota import QuotaPolicy
-from ergon_framework.providers.recorder import DEFAULT_RETENTION
+from ergon_framework.providers.retention import DEFAULT_RETENTION
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.validation import validate_call
 from ergon_framework.telemetry.tracing import is_traced

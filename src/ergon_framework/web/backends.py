@@ -89,6 +89,8 @@ class JobBackend:
             yield substitute
         elif file is None:
             yield self._on_server()
+        # Looked at before it is opened: opening a store makes its tables, and this application must
+        # write nothing.
         elif file_has_table(file, "ergon_jobs"):
             with closing(open_job_store(self.setup.url, read_only=True)) as store:
                 yield store
@@ -98,6 +100,7 @@ class JobBackend:
     def _on_server(self) -> FullJobStore:
         with self._lock:
             if self._server is None:
+                # Not remembered: the first job may be stored while this application runs.
                 if not has_jobs(self.setup.url):
                     return MemoryJobStore(time.time)
                 self._server = open_job_store(self.setup.url, read_only=True)
@@ -153,6 +156,7 @@ class ProviderBackend:
             return True
         if database.file is not None:
             return file_has_table(database.file, "provider_dead_letters")
+        # Asked at each request, and a look at a server is a round trip.
         if self._is_open:
             return True  # opening the store has made the tables
         from ergon_framework.providers.migrations import commands
@@ -185,6 +189,7 @@ class ProviderBackend:
         """Another file may have taken its place, from a backup: the old one is let go."""
         found = file.stat()
         mark = (found.st_dev, found.st_ino)
+        # An open connection would go on reading the file that was moved away.
         if self._file not in {None, mark}:
             self.close()
         self._file = mark
@@ -266,6 +271,7 @@ class ZoneBackend:
         try:
             return {**self._by_node(method, fields), "source": "node"}
         except ErgonError as error:
+            # A node that is down is when somebody looks at this page.
             return {**self._by_folder(look, error), "source": "folder"}
 
     def _by_node(self, method: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -285,6 +291,8 @@ class ZoneBackend:
             with looked_at(self.name, self.settings) as zone:
                 return look(zone)
         except (ConfigurationError, StoreSchemaError):
+            # The error of the node is the one to show: that of the folder would send the reader to
+            # a folder which never was.
             pass  # no such zone has been there: the node is what was meant
         raise refusal
 

@@ -76,6 +76,8 @@ def scan(file: BufferedReader, known: FileProgress, limit: int) -> Iterator[Inbo
     """The lines after the cursor of ``known``, which is left where it is."""
     number, start, whole = known.next_line, known.next_offset, known.whole or 0
     file.seek(start)
+    # One byte more than the limit, to tell a line of exactly that length from a longer one without
+    # reading it whole.
     while piece := file.readline(limit + 1):
         end, whole = start + len(piece), zlib.crc32(piece, whole)
         data: bytes | None = piece.removesuffix(NEWLINE)
@@ -84,6 +86,7 @@ def scan(file: BufferedReader, known: FileProgress, limit: int) -> Iterator[Inbo
             while piece[-1:] != NEWLINE and (more := file.readline(_PIECE)):
                 piece = more
                 end, whole = end + len(more), zlib.crc32(more, whole)
+        # Editors on Windows put a byte order mark at the beginning of a file; JSON knows none.
         elif start == 0:
             data = piece.removesuffix(NEWLINE).removeprefix(_BYTE_ORDER_MARK)
         yield InboxLine(known, number, start, end, data, piece[-1:] == NEWLINE, whole)
@@ -109,6 +112,7 @@ def checksum(file: BufferedReader, offset: int) -> int:
     done = found = 0
     while done < offset and (piece := os.pread(file.fileno(), min(_PIECE, offset - done), done)):
         done, found = done + len(piece), zlib.crc32(piece, found)
+    # A file that is shorter than what was read from it has been replaced; -1 is no checksum.
     return found if done == offset else -1
 
 
@@ -116,6 +120,7 @@ def fingerprint(file: BufferedReader, offset: int) -> int:
     """A checksum of both ends of what comes before ``offset``; 0 for nothing."""
     size = min(offset, _WINDOW)
     head = os.pread(file.fileno(), size, 0)
+    # ``pread`` leaves the position alone, which belongs to the reader.
     tail = os.pread(file.fileno(), size, offset - size)
     if len(tail) < size:
         return -1  # the file is shorter than that
@@ -157,6 +162,8 @@ class Stamp(NamedTuple):
 
     def is_steady(self, steady_after: float) -> bool:
         """Whether a change from now on is sure to give the file another one."""
+        # Two writes within one tick of the file system's clock have the same stamp, so a file that
+        # has just changed may change again unseen.
         return self.changed + steady_after * 1e9 < time.time_ns()
 
 
@@ -221,6 +228,7 @@ class FileProgress:
 
     def holds(self, file: BufferedReader, stamp: Stamp) -> bool:
         """Whether all that was read is still what the file holds."""
+        # Both ends first: that is cheap and finds nearly every replacement.
         if self.check != fingerprint(file, self.next_offset):
             return False
         is_compared = is_short(self.next_offset)
@@ -243,6 +251,8 @@ class FileProgress:
             return True
         is_long = self.next_offset > _READ_AT_GROWTH
         if before.changed != stamp.changed:
+            # A file that changed without growing was written to somewhere in the middle, or
+            # replaced.
             return stamp.size <= before.size or not is_long
         return not self.is_sure and stamp.is_steady(self.steady_after) and not is_long
 
@@ -283,6 +293,8 @@ class FileProgress:
         self.unfolded += 1
         self.ahead[line.number] = (line.end, line.check, line.whole)
         while self.line in self.ahead:
+            # Lines may be settled in any order. The frontier moves only over an unbroken run of
+            # them, so that a crash repeats lines and never skips one.
             self.offset, _, self.settled_whole = self.ahead.pop(self.line)
             self.line += 1
         self._meet()
@@ -339,6 +351,8 @@ class CommittedOffsets:
             return known
         _log.warning("%s changed where it had been read; it counts as a new file", shown(name))
         fresh = self._files[name] = self._fresh(name)
+        # Lines that the journal remembers as settled are recognized by number and checksum, where
+        # they stand as before.
         fresh.remembered = known.remembered
         fresh.looked(stamp, is_compared=True)
         return fresh
@@ -353,9 +367,11 @@ class CommittedOffsets:
         entries = []
         for line in lines:
             file = line.file
+            # By identity: the same name may stand for another content since this line was read.
             if self._files.get(file.name) is not file:
                 continue  # the file was replaced or removed: its new content is other work
             file.settle(line)
+            # One entry for a whole file instead of one per line, as soon as that is possible.
             entries.append(self._folded(file) if file.is_settled else _settled(line))
         return self._write(entries)
 
@@ -399,6 +415,8 @@ class CommittedOffsets:
                 try:
                     self._apply(decode(text))
                 except (MalformedLineError, KeyError, TypeError, ValueError):
+                    # A crash in the middle of a write leaves half a line. What it said is done
+                    # again.
                     _log.warning("skipped a damaged entry in %s", self._journal.path)
         self.forget_missing(set(self._inbox.all_names()))
 
@@ -422,6 +440,8 @@ class CommittedOffsets:
         entries = [entry for file in self._files.values() for entry in self._entries_of(file)]
         self._journal.replace(_packed(entries))
         self._entries = len(entries)
+        # Twice what is left, so that the cost of compacting stays in proportion to what was
+        # written.
         self._compact_at = 2 * self._entries + self._limits.compact_after
 
     def _entries_of(self, file: FileProgress) -> list[dict[str, Any]]:
