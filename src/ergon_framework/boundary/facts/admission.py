@@ -256,8 +256,12 @@ def admitted(
     when the event is told again, which otherwise is a warning. What takes longer to find out about
     an id is only looked for when ``is_thorough``.
     """
-    typed = _typed(envelope, fact)
-    envelope, fact = typed if typed and _is_sound(*typed) else composed(envelope, fact)
+    # What nearly every producer gives, at a glance.
+    if not (
+        isinstance(envelope, Envelope) and isinstance(fact, Fact) and _is_sound(envelope, fact)
+    ):
+        typed = _typed(envelope, fact)
+        envelope, fact = typed if typed and _is_sound(*typed) else composed(envelope, fact)
     if known_zones is not None and envelope.to_zone not in known_zones:
         text = "is not a zone that is known here"
         raise refusal(

@@ -85,9 +85,14 @@ class AppendPlanner(Generic[L]):
         """Take in what is new, whose artifacts are there, and for which there is room."""
         placement = self._placement
         found, fresh, place = placement.log(log), placement.fresh, placement.place
+        find = placement.known
         outcomes: list[Outcome] = []
         for fact in facts:
-            outcome = self._seen(found, fact) if fact.key not in fresh else _twin(fresh, fact)
+            outcome: Outcome | None = None
+            if fact.key in fresh:
+                outcome = _twin(fresh, fact)
+            elif (known := find(found, fact)) is not None:
+                outcome = judge_known(fact.new, known)
             if outcome is None and (capacity is not None or fact.new.references):
                 outcome = self._refused(found, fact, capacity)
                 if isinstance(outcome, CapacityExceeded):
@@ -101,14 +106,13 @@ class AppendPlanner(Generic[L]):
         return [self._received(found, fact) for fact in facts]
 
     def _received(self, log: L, fact: Prepared) -> Outcome:
-        fresh = self._placement.fresh
-        outcome = self._seen(log, fact) if fact.key not in fresh else _twin(fresh, fact)
-        return outcome or Appended(self._placement.place(log, fact))
-
-    def _seen(self, log: L, fact: Prepared) -> Outcome | None:
-        """What is said of a fact whose id the ledger knows; None when it does not."""
-        known = self._placement.known(log, fact)
-        return None if known is None else judge_known(fact.new, known)
+        placement = self._placement
+        if fact.key in placement.fresh:
+            return _twin(placement.fresh, fact)
+        known = placement.known(log, fact)
+        if known is None:
+            return Appended(placement.place(log, fact))
+        return judge_known(fact.new, known)
 
     def _refused(self, log: L, fact: Prepared, capacity: int | None) -> Outcome | None:
         """What is wrong with a new fact; None when it may enter."""

@@ -300,7 +300,7 @@ class GroupCommit(Generic[Request, Answer]):
         ``is_over`` lets other threads run, and says whether the wait has ended. Until it has, or no
         request arrives any more, requests are taken from the queue and looked at.
         """
-        self.let_go()
+        self._served.wake()
         look = self._look
         if is_over is None or look is None or self._server != get_ident():
             return
@@ -487,7 +487,7 @@ class GroupCommit(Generic[Request, Answer]):
         else:
             for each, answer in pairs:
                 each.tell(answer)
-        self.let_go()  # the callers of the group before, if ``serve`` did not wait for anything
+        self._served.wake()  # the group before, if ``serve`` did not wait for anything
         # Woken when the next group waits for its disk: until then this thread needs the interpreter
         # more than they do.
         self._served.add(waiting)

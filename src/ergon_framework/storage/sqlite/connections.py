@@ -208,13 +208,9 @@ class FileWatch:
         self.refusal: StoreUnavailableError | None = None
         self._path = path
         self._place = str(path)
-        self._known: tuple[int, int] | None = None
-        self.next_at = 0.0
-
-    @property
-    def identity(self) -> tuple[int, int] | None:
+        self.identity: tuple[int, int] | None = None
         """The file's device and number when it was last looked at; None when it was not there."""
-        return self._known
+        self.next_at = 0.0
 
     def look(self) -> int:
         """The generation of the file there now; a connection of an older one must not be used."""
@@ -223,8 +219,8 @@ class FileWatch:
         self.next_at = time.monotonic() + self._interval
         found = _identify(self._path)
         # Device and inode, because a restored backup has the same name and another inode.
-        if found != self._known:
-            self._known = found
+        if found != self.identity:
+            self.identity = found
             self.generation += 1
         return self.generation
 

@@ -181,7 +181,7 @@ class SqliteAppender:
         """Append for several callers in one commit; the outcomes, and how many facts are new."""
 
         def work(session: SqliteSession) -> tuple[list[list[Outcome]], int]:
-            entry = self.begin(session)
+            entry = SqliteAppend(session, self._database.clock(), self.ledger)
             append_to = entry.planner.append
             outcomes = [append_to(each.log, each.facts, each.capacity) for each in asked]
             added = entry.finish()

@@ -126,8 +126,11 @@ class SqliteDatabase:
     def within(self, connection: sqlite3.Connection, work: Callable[[SqliteSession], T]) -> T:
         """Run something in a transaction that has begun."""
         self._refuse_other()
-        with closing(connection.cursor(SqliteSession)) as session:
+        session = connection.cursor(SqliteSession)
+        try:  # each append comes by: closing() would take several times as long
             return work(session)
+        finally:
+            session.close()
 
     def _refuse_other(self) -> None:
         """What is in memory, the epoch and the ids, is of the file that was opened.
