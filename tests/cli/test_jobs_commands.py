@@ -178,7 +178,9 @@ def test_a_worker_has_a_name_of_one_line(ergon: JobCommands, name: str) -> None:
     assert answer.json["error"]["details"]["field"] == "worker name"
 
 
-def test_enqueue_can_wait_for_the_result(ergon: JobCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enqueue_can_wait_for_the_result(
+    ergon: JobCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The id first, then the result as JSON; in one document for programs."""
     from ergon_framework.jobs import client as module
 
@@ -239,7 +241,9 @@ def test_a_wrong_line_is_named(
     assert (answer.out, ergon("jobs", "list", "--json").json) == ("", [])
 
 
-def test_commits_before_a_wrong_line_stay(ergon: JobCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_before_a_wrong_line_stay(
+    ergon: JobCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their ids are printed, so that nobody enqueues them twice."""
     lines = "[1]\n" * LINES_PER_COMMIT + "[2]\n{\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
@@ -723,7 +727,9 @@ def test_looking_makes_no_store(ergon: JobCommands, command: str) -> None:
     assert not Path("nowhere.db").exists()
 
 
-def test_without_a_store_the_error_says_what_to_add(ergon: JobCommands, workplace: Workplace) -> None:
+def test_without_a_store_the_error_says_what_to_add(
+    ergon: JobCommands, workplace: Workplace
+) -> None:
     """Exit code 2."""
     workplace.settings("[jobs]\nmax_attempts = 2\n")
     for command in (["jobs", "list"], ["enqueue", "h"], ["dlq", "list"], ["workers"]):
