@@ -20,11 +20,13 @@ import msgspec
 
 from ergon_framework.errors import HookError, JobError, describe
 from ergon_framework.executor.context import HasContext, JobContext
+from ergon_framework.executor.round_trip import came_back, needs_check
 
 if TYPE_CHECKING:
     from ergon_framework.ports.lifespan import DependencyScope
 
 MAX_NAME = 60
+MAX_PLACES = 5
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _ANYTHING = (Parameter.empty, Any, object)
 _AS_THEY_ARE = (str, bool, int, list, dict)
@@ -126,6 +128,28 @@ class Binding:
             if name in given:
                 rest[name] = given[name]
         return [*positional, *more], rest
+
+    def refuse_changed(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        sent: tuple[Sequence[Any], Mapping[str, Any]],
+    ) -> None:
+        """Refuse arguments that would arrive as other values than those that were given."""
+        for name, given, told in [
+            *zip(self._by_position, args, sent[0], strict=False),
+            *((name, value, sent[1][name]) for name, value in kwargs.items()),
+        ]:
+            if name not in self._converters or not needs_check(given):
+                continue
+            arrived = self._converters[name](told)
+            if not came_back(given, arrived):
+                kind = type(given).__name__
+                raise InvalidArgumentsError(
+                    f"the argument {name!r} is a {kind} and would not come back as it went in: it"
+                    f" would arrive as another {type(arrived).__name__}",
+                    remedy=f"pass what the handler takes: {self.signature}",
+                )
 
     def _converted(self, given: dict[str, Any]) -> dict[str, Any]:
         converters = self._converters
@@ -348,11 +372,18 @@ def _made(kind: Any, value: Any) -> Any:
         try:
             return validate(value)
         except ValueError as error:
-            count = getattr(error, "error_count", lambda: 1)()
-            raise ValueError(f"Not a valid `{kind.__name__}`: {count} errors") from None
+            raise ValueError(f"Not a valid `{kind.__name__}`: {_places(error)}") from None
     if isinstance(value, kind):
         return value
     raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+
+
+def _places(error: ValueError) -> str:
+    """The fields that a model refuses, and why, without their values."""
+    found: list[Any] = getattr(error, "errors", list)()
+    told = [f"{'.'.join(map(str, each['loc']))} ({each['type']})" for each in found[:MAX_PLACES]]
+    more = len(found) - len(told)
+    return ", ".join([*told, *([f"{more} more"] if more else [])]) or "refused"
 
 
 def _told(error: Exception, name: str) -> str:

@@ -348,6 +348,8 @@ class Registry:
             ) from error
         try:
             found.binding.bind(sent[0], sent[1])
+            if isinstance(found.binding, Binding):
+                found.binding.refuse_changed(args, kwargs or {}, (sent[0], sent[1]))
         except InvalidArgumentsError as error:
             error.remedy = error.remedy or f"call it as {found.binding.signature}"
             raise
@@ -424,7 +426,8 @@ def _dumped(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if dump is None:
         raise TypeError(f"{type(value).__name__} has no form in JSON")
-    return dump(mode="json")
+    # As the model reads it: under its aliases, without fields that it computes.
+    return dump(mode="json", by_alias=True, round_trip=True)
 
 
 def _own_name(function: Any) -> str:

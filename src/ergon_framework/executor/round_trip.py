@@ -1,0 +1,80 @@
+"""Whether an argument arrives at its handler as it was given, after a journey through JSON.
+
+A client turns arguments into JSON, and the types of the handler's parameters turn them back. An
+object of another class with the same fields, a number that JSON does not have, or an instant whose
+offset has seconds would arrive as something else, and nobody would notice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+_PLAIN = frozenset({str, int, float, bool, type(None), bytes})
+
+
+def needs_check(value: Any) -> bool:
+    """Whether a value may change on its way: most arguments are plain, and cost nothing here."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return False
+    if kind is dict:
+        return any(type(each) not in _PLAIN for each in value.values())
+    if kind is list or kind is tuple:
+        return any(type(each) not in _PLAIN for each in value)
+    return True
+
+
+def came_back(given: Any, arrived: Any) -> bool:
+    """Whether both are the same value. What a type leaves open may arrive in its JSON form."""
+    if given is arrived:
+        return True
+    if isinstance(given, datetime) and isinstance(arrived, datetime):
+        return _is_same_instant(given, arrived)
+    names = _field_names(given)
+    if names is not None:
+        return type(given) is type(arrived) and all(
+            came_back(getattr(given, name), getattr(arrived, name, None)) for name in names
+        )
+    if isinstance(given, Mapping) and isinstance(arrived, Mapping):
+        return len(given) == len(arrived) and all(
+            key in arrived and came_back(value, arrived[key]) for key, value in given.items()
+        )
+    if isinstance(given, list | tuple) and isinstance(arrived, list | tuple):
+        pairs = zip(given, arrived, strict=False)
+        return len(given) == len(arrived) and all(came_back(*each) for each in pairs)
+    return bool(given == arrived) or _is_json_form(given, arrived)
+
+
+def _is_same_instant(given: datetime, arrived: datetime) -> bool:
+    # Not by ==: where clocks are set back, two equal instants in different zones are unequal.
+    if given.tzinfo is not None and arrived.tzinfo is not None:
+        return given.timestamp() == arrived.timestamp()
+    return given == arrived
+
+
+def _field_names(value: Any) -> Iterable[str] | None:
+    """The fields by which an object is told from others of its class; None if it has none."""
+    kind = type(value)
+    if dataclasses.is_dataclass(kind):
+        return [each.name for each in dataclasses.fields(kind) if each.compare]
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    attributes = getattr(kind, "__attrs_attrs__", None)
+    if attributes is not None:
+        return [each.name for each in attributes if each.eq]
+    fields = getattr(kind, "model_fields", None)
+    if isinstance(fields, Mapping):
+        return [name for name, each in fields.items() if not getattr(each, "exclude", None)]
+    return None
+
+
+def _is_json_form(given: Any, arrived: Any) -> bool:
+    try:
+        return bool(msgspec.to_builtins(given) == arrived)
+    except (TypeError, ValueError):
+        return False
