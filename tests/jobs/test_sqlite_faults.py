@@ -324,12 +324,14 @@ def test_one_unreadable_row_does_not_hide_the_others(
     with closing(sqlite3.connect(path)) as other, other:
         other.executemany("INSERT INTO ergon_workers VALUES (?, ?, ?)", rows)
         other.executemany(
-            "INSERT INTO ergon_schedules VALUES (?, '@daily', 'UTC', 'skip', ?, ?, NULL, 0, '')",
+            "INSERT INTO ergon_schedules (name, cron, zone, misfire, job, next_at)"
+            " VALUES (?, '@daily', 'UTC', 'skip', ?, ?)",
             schedules,
         )
     for _ in range(2):
         assert [each.id for each in store.workers()] == ["me"]
         assert [each.name for each in store.schedules()] == ["good", "hand"]
+        assert {each.name for each in store.next_schedules(1)} <= {"good", "hand"}
     assert store.schedules()[0] == good
     assert store.schedules()[1].job == b"{}"
     assert len(caplog.records) == 5
