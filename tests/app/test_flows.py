@@ -22,6 +22,7 @@ from ergon_framework.errors import (
     JobNotFoundError,
     JobStateError,
     ResultTimeoutError,
+    StoreReadOnlyError,
 )
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import flows_of
@@ -307,14 +308,24 @@ def test_a_large_flow_is_stopped_and_explained_whole(
     assert shop.app.client.store.count(Search(flow=flow)) == 0
 
 
-@on_every_store
-def test_a_store_with_flows_is_not_moved(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without its joins a step would start before its turn: nothing is copied."""
-    shop.app.chain(shop.add.step(1), shop.add.step()).enqueue()
-    target = shop.path.with_name("copy.jsonl")
-    refused = ergon(shop, capsys, "db", "export", shop.url, str(target))
-    assert "has flows, which cannot be moved" in refused
-    assert not target.exists()
+@pytest.mark.req("SCALE:move")
+@pytest.mark.parametrize("shop", ["", "redis", "postgres"], indirect=True)
+def test_a_store_with_flows_is_exported_imported_and_moved(shop: Shop, tmp_path: Path) -> None:
+    """Its joins come along: each step starts in its turn over there, nothing is decided here."""
+    app, add = shop.app, shop.add
+    flow = app.chain(add.step(1), app.wait_for_signal("more"), add.step()).enqueue()
+    flow.signal("more", 5)
+    file = str(tmp_path / "flows.jsonl")
+    copy, last = (f"sqlite:///{tmp_path}/{name}.db" for name in ("copy", "last"))
+    words = (["export", shop.url, file], ["import", file, copy], ["move", shop.url, last, "--shut"])
+    assert [invoke(each) for each in words] == [0, 0, 0]
+    for url in (copy, last):
+        there = Shop(tmp_path, url)
+        there.app.drain()
+        assert there.app.client.flow(flow).result(timeout=10) == 6
+        there.app.close()
+    with pytest.raises(StoreReadOnlyError, match=r"last\.db"):
+        flow.cancel()
 
 
 @on_every_store

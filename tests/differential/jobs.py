@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import msgspec
 
+from ergon_framework.app.move.transfer import all_records
 from ergon_framework.core.flow import InvalidFlowChange
 from ergon_framework.core.job import (
     CancelRequested,
@@ -33,6 +35,7 @@ from ergon_framework.ports.jobstore import (
     Search,
     WorkerRecord,
 )
+from ergon_framework.ports.transfer import JOB_KINDS, RecordStore, records_of
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
@@ -111,7 +114,8 @@ class JobTwins(Twins):
         often = (self.settle, self.rescue, self.renew)
         rare = (self.operate, self.change, self.sweep, self.purge, self.find, self.cron, self.tell)
         flows = () if self.flow_acts is None else tuple(self.flow_acts.acts())
-        return usual * 6 + often * 3 + rare + flows + (self.reopen,) * (self.seed % 2)
+        again = (self.reopen, self.move) * (self.seed % 2)
+        return usual * 6 + often * 3 + rare + flows + again
 
     def look(self) -> None:
         """Every job, queue, schedule and worker."""
@@ -316,11 +320,27 @@ class JobTwins(Twins):
         self.subjects[1].store = self._open(self.clock)
         self._wakes_at_once = not self._forgets_keys
 
+    def move(self) -> None:
+        """Everything is copied into a memory store and back; a worker that held a job is gone."""
+        for subject in self.subjects:
+            records = records_of(subject.store)
+            with closing(MemoryJobStore(self.clock)) as between:
+                _copy(records, records_of(between))
+                for kind in reversed(JOB_KINDS):
+                    records.discard(list(all_records(records, kind)))
+                _copy(records_of(between), records)
+        self.held.clear()
+
     def some_id(self) -> str:
         """The id of a job that may be there; now and then of a step."""
         if self.flow_acts is not None and self.flow_acts.steps and self.dice.random() < 0.3:
             return self.dice.choice(self.flow_acts.steps[-40:])
         return f"j{self.dice.randint(0, self.made)}"
+
+
+def _copy(store: RecordStore, other: RecordStore) -> None:
+    for kind in JOB_KINDS:
+        other.load(list(all_records(store, kind)))
 
 
 def _answer(call: Callable[[JobStoreSubject], Any], subject: JobStoreSubject) -> Any:
@@ -339,7 +359,6 @@ def _seen(job: Job | ClaimedJob) -> Mapping[str, Any]:
     step = fields.get("step")
     if step is not None:
         fields["step"] = msgspec.structs.replace(step, wait=step.wait or None)
-    if isinstance(job, Job) and not job.status.is_final:
-        fields["result"] = None  # where a store keeps a signal that came early is its own affair
+
     history = [json.loads(entry) for entry in fields.pop("history", ())]
     return fields | {"history": history}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from ergon_framework.core.claim import ClaimRequest
@@ -26,9 +26,11 @@ from ergon_framework.jobs.stores.flow_settlement import (
 )
 from ergon_framework.jobs.stores.memory.flows import MemoryFlowTables
 from ergon_framework.jobs.stores.memory.ledger import Ledger
+from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.flow import Flow, SignalOutcome
 from ergon_framework.ports.jobstore import ClaimResult, Job, NewJob, Search, Settlement
+from ergon_framework.ports.transfer import Fence, FlowRecord, JobRecord, TransferRecord
 from tests.jobs.planted_stores import Honest, change
 
 
@@ -412,3 +414,78 @@ class PurgesStepsAlone(Flows):
         ) -> None:
             self.row(flow_id).keep = 0.0
             super().accept(flow_id, change, feeds, keep)
+
+
+# ---- moving -------------------------------------------------------------------------------------
+
+
+class Moved(Flows):
+    """A store whose records are those of a class."""
+
+    Records: type[MemoryJobRecords] = MemoryJobRecords
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.records = self.Records(self.step, self)
+
+
+class LoadsNoJoins(Moved):
+    """Takes flows in, and forgets where their steps wait."""
+
+    class Records(MemoryJobRecords):
+        def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
+            found = [change(e, joins=()) if isinstance(e, FlowRecord) else e for e in records]
+            super().load(found, fence)
+
+
+class LoadsNoWork(Moved):
+    """Takes flows in as if no sweep were under way."""
+
+    class Records(MemoryJobRecords):
+        def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
+            found = [change(e, work={}) if isinstance(e, FlowRecord) else e for e in records]
+            super().load(found, fence)
+
+
+class StartsStepsThatWaited(Moved):
+    """Takes jobs in without where they wait, as a store without flows does."""
+
+    class Records(MemoryJobRecords):
+        def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
+            found = [_started(e) if isinstance(e, JobRecord) else e for e in records]
+            super().load(found, fence)
+
+
+def _started(copy: JobRecord) -> JobRecord:
+    step = copy.job.step
+    place = None if step is None else change(step, join_id=None)
+    return JobRecord(change(copy.job, step=place), copy.changed_at)
+
+
+class DoesNotParkJoins(Moved):
+    """Loses a join that opened while its flow stopped: a retry does not find it."""
+
+    class Tables(MemoryFlowTables):
+        def open_joins(self, flow_id: str) -> list[str]:
+            return []
+
+
+class LoadsAtTheEnd(Moved):
+    """Puts a flow that is loaded again behind all others."""
+
+    class Records(MemoryJobRecords):
+        def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
+            self.discard([each for each in records if isinstance(each, FlowRecord)], fence)
+            super().load(records, fence)
+
+
+class DiscardsStepsToo(Moved):
+    """Takes the steps out with their flow, though each is a record of its own."""
+
+    class Records(MemoryJobRecords):
+        def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
+            with self._step() as ledger:
+                for each in records:
+                    for record in list(ledger.flow_book.steps.get(str(each.identity), {}).values()):
+                        ledger.remove(record)
+            super().discard(records, fence)

@@ -154,6 +154,13 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (flows.FindsWhatWaits, "steps_that_wait_for_no_other_are_found"),
     (flows.PurgesWhatGoesOn, "flow_is_purged_when_asked"),
     (flows.PurgesStepsAlone, "steps_are_kept_with_their_flow"),
+    (flows.LoadsNoJoins, "flows_can_be_copied_out_and_in"),
+    (flows.LoadsNoWork, "flows_can_be_copied_out_and_in"),
+    (flows.LoadsNoWork, "loaded_flows_go_on"),
+    (flows.StartsStepsThatWaited, "loaded_flows_go_on"),
+    (flows.DoesNotParkJoins, "loaded_flow_can_be_retried"),
+    (flows.LoadsAtTheEnd, "changed_flows_stay_where_they_stand"),
+    (flows.DiscardsStepsToo, "changed_flows_stay_where_they_stand"),
 ]
 REQUIRED = {check.name for check in JOB_STORE_CHECKS if check.required}
 

@@ -50,6 +50,7 @@ from ergon_framework.ports.factstore import (
     StoredObject,
     StoreInfo,
 )
+from ergon_framework.ports.flow import Flow, Join
 from ergon_framework.ports.jobstore import Job, Schedule
 from ergon_framework.ports.record_codec import plain_record, read
 
@@ -191,6 +192,30 @@ class QueueRecord(TransferRecord, frozen=True):
     def sort_key(self) -> str:
         """Its name."""
         return self.queue
+
+
+class FlowRecord(TransferRecord, frozen=True):
+    """A flow with its joins, by id. Its steps are jobs, which say where they wait and count.
+
+    Loading: the flow of that id becomes this one, with these joins and this work, and keeps its
+    place among the flows; one that is not there comes last. Ids begin with an instant, so that
+    their order is that of adding. Discarding a flow leaves its steps alone: each has a record.
+    """
+
+    kind: ClassVar[str] = "flow"
+    title: ClassVar[str] = "flows"
+    flow: Flow
+    joins: tuple[Join, ...]
+    """In the order of adding."""
+    work: dict[str, str]
+    """What is left to be done in slices: what, by the id of the join or flow it is done to. The new
+    store begins it anew, for numbers of steps are each store's own: a sweep meets steps again that
+    it has been through, and changes those of them that have failed since."""
+
+    @property
+    def sort_key(self) -> str:
+        """The id."""
+        return self.flow.id
 
 
 _ADDED_TO_SCHEDULES: dict[str, Any] = {"jitter": 0.0, "ends_at": None}
@@ -483,8 +508,8 @@ class ZoneEpochRecord(TransferRecord, frozen=True):
         return True
 
 
-JOB_KINDS: tuple[type[TransferRecord], ...] = (QueueRecord, JobRecord, ScheduleRecord)
-"""What a job store is made of, in the order of loading."""
+JOB_KINDS: tuple[type[TransferRecord], ...] = (QueueRecord, FlowRecord, JobRecord, ScheduleRecord)
+"""What a job store is made of, in the order of loading: a flow is there before its steps."""
 
 FACT_KINDS: tuple[type[TransferRecord], ...] = (
     LogRecord,

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from ergon_framework.app.move.transfer import RunningDigest, all_records, digest_of
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.flow import FlowState, FlowStatus, OnFailure
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.factstore import (
@@ -29,6 +30,7 @@ from ergon_framework.ports.factstore import (
     StoredObject,
     StoreInfo,
 )
+from ergon_framework.ports.flow import Flow, Join
 from ergon_framework.ports.jobstore import Job, Schedule
 from ergon_framework.ports.transfer import (
     FACT_KINDS,
@@ -37,6 +39,7 @@ from ergon_framework.ports.transfer import (
     ConsumerCursorRecord,
     FactIdRecord,
     FactRecord,
+    FlowRecord,
     GapRecord,
     JobRecord,
     JournalRecord,
@@ -156,6 +159,20 @@ LETTER = {
 }
 RECORDS: dict[str, TransferRecord] = {
     "job": JobRecord(_job(), 1_700_000_040.5),
+    "flow": FlowRecord(
+        Flow(
+            id="f1",
+            name="nightly",
+            state=FlowState(OnFailure.HOLD, FlowStatus.HELD, 5, 4, 3, 2, 1),
+            created_at=1_700_000_000.25,
+            changed_at=1_700_000_001.5,
+            purge_at=1_700_000_009.5,
+            keep=60.0,
+            plan=b'{"tree":{"chain":[]}}',
+        ),
+        (Join(id="f1:1", flow_id="f1", remaining=2, members=b"[1,2]"),),
+        {"f1:1": "release", "f1": "skip"},
+    ),
     "queue": QueueRecord("mail", True, 3, 2.5, 4, 1_700_000_000.75),
     "queue without a rate": QueueRecord("mail", True, 3, None, 1),
     "schedule": ScheduleRecord(
@@ -200,6 +217,7 @@ RECORDS: dict[str, TransferRecord] = {
 }
 CANONICAL = {
     "job": ("8bbefdbb66246eb6d6329cfc22062a98c520fe82133eb070da3642b4798b860b", 671),
+    "flow": ("927140a5b2e3d044f2c9400adbc731ba3fcbc99a8d493ed11536588a8391fb5e", 294),
     "queue": ("ea2d68c59f01391c87107b95e1a6021bba23aa3513d8d03e695d7d0a8c7af4a3", 73),
     "queue without a rate": (
         "7bc993cac74dc4c76e9cd7cb6b74f9b5f89f1b1a400e1cf6dbac6c2bcaf589cb",
@@ -225,6 +243,7 @@ CANONICAL = {
 }
 TITLES = {
     "job": "jobs",
+    "flow": "flows",
     "queue": "queue settings",
     "queue without a rate": "queue settings",
     "schedule": "schedules",
@@ -283,6 +302,7 @@ def test_what_a_move_writes_down() -> None:
 
 JOB_SUMS = {
     "queue settings": (2, "fe06c72eda29743c9dd72f3707814b36892610e12982bd4a6c7388b7a9220327"),
+    "flows": (0, hashlib.sha256().hexdigest()),
     "jobs": (9, "32543cfa6287b11255754ec82c3ba0230e7f9cfb1393004172b464fb845b324d"),
     "schedules": (2, "f80137492ea97a426210a26e078d3c16888e50f853acd8d13488ee8fd8b47f54"),
 }

@@ -77,6 +77,16 @@ PLANTED = {
         "if false then",
         "failed_job_is_dealt_with_at_once",
     ),
+    "loads a step as a job that is due": (
+        "flows().take_in(job, place)",
+        "job[STAGE] = WAITS",
+        "loaded_flows_go_on",
+    ),
+    "loads no open joins of a stopped flow": (
+        "then park(id) end",
+        "then return 1 end",
+        "loaded_flow_can_be_retried",
+    ),
 }
 """By name: what stands in a script, what stands there instead, and the check that is about it."""
 

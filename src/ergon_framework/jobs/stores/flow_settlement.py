@@ -74,6 +74,20 @@ class FlowRow:
     changed_at: float = 0.0
     plan: bytes = b"{}"
 
+    @classmethod
+    def of(cls, flow: Flow) -> FlowRow:
+        """The row of a flow that comes from another store."""
+        return cls(
+            flow.id,
+            flow.state,
+            flow.keep,
+            flow.purge_at,
+            flow.name,
+            flow.created_at,
+            flow.changed_at,
+            flow.plan,
+        )
+
     def flow(self) -> Flow:
         """As callers of the store see it."""
         return Flow(
@@ -135,6 +149,11 @@ class FlowWork(NamedTuple):
     target: str
     kind: str
     after: int
+
+    @property
+    def flow_id(self) -> str:
+        """The flow in which it is done."""
+        return flow_of(self.target) if self.kind == RELEASE else self.target
 
 
 class FlowTables(Protocol):
@@ -281,7 +300,7 @@ class FlowSettlement:
         if work is None:
             return
         target = work.target
-        if self.tables.get_flow(flow_of(target) if work.kind == RELEASE else target) is None:
+        if self.tables.get_flow(work.flow_id) is None:
             self.tables.drop_work(target)
             return
         work = self.tables.find_work(target)  # as it is now that nobody else changes it

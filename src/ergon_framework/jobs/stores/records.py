@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
-from ergon_framework.errors import StoreError
 from ergon_framework.ports.jobstore import JobAdmin, Queue, ScheduleStore
 from ergon_framework.ports.transfer import C, QueueRecord, ScheduleRecord, TransferRecord
 
-FROZEN_TABLES = ("ergon_jobs", "ergon_schedules", "ergon_queues")
+FROZEN_TABLES = (
+    *("ergon_jobs", "ergon_schedules", "ergon_queues"),
+    *("ergon_flows", "ergon_flow_joins", "ergon_flow_work"),
+)
 """Tables that are frozen in a store that was moved."""
 _FIELDS = ("is_paused", "max_active", "rate", "burst")
 _NONE = {name: getattr(Queue(name=""), name) for name in _FIELDS}
-
-
-def refuse_flows(*, has_flows: bool) -> None:
-    """Refuse to copy a store with flows: without their joins, steps would start early."""
-    if has_flows:
-        raise StoreError(
-            "the store has flows, which cannot be moved or exported yet",
-            remedy="wait until they have ended and retention has removed them; ergon flows lists"
-            " them",
-        )
 
 
 class SettingsStore(JobAdmin, ScheduleStore, Protocol):

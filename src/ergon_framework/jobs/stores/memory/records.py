@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, cast
 
+from ergon_framework.jobs.stores.flow_settlement import FlowRow, FlowWork
+from ergon_framework.jobs.stores.memory.flows import FlowBook
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.rows import MAX_HISTORY, Record
 from ergon_framework.jobs.stores.records import (
@@ -15,14 +17,21 @@ from ergon_framework.jobs.stores.records import (
     discard_settings,
     dump_settings,
     load_settings,
-    refuse_flows,
 )
+from ergon_framework.ports.flow import Join
 from ergon_framework.ports.jobstore import Job, NewJob
-from ergon_framework.ports.transfer import PAGE_BYTES, C, Fence, JobRecord, TransferRecord
+from ergon_framework.ports.transfer import (
+    PAGE_BYTES,
+    C,
+    Fence,
+    FlowRecord,
+    JobRecord,
+    TransferRecord,
+)
 
 
 class MemoryJobRecords:
-    """The records of one store: its jobs, the limits of its queues, its schedules."""
+    """The records of one store: its jobs and flows, the limits of its queues, its schedules."""
 
     def __init__(
         self, step: Callable[[], AbstractContextManager[Ledger]], store: SettingsStore
@@ -34,10 +43,11 @@ class MemoryJobRecords:
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The records of a kind after a place, in order."""
-        if kind is not JobRecord:
+        if kind not in (JobRecord, FlowRecord):
             return dump_settings(self._store, self, kind, after, limit)
         with self._step() as ledger:
-            refuse_flows(has_flows=bool(ledger.flow_book.flows))
+            if kind is FlowRecord:
+                return cast("list[C]", _flows(ledger.flow_book, after or "", limit))
             return cast("list[C]", _page(ledger, after or 0, limit))
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
@@ -47,6 +57,8 @@ class MemoryJobRecords:
             for each in records:
                 if isinstance(each, JobRecord):
                     ledger.put(_record(each))
+                elif isinstance(each, FlowRecord):
+                    put_flow(ledger.flow_book, each)
             ledger.is_work = False  # workers come when the move is over
         load_settings(self._store, self, records)
 
@@ -55,6 +67,9 @@ class MemoryJobRecords:
         with self._step() as ledger:
             self._check(fence)
             for each in records:
+                if isinstance(each, FlowRecord):
+                    ledger.flow_book.flows.pop(each.flow.id, None)
+                    _strip(ledger.flow_book, each.flow.id)
                 record = ledger.by_id.get(each.identity)
                 if isinstance(each, JobRecord) and record is not None:
                     ledger.remove(record)
@@ -102,6 +117,44 @@ def _page(ledger: Ledger, after: int, limit: int) -> list[JobRecord]:
             break
         page.append(JobRecord(job, record.changed_at))
     return page
+
+
+def _flows(book: FlowBook, after: str, limit: int) -> list[FlowRecord]:
+    """Some flows by id, and fewer when they are large."""
+    ids = sorted(flow_id for flow_id in book.flows if flow_id > after)[:limit]
+    joins: dict[str, list[Join]] = {flow_id: [] for flow_id in ids}
+    for join in book.joins.values():
+        if join.flow_id in joins:
+            joins[join.flow_id].append(join)
+    work: dict[str, dict[str, str]] = {flow_id: {} for flow_id in ids}
+    for each in book.work.values():
+        if each.flow_id in work:
+            work[each.flow_id][each.target] = each.kind
+    page: list[FlowRecord] = []
+    size = 0
+    for flow_id in ids:
+        flow = book.flows[flow_id].flow()
+        size += len(flow.plan) + sum(len(join.members) for join in joins[flow_id])
+        if page and size > PAGE_BYTES:
+            break
+        page.append(FlowRecord(flow, tuple(joins[flow_id]), work[flow_id]))
+    return page
+
+
+def put_flow(book: FlowBook, copy: FlowRecord) -> None:
+    """Take a whole flow in: in the place of the same one, or behind all others."""
+    _strip(book, copy.flow.id)
+    book.flows[copy.flow.id] = FlowRow.of(copy.flow)
+    book.joins.update({join.id: join for join in copy.joins})
+    book.work.update({target: FlowWork(target, kind, 0) for target, kind in copy.work.items()})
+
+
+def _strip(book: FlowBook, flow_id: str) -> None:
+    """Take the joins and the work of a flow out; its steps stay."""
+    for join in [each.id for each in book.joins.values() if each.flow_id == flow_id]:
+        del book.joins[join]
+    for target in [each.target for each in book.work.values() if each.flow_id == flow_id]:
+        del book.work[target]
 
 
 def _record(copy: JobRecord) -> Record:

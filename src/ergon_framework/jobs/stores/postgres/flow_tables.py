@@ -21,7 +21,6 @@ from ergon_framework.core.flow import (
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import feeds_from, text_of
 from ergon_framework.jobs.stores.flow_settlement import (
-    RELEASE,
     EarlySignal,
     EndedStep,
     FlowRow,
@@ -51,7 +50,7 @@ from ergon_framework.jobs.stores.transitions import (
     cancel_step,
     may_be_cancelled,
 )
-from ergon_framework.ports.flow import Join, flow_of
+from ergon_framework.ports.flow import Join
 from ergon_framework.ports.jobstore import NewJob, Settlement, Topic
 from ergon_framework.storage.postgres.pipeline import Bytes, Texts
 
@@ -311,19 +310,7 @@ class PostgresFlowTables:
 
     def put_flow(self, row: FlowRow, *, is_new: bool = False) -> None:
         """Write a flow."""
-        values = msgspec.structs.asdict(row.state) | {
-            "id": row.id,
-            "on_failure": row.state.on_failure.value,
-            "status": row.state.status.value,
-            "keep": row.keep,
-            "purge_at": row.purge_at,
-            "changed_at": row.changed_at,
-        }
-        if is_new:
-            rest = {"name": row.name, "created_at": row.created_at, "plan": row.plan}
-            self._tx.execute(_SQL["insert_flow"], values | rest)
-        else:
-            self._tx.execute(_SQL["update_flow"], values)
+        self._tx.execute(_SQL["insert_flow" if is_new else "update_flow"], flow_values(row))
 
     def put_joins(self, joins: Sequence[Join]) -> None:
         """Add joins."""
@@ -435,10 +422,7 @@ class PostgresFlowTables:
     def put_work(self, work: FlowWork) -> None:
         """Note how far something has come; at the end of the line."""
         self.drop_work(work.target)
-        target, kind, after = work
-        flow_id = flow_of(target) if kind == RELEASE else target
-        values = {"target": target, "flow_id": flow_id, "kind": kind, "after": after}
-        self._tx.execute(_SQL["put_work"], values)
+        self._tx.execute(_SQL["put_work"], work._asdict() | {"flow_id": work.flow_id})
 
     def drop_work(self, target: str) -> None:
         """Nothing is left to be done there."""
@@ -460,6 +444,21 @@ def flow_row(row: Row) -> FlowRow:
     state = FlowState(OnFailure(on_failure), FlowStatus(status), *counts)
     keep, purge_at, name, created_at, changed_at, plan = row[8:]
     return FlowRow(flow_id, state, keep, purge_at, name, created_at, changed_at, bytes(plan))
+
+
+def flow_values(row: FlowRow) -> dict[str, Any]:
+    """All columns of a flow, by name."""
+    return msgspec.structs.asdict(row.state) | {
+        "id": row.id,
+        "on_failure": row.state.on_failure.value,
+        "status": row.state.status.value,
+        "keep": row.keep,
+        "purge_at": row.purge_at,
+        "changed_at": row.changed_at,
+        "name": row.name,
+        "created_at": row.created_at,
+        "plan": row.plan,
+    }
 
 
 def _step_values(jobs: Sequence[NewJob]) -> dict[str, Any]:

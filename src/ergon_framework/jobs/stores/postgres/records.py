@@ -7,6 +7,13 @@ from typing import Any, cast
 
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.documents import options_text, text_of
+from ergon_framework.jobs.stores.flow_settlement import FlowRow, FlowWork
+from ergon_framework.jobs.stores.postgres.flow_tables import (
+    PostgresFlowTables,
+    StepSettlement,
+    flow_row,
+    flow_values,
+)
 from ergon_framework.jobs.stores.postgres.rows import page_of
 from ergon_framework.jobs.stores.postgres.statements import (
     flags,
@@ -22,17 +29,23 @@ from ergon_framework.jobs.stores.records import (
     discard_settings,
     dump_settings,
     load_settings,
-    refuse_flows,
 )
 from ergon_framework.jobs.stores.unreadable import cannot_move
+from ergon_framework.ports.flow import Join
 from ergon_framework.ports.jobstore import Job
-from ergon_framework.ports.transfer import PAGE_BYTES, C, Fence, JobRecord, TransferRecord
+from ergon_framework.ports.transfer import (
+    PAGE_BYTES,
+    C,
+    Fence,
+    FlowRecord,
+    JobRecord,
+    TransferRecord,
+)
 from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.pipeline import Bytes
 
 _SQL = statements("records.sql")
 _JOBS = statements("jobs.sql")
-_FLOWS = statements("flows.sql")
 _JOINING = statements("external_transaction.sql")
 _NUMBERS = (
     *("fence", "deliveries", "attempts", "excused", "lease_expires_at", "claimed_at", "purge_at"),
@@ -48,7 +61,7 @@ _AS_THEY_ARE: dict[str, Callable[[Any], object]] = {
 
 
 class PostgresJobRecords:
-    """The records of one store: its jobs, the limits of its queues, its schedules."""
+    """The records of one store: its jobs and flows, the limits of its queues, its schedules."""
 
     def __init__(self, transactions: PostgresTransactions, store: SettingsStore) -> None:
         self._transactions = transactions
@@ -56,32 +69,38 @@ class PostgresJobRecords:
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The records of a kind after a place, in order."""
+        if kind is FlowRecord:
+            flows = self._transactions.read(lambda tx: _flows(tx, after or "", limit))
+            return cast("list[C]", flows)
         if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
-        asked = _FLOWS["any_flow"]
-        found = self._transactions.read(lambda tx: tx.execute(asked).fetchall())
-        refuse_flows(has_flows=bool(found))
         return cast("list[C]", self._transactions.read(lambda tx: _page(tx, after or 0, limit)))
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Put records of one kind in, in order."""
         jobs = [each for each in records if isinstance(each, JobRecord)]
+        flows = [each for each in records if isinstance(each, FlowRecord)]
         with self._transactions.guard.set(_check_of(fence)):
             if jobs:
                 try:
                     self._transactions.stepwise(lambda tx: _load(tx, jobs), "move")
                 except StoreError as error:
                     raise (_told(error) if is_conflict(error) else error) from error
+            if flows:
+                self._transactions.stepwise(lambda tx: _load_flows(tx, flows), "move")
             load_settings(self._store, self, records)
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out; those that are not there are fine."""
         ids = [each.identity for each in records if isinstance(each, JobRecord)]
+        flows = [each for each in records if isinstance(each, FlowRecord)]
         with self._transactions.guard.set(_check_of(fence)):
             if ids:
                 self._transactions.stepwise(
                     lambda tx: tx.execute(_SQL["remove"], {"ids": texts(ids)}), "move"
                 )
+            if flows:
+                self._transactions.stepwise(lambda tx: _discard_flows(tx, flows), "move")
             discard_settings(self._store, records)
 
     def buckets(self) -> Mapping[str, float]:
@@ -126,7 +145,7 @@ class PostgresJobRecords:
         return self._transactions.read(ask)
 
     def freeze(self, place: str | None, fence: Fence | None = None) -> None:
-        """Refuse changes of jobs, schedules and queues, or let them in again."""
+        """Refuse changes of jobs, flows, schedules and queues, or let them in again."""
 
         def work(tx: Tx) -> None:
             for statement in postgres_bars(FROZEN_TABLES, place):
@@ -164,6 +183,54 @@ def _page(tx: Tx, after: int, limit: int) -> list[JobRecord]:
     return [JobRecord(job, changed[job.key]) for job in page.jobs if job.key in changed]
 
 
+def _flows(tx: Tx, after: str, limit: int) -> list[FlowRecord]:
+    """Some flows by id, and fewer when they are large."""
+    ids: list[str] = []
+    size = 0
+    sizes = tx.execute(_SQL["flow_sizes"], {"after": after, "limit": limit})
+    for flow_id, weight in sizes.fetchall():
+        size += weight
+        if ids and size > PAGE_BYTES:
+            break
+        ids.append(flow_id)
+    wanted = {"ids": texts(ids)}
+    flows = [flow_row(row).flow() for row in tx.execute(_SQL["flows"], wanted).fetchall()]
+    joins: dict[str, list[Join]] = {}
+    for join, flow_id, remaining, members in tx.execute(_SQL["flow_joins"], wanted).fetchall():
+        made = Join(id=join, flow_id=flow_id, remaining=remaining, members=bytes(members))
+        joins.setdefault(flow_id, []).append(made)
+    work: dict[str, dict[str, str]] = {}
+    for flow_id, target, kind in tx.execute(_SQL["flow_work"], wanted).fetchall():
+        work.setdefault(flow_id, {})[target] = kind
+    return [
+        FlowRecord(each, tuple(joins.get(each.id, ())), work.get(each.id, {})) for each in flows
+    ]
+
+
+def _load_flows(tx: Tx, records: Sequence[FlowRecord]) -> None:
+    """Put whole flows in, where they stood or behind all others."""
+    tables = PostgresFlowTables(StepSettlement(tx))
+    _strip(tx, records)
+    for copy in records:
+        tx.execute(_SQL["put_flow"], flow_values(FlowRow.of(copy.flow)))
+        tables.put_joins(copy.joins)
+        for target, kind in copy.work.items():
+            tables.put_work(FlowWork(target, kind, 0))
+
+
+def _discard_flows(tx: Tx, records: Sequence[FlowRecord]) -> None:
+    """Take flows out; their steps are records of their own."""
+    _strip(tx, records)
+    tx.execute(_SQL["remove_flows"], {"ids": texts([each.flow.id for each in records])})
+
+
+def _strip(tx: Tx, records: Sequence[FlowRecord]) -> None:
+    """Take the joins and the work of flows out."""
+    ids = {"ids": texts([each.flow.id for each in records])}
+    tx.execute(_SQL["remove_joins"], ids)
+    tx.execute(_SQL["remove_work"], ids)
+
+
 def _load(tx: Tx, records: Sequence[JobRecord]) -> None:
     ids = {"ids": texts([copy.job.id for copy in records])}
     found = tx.execute(_SQL["standing"], ids).fetchall()
@@ -185,7 +252,13 @@ def _columns(jobs: Sequence[Job]) -> dict[str, object]:
         name: array([getattr(job, name) for job in jobs]) for name, array in _AS_THEY_ARE.items()
     }
     errors = [None if job.last_error is None else text_of(job.last_error) for job in jobs]
+    steps = [job.step for job in jobs]
     return plain | {
+        "flow_id": texts([None if step is None else step.flow_id for step in steps]),
+        "join_id": texts([None if step is None else step.join_id for step in steps]),
+        "feeds": texts([None if step is None else text_of(step.feeds) for step in steps]),
+        "wait": numbers([None if step is None else step.wait for step in steps]),
+        "signal": texts([None if step is None else step.signal for step in steps]),
         "status": texts([job.status.value for job in jobs]),
         "options": texts(map(options_text, jobs)),
         "last_error": texts(errors),

@@ -9,6 +9,7 @@ claims and retention.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NoReturn, TypeVar, cast
@@ -26,6 +27,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.flow_settlement import (
     FlowRow,
+    FlowWork,
     flow_goes_on,
     flow_is_over,
     flow_taken,
@@ -42,8 +44,9 @@ from ergon_framework.jobs.stores.redis.scripts import (
 )
 from ergon_framework.jobs.stores.redis.transactions import FLOW_VERSION, RedisTransactions
 from ergon_framework.jobs.stores.transitions import id_taken
-from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome
+from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome, flow_of
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Search
+from ergon_framework.ports.transfer import PAGE_BYTES, FlowRecord
 from ergon_framework.storage.conflicts import ConflictError
 
 logger = logging.getLogger("ergon.jobs")
@@ -66,6 +69,8 @@ _COUNT = script("rows", "count")
 _DECIDE = script("frozen", *JOBS, "decide")
 _PURGE = script("frozen", *JOBS, "purge_flow")
 _SIGNAL = script("frozen", *JOBS, "signal")
+_LOAD = script("rows", "strip_flow", "load_flows")
+_DISCARD = script("rows", "strip_flow", "discard_flows")
 
 _flow = msgspec.msgpack.Decoder(
     tuple[int, int, int, int, int, int, int, float | bool, float | bool, float, float, str, int]
@@ -84,6 +89,7 @@ class RedisFlows:
         self._transactions = transactions
         self._end_outdated = end_outdated
         self._is_marked = False
+        self._ids: list[str] = []  # of all flows, as of the first page of a dump
 
     # ---- adding ---------------------------------------------------------------------------------
 
@@ -193,8 +199,8 @@ class RedisFlows:
             found.sort(key=lambda flow: flow.created_at, reverse=True)
         return found[:limit]
 
-    def _flows(self, ids: Sequence[str]) -> Iterator[Flow]:
-        for some in _pages(ids, PAGE):
+    def _flows(self, ids: Sequence[str], page: int = PAGE) -> Iterator[Flow]:
+        for some in _pages(ids, page):
             states = self._transactions.call("HMGET", "flow:flow", *some)
             plans = self._transactions.call("HMGET", "flow:plan", *some)
             for flow_id, state, plan in zip(some, states, plans, strict=True):
@@ -298,9 +304,79 @@ class RedisFlows:
             number += found
         return number
 
-    def is_any(self) -> bool:
-        """Whether the store has flows."""
-        return bool(self._transactions.call("EXISTS", "flow:flows"))
+    # ---- moving ---------------------------------------------------------------------------------
+
+    def dump(self, after: str | None, limit: int) -> list[FlowRecord]:
+        """Some flows by id, and fewer when they are large."""
+        page = [] if after is None else self._page(after, limit)
+        if not page:  # from the beginning, or to see whether any came since
+            found = self._transactions.call("ZRANGE", "flow:flows", 0, -1)
+            self._ids = sorted(each.decode() for each in found)
+            page = self._page(after or "", limit)
+        return page
+
+    def _page(self, after: str, limit: int) -> list[FlowRecord]:
+        """Some of the flows that were there when the first page was asked for."""
+        ids = self._ids[bisect_right(self._ids, after) :]
+        work = self._work() if ids else {}
+        page: list[FlowRecord] = []
+        size = 0
+        for flow in islice(self._flows(ids, limit), limit):
+            joins = tuple(self.joins(flow.id))
+            size += len(flow.plan) + sum(len(join.members) for join in joins)
+            if page and size > PAGE_BYTES:
+                break
+            page.append(FlowRecord(flow, joins, work.get(flow.id, {})))
+        return page
+
+    def _work(self) -> dict[str, dict[str, str]]:
+        """What is left to be done in slices, by flow and target."""
+        found: dict[str, dict[str, str]] = {}
+        for target, blob in rows.pairs(self._transactions.call("HGETALL", "flow:kinds")):
+            work = FlowWork(target, msgspec.msgpack.decode(blob)[0], 0)
+            if work.kind == _ADMIT:
+                raise _half_added(flow_of(target))
+            found.setdefault(work.flow_id, {})[target] = work.kind
+        return found
+
+    def load(self, records: Sequence[FlowRecord]) -> None:
+        """Put whole flows in, where they stood or behind all others; one with many joins in parts,
+        the last of which makes it be there.
+        """
+        part: list[tuple[Any, ...]] = []
+        blobs, number = rows.Blobs(), 0
+        for copy in records:
+            pages = list(_pages(copy.joins, MAX_PART)) or [()]
+            for n, joins in enumerate(pages):
+                if part and (
+                    number + len(joins) > MAX_PART or sum(map(len, blobs)) > MAX_PART_BYTES
+                ):
+                    self._transactions.write(_LOAD, "move", part, blobs=blobs)
+                    part, blobs, number = [], rows.Blobs(), 0
+                last: tuple[Any, ...] = (False, False, False)
+                if n == len(pages) - 1:
+                    last = (_row_of(copy.flow), blobs.add(copy.flow.plan), copy.work)
+                part.append((copy.flow.id, n * MAX_PART, _wire(joins, blobs), *last))
+                number += 1 + len(joins)
+        self._transactions.write(_LOAD, "move", part, blobs=blobs)
+        self._mark()  # only when the store took them: another move may have it by now
+
+    def discard(self, records: Sequence[FlowRecord]) -> None:
+        """Take flows out; their steps are records of their own."""
+        self._transactions.write(_DISCARD, "move", [each.flow.id for each in records])
+
+
+_ADMIT = "admit"
+"""The kind of work that adds steps which were handed in."""
+
+
+def _half_added(flow_id: str) -> StoreError:
+    return StoreError(
+        f"not all steps of the flow {flow_id} have been added yet: its client is about to, or died",
+        remedy="wait for it, or start a worker on the store for a moment, which adds the rest; then"
+        " try again",
+        details={"flow_id": flow_id},
+    )
 
 
 _Part = Sequence[Join] | Sequence[NewJob]
@@ -347,6 +423,18 @@ def _new_row(flow: NewFlow) -> tuple[Any, ...]:
     policy = POLICIES.index(flow.on_failure)
     status = FLOW_STATUSES.index(FlowStatus.RUNNING)
     return (policy, status, *(0, 0, 0, 0, 0), 0, False, 0, 0, flow.name, 0)
+
+
+def _row_of(flow: Flow) -> tuple[Any, ...]:
+    """The row of a flow that comes from another store; the script gives it its number."""
+    state = flow.state
+    return (
+        *(POLICIES.index(state.on_failure), FLOW_STATUSES.index(state.status), state.unfinished),
+        *(state.completed, state.failed, state.cancelled, state.uncounted),
+        False if flow.keep is None else flow.keep,
+        False if flow.purge_at is None else flow.purge_at,
+        *(flow.created_at, flow.changed_at, flow.name, 0),
+    )
 
 
 def _read(flow_id: str, blob: bytes, plan: bytes | None) -> Flow:

@@ -12,7 +12,6 @@ from ergon_framework.jobs.stores.records import (
     discard_settings,
     dump_settings,
     load_settings,
-    refuse_flows,
 )
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.flows import RedisFlows
@@ -24,6 +23,7 @@ from ergon_framework.ports.transfer import (
     PAGE_BYTES,
     C,
     Fence,
+    FlowRecord,
     JobRecord,
     OvertakenMoveError,
     TransferRecord,
@@ -45,7 +45,7 @@ return 1
 
 
 class RedisJobRecords:
-    """The records of one store: its jobs, the limits of its queues, its schedules."""
+    """The records of one store: its jobs and flows, the limits of its queues, its schedules."""
 
     def __init__(
         self,
@@ -61,9 +61,10 @@ class RedisJobRecords:
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The records of a kind after a place, in order."""
+        if kind is FlowRecord:
+            return cast("list[C]", self._flows.dump(after, limit))
         if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
-        refuse_flows(has_flows=self._flows.is_any())
         found, odd, _ = self._transitions.look("after", after or 0, limit, (PAGE_BYTES,))
         if odd:
             raise cannot_move(odd[0])
@@ -71,19 +72,21 @@ class RedisJobRecords:
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Put records of one kind in, in order."""
+        flows = [each for each in records if isinstance(each, FlowRecord)]
         with self._transactions.fenced(fence):
             self._load_jobs([each for each in records if isinstance(each, JobRecord)])
+            if flows:
+                self._flows.load(flows)
             load_settings(self._store, self, records)
 
     def _load_jobs(self, jobs: Sequence[JobRecord]) -> None:
         if jobs:
-            refuse_flows(has_flows=any(each.job.step is not None for each in jobs))
             blobs = rows.Blobs()
             wire = [rows.wire_copy(each.job, each.changed_at, blobs) for each in jobs]
             refused = self._transactions.write(_LOAD, "move", wire, blobs=blobs)
             if refused:
                 raise StoreError(
-                    f"the job {jobs[refused - 1].name} cannot be put beside the others: another"
+                    f"the job {jobs[refused - 1].identity} cannot be put beside the others: another"
                     " holds its unique key",
                     remedy="see that nobody else writes to the store, then move again",
                 )
@@ -91,9 +94,12 @@ class RedisJobRecords:
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out; those that are not there are fine."""
         ids = [each.identity for each in records if isinstance(each, JobRecord)]
+        flows = [each for each in records if isinstance(each, FlowRecord)]
         with self._transactions.fenced(fence):
             if ids:
                 self._transactions.write(_DISCARD, "move", ids)
+            if flows:
+                self._flows.discard(flows)
             discard_settings(self._store, records)
 
     def buckets(self) -> Mapping[str, float]:
@@ -138,7 +144,7 @@ class RedisJobRecords:
         return bool(client.call("EVAL", _TAKE_LEASE, 1, *words))
 
     def freeze(self, place: str | None, fence: Fence | None = None) -> None:
-        """Refuse changes of jobs, schedules and queues, or let them in again."""
+        """Refuse changes of jobs, flows, schedules and queues, or let them in again."""
         with self._transactions.fenced(fence):
             self._put(_FREEZE, None if place is None else place.encode())
 

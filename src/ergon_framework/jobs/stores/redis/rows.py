@@ -104,8 +104,9 @@ class Row(NamedTuple):
     worker: str
 
 
-Place = tuple[str, str | bool, tuple[str, ...], float | bool, str | bool]
-"""The place of a step: its flow, where it waits and counts, how long it waits, and its signal."""
+Place = tuple[str, str | bool, tuple[str, ...], float | bool, str | bool, str | bool]
+"""The place of a step: its flow, where it waits and counts, how long it waits, its signal, and the
+value of a signal that came early."""
 
 
 class Blobs(list[bytes]):
@@ -223,26 +224,48 @@ def wire_copy(job: Job, changed_at: float, blobs: Blobs) -> tuple[Any, ...]:
     """A whole job as ``load.lua`` wants it: the fields of its row, its texts, body and tale."""
     failure = b"" if job.last_error is None else text_of(job.last_error).encode()
     history = b"\n".join(job.history)
-    has_tale = bool(history or failure or job.result is not None)
-    tale = tale_of(history, failure, job.result) if has_tale else None
+    stage, early = _stage_of(job), None
+    result = job.result
+    if stage == JOINING:
+        result, early = None, blobs.add(result)
+    has_tale = bool(history or failure or result is not None)
+    tale = tale_of(history, failure, result) if has_tale else None
     flags = (
         job.is_charged * _CHARGED
         + job.is_solo * _SOLO
         + has_tale * _TOLD
         + (job.unique_key is not None) * _UNIQUE
         + (job.limit_key is not None) * _KEYED
+        + (job.step is not None) * _STEP
     )
-    stage = RUNNING if job.status is JobStatus.ACTIVE else WAITS
     fields = (
-        *(ENDED if job.status.is_final else stage, NUMBERS[job.status], flags, job.fence),
+        *(stage, NUMBERS[job.status], flags, job.fence),
         *(job.deliveries, job.attempts, job.excused, changed_at, job.claimed_at or 0.0),
         *(job.lease_expires_at or 0.0, job.purge_at, job.run_at, job.expires_at, 0, 0, 0),
         *(job.limit, job.priority, job.created_at, 0, 0, 0, 0),
     )
     texts = (job.queue, job.executor, job.unique_key or "", job.limit_key or "", job.why)
-    body = blobs.add(encode(body_of(job)))
+    step, body, place = job.step, body_of(job), None
+    if step is not None:
+        body = msgspec.structs.replace(body, flow_id=step.flow_id)
+        wait = False if step.wait is None else step.wait
+        place = (step.flow_id, step.join_id or False, step.feeds, wait, step.signal or False, early)
+    names = (*texts, job.worker or "")
     labels = labels_of(job.tags, job.metadata) or None
-    return job.id, fields, (*texts, job.worker or ""), body, blobs.add(tale), labels
+    return job.id, fields, names, blobs.add(encode(body)), blobs.add(tale), labels, place
+
+
+def _stage_of(job: Job) -> int:
+    """Where a job stands; one that waits and is not due yet is found out by the script."""
+    if job.status.is_final:
+        return ENDED
+    if job.status is JobStatus.ACTIVE:
+        return RUNNING
+    if job.step is not None and job.step.join_id is not None:
+        return JOINING
+    if job.step is not None and job.step.signal is not None:
+        return SIGNALLING
+    return WAITS
 
 
 def wire_hold(hold: LeaseRenewal) -> tuple[Any, ...]:
@@ -306,6 +329,8 @@ def job_from(
     is_running = row.stage == RUNNING
     if row.flags & _STEP and place is None:
         raise RowError("its place in a flow cannot be read")
+    if place is not None and isinstance(early := place[-1], str):
+        result = early.encode()  # a signal that came before its step was reached
     needs = msgspec.structs.asdict(_body(body))
     del needs["flow_id"]  # its place says so
     job = Job(
@@ -345,11 +370,11 @@ def job_from(
 
 def place_in(blob: bytes | None) -> Place | None:
     """The place of a step as it is kept; None of a job that is no step."""
-    return None if blob is None else _place(msgspec.msgpack.decode(blob)[:5])
+    return None if blob is None else _place(msgspec.msgpack.decode(blob)[:6])
 
 
 def _step_of(place: Place) -> StepPlace:
-    flow_id, join_id, feeds, wait, signal = place
+    flow_id, join_id, feeds, wait, signal, _ = place
     return StepPlace(
         flow_id=flow_id,
         join_id=None if isinstance(join_id, bool) else join_id,

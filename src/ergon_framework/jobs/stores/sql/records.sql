@@ -42,8 +42,18 @@ ON CONFLICT (one) DO UPDATE SET mark = excluded.mark;
 -- unmark: forget it
 DELETE FROM ergon_job_moves;
 
--- any_flow: whether there is one
-SELECT 1 FROM ergon_flows LIMIT 1;
+-- flow_ids: flows by id
+SELECT id FROM ergon_flows WHERE id > ? ORDER BY id LIMIT ?;
+
+-- flow_work: all that is left to be done in flows
+SELECT target, kind, after FROM ergon_flow_work ORDER BY seq;
+
+-- remove_flow_work: what is left to be done in one flow
+DELETE FROM ergon_flow_work
+WHERE target = ?1 OR target IN (SELECT id FROM ergon_flow_joins WHERE flow_id = ?1);
+
+-- frame_flow: what never changes in the store that a flow was added to
+UPDATE ergon_flows SET on_failure = ?, name = ?, created_at = ?, plan = ? WHERE id = ?;
 
 -- made_at: when the tables were made, or brought up to date
 SELECT applied_at FROM ergon_schema WHERE part = 'jobs';

@@ -9,14 +9,15 @@ from typing import Any, cast
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.documents import options_text, text_of
+from ergon_framework.jobs.stores.flow_settlement import FlowRow, FlowWork
 from ergon_framework.jobs.stores.records import (
     FROZEN_TABLES,
     SettingsStore,
     discard_settings,
     dump_settings,
     load_settings,
-    refuse_flows,
 )
+from ergon_framework.jobs.stores.sqlite.flow_tables import SqliteFlowTables, flow_row
 from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
 from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Tx
@@ -29,17 +30,26 @@ from ergon_framework.jobs.stores.transitions import (
     SIGNALLING,
 )
 from ergon_framework.jobs.stores.unreadable import cannot_move
+from ergon_framework.ports.flow import Join
 from ergon_framework.ports.jobstore import Job
-from ergon_framework.ports.transfer import PAGE_BYTES, C, Fence, JobRecord, TransferRecord
+from ergon_framework.ports.transfer import (
+    PAGE_BYTES,
+    C,
+    Fence,
+    FlowRecord,
+    JobRecord,
+    TransferRecord,
+)
 from ergon_framework.storage.freeze import sqlite_bars
 from ergon_framework.storage.sql_files import load
 
 _SQL = load(SQL, "records.sql")
 _JOBS = load(SQL, "jobs.sql")
+_FLOWS = load(SQL, "flows.sql")
 
 
 class SqliteJobRecords:
-    """The records of one store: its jobs, the limits of its queues, its schedules."""
+    """The records of one store: its jobs and flows, the limits of its queues, its schedules."""
 
     def __init__(self, transactions: SqliteTransactions, store: SettingsStore) -> None:
         self._transactions = transactions
@@ -47,26 +57,34 @@ class SqliteJobRecords:
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The records of a kind after a place, in order."""
+        if kind is FlowRecord:
+            flows = self._transactions.read(lambda cursor: _flows(cursor, after or "", limit))
+            return cast("list[C]", flows)
         if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
-        refuse_flows(has_flows=self._transactions.first(_SQL["any_flow"]) is not None)
         page = self._transactions.read(lambda cursor: _page(cursor, after or 0, limit))
         return cast("list[C]", page)
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Put records of one kind in, in order."""
         jobs = [each for each in records if isinstance(each, JobRecord)]
+        flows = [each for each in records if isinstance(each, FlowRecord)]
         with self._transactions.guard.set(_check_of(fence)):
             if jobs:
                 self._transactions.write(lambda tx: _load(tx, jobs), "move")
+            if flows:
+                self._transactions.write(lambda tx: _load_flows(tx, flows), "move")
             load_settings(self._store, self, records)
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out; those that are not there are fine."""
         ids = [(each.identity,) for each in records if isinstance(each, JobRecord)]
+        flows = [each for each in records if isinstance(each, FlowRecord)]
         with self._transactions.guard.set(_check_of(fence)):
             if ids:
                 self._execute_many("remove", ids)
+            if flows:
+                self._transactions.write(lambda tx: _discard_flows(tx, flows), "move")
             discard_settings(self._store, records)
 
     def buckets(self) -> Mapping[str, float]:
@@ -101,7 +119,7 @@ class SqliteJobRecords:
         return f"{self._transactions.path.resolve()} {made_at!r}"
 
     def freeze(self, place: str | None, fence: Fence | None = None) -> None:
-        """Refuse changes of jobs, schedules and queues, or let them in again."""
+        """Refuse changes of jobs, flows, schedules and queues, or let them in again."""
 
         def work(tx: Tx) -> None:
             for statement in sqlite_bars(FROZEN_TABLES, place):
@@ -140,6 +158,53 @@ def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobRecord]:
     if page.odd:
         raise cannot_move(page.odd[0])
     return [JobRecord(job, changed[job.key]) for job in page.jobs]
+
+
+def _flows(cursor: sqlite3.Cursor, after: str, limit: int) -> list[FlowRecord]:
+    """Some flows by id, and fewer when they are large."""
+    work: dict[str, dict[str, str]] = {}
+    for row in cursor.execute(_SQL["flow_work"]).fetchall():
+        left = FlowWork(*row)
+        work.setdefault(left.flow_id, {})[left.target] = left.kind
+    page: list[FlowRecord] = []
+    size = 0
+    for (flow_id,) in cursor.execute(_SQL["flow_ids"], (after, limit)).fetchall():
+        flow = flow_row(cursor.execute(_FLOWS["flow"], (flow_id,)).fetchone()).flow()
+        joins = tuple(
+            Join(id=join, flow_id=owner, remaining=remaining, members=members)
+            for join, owner, remaining, members in cursor.execute(_FLOWS["joins"], (flow_id,))
+        )
+        size += len(flow.plan) + sum(len(join.members) for join in joins)
+        if page and size > PAGE_BYTES:
+            break
+        page.append(FlowRecord(flow, joins, work.get(flow_id, {})))
+    return page
+
+
+def _load_flows(tx: Tx, records: Sequence[FlowRecord]) -> None:
+    """Put whole flows in, where they stood or behind all others."""
+    tables = SqliteFlowTables(tx)
+    _strip(tx, records)
+    for copy in records:
+        tables.put_flow(FlowRow.of(copy.flow), is_new=tables.get_flow(copy.flow.id) is None)
+        frame = copy.flow.state.on_failure.value, copy.flow.name, copy.flow.created_at
+        tx.cursor.execute(_SQL["frame_flow"], (*frame, copy.flow.plan, copy.flow.id))
+        tables.put_joins(copy.joins)
+        for target, kind in copy.work.items():
+            tables.put_work(FlowWork(target, kind, 0))
+
+
+def _discard_flows(tx: Tx, records: Sequence[FlowRecord]) -> None:
+    """Take flows out; their steps are records of their own."""
+    _strip(tx, records)
+    tx.cursor.executemany(_FLOWS["purge_flow"], [(each.flow.id,) for each in records])
+
+
+def _strip(tx: Tx, records: Sequence[FlowRecord]) -> None:
+    """Take the joins and the work of flows out."""
+    ids = [(each.flow.id,) for each in records]
+    for statement in (_SQL["remove_flow_work"], _FLOWS["purge_joins"]):
+        tx.cursor.executemany(statement, ids)
 
 
 def _load(tx: Tx, records: Sequence[JobRecord]) -> None:

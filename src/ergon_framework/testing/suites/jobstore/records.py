@@ -12,13 +12,20 @@ from typing import TypeVar
 
 import msgspec
 
+from ergon_framework.core.flow import CancelFlow, RetryFlow
 from ergon_framework.core.job import CancelRequested, JobStatus
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_client import flows_of
+from ergon_framework.jobs.flows import Draft, FlowPlanner
+from ergon_framework.jobs.newjob import new_job
 from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.flow import step_id
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.transfer import (
     JOB_KINDS,
     PAGE_BYTES,
     Fence,
+    FlowRecord,
     Freezable,
     JobRecord,
     OvertakenMoveError,
@@ -36,6 +43,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     LEASE,
     RELEASED,
+    SUCCEEDED,
     JobStoreSubject,
     hold,
     same,
@@ -46,6 +54,8 @@ check = register(CHECKS)
 
 C = TypeVar("C", bound=TransferRecord)
 NEEDS = "moving"
+MANY = 601
+"""Steps that take more than one slice."""
 
 
 @check(NEEDS)
@@ -280,6 +290,85 @@ def settings_can_be_taken_away(s: JobStoreSubject) -> None:
     same(s.store.schedules(), [], "schedules")
 
 
+@check(NEEDS, "flows")
+def flows_can_be_copied_out_and_in(s: JobStoreSubject) -> None:
+    """With their joins, and whatever is left to be done in them: from any store into any other."""
+    fill_flows(s)
+    with closing(MemoryJobStore(s.clock)) as other, closing(MemoryJobStore(s.clock)) as last:
+        _copy(_own(s), records_of(other), 200)
+        _compare(records_of(other), _own(s), 200)
+        _empty(_own(s))
+        same(flows_of(s.store).search((), 9), [], "flows that were discarded")
+        for _ in range(2):
+            _copy(records_of(other), _own(s), 200)
+        s.reopen()
+        _copy(_own(s), records_of(last), 200)
+        _compare(records_of(last), records_of(other), 200)
+
+
+@check(NEEDS, "flows")
+def loaded_flows_go_on(s: JobStoreSubject) -> None:
+    """Each step starts in its turn and none before; a sweep that was under way is ended."""
+    with closing(MemoryJobStore(s.clock)) as other:
+        fill_flows(JobStoreSubject(other, s.clock, None, s.patience))
+        _copy(records_of(other), _own(s), 200)
+    same(s.ids(9), ["group.2", "group.3"], "claimed, beside what a worker of the old store runs")
+    for number in (1, 2, 3):
+        s.must(s.get(step_id("group", number)), SUCCEEDED, result=b"1")
+    same(s.ids(9), ["group.4"], "claimed when the last of the group has ended")
+    s.must(s.get("group.4"), SUCCEEDED)
+    flows = flows_of(s.store)
+    expect(flows.signal("signals", "asked", b"6"), "nobody waits for the signal")
+    same(s.get("signals.2").result, b"5", "the signal that came early")
+    same(s.ids(9), ["signals.3"], "claimed when both signals are there")
+    for _ in range(3):
+        s.store.prune(1_000)
+    found = {each.id: (each.status.value, each.state.unfinished) for each in flows.search((), 9)}
+    wanted = {"group": ("completed", 0), "signals": ("running", 1), "stopped": ("failed", 0)}
+    same(found, wanted | {"swept": ("cancelled", 0)}, "flows")
+
+
+@check(NEEDS, "flows")
+def loaded_flow_can_be_retried(s: JobStoreSubject) -> None:
+    """Steps come back that were cancelled, and those start whose join opened while it stopped."""
+    with closing(MemoryJobStore(s.clock)) as other:
+        old = JobStoreSubject(other, s.clock, None, s.patience)
+        client = JobClient(store=other)
+        _add_flow(old, "many", client.chain("first", client.group(["work"] * MANY)))
+        first = old.take("many.1")
+        flows_of(other).apply("many", CancelFlow())  # as far as one commit goes
+        old.must(first, SUCCEEDED)
+        _copy(records_of(other), _own(s), 200)
+    flows = flows_of(s.store)
+    flows.apply("many", RetryFlow())
+    while flows.sweep("many"):
+        pass
+    found = 0
+    while jobs := s.claim(200):
+        found += len(jobs)
+    same(found, MANY, "steps that were claimed after the retry")
+
+
+@check(NEEDS, "flows")
+def changed_flows_stay_where_they_stand(s: JobStoreSubject) -> None:
+    """A flow that is loaded in another state becomes that, and keeps its place among the others."""
+    client = JobClient(store=s.store)
+    for flow_id in "abc":
+        _add_flow(s, flow_id, client.chain("one", "two"))
+    store = _own(s)
+    [before] = store.dump(FlowRecord, None, 1)
+    for number in (1, 2):
+        s.must(s.take(step_id("a", number)), SUCCEEDED)
+    store.load([before])
+    flows = flows_of(s.store)
+    same([each.id for each in flows.search((), 9)], ["c", "b", "a"], "the newest first")
+    same(store.dump(FlowRecord, None, 1), [before], "the flow that was loaded")
+    same([each.identity for each in store.dump(FlowRecord, "a", 1)], ["b"], "the next page")
+    store.discard(store.dump(FlowRecord, "a", 9))
+    same([each.id for each in flows.search((), 9)], ["a"], "what is left")
+    same(s.status(step_id("b", 2)), JobStatus.PENDING, "a step whose flow was discarded")
+
+
 @check(NEEDS)
 def a_mark_is_kept(s: JobStoreSubject) -> None:
     """What a move wrote down is there until it is taken away, also for who opens it anew."""
@@ -296,28 +385,31 @@ def a_mark_is_kept(s: JobStoreSubject) -> None:
 def an_overtaken_move_writes_nothing(s: JobStoreSubject) -> None:
     """A run that was stopped writes on after another took over: the store itself refuses it."""
     s.put("kept")
+    if "flows" in s.capabilities:
+        _add_flow(s, "flow", JobClient(store=s.store).chain("one", "two"))
     s.store.set_queue("slow", max_active=1, rate=2.0, burst=3)
     s.store.put_schedule(schedule("nightly"))
     store = _own(s)
-    pages = {kind: store.dump(kind, None, 9) for kind in JOB_KINDS}
+    kinds = [kind for kind in JOB_KINDS if store.dump(kind, None, 1)]
+    pages = {kind: store.dump(kind, None, 9) for kind in kinds}
     store.set_move_state(b"the first run", Fence(None))
     first, second = Fence(b"the first run"), Fence(b"the second run")
-    for kind in JOB_KINDS:
+    for kind in kinds:
         store.load(pages[kind], first)
     store.set_move_state(b"the second run", first)
     store.set_move_state(b"the second run", first)  # an answer that was lost is asked for again
     s.put("done since", priority=9)
     s.take("done since")
-    before = [list(_all(store, kind)) for kind in JOB_KINDS]
+    before = [list(_all(store, kind)) for kind in kinds]
     for stale in (first, Fence(None)):
-        for kind in JOB_KINDS:
+        for kind in kinds:
             _refused(s, partial(store.load, pages[kind], stale), f"loading {kind.title}")
             _refused(s, partial(store.discard, pages[kind], stale), f"discarding {kind.title}")
         _refused(s, partial(store.set_move_state, b"the first run", stale), "the state")
         _refused(s, partial(store.set_move_state, None, stale), "no state")
         if isinstance(store, Freezable):
             _refused(s, partial(store.freeze, "elsewhere", stale), "freezing")
-    same([list(_all(store, kind)) for kind in JOB_KINDS], before, "what is there")
+    same([list(_all(store, kind)) for kind in kinds], before, "what is there")
     same(store.move_state(), b"the second run", "the move state")
     s.put("more")
     if isinstance(store, Freezable):
@@ -347,17 +439,22 @@ def _all(store: RecordStore, kind: type[C], limit: int = 3) -> Iterable[C]:
         after = page[-1].sort_key
 
 
-def _copy(store: RecordStore, other: RecordStore) -> None:
+def _copy(store: RecordStore, other: RecordStore, limit: int = 4) -> None:
     for kind in JOB_KINDS:
         after = None
-        while page := store.dump(kind, after, 4):
+        while page := store.dump(kind, after, limit):
             other.load(page)
             after = page[-1].sort_key
 
 
-def _compare(found: RecordStore, wanted: RecordStore) -> None:
+def _empty(store: RecordStore) -> None:
     for kind in JOB_KINDS:
-        here, there = list(_all(found, kind)), list(_all(wanted, kind))
+        store.discard(list(_all(store, kind, 500)))
+
+
+def _compare(found: RecordStore, wanted: RecordStore, limit: int = 3) -> None:
+    for kind in JOB_KINDS:
+        here, there = list(_all(found, kind, limit)), list(_all(wanted, kind, limit))
         names = [copy.identity for copy in here], [copy.identity for copy in there]
         same(*names, f"{kind.__name__} in order")
         for mine, other in zip(here, there, strict=True):
@@ -392,3 +489,29 @@ def fill(s: JobStoreSubject) -> None:
     s.must(s.take("back"), RELEASED)
     s.put("paused", queue="shut", unique_key="w", expires_at=START + 900.0)
     s.put("later", delay=50.0, queue="slow", handler="x#work", executor="x")
+
+
+def fill_flows(s: JobStoreSubject) -> None:
+    """Put flows of several kinds into a store, of which one is half swept."""
+    client = JobClient(store=s.store)
+    flows = flows_of(s.store)
+    _add_flow(s, "stopped", client.chain("a", "b"))
+    s.ended("stopped.1", FAILS_FOR_GOOD, keep=60.0)
+    signals = ("early", "asked")
+    waiting = [client.wait_for_signal(each, timeout=600.0) for each in signals]
+    _add_flow(s, "signals", client.chain(waiting[1], waiting[0], "c", on_failure="hold"))
+    expect(flows.signal("signals", "early", b"5"), "nobody waits for the signal")
+    _add_flow(s, "group", client.group(["a", "b", {"handler": "c"}], then="last"))
+    s.take("group.1")
+    _add_flow(s, "swept", client.chain("first", client.group(["work"] * MANY), name="many"))
+    flows.apply("swept", CancelFlow())
+    expect(any(each.work for each in _all(_own(s), FlowRecord)), "nothing is left to be swept")
+
+
+def _add_flow(s: JobStoreSubject, flow_id: str, draft: Draft) -> None:
+    flow, steps = FlowPlanner(draft, flow_id).plan(
+        lambda handler, args, kwargs, options: new_job(
+            handler, args, kwargs, now=s.clock, **options
+        )
+    )
+    flows_of(s.store).add(flow, steps)

@@ -253,8 +253,6 @@ DELETE FROM ergon_flow_work WHERE flow_id = %(flow_id)s;
 -- purge_flow: a flow without steps
 DELETE FROM ergon_flows WHERE id = %(flow_id)s;
 
--- any_flow: whether there is any
-SELECT 1 FROM ergon_flows LIMIT 1;
 
 -- now: what time it is
 SELECT {now};

@@ -3,7 +3,7 @@
 local seq, fence = tonumber(call("GET", LAST_SEQ) or 0), tonumber(call("GET", LAST_FENCE) or 0)
 
 local function put(copy)
-  local id, fields, texts, body, tale, found = unpack(copy, 1, 6)
+  local id, fields, texts, body, tale, found, place = unpack(copy, 1, 7)
   local old, number = job_of(id), nil
   if not old and is_taken[id] then return false end -- by a row that cannot be read
   if old then
@@ -26,6 +26,10 @@ local function put(copy)
   labels[id] = found or nil
   fence = max(fence, job[FENCE])
   rank(ALL, id, number)
+  if place then
+    place[EARLY] = blob(place[EARLY]) or false
+    flows().take_in(job, place)
+  end
   stand(job, true)
   return true
 end

@@ -193,7 +193,7 @@ local function open_book()
   -- What callers of the store see of its place.
   function book.shown(id)
     local place = place_of(id)
-    return place and {unpack(place, 1, SIGNAL)}
+    return place and {unpack(place, 1, EARLY)}
   end
 
   -- ---- where a step stands ----------------------------------------------------------------------
@@ -209,6 +209,12 @@ local function open_book()
     if place[SIGNAL] then
       rank(SIGNALS .. named(place[FLOW_ID]) .. place[SIGNAL], job[TAG], score)
     end
+  end
+
+  -- It comes with its place, as another store had it.
+  function book.take_in(job, place)
+    put_place(job[ID], place)
+    rank(STEPS .. place[FLOW_ID], job[TAG], job[SEQ])
   end
 
   -- It leaves the store.
