@@ -185,6 +185,15 @@ def test_too_many_jobs_for_one_commit_are_refused(store: MemoryJobStore) -> None
     assert len(client.enqueue_many("h" for _ in range(3))) == 3
 
 
+def test_a_flow_has_a_limit_of_its_own(store: MemoryJobStore) -> None:
+    """A callback is no job too many for a commit, and what is too much is refused whole."""
+    client = JobClient(store=store, settings=SETTINGS, max_batch=3, max_steps=4)
+    client.group(["h"] * 3, then="last").enqueue()
+    with pytest.raises(JobError, match="a flow has more than 4 steps"):
+        client.group(["h"] * 4, then="last").enqueue()
+    assert store.count(Search()) == 4
+
+
 def test_nothing_to_enqueue_is_no_mistake(client: JobClient) -> None:
     """An empty list gives an empty list."""
     assert client.enqueue_many([]) == []

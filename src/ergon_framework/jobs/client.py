@@ -152,6 +152,8 @@ logger = logging.getLogger("ergon.jobs")
 
 MAX_BATCH = 100_000
 """Jobs in one commit."""
+MAX_STEPS = 250_000
+"""Steps of one flow, which are stored in one commit as well."""
 
 
 class JobClient:
@@ -172,8 +174,10 @@ class JobClient:
         store: FullJobStore | None = None,
         registry: Handlers | None = None,
         max_batch: int = MAX_BATCH,
+        max_steps: int = MAX_STEPS,
     ) -> None:
         """``max_batch``: how many jobs ``enqueue_many`` stores in one commit at most.
+        ``max_steps``: how many steps a flow has at most.
 
         With the ``registry`` of the handlers, calls are checked before they are stored, and jobs
         have the options of their handlers; those of a call win.
@@ -183,6 +187,7 @@ class JobClient:
             check_options(own)
         self.settings = settings or JobsSettings()
         self._max_batch = max_batch
+        self._max_steps = max_steps
         self._url = url  # empty when only an open store was given
         self.store = _open(url) if store is None else store
         self._settler = Settler(self.settings, "client")
@@ -310,8 +315,7 @@ class JobClient:
             merged: dict[str, Any] = {**common, **self._handler_options(handler), **options}
             return new_job(handler, args, kwargs, max_payload=limit, now=now, **merged)
 
-        flow, steps = FlowPlanner(draft).plan(make)
-        self._bounded(steps)
+        flow, steps = FlowPlanner(draft, max_steps=self._max_steps).plan(make)
         self._add_flow(flow, steps, connection)
         if connection is None and has_listeners("job.enqueued"):
             for job in steps:

@@ -218,9 +218,12 @@ class _Planned:
 class FlowPlanner:
     """Turns a draft into jobs and joins, and numbers its steps in the order of writing."""
 
-    def __init__(self, draft: Draft, flow_id: str | None = None) -> None:
+    def __init__(
+        self, draft: Draft, flow_id: str | None = None, *, max_steps: int | None = None
+    ) -> None:
         self.id = flow_id or new_id()
         self._draft = draft
+        self._max_steps = max_steps
         self._steps: list[_Planned] = []
         self._feeds: list[list[str]] = []
         self._joins: list[Join] = []
@@ -292,6 +295,12 @@ class FlowPlanner:
         if used:
             members = list(dict.fromkeys([*wait.members, *used]))
             wait = wait if len(members) == len(wait.members) else _Wait(members)
+        if self._max_steps is not None and len(self._steps) >= self._max_steps:
+            raise JobError(
+                f"a flow has more than {self._max_steps:,} steps",
+                remedy="make several flows of it, or let a step enqueue a flow of its own",
+                details={"max_steps": self._max_steps},
+            )
         self._steps.append(_Planned(part, self._join(wait), args, kwargs, uses))
         self._feeds.append([])
         number = self._numbers[id(part)] = len(self._steps)
