@@ -143,7 +143,7 @@ def test_mistakes_are_told_before_anything_is_stored(shop: Shop) -> None:
         "of its own": lambda: app.chain(app.chain(add.step(1), name="inner")),
         "id cannot be given": lambda: app.client.chain({"handler": "add", "id": "x"}),
         "is not one of cancel, continue, hold": lambda: app.chain(add.step(1), on_failure="stop"),
-        "must be .*int|'first'": lambda: app.chain(add.step("x")),
+        "must be .*int|'first'": lambda: app.chain(add.step("x")),  # type: ignore[call-overload]
     }
     for words, make in mistakes.items():
         with pytest.raises(JobError, match=words):

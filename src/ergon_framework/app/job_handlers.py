@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from ergon_framework.core.option_values import shown, switch_flaw, word_flaw
 from ergon_framework.errors import ConfigurationError, JobError
@@ -52,6 +63,8 @@ _EXAMPLES = {
     "jitter": "jitter=30",
 }
 P = ParamSpec("P")
+Rest = ParamSpec("Rest")
+"""The parameters of a handler without the first, which is the result of the step before."""
 T = TypeVar("T")
 
 
@@ -124,6 +137,14 @@ class JobHandler(Generic[P, T]):
         call = self._call(args, kwargs)
         options = self._own_options()
         return {"handler": self.routed, "args": call.args, "kwargs": call.kwargs, **options}
+
+    @overload
+    def step(self, *args: P.args, **kwargs: P.kwargs) -> Step[T]: ...
+
+    @overload
+    def step(
+        self: JobHandler[Concatenate[Any, Rest], T], *args: Rest.args, **kwargs: Rest.kwargs
+    ) -> Step[T]: ...
 
     def step(self, *args: Any, **kwargs: Any) -> Step[T]:
         """A call of this handler as a step of a chain or group.
