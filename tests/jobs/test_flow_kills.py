@@ -29,9 +29,9 @@ def deadlocks_in(url: str) -> int:
         ("sqlite", 30, 3_000, 200),
         ("redis", 30, 3_000, 600),
         ("postgres", 15, 4_000, 2_000),
-        pytest.param("sqlite", 200, 20_000, 10_000, marks=pytest.mark.campaign),
-        pytest.param("redis", 200, 20_000, 10_000, marks=pytest.mark.campaign),
-        pytest.param("postgres", 200, 20_000, 10_000, marks=pytest.mark.campaign),
+        pytest.param("sqlite", 350, 40_000, 10_000, marks=pytest.mark.campaign),
+        pytest.param("redis", 350, 40_000, 10_000, marks=pytest.mark.campaign),
+        pytest.param("postgres", 350, 40_000, 10_000, marks=pytest.mark.campaign),
     ],
 )
 def test_killed_workers_lose_no_step(
