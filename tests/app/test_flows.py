@@ -28,6 +28,8 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import flows_of
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.notice import Notice
+from ergon_framework.telemetry import add_listener, remove_listener
 
 pytestmark = pytest.mark.req("JOBS:store")
 
@@ -219,6 +221,31 @@ def test_commands_show_decide_and_explain(shop: Shop, capsys: pytest.CaptureFixt
     assert "cannot be cancelled" in ergon(shop, capsys, "flows", "cancel", flow)
     shown = json.loads(ergon(shop, capsys, "jobs", "show", f"{flow}.1", "--json"))
     assert shown["flow_id"] == flow
+
+
+def test_who_listens_hears_of_flows_that_fail_or_are_held(shop: Shop) -> None:
+    """With the step that did it; a flow that goes on, or completes, is no news."""
+    heard: list[tuple[str, Any, Any]] = []
+
+    def listen(notice: Notice) -> None:
+        if notice.name.startswith("flow."):
+            heard.append((notice.name, notice["flow"], notice["job_id"]))
+
+    steps = shop.shaky.step, shop.add.step
+    add_listener(listen)
+    try:
+        made = {
+            policy: shop.app.chain(*(step() for step in steps), name=policy, on_failure=policy)
+            for policy in ("hold", "cancel", "continue")
+        }
+        flows = {policy: draft.enqueue() for policy, draft in made.items()}
+        shop.app.drain()
+    finally:
+        remove_listener(listen)
+    assert heard == [
+        ("flow.held", "hold", f"{flows['hold']}.1"),
+        ("flow.failed", "cancel", f"{flows['cancel']}.1"),
+    ]
 
 
 @on_every_store

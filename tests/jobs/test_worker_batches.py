@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
+from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry import add_listener, remove_listener
@@ -56,9 +57,16 @@ def test_ends_are_told_to_those_who_want_them() -> None:
 
 @pytest.mark.req("EXEC:Request")
 def test_what_is_sent_together_has_one_deadline() -> None:
-    """Reading the clock for each would tell each executor something else to read."""
+    """Reading the clock for each would tell each executor something else to read.
+
+    A step that fails beside them holds its flow, and the worker tells.
+    """
     store = MemoryJobStore()
     store.add([job("echo", id=f"j{n}", timeout=60.0) for n in range(5)])
-    worker(store, executor=unruly(max_in_flight=5), burst=True).run()
+    flow = JobClient(store=store).chain("no-such-thing", "echo", on_failure="hold").enqueue()
+    held: list[Notice] = []
+    with listening(lambda notice: held.append(notice) if notice.name == "flow.held" else None):
+        worker(store, executor=unruly(max_in_flight=5), burst=True).run()
+    assert [(each["flow_id"], each["job_id"]) for each in held] == [(flow, f"{flow}.1")]
     contexts = [msgspec.json.decode(get(store, f"j{n}").result or b"")["context"] for n in range(5)]
     assert len({each["deadline"] for each in contexts}) == 1

@@ -62,6 +62,7 @@ from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Handler, Registry
 from ergon_framework.jobs.claims import Claim, Settler, told_of
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import PRUNE_BATCH
 from ergon_framework.jobs.pool import request_line
@@ -312,6 +313,9 @@ class InlineWorker:
             name = NOTICE_OF[transition.status]
             if has_listeners(name):
                 emit(name, **told_of(each))
+        done = [each for each, was_applied in zip(settled, applied, strict=True) if was_applied]
+        for name, fields in flow_notices(self._store, done):
+            emit(name, **fields)
         return applied, found
 
     def _run_claims(self, claims: list[Claim], tally: _Tally) -> list[Settlement]:

@@ -41,6 +41,7 @@ from typing import Any
 
 from ergon_framework.core.job import InvalidTransition, JobStatus, LeaseExpired
 from ergon_framework.jobs.claims import Settler, told_of
+from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, Job, Settlement, WorkerRecord
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -159,6 +160,9 @@ class Rescue:
                     self._report("job.dead_lettered", told_of(settlement))
                 elif settlement.transition.status is JobStatus.CANCELLED:
                     self._report("job.cancelled", told_of(settlement))
+        ended = [each for each, is_applied in zip(settlements, applied, strict=True) if is_applied]
+        for name, fields in flow_notices(self._store, ended):
+            self._report(name, fields)
 
     def _heal_leases(self) -> None:
         """Cut leases that last longer than any worker could have claimed for."""

@@ -21,6 +21,7 @@ from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim
+from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.rescue import is_stall
@@ -577,15 +578,20 @@ class StoreThread:
     def _apply(self, settlements: Sequence[Settlement], applied: Sequence[bool]) -> None:
         self.leases.drop(settlements)
         if all(applied):
-            self._settled(settlements)
+            self._tell_settled(settlements)
             return
         pairs = list(zip(settlements, applied, strict=True))
-        self._settled([each for each, was_applied in pairs if was_applied])
+        self._tell_settled([each for each, was_applied in pairs if was_applied])
         for settlement in (each for each, was_applied in pairs if not was_applied):
             self.counters["late"] += 1
             text = "job %s: a late result was ignored; somebody else has the job, or it is gone"
             logger.warning(text, settlement.id)
             self._report("job.late", {"job_id": settlement.id})
+
+    def _tell_settled(self, settlements: Sequence[Settlement]) -> None:
+        self._settled(settlements)
+        for name, fields in flow_notices(self.store, settlements):
+            self._report(name, fields)
 
     def _take(self, request: ClaimRequest, claimed: ClaimResult) -> bool:
         now = self._now()

@@ -124,6 +124,14 @@ _JOBS: dict[str, tuple[Any, ...]] = {
     ),
     "job.rescheduled": ("Somebody let a job that waits run at another time.", ("job_id",)),
     "job.requeued": ("Somebody sent a job back, or wants it to run now.", ("job_id",)),
+    "flow.held": (
+        "A step failed or was cancelled, and its flow waits until somebody decides.",
+        ("flow_id", "flow", "job_id", "failed"),
+    ),
+    "flow.failed": (
+        "A step failed or was cancelled, and its flow stops: steps that wait are cancelled.",
+        ("flow_id", "flow", "job_id", "failed"),
+    ),
     "lease.lost": ("A running job now belongs to somebody else.", ("job_id",)),
     "schedule.fired": (
         "A schedule enqueued its jobs; so many seconds late.",

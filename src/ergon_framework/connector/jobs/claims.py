@@ -25,6 +25,7 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError, describe
 from ergon_framework.jobs.claims import Claim, Settler, told_of
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.maintenance import ClockWatch, Maintenance
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_urls import open_store
@@ -418,6 +419,8 @@ class QueueConsumer:
                 details={"job_id": settlement.id},
             )
         self._tell_of(settlement)
+        for name, fields in flow_notices(store, [settlement]):
+            self._tell(name, fields)
 
     def _tell_of(self, settlement: Settlement) -> None:
         self._tell(NOTICE_OF[settlement.transition.status], told_of(settlement))
