@@ -26,7 +26,13 @@ from ergon_framework.boundary.data_folder import FILE, LOCK
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.store_urls import destination_of, is_folder, is_server, setting_of
+from ergon_framework.boundary.store_urls import (
+    destination_of,
+    is_folder,
+    is_server,
+    open_fact_store,
+    setting_of,
+)
 from ergon_framework.core.text import toml_table, toml_text
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreError
 from ergon_framework.ports.settings_model import FrozenDict, SettingsModel
@@ -189,20 +195,21 @@ def script_zone(
         setup = _whole(found, name, _unsaid(found, name, home, url))
     settings = setup.settings
     if not setup.is_store_said:
-        if url is not None:
-            _refuse_half_moved(url)
         if url is not None and is_server(url):
             settings = settings.model_copy(update={"store": SecretStr(url)})
         settings = implicit_store(name, settings, has_folder=False)
+        if url is not None:
+            _refuse_half_moved(name, settings, url)
     for peer in settings.peers:
         check_peer(name, settings, peer)
     return ZoneSetup(name, settings)
 
 
-def _refuse_half_moved(url: str) -> None:
+def _refuse_half_moved(name: str, settings: ZoneSettings, url: str) -> None:
     """Use no zone beside a store that is to get all parts of a program in one move.
 
-    A move marks the jobs first, and it may die before it has marked the zones.
+    A move marks the jobs first, and it may die before it has marked the zones. A zone that has a
+    mark of its own knows by itself whether it is complete.
     """
     from ergon_framework.jobs.store_urls import open_store
 
@@ -214,8 +221,19 @@ def _refuse_half_moved(url: str) -> None:
         closing(open_store(url, read_only=True)) as store,
     ):
         state = move_state_of(store)
-    if state.is_incomplete and state.program is not None:
-        raise incomplete(state)
+    if not state.is_incomplete or state.program is None:
+        return
+    store_of_facts = settings.store
+    place = f"{SQLITE}{Path(settings.data).absolute() / FILE}"
+    if store_of_facts is not None:
+        place = store_of_facts.get_secret_value()
+    with (
+        suppress(StoreError, ConfigurationError),
+        closing(open_fact_store(place, zone=name, read_only=True)) as facts,
+    ):
+        if move_state_of(facts).source:
+            return
+    raise incomplete(state)
 
 
 def _unsaid(found: Settings, name: str, home: Path | None, url: str | None) -> ZoneSettings:
