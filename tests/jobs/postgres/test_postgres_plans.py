@@ -34,6 +34,7 @@ SORTS = {
     "claim": "as many as there are slots",
     "lock_keys": "the keys of one call",
     "put": "the copies of one call",
+    "flow_joins": "the joins of the flows of one page",
     "lock_gates": "the queues of one call",
     "lock_holders": "the keys of one call",
     "lock_flows_of": "the flows of one call, so that two calls lock them in one order",
@@ -100,7 +101,7 @@ def test_every_statement_uses_an_index(connection: Connection) -> None:
     """None reads a table from end to end, and none sorts more than it was given."""
     for file in FILES:
         for name, statement in statements(file).items():
-            if PIECES.match(name):
+            if PIECES.match(name) or statement.startswith(b"LOCK TABLE"):  # which has no plan
                 continue
             kinds = {node["Node Type"] for node in looked_at(connection, statement)}
             assert "Seq Scan" not in kinds or COUNTS.match(name), f"{file}: {name}"
