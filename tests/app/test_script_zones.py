@@ -63,6 +63,7 @@ def test_a_zone_needs_no_settings(tmp_path: Path) -> None:
     assert zones_found(home) == {"plant": home / "plant"}
     with open_zone(found, "plant", home=tmp_path) as again:
         assert released(again) == 1
+    assert not (tmp_path / "ergon.db").exists()  # nothing was said about jobs
 
 
 def test_zones_live_beside_the_store_that_a_script_names(tmp_path: Path) -> None:

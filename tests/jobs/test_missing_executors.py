@@ -20,6 +20,7 @@ from tests.jobs.real_worker import burst, get, job, quick
 HOUR = 3600.0
 NEW_COLUMNS = ("flow_id", "join_id", "feeds", "wait", "signal")
 """Those that later versions have added."""
+NEW_OF_SCHEDULES = ("jitter", "ends_at")
 
 
 class Bench:
@@ -166,6 +167,9 @@ def test_an_existing_file_learns_to_note_executors(tmp_path: Path) -> None:
                 *(f"DROP TABLE ergon_{each}" for each in ("flows", "flow_joins", "flow_work")),
                 *(f"DROP INDEX ergon_jobs_{each}" for each in ("flow", "join", "signal")),
                 *(f"ALTER TABLE ergon_jobs DROP COLUMN {each}" for each in NEW_COLUMNS),
+                "DROP TABLE ergon_job_tags",
+                "DROP INDEX ergon_schedules_next",
+                *(f"ALTER TABLE ergon_schedules DROP COLUMN {each}" for each in NEW_OF_SCHEDULES),
                 "UPDATE ergon_schema SET version = 2 WHERE part = 'jobs'",
             )
         ],

@@ -213,8 +213,9 @@ def _refuse_half_moved(name: str, settings: ZoneSettings, url: str) -> None:
     """
     from ergon_framework.jobs.store_urls import open_store
 
-    if url.lower().startswith("memory:"):
-        return
+    file = file_of(url)
+    if url.lower().startswith("memory:") or (file is not None and not file.exists()):
+        return  # there are no jobs, and opening their store would make its file
     state = MoveState()
     with (
         suppress(StoreError, ConfigurationError),  # whoever opens it says what is wrong

@@ -121,7 +121,7 @@ def requeue(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Send a dead-lettered job back with fresh counters, or all that match."""
+    """Send a dead-lettered job back, counted anew, or all that match."""
     filters = _filters(None, queue, handler, tag, metadata, error, since, until)
     chosen = _Selection(filters, everything, limit, dry_run, yes)
     if job is None:
