@@ -46,8 +46,8 @@ publish.step(one.result, unit=one.result)
 
 # ---- mistakes ------------------------------------------------------------------------------------
 
-fetch.step(5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+fetch.step(5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 fetch.step("Oslo", "Rome")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 fetch.step(town="Oslo")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-publish.step(unit=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+publish.step(unit=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 tidy.step("Oslo")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
