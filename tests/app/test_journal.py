@@ -151,11 +151,11 @@ def test_worker_executor_and_operator_tell_into_one_journal(tmp_path: Path) -> N
     """What three processes told is in one file, and no argument of a job is."""
     (tmp_path / "ergon.toml").write_text(SETTINGS, encoding="utf-8")
     (tmp_path / "handlers.py").write_text(HANDLERS, encoding="utf-8")
-    ergon(tmp_path, "enqueue", "fail", "--args", '["4111"]', "--id", "j1")
+    ergon(tmp_path, "enqueue", "fail", "--args", '["4111-1111"]', "--id", "j1")
     ergon(tmp_path, "worker", "--burst", "--name", "w1")
     ergon(tmp_path, "queues", "pause", "default")
     told = told_in(tmp_path)
-    assert "4111" not in json.dumps(told)
+    assert "4111-1111" not in json.dumps(told)
     sources = {each["name"]: each["source"].partition(" ")[0] for each in told}
     assert sources["worker.started"] == sources["job.dead_lettered"] == "worker"
     assert sources["key.lost"] == "executor"

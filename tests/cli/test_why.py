@@ -233,7 +233,7 @@ class Orders(ConsumerTask):
 def test_a_transaction(why: Why) -> None:
     """How it ended, how often it was tried, and each step of it; what succeeded is not there."""
     policy = {"steps": {"process": {"retry": {"max_attempts": 2, "backoff": 0.0}}}}
-    queue = MemoryConnector([Transaction(f"t{n}", {"card": "4111"}) for n in (1, 2, 3)])
+    queue = MemoryConnector([Transaction(f"t{n}", {"card": "4111-1111"}) for n in (1, 2, 3)])
     with journalling(load_settings(), "task orders"):
         Orders(connectors={"orders": queue}).consume_transactions(policy)
     shape = why("t3", "--json").json
@@ -248,7 +248,7 @@ def test_a_transaction(why: Why) -> None:
     refused = why("t2").out
     assert refused.startswith("Transaction t2 failed.\nIt failed in task Orders: ")
     assert "nothing to charge" in refused
-    assert "4111" not in refused + json.dumps(shape)
+    assert "4111-1111" not in refused + json.dumps(shape)
     succeeded = why("t1")
     assert succeeded.code == 1
     assert "journal_all = true" in succeeded.err
@@ -399,7 +399,7 @@ LETTER = DeadLetter(
     error_message="no answer",
     attempts=2,
     occurred_at=1_700_000_005.0,
-    payload={"card": "4111"},
+    payload={"card": "4111-1111"},
 )
 
 
@@ -428,7 +428,7 @@ def test_a_provider_call(why: Why, unit: str) -> None:
     assert "asked for a pause until" in told
     assert "Its dead letter letter-1 waits to be carried to its queue" in told
     assert "letter-2" not in told
-    assert "4111" not in told
+    assert "4111-1111" not in told
 
 
 @pytest.mark.parametrize("unit", ["order-9", "job-1/abc"])

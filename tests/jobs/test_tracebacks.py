@@ -102,7 +102,7 @@ def failed_job(tmp_path: Path, **options: Any) -> Job:
         f"{tmp_path}/app.py:registry",
     )
     executor = ExecutorSettings(command=words, pool_size=1, startup_grace=60.0, **options)
-    _, store = burst([job("charge", "4711")], executor=executor, settings=quick(max_attempts=1))
+    _, store = burst([job("charge", "4711-081")], executor=executor, settings=quick(max_attempts=1))
     return get(store, "charge")
 
 
@@ -119,7 +119,7 @@ def test_where_it_failed_is_told_everywhere(
     assert found.status is JobStatus.FAILED
     told = msgspec.json.decode(found.history[-1])["traceback"]
     assert "app.py:10 in charge\n    return look_up(pin)" in told
-    assert "4711" not in told
+    assert "4711-081" not in told
     assert "ergon_framework" not in told
     why = explain_job(found, None, [], found.created_at, JobsSettings())
     assert "Attempt 1 failed here:" in why
@@ -130,7 +130,7 @@ def test_where_it_failed_is_told_everywhere(
     assert "return look_up(pin)" in caplog.text
     assert "looking for it" not in "".join(why)
     for text in (caplog.text, why, str(caught.value), *caught.value.__notes__):
-        assert "4711" not in text
+        assert "4711-081" not in text
 
 
 @pytest.mark.slow
