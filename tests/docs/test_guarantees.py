@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.jobs.settings import DAY, JobsSettings
-from ergon_framework.providers import circuit, retention, write_behind
+from ergon_framework.providers import retention, shared_circuit, write_behind
 from ergon_framework.providers.tasks import TaskOptions
 from ergon_framework.task.mixins.policies import ConsumerPolicy
 from tests.docs.pages import ROOT
@@ -76,7 +76,7 @@ def test_the_numbers_are_the_defaults() -> None:
     rule, of_request = jobs.rule(), TaskOptions(computed_keys="request")
     assert (jobs.executor_wait, retention.DEFAULT_RETENTION) == (DAY, 90 * DAY)
     assert (task.keep_key_seconds, of_request.computed_key_memory) == (DAY, 3600.0)
-    assert (circuit.STORE_TIMEOUT, circuit.FRESH_FOR, write_behind.SPILL_AFTER) == (
+    assert (shared_circuit.STORE_TIMEOUT, shared_circuit.FRESH_FOR, write_behind.SPILL_AFTER) == (
         0.5,
         1.0,
         1.0,
@@ -88,7 +88,7 @@ def test_the_numbers_are_the_defaults() -> None:
         f"at most {jobs.lease:.0f} seconds (`lease`) later",
         "for a day (`executor_wait`)",
         f"{loop.settlement_attempts} calls at most, within {loop.settlement_timeout:.0f} seconds",
-        f"is free after {circuit.PROBE_LEASE:.0f} seconds",
+        f"is free after {shared_circuit.PROBE_LEASE:.0f} seconds",
         "waits half a second for it",
         "rows older than 90 days",
         f"`lease_grace_seconds` ({task.lease_grace_seconds:.0f})",

@@ -15,8 +15,8 @@ from ergon_framework.ports.providerstore import (
     LaneKey,
     ProviderStore,
 )
-from ergon_framework.providers.circuit import Circuit
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.shared_circuit import Circuit
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import EPOCH, LANE, ONCE, Scripted, call

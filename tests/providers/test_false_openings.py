@@ -10,7 +10,7 @@ import pytest
 
 from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState, Permit, Vote
 from ergon_framework.ports.providerstore import LaneKey
-from ergon_framework.providers.circuit import Circuit
+from ergon_framework.providers.shared_circuit import Circuit
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 
 pytestmark = pytest.mark.req("PEF:C-3", "PEF:A-14", "PROVIDERS:breaker")

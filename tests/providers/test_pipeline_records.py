@@ -11,7 +11,6 @@ import pytest
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.notice import Notice
 from ergon_framework.ports.providerstore import DeadLetter, RecordBatch
-from ergon_framework.providers.circuit import Circuit
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
     ProviderDependencyError,
@@ -20,6 +19,7 @@ from ergon_framework.providers.errors import (
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.providers.shared_circuit import Circuit
 from ergon_framework.telemetry import add_listener, remove_listener
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (

@@ -13,10 +13,10 @@ import pytest
 
 from ergon_framework.core.circuit_breaker import Permit, Vote
 from ergon_framework.ports.providerstore import LaneKey
-from ergon_framework.providers.circuit import PROBE_LEASE, Circuit, ProbeRenewer
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.pipeline.lanes import Lane
+from ergon_framework.providers.shared_circuit import PROBE_LEASE, Circuit, ProbeRenewer
 from ergon_framework.providers.store_urls import open_store
 from tests.providers.scripted import ONCE, Scripted, call
 

@@ -9,7 +9,6 @@ import pytest
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState, Probe, Vote
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import ALL_TENANTS, LaneKey, ProviderStore
-from ergon_framework.providers.circuit import PROBE_LEASE, Circuit
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
     ProviderAuthError,
@@ -18,6 +17,7 @@ from ergon_framework.providers.errors import (
 )
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.providers.shared_circuit import PROBE_LEASE, Circuit
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (

@@ -17,9 +17,9 @@ import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.ports.providerstore import ProviderStore
-from ergon_framework.providers.circuit import STORE_TIMEOUT
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
+from ergon_framework.providers.shared_circuit import STORE_TIMEOUT
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.testing import VirtualClock

@@ -11,11 +11,11 @@ from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState, Perm
 from ergon_framework.core.guard import Do, Guard, GuardRule
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.ports.providerstore import QuotaGrant
-from ergon_framework.providers.circuit import Circuit
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderRateLimitError, ProviderTimeoutError
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.providers.shared_circuit import Circuit
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (

@@ -17,7 +17,7 @@ import pytest
 from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState, Permit, Vote
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import LaneKey, LaneState
-from ergon_framework.providers.circuit import FRESH_FOR, STORE_TIMEOUT, Circuit
+from ergon_framework.providers.shared_circuit import FRESH_FOR, STORE_TIMEOUT, Circuit
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.scripted import Scripted, acall, call

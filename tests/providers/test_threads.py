@@ -13,10 +13,10 @@ import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
 from ergon_framework.ports.providerstore import ProviderStore
-from ergon_framework.providers.circuit import Circuit
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderDependencyError
 from ergon_framework.providers.quota import QuotaLimiter, QuotaPolicy
+from ergon_framework.providers.shared_circuit import Circuit
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
     LANE,

@@ -19,7 +19,6 @@ import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
 from ergon_framework.ports.providerstore import ProviderStore
-from ergon_framework.providers.circuit import Circuit
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
     ERROR_OF,
@@ -31,6 +30,7 @@ from ergon_framework.providers.errors import (
 from ergon_framework.providers.quota import QuotaLimiter, QuotaPolicy
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.providers.shared_circuit import Circuit
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (

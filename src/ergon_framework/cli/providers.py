@@ -108,7 +108,7 @@ def circuit(
     from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState
     from ergon_framework.core.rfc3339 import format_rfc3339
     from ergon_framework.ports.providerstore import LaneKey
-    from ergon_framework.providers.circuit import Circuit
+    from ergon_framework.providers.shared_circuit import Circuit
 
     key = LaneKey(tenant, provider, capability)
     with closing(opened_each(config, store)) as stores:

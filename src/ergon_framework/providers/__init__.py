@@ -8,9 +8,9 @@ Start with ``functions`` (a provider whose calls are functions), ``base`` (the c
 ``pipeline`` (one call, step by step). ``calls`` has what the decorators give, ``signatures`` makes
 payloads of arguments, ``http_transport`` guards clients of httpx. ``errors``
 and ``decisions`` say what can go wrong and what follows, ``mapping`` turns exceptions into those
-errors. ``retry``, ``circuit_breaker`` and ``quota`` are the gates, and ``circuit`` is what the
-processes of a store share of a circuit. ``recorder``, ``write_behind`` and ``spill`` bring attempts
-to a store, and ``retention`` deletes what is old; ``store_urls`` opens one of ``stores``,
+errors. ``retry``, ``circuit_breaker`` and ``quota`` are the gates, and ``shared_circuit`` is what
+the processes of a store share of a circuit. ``recorder``, ``write_behind`` and ``spill`` bring
+attempts to a store, and ``retention`` deletes what is old; ``store_urls`` opens one of ``stores``,
 ``migrations`` and ``models`` have their tables. ``tasks``, ``runner``, ``delivery`` and
 ``celery_task`` run calls as tasks of a queue. ``service``, ``api`` and ``health_routes`` serve the
 health of providers.

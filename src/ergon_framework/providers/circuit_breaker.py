@@ -1,7 +1,7 @@
 """Circuit breakers as a provider is given them: the settings, and one circuit per tenant.
 
-``CircuitBreaker`` can also be used around any code. The circuits themselves are in ``circuit``, and
-how a circuit changes is decided in ``core.circuit_breaker``.
+``CircuitBreaker`` can also be used around any code. The circuits themselves are in
+``shared_circuit``, and how a circuit changes is decided in ``core.circuit_breaker``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from ergon_framework.engine.clocks import current_clock
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.notice import Emit
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
-from ergon_framework.providers.circuit import (
+from ergon_framework.providers.decisions import DECISIONS
+from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderError, Reason
+from ergon_framework.providers.mapping.rules import canonical_or_rebuilt
+from ergon_framework.providers.shared_circuit import (
     MAX_PROBE,
     PROBE_LEASE,
     PROBE_RENEWER,
@@ -30,9 +33,6 @@ from ergon_framework.providers.circuit import (
     Circuit,
     ProbeRenewer,
 )
-from ergon_framework.providers.decisions import DECISIONS
-from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderError, Reason
-from ergon_framework.providers.mapping.rules import canonical_or_rebuilt
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.validation import check_count, check_seconds
 

@@ -10,7 +10,7 @@ from ergon_framework.ports.providerstore import (
     RecordBatch,
     ShortensCooldowns,
 )
-from ergon_framework.providers.circuit import Circuit
+from ergon_framework.providers.shared_circuit import Circuit
 from ergon_framework.testing import VirtualClock
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, race

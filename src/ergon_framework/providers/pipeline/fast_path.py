@@ -17,7 +17,6 @@ from ergon_framework.core.circuit_breaker import CircuitState, Vote
 from ergon_framework.core.guard import Stopped
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow
-from ergon_framework.providers.circuit import CLEAR
 from ergon_framework.providers.errors import Reason
 from ergon_framework.providers.execution import (
     ProviderAttempt,
@@ -35,6 +34,7 @@ from ergon_framework.providers.pipeline.guarded_call import (
 from ergon_framework.providers.pipeline.lanes import Lane, Permits
 from ergon_framework.providers.pipeline.options import CallPolicy
 from ergon_framework.providers.quota import Reservation
+from ergon_framework.providers.shared_circuit import CLEAR
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
 from ergon_framework.storage.freeze import refuse_moved
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
 from ergon_framework.ports.providerstore import LaneFailure, LaneKey
-from ergon_framework.providers.circuit import LOOK, Circuit
 from ergon_framework.providers.quota import QuotaLimiter
+from ergon_framework.providers.shared_circuit import LOOK, Circuit
 
 Permits = tuple[Permit, ...]
 

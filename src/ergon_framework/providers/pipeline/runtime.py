@@ -20,7 +20,6 @@ from ergon_framework.ports.providerstore import (
     ProviderStore,
     RecordBatch,
 )
-from ergon_framework.providers.circuit import Circuit
 from ergon_framework.providers.circuit_breaker import CircuitBreaker, steady
 from ergon_framework.providers.decisions import decisions
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
@@ -37,6 +36,7 @@ from ergon_framework.providers.pipeline.options import CallPolicy, ProviderOptio
 from ergon_framework.providers.quota import QuotaLimiter
 from ergon_framework.providers.recorder import CLOSE_TIMEOUT, recorder_of
 from ergon_framework.providers.retry import RetryBudgetTracker
+from ergon_framework.providers.shared_circuit import Circuit
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.telemetry import emit
