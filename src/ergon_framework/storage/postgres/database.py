@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import psycopg
@@ -263,5 +264,11 @@ class SessionLock:
             ) from error
 
     def close(self) -> None:
-        """Free the lock."""
+        """Free the lock; when this returns, another connection can take it.
+
+        A closed connection is not enough: its server process frees the lock as it ends, which may
+        be after our next process has asked for it.
+        """
+        with suppress(psycopg.Error):  # the connection is lost, and the lock with it
+            self._connection.execute("SELECT pg_advisory_unlock_all()")
         self._connection.close()
