@@ -61,6 +61,7 @@ class DrainMachine:
 
     def batch_size(self, most: int) -> int:
         """How many facts may be sent together."""
+        # Where a refusal stops the queue, nothing behind the refused fact may be under way with it.
         is_single = self._stops_at_refusal or self.is_recovering or self._singles > 0
         return 1 if is_single else most
 

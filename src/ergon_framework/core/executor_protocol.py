@@ -213,6 +213,8 @@ class LineSplitter:
         lines: list[bytes | TooLong] = []
         if pieces and (self._begun or self._is_skipping):
             lines += self._finish(pieces.pop(0))
+        # Only then may a line need more than the cut. A batch of plain lines costs no call per
+        # line.
         if b"\r" in data or len(data) > self._limit:
             lines += map(self._line, pieces)
         else:
@@ -563,6 +565,7 @@ _SHOWN = msgspec.json.Decoder(_Shown)
 _TEXT = msgspec.json.Decoder(str)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HALF_AT_END = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]\w\w\"[^\\]{0,4}\Z")
+# Possessive quantifiers (``*+``): a hostile line must not make the search quadratic.
 _JOB_ID_AT_START = re.compile(
     rb"\s*+\{(?:\s*+STRING\s*+:\s*+(?:STRING|[-+.\w]++)\s*+,)*"
     rb'\s*+"job_id"\s*+:\s*+(STRING)\s*+[,}]'.replace(b"STRING", rb'"(?:[^"\\]|\\.)*+"')

@@ -189,6 +189,8 @@ def advance(state: FlowState, event: FlowEvent) -> FlowChange:
             change = _swept(state)
         case _:
             assert_never(event)
+    # The steps come back slice by slice. Between two slices all of them may have ended, and the
+    # flow would close too early.
     is_coming_back = change.sweep in (Sweep.RETRY, Sweep.SKIP)
     return change if is_coming_back else replace(change, state=_closed(change.state))
 

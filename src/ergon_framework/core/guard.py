@@ -134,6 +134,8 @@ class Guard:
         self, now: float, refused_until: float | None, cooldown_until: float, dice: float = 0.0
     ) -> Do:
         """The driver looked at the circuit and at the cooldown, and changed neither."""
+        # ``_offset`` counts the attempts of earlier deliveries: a call that comes back from a queue
+        # does not begin anew.
         if self._offset >= self._rule.retry.attempts:
             return self._end(Stopped.ATTEMPTS_SPENT)
         if self._deadline is not None and now >= self._deadline:
@@ -195,6 +197,8 @@ class Guard:
             return self._end(Stopped.RETRY_BUDGET)
         self.delay = verdict.delay
         self.until = now + verdict.delay
+        # The permit went back with the report of this failure: the circuit may be open by the next
+        # attempt.
         if self._rule.breaker_scope is Scope.ATTEMPT:
             self._is_admitted = False
         if self._rule.has_quota and self._rule.quota_unit is Scope.ATTEMPT:
@@ -207,6 +211,8 @@ class Guard:
         """The wait is over; the circuit and the cooldown may have changed meanwhile."""
         if self._deadline is not None and now >= self._deadline:
             return self._end(Stopped.BUDGET_SPENT)
+        # A call that keeps its permit for all attempts was let in before the circuit opened, and
+        # goes on.
         if refused_until is not None and not self._is_admitted:
             return self._end(Stopped.CIRCUIT_OPEN, refused_until)
         return self._after_cooldown(now, cooldown_until, dice)
@@ -225,6 +231,8 @@ class Guard:
         # Spread out: callers that all come at one instant would be told to wait again.
         spread = (cooldown_until - now) * self._rule.retry.asked_spread * dice
         until = cooldown_until + spread
+        # Where the spread would outlast the deadline, the call waits without it instead of giving
+        # up.
         is_in_time = self._deadline is None or until < self._deadline
         self.until = until if is_in_time else cooldown_until
         return Do.WAIT

@@ -325,6 +325,8 @@ def _waited(snapshot: JobSnapshot, event: Expired | ExecutorMissing) -> Transiti
 
 def _held(snapshot: JobSnapshot, failure: Failure, rule: JobRule) -> Transition:
     asked = rule.held_delay if failure.retry_after is None else failure.retry_after
+    # At least a moment: a gate that answers zero and refuses again would send the job round without
+    # a pause.
     delay = min(max(MIN_HOLD, asked), MAX_DELAY)
     if rule.retry.max_retry_after is not None:
         delay = min(delay, rule.retry.max_retry_after)
@@ -335,6 +337,7 @@ def _died(snapshot: JobSnapshot, event: ProcessDied, rule: JobRule, dice: float)
     if not event.was_read:
         return _again(snapshot, "released", "executor_not_up", excuses=True)
     failure = Failure(Kind.LOST, "executor_died", event.detail)
+    # A job that must not run twice is not repeated alone to find the culprit: it may have run.
     if event.was_alone or _ends_when_lost(rule):
         return _judged(snapshot, failure, rule, dice, is_charged=event.was_alone)
     # It is not known which of them killed it: each is tried again alone, and none is charged.

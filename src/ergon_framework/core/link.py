@@ -50,6 +50,8 @@ class Gate:
     def failed(self, rule: GateRule) -> Gate:
         """A pull or a probe failed."""
         failures = self.failures + 1
+        # The threshold protects only a link that was fine: while it still catches up, one failure
+        # shuts the gate again.
         is_shut = self.mode is not Mode.NORMAL or failures >= rule.failures
         mode = Mode.AUTONOMOUS if is_shut else self.mode
         return replace(self, mode=mode, failures=failures, caught_up_at=None)

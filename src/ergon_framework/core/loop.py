@@ -113,6 +113,7 @@ class Loop:
     def plan(self, now: float, outstanding: int) -> Plan:
         """What to do now. Asked again after everything that was reported."""
         if self.reason is not None:
+            # A fetch under way may still bring transactions, which need an outcome or a way back.
             return WAIT if outstanding or self.fetching else Finish(self.reason)
         if self.fetching or not self._has_room(outstanding):
             return WAIT
@@ -121,6 +122,7 @@ class Loop:
         remaining = self.remaining
         if remaining is None or remaining >= self.rule.size:
             return self._whole_batch
+        # Not more than the limit leaves: what a source hands over beyond it would have to go back.
         return Fetch(remaining)
 
     def _has_room(self, outstanding: int) -> bool:
@@ -132,6 +134,7 @@ class Loop:
         """A fetch is under way: no other may start."""
         self.fetching = True
         self.resume_at = None
+        # Retries share one budget, which is measured from the first attempt.
         if self.fetch_attempt == 0:
             self.fetch_began_at = now
 

@@ -64,6 +64,8 @@ def defer(
     until = now + gate_opens_in
     is_same_wait = until <= counts.waits_until + _SAME_WAIT and gate_opens_in > _SAME_WAIT
     deferrals = counts.deferrals if is_same_wait else counts.deferrals + 1
+    # One more than deferrals: the judge counts the delivery before the first deferral as an
+    # attempt.
     held = RetryRule(rule.max_deferrals + 1, MIN_DEFERRAL, frozenset({Kind.HELD}))
     failure = Failure(Kind.HELD, "gate_closed", retry_after=gate_opens_in)
     verdict = judge(held, deferrals - 1, now, failure, now, dice)

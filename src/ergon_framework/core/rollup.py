@@ -270,5 +270,6 @@ class SlidingHour:
         for bucket, count in rollup.durations.tally().items():
             # One that is empty stays, since it is likely to be filled again.
             buckets[bucket] = buckets.get(bucket, 0) + sign * count
+        # Counts do not change the order of the buckets; only a new bucket does.
         if len(buckets) != size:
             self._order = []

@@ -36,6 +36,7 @@ def duration(seconds: float) -> str:
     """A duration in the largest unit that fits."""
     seconds = max(0.0, seconds)
     for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        # Two of a unit at least: "90.0 minutes" says more than "1.5 hours".
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.1f} seconds"

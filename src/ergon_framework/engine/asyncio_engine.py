@@ -173,6 +173,8 @@ class AsyncioEngine(EngineCall):
             except asyncio.CancelledError as error:
                 # The caller cancelled the call: it ends without a grace, and leaves no worker.
                 self._stop(error)
+                # In the place of an earlier failure: asyncio expects a cancelled task to end with
+                # its cancellation.
                 self.fatal = error
                 self.stops += 2
             except BaseException as error:
@@ -204,6 +206,7 @@ class AsyncioEngine(EngineCall):
         worker.handle.cancel()
 
     def _part_with(self, worker: EngineWorker) -> None:
+        # A thread could only be left behind; a task can be ended.
         if worker.attempt is not None and worker.attempt.ticket:
             self._cancel_task(worker)
         super()._part_with(worker)
@@ -213,6 +216,8 @@ class AsyncioEngine(EngineCall):
         self.begin_abort(reason)
         for worker in self.workers:
             attempt = worker.attempt
+            # Only hooks and fetches under way: one whose ticket is taken has come back already, and
+            # waits are woken below.
             if attempt is not None and attempt.ticket and attempt.phase != BACKOFF:
                 self._cancel_task(worker)
         self.idle_wakeup.notify_all()
@@ -542,6 +547,8 @@ class AsyncioEngine(EngineCall):
             problem = error
         if telling is not None and telling.cancels > worker.cancels - ours:
             self._cancelled_outside(problem)
+        # Our own cancellation of an overdue settlement: to the rule of retries it is a timeout, not
+        # a stop.
         if attempt.expired and problem is not None and is_a(problem, asyncio.CancelledError):
             forgive()
             problem = TimeoutError("no answer")
@@ -623,6 +630,8 @@ class AsyncioEngine(EngineCall):
     def _receive(self, delivery: FetchResult, attempt: InProgress) -> None:
         error = delivery.error
         was_cancelled = error is not None and is_a(error, asyncio.CancelledError)
+        # Our own cancellation again. What the fetch had brought by then is taken in like any
+        # delivery; nothing at all is a timeout.
         if was_cancelled and (attempt.expired or self.is_aborted):
             forgive()
             delivery.error = None
@@ -686,6 +695,7 @@ class AsyncioEngine(EngineCall):
                 tasks.add(self._begin_task(self._close_reader()))
                 await asyncio.wait(tasks, timeout=max(0.0, grace_ends_at - self.now()))
         except GeneratorExit:
+            # The event loop is being closed: nothing can be awaited any more.
             raise
         except BaseException as error:  # no longer, but what is left is still named
             self.interrupt(error)

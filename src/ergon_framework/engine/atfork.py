@@ -25,6 +25,7 @@ def renew_after_fork(part: Renewable) -> None:
 def renew_all() -> None:
     """In a forked child: renew every part; one that fails holds up no other."""
     failures = []
+    # A copy: a part that makes another one while it is renewed would change the set.
     for part in list(_alive):
         try:
             part.renew()

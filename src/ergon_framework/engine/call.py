@@ -238,6 +238,8 @@ class EngineCall:
 
     def outstanding(self) -> int:
         """Transactions taken in that have no outcome yet."""
+        # Added up from the workers' own counts: one shared counter would take the lock for every
+        # outcome.
         ended = self.past.ended + sum(worker.ended for worker in self.workers)
         return self.loop.taken - ended - self.intake.unstarted
 
@@ -365,6 +367,8 @@ class EngineCall:
     def fetch_timed_out(self, attempt: InProgress) -> None:
         """An attempt to fetch ran out of its time, be it in a call or behind one that hangs."""
         failure = Failure(Kind.TIMEOUT, "fetch_timeout", "the fetch ran out of time")
+        # Else the report would name the error of an earlier attempt as the cause of a call that
+        # hung.
         self.fetch_error = None
         requested = (
             self.plan.loop.size if self.intake.reading is None else self.intake.reading.requested
@@ -378,6 +382,8 @@ class EngineCall:
         """Take in nothing more; let what runs finish within the grace."""
         self.loop.stop(reason)
         self.stop_reading()
+        # What a source cannot take back would be lost: there it is worked off within the grace
+        # instead.
         if self.plan.loop.returns:
             self.intake.sweep()
         if self.grace_at == NEVER:
@@ -394,6 +400,8 @@ class EngineCall:
         """Once a stop has begun: a fetch that waits for work need not wait any longer."""
         if self.plan.wake is None or self.is_source_woken or self.grace_at == NEVER:
             return
+        # Before the call: a connector that raises is not asked again at every turn of the
+        # supervisor.
         self.is_source_woken = True
         try:
             self.plan.wake()
@@ -415,6 +423,7 @@ class EngineCall:
 
     def must_abort(self, now: float) -> StopReason | None:
         """Why everything must end now, if it must."""
+        # Before the grace of a stop: the caller is to hear of the timeout that it has set.
         if now >= self.deadline_at:
             return StopReason.TIMEOUT
         if now >= self.grace_at or self.stops > 1:
@@ -523,6 +532,8 @@ class EngineCall:
 
     def _start_one_more(self) -> None:
         """Grow, if that can be done: where no thread can be started, fewer workers do the work."""
+        # Each transaction may ask for one more worker. Without this pause, a process at its limit
+        # of threads would try and fail for each of them.
         if self.start_again_at is not None and self.now() < self.start_again_at:
             return
         self.is_waking = True
@@ -621,6 +632,8 @@ class EngineCall:
             self.give_up_on(worker, attempt)
             self._go_on_without(attempt)
         except BaseException:  # a listener, or no worker can be started
+            # Nobody else has the run any more: without this, it would neither get an outcome nor go
+            # back.
             if run is None:
                 self.stuck, self.loop.fetching = attempt, False
             else:
@@ -638,6 +651,8 @@ class EngineCall:
             text = "TimeoutError: no answer"
             self.settlements.failed(run.transaction, attempt.verb, text)
             self.instrumentation.settled(attempt, Failure(Kind.TIMEOUT, "settlement_timeout", text))
+            # The outcome stands although the source did not answer: the successor records it, and
+            # calls no hook again.
             self._start_worker(lambda worker: self._close(worker, run), run)
         else:
             event = self.decider.expired(attempt)
@@ -669,8 +684,12 @@ class EngineCall:
                 return None
         if self.is_timed:
             run.seen_at = now = self.now()
+            # A success after the deadline of the whole call does not count: the caller is told of a
+            # timeout, and the transaction goes back.
             if now >= self.deadline_at:
                 return STOPPED
+            # Late is late, even if the watchdog has not looked yet: else the outcome would depend
+            # on which of two threads was faster.
             if doing.expired or (doing.deadline_at is not None and now >= doing.deadline_at):
                 return self.decider.expired(doing)
         if step is PROCESS:
@@ -702,6 +721,7 @@ class EngineCall:
         """The supervisor gave up on this attempt earlier: its result is dropped."""
         with self.lock:
             self.watchdog.came_back(attempt)
+            # A call that came back frees a permit, for which idle workers may wait.
             self.idle_wakeup.notify_all()
 
     # -- runs that their workers do not bring to an end -------------------------------------
@@ -786,6 +806,7 @@ class EngineCall:
             if self.is_watched or end is not SUCCEEDED:
                 self.instrumentation.ended(run, end)
         finally:
+            # Whatever a listener raises, the run is counted: else the account would call it lost.
             is_ours = self._account_for(worker, run, end)
         return is_ours
 

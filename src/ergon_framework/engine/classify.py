@@ -56,6 +56,8 @@ def classify(
 ) -> tuple[Failure, TransactionException]:
     """The failure as data, and the exception the handler will be given. Never raises."""
     known = known_failure(error)
+    # A gate that is closed says nothing about the handler, so HELD holds in a success handler,
+    # where every other error counts as SYSTEM.
     if known is not None and (known.kind is Kind.HELD or step is not Step.ON_SUCCESS):
         is_refusal = known.kind is Kind.REJECTED
         category = ExceptionType.BUSINESS if is_refusal else ExceptionType.SYSTEM
@@ -202,7 +204,10 @@ def _bind(error: Any, category: ExceptionType, transaction_id: str) -> Transacti
         if error.transaction_id is None:
             error.transaction_id = transaction_id
         is_fit = error.category is category and error.transaction_id == transaction_id
+        # Asked once here: otherwise a text that cannot be made would raise in the handler's log
+        # line.
         str(error)
+        # ``is True``: an ``__eq__`` of the user's may answer with any object.
         if is_fit is True:
             fit: TransactionException = error
             return fit

@@ -83,6 +83,8 @@ class AsyncSignal:
     def notify(self, n: int = 1) -> None:
         """Wake up to ``n`` sleepers, the longest waiting first."""
         while n and self._sleepers:
+            # A sleeper that its timer has woken already does not count, or this wake-up would reach
+            # nobody.
             n -= _wake(self._sleepers.popleft())
 
     def notify_all(self) -> None:

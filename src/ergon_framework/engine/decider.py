@@ -79,6 +79,8 @@ class Decider:
     def raised(self, attempt: InProgress, step: Step, error: BaseException) -> Event:
         """A hook raised, and the caller owns the attempt."""
         run: Run = attempt.run
+        # Ctrl-C strikes whichever hook runs: it says nothing about the transaction, which goes
+        # back.
         if is_a(error, KeyboardInterrupt):
             self.instrumentation.attempt_ended(
                 attempt, Failure(Kind.CANCELLED, "interrupted"), error

@@ -108,6 +108,8 @@ class BatchReader:
     def _begin(self, answer: object, at_most: int, delivery: FetchResult) -> None:
         if _is_no_batch(answer, delivery):
             return
+        # What most sources answer with: checked as a whole, it costs no Python code per item.
+        # Copied, since the source may keep its list and change it.
         if type(answer) is list and set(map(type, answer)) == {Transaction}:
             delivery.transactions = answer.copy()
         elif isinstance(answer, Iterable):  # what has a size is all there, so it is all taken
@@ -174,6 +176,8 @@ def _is_no_batch(answer: object, delivery: FetchResult) -> bool:
         remedy="return a list of Transaction, or None when there is nothing",
     )
     delivery.is_defect = True
+    # A bare transaction has left its source all the same: it is kept, though the answer is a
+    # defect.
     if isinstance(answer, Transaction):
         delivery.transactions.append(answer)
     return True
@@ -196,6 +200,7 @@ def put(item: object, position: int, delivery: FetchResult) -> None:
 
 
 def _note(error: BaseException, delivery: FetchResult) -> None:
+    # The first error says what went wrong. Only one that ends the process goes before it.
     if delivery.error is None or is_fatal(error):
         delivery.error, delivery.is_defect = error, False
 
@@ -232,6 +237,7 @@ class ReleaseQueue:
         if not self._left:
             return None
         transaction = self._left.popleft()
+        # By identity: two deliveries may have the same id.
         self._going[id(transaction)] = transaction
         return transaction
 

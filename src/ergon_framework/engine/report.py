@@ -120,6 +120,8 @@ class Report(int):
         return {"processed": int(self), **shape}
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # By its fields: pickled as an ``int``, it would be restored from its number, which
+        # ``__new__`` does not take.
         return (_restore, ({name: getattr(self, name) for name in _FIELDS},))
 
     def __repr__(self) -> str:

@@ -33,6 +33,8 @@ class Run(Cursor):
     def __init__(self, transaction: Transaction, began_at: float) -> None:
         self.transaction = transaction
         self.began_at = self.step_began_at = self.seen_at = began_at
+        # A list and not a flag: ``list.pop`` is atomic, so that worker and supervisor claim it
+        # without a lock.
         self.ticket: list[None] = [None]
 
     claim = claim_ticket

@@ -107,6 +107,8 @@ class Settlements:
         failure = nap.failure or Failure(Kind.TRANSIENT, "unknown")
         with self._call.lock:
             if self._may_wait_until(nap.wake_at) and not self._has_lost_channel(nap):
+                # All attempts share one deadline: the lease at the source does not begin anew with
+                # a retry.
                 return nap.next(self._call.now(), nap.since + timeout)
             self.failed(nap.transaction, nap.verb, failure.message)
             self._instrumentation.settled(nap, failure)
@@ -134,6 +136,7 @@ class Settlements:
         """The source lost its channel: nothing that came through it is tried again."""
         if failure.kind is Kind.LOST:
             self.channel_losses += 1
+            # Those that wait to settle through the lost channel wake up and give up.
             self._call.backoff_wakeup.notify_all()
 
     def waits(self, nap: SettlementAttempt) -> bool:

@@ -189,6 +189,8 @@ class ThreadEngine(EngineCall):
     def _body(self, worker: EngineWorker, first: Continuation | None) -> None:
         fatal: BaseException | None = None
         try:
+            # From here on the next worker may be woken. Written without the lock: at worst one is
+            # woken too many.
             self.is_waking = False
             if first is None or first(worker):
                 self._work(worker)
@@ -437,10 +439,14 @@ class ThreadEngine(EngineCall):
         if timeout is not None:
             attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
         self._publish(worker, attempt)
+        # Published first, as in ``_call``: either the abort sees this fetch, or the fetch sees the
+        # abort.
         if self.is_aborted:
             attempt.claim()
             return True
         self.instrumentation.emit("fetch.began", attempt=attempt, requested=at_most)
+        # The intake holds it while it is read: if the fetch hangs, what it has brought so far is
+        # handed back.
         self.intake.reading = delivery = FetchResult(at_most)
         context = self.context.copy()
         self.instrumentation.enter(attempt, context)
@@ -448,6 +454,7 @@ class ThreadEngine(EngineCall):
             context.run(self.reader.read, at_most, delivery)
         except BaseException as error:
             delivery.error = error
+        # The supervisor gave this fetch up and has started another worker in the place of this one.
         if not attempt.claim():
             self._fetched_late(attempt, delivery)
             return False
@@ -555,6 +562,8 @@ class ThreadEngine(EngineCall):
                 under_way.clear()
                 self.watchdog_wakeup.notify()
 
+        # In a thread of its own: code behind the last ``yield`` may hang, and the call waits for it
+        # only until the grace is over.
         self.clock.spawn("ergon-close", close)
         while under_way and self.now() < grace_ends_at:
             self.watchdog_wakeup.wait(grace_ends_at)

@@ -80,6 +80,7 @@ async def await_within(awaitable: Awaitable[T], seconds: float | None, overdue: 
     error = overdue()
     task = asyncio.ensure_future(_awaited(awaitable))
     with _stuck_after(seconds + RETURN_GRACE, error):
+        # Half of the grace: a cancelled task has to end before its thread counts as stuck.
         if await ended_within(task, seconds, RETURN_GRACE / 2):
             return task.result()
         raise error
@@ -170,6 +171,8 @@ class _ThreadLimit:
         with self._lock:
             is_first = not self._over.is_set()
             self._over.set()
+            # Takes back an interruption that is on its way, which would strike in code after the
+            # call. Under the lock, so that no other one is sent after it.
             if self._is_due and not self._is_main:
                 _raise_in(self._thread, None)
         if is_first and self._is_main:

@@ -43,6 +43,8 @@ class Watchdog:
 
     def arm(self, attempt: InProgress, run: Run, timeout: float | None) -> bool:
         """Give the attempt its deadline. False when the lifecycle's time is over already."""
+        # On the happy path the run is its own attempt, and its instant has just been read: that
+        # saves a call of the clock.
         if attempt is run:
             now = run.seen_at
             if self.lifecycle_timeout is None:
@@ -75,6 +77,7 @@ class Watchdog:
                 due.append((worker, attempt))
             else:
                 nearest = min(nearest, attempt.deadline_at)
+        # A worker may have set an earlier one during the scan.
         self.next_check = min(self.next_check, nearest)
         return due
 
