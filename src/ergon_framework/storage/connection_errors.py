@@ -51,6 +51,7 @@ def refused(name: str, text: str, options: Options) -> ConfigurationError | None
     What the name is about comes first: a driver may say both.
     """
     said = text.lower()
+    # Before what is said of trust: OpenSSL reports a wrong name as a failed verification, too.
     if _has(said, _WRONG_NAME):
         return ConfigurationError(
             f"the certificate of {name} was made out to another name",
@@ -114,6 +115,8 @@ def tls_alert_of(line: socket.socket, context: ssl.SSLContext, host: str) -> str
     something meanwhile gets a reset instead, and never reads the alert: so nothing is sent here.
     """
     try:
+        # Reading ends with the alert, with the end of the connection, or with the socket's timeout
+        # when the server has nothing to say.
         with context.wrap_socket(line, server_hostname=host) as wrapped:
             wrapped.recv(1)
     except OSError as error:
@@ -159,6 +162,7 @@ def as_unavailable(error: ErgonError) -> StoreError:
     """
     if isinstance(error, StoreError):
         return error
+    # Not lost: a caller may repeat without asking first whether the work was done.
     return StoreUnavailableError(
         error.message, remedy=error.remedy, details=error.details | {"is_lost": False}
     )

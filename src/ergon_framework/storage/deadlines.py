@@ -34,6 +34,8 @@ class TimeBudget:
         if seconds is None:
             return work()
         until, around = monotonic() + seconds, self._until.get()
+        # The nearer end counts: work inside of a budget must not give itself more than the caller
+        # has.
         token = self._until.set(until if around is None else min(until, around))
         try:
             return work()
@@ -51,6 +53,7 @@ class TimeBudget:
     def at_most(self, seconds: float) -> float:
         """``seconds``, or what is left of the budget where that is less."""
         until = self._until.get()
+        # Never zero: a store that is given no time at all could not even say that it has none.
         return seconds if until is None else min(seconds, max(MIN_TIMEOUT, until - monotonic()))
 
     def is_less_than(self, seconds: float) -> bool:
@@ -135,6 +138,8 @@ class SocketWatchdog:
         with self._lock:
             self._watched.add(watched)
             if not self._is_watched:
+                # Started with the first block, not with the program: most processes never use a
+                # server.
                 self._is_watched = self._start()
 
     def remove(self, watched: Watched) -> None:
@@ -155,6 +160,8 @@ class SocketWatchdog:
     def _watch(self) -> None:
         idle = 0
         while True:
+            # Looked at four times a second for all sockets together. A timer per block would cost a
+            # thread for each statement.
             sleep_until(
                 SYSTEM_CLOCK, SYSTEM_CLOCK.now() + _CHECK_INTERVAL
             )  # a socket knows no other time
@@ -166,6 +173,8 @@ class SocketWatchdog:
                 now = self.ticks()
                 for watched in self._watched:
                     if now >= watched.until and not watched.is_over:
+                        # Marked before it is shut: the thread that gets the error asks right away
+                        # whether the watchdog was the cause.
                         watched.is_over = True
                         _shut(watched.connection)
 
@@ -173,8 +182,11 @@ class SocketWatchdog:
 def _shut(connection: HasSocket) -> None:
     """End both directions. The descriptor stays with its owner, who sees the end and closes it."""
     with suppress(Exception):  # it ended by itself a moment ago
+        # By the descriptor, past the driver: its objects are in use by the thread that is stuck.
         one = socket.socket(fileno=connection.fileno())
         try:
             one.shutdown(socket.SHUT_RDWR)
         finally:
+            # The descriptor is not ours to close: closed here, its number could belong to another
+            # file when the owner closes it.
             one.detach()

@@ -56,6 +56,8 @@ def borrow(given: Any) -> Borrowed:
     """What lies under a connection or session of SQLAlchemy, or under one of Django's connections;
     anything else as it is.
     """
+    # By ``sys.modules``: whoever gives a connection of a library has imported it, and nobody else
+    # has to pay for that import.
     with in_our_words(given):
         return _of_django(given) or _of_alchemy(given) or Borrowed(given)
 
@@ -178,6 +180,7 @@ async def run_on(
     psycopg = sys.modules.get("psycopg")
     if psycopg is None or not isinstance(driver, psycopg.AsyncConnection):
         return work(driver)
+    # Before the thread is used: this has to be awaited, which a thread cannot.
     await _begin(borrowed)
     try:
         return await _run_in_thread(driver, work, in_thread)
@@ -190,6 +193,8 @@ async def run_on(
 async def _run_in_thread(
     driver: Any, work: Callable[[Any], T], in_thread: Callable[[Callable[[], T]], asyncio.Future[T]]
 ) -> T:
+    # The connection's own lock: other tasks of the caller may use it, and two at once would mix up
+    # their answers.
     async with driver.lock:
         if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
             raise two_phases()
@@ -261,6 +266,7 @@ def _sync_connection(driver: Any) -> tuple[Any, Callable[[], None]]:
     sync_connection.prepare_threshold = None
     if sync_connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
         _begin_alike(sync_connection, driver)
+    # Collected, not delivered: handlers of the caller must run in the caller's thread.
     line.notice_handler = lambda result: notices.append(_Notice(result))
     line.notify_handler = notifies.append
 
@@ -308,6 +314,7 @@ async def _cancelled_work(work: asyncio.Future[Any], sync_connection: Any) -> No
     asked = asyncio.get_running_loop().run_in_executor(
         own, _cancel_on_server, sync_connection, ended
     )
+    # Ends its thread when the work is done, without waiting here: the event loop goes on.
     own.shutdown(wait=False)
     while not (work.done() and asked.done()):
         with suppress(asyncio.CancelledError):  # once more, and no reason to let go

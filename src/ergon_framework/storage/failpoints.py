@@ -46,6 +46,7 @@ def declare(*names: str) -> None:
 
 def failpoint(name: str) -> None:
     """Mark a place where dying is interesting. Does nothing unless a test asked for more."""
+    # The whole cost where nothing is armed: one look at an empty dict on every commit.
     if _traps:
         _pass(name)
 
@@ -74,6 +75,7 @@ def armed(text: str) -> Iterator[None]:
 
 
 def _pass(name: str) -> None:
+    # Here and not at import: modules declare their names as they are imported.
     _check_groups()
     with _lock:
         trap = _traps.get(name)
@@ -82,6 +84,8 @@ def _pass(name: str) -> None:
         trap.left -= 1
         if trap.left != 0:
             return
+    # Outside of the lock: a process that is stopped here, and continued later, must not keep other
+    # threads from their failpoints.
     if trap.action == "error":
         raise OSError(errno.EIO, f"the failpoint {name} was told to fail")
     # To this very thread: another one could be stopped a moment later than this one goes on.

@@ -190,6 +190,7 @@ class Folder:
 
     def make_pipe(self, name: str) -> None:
         """Make a named pipe in it, with the permissions of the folder."""
+        # Some versions of macOS cannot make one relative to an open folder.
         if os.mkfifo in os.supports_dir_fd:
             os.mkfifo(name, PRIVATE_FILE, dir_fd=self._fd)
         else:
@@ -205,6 +206,7 @@ class Folder:
             _refuse_foreign(found, folder, path)
             if self.is_ours:
                 _refuse_planted(found, folder, path)
+            # Only the owner may change the mode; somebody else's pipe has been accepted as it is.
             if found.st_uid == os.geteuid():
                 _settle(fd, found, _file_mode(found, folder))
         except BaseException:
@@ -246,6 +248,7 @@ def make_folder(path: Path, *, parents: bool = False) -> bool:
         path.mkdir(PRIVATE_FOLDER)
     except FileExistsError:
         return False
+    # If somebody has exchanged it in between, it is refused when it is opened for use.
     with contextlib.suppress(FileNotFoundError, UnsafeFileError), Folder.open(path) as folder:
         found = folder.stat()
         if found.st_uid == os.geteuid():
@@ -511,10 +514,12 @@ def _change(fd: int, mode: int) -> None:
 def _change_unopened(path: Path, found: os.stat_result, mode: int) -> None:
     """Change the mode of the very file that was looked at, without opening it for reading."""
     if sys.platform != "linux":
+        # Elsewhere there is no descriptor without opening; the link is at least not followed.
         os.chmod(path, mode, follow_symlinks=False)  # noqa: PTH101 - the same, said as here
         return
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)  # drops no lock when closed
     try:
+        # The name may lead to another file by now.
         if os.path.samestat(os.fstat(fd), found):
             os.chmod(f"/proc/self/fd/{fd}", mode)  # noqa: PTH101 - no path of ours
     finally:

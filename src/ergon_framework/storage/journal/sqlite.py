@@ -192,10 +192,14 @@ class SqliteJournal:
                 cursor.executemany(ADD_ENTRY, told)
                 cursor.executemany(ADD_SPAN, ended)
 
+        # Not synced: the journal tells what happened and promises nothing, and must not slow down
+        # the work that it tells about.
         self._database.write(work, is_synced=False)
+        # After the commit: a reader that was woken earlier would find nothing, and sleep on.
         self._notifier.notify(_TOPIC)
         self._left -= len(told) + len(ended)
         if self._left <= 0:
+            # Before the sweep: one that fails is not tried again at each of the following writes.
             self._left = _SWEEP_AFTER
             self.sweep(self._keep, self._most)
 
@@ -211,6 +215,7 @@ class SqliteJournal:
 
     def last(self) -> int:
         """The highest number given so far, also to what has been swept since."""
+        # Not the largest number in the table, which a sweep may have emptied.
         found = self._rows("SELECT seq FROM sqlite_sequence WHERE name = 'ergon_entries'")
         return int(found[0][0]) if found else 0
 
@@ -270,6 +275,7 @@ class SqliteJournal:
             ) as cursor:
                 return cursor.rowcount
 
+        # One short commit after the other, so that writers of other processes get in between.
         gone = 0
         while dropped := self._database.write(work, is_synced=False):
             gone += dropped

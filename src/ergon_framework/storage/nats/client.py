@@ -74,6 +74,7 @@ class _Session:
     async def hear(self, message: Msg) -> None:
         """A reply has come."""
         asked = self.asked.get(message.subject.rpartition(".")[2])
+        # An answer may come after its request was given up; the number is never used again.
         if asked is None or asked.answered.done():
             return
         reply = Reply(
@@ -136,6 +137,7 @@ class NatsClient:
 
     def notify(self, subject: str) -> None:
         """Publish an empty message; no answer is waited for, and it may get lost."""
+        # Under the lock, so that closing cannot end the loop between the look and the call.
         with self._lock:
             if not self._is_closed:
                 asyncio.run_coroutine_threadsafe(self._notify(subject), self._running())
@@ -163,6 +165,7 @@ class NatsClient:
         loop.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        # The lock is held only until the request is in the loop, not while it is answered.
         with self._lock:  # closing comes before this, or after the request has begun
             try:
                 loop = self._running()
@@ -173,12 +176,15 @@ class NatsClient:
         try:
             return waiting.result()
         except BaseException:
+            # A caller that is interrupted gives the request up: else its answer would be kept for
+            # nobody.
             waiting.cancel()
             raise
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._is_closed:
             raise closed(self.address.name)
+        # After a fork there is no such thread, and the socket belongs to the parent.
         if self._owner != os.getpid():
             self._forget()
         if self._loop is None:
@@ -205,12 +211,16 @@ class NatsClient:
                 for index, (subject, data, headers) in enumerate(group, 1):
                     if index > 1:
                         failpoint("nats.commit.within")
+                    # Only the last message of a group is answered: the server acknowledges a batch
+                    # as a whole.
                     to = f"{session.inbox}.{number}" if index == len(group) else ""
                     named = dict(headers) if headers else None
                     await session.client.publish(subject, data, to, named)
             answers = asyncio.gather(*(each.answered for each in begun.values()))
             return await asyncio.wait_for(answers, self.timeouts.response)
         except Exception as error:
+            # Another request may have replaced the connection meanwhile; that one is not to be
+            # closed.
             if isinstance(error, TimeoutError) and self._session is session:
                 await self._disconnect()  # it is frozen, or the network swallows what is sent
             raise lost(self.address.name, error) from error
@@ -236,6 +246,8 @@ class NatsClient:
     async def _connected(self) -> _Session:
         if self._connecting is None:
             self._connecting = asyncio.Lock()
+        # One at a time: a hundred callers that find the connection gone must not connect a hundred
+        # times.
         async with self._connecting:
             if self._session is None or self._session.client.is_closed:
                 self._session = await self._connect_again()
@@ -259,9 +271,13 @@ class NatsClient:
         session.client = client = await connect(self.address, session.give_up, self.timeouts)
         try:
             session.inbox = client.new_inbox()
+            # One subscription for all answers: a subscription per request would cost a round trip
+            # each.
             await client.subscribe(
                 f"{session.inbox}.*", cb=session.hear, pending_bytes_limit=_MAX_PENDING_BYTES
             )
+            # A new connection knows nothing of earlier subscriptions; without these, nobody would
+            # be woken any more.
             for subject, callback in self._callbacks.items():
                 await _subscribe(client, subject, callback)
         except Exception as error:
@@ -274,6 +290,7 @@ class NatsClient:
         await self._disconnect()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
+            # Bounded: a request that ignores its failure must not keep the program from ending.
             _, late = await asyncio.wait(others, timeout=CLOSE_TIMEOUT)
             for task in late:
                 task.cancel()
@@ -283,6 +300,7 @@ class NatsClient:
 
         session, self._session = self._session, None
         if session is not None:
+            # First: callers that wait hear at once, though hanging up may take its time.
             session.give_up()
             await quietly(session.client, self.timeouts.connect)
 

@@ -100,6 +100,7 @@ def signer_of(creds: str | None, nkey: str | None) -> Signer | None:
 
 
 def _read(path: str, option: str) -> str:
+    # Only ASCII may stand in such a file; anything else is the wrong file.
     try:
         return Path(path).read_text(encoding="ascii")
     except (OSError, ValueError) as error:
@@ -211,11 +212,14 @@ class PatchedClient(Client):
 
     def _process_info(self, info: dict[str, Any], *args: Any, **more: Any) -> Any:
         """Older versions of the library do not wait for it: what it returns is theirs to know."""
+        # ``allow_non_tls``: the server offers TLS and does not insist. Whoever wrote tls:// does
+        # insist.
         if self.needs_tls and self._server_info.get("tls_available"):
             self._server_info["tls_required"] = True  # by which the library decides
         return super()._process_info(info, *args, **more)
 
     def _connect_command(self) -> bytes:
+        # The last moment before the password leaves this machine.
         if self.needs_tls and not self._is_encrypted():
             raise PlainServerError("the line to the server is not encrypted")
         self.is_checked = True
@@ -258,7 +262,10 @@ async def connect(
     opening = client.connect(
         servers=list(address.servers),
         name="ergon",
+        # Our own messages would wake our own subscribers, which know already.
         no_echo=True,
+        # We connect again ourselves: the library would keep requests and send them late, when their
+        # callers have given up.
         allow_reconnect=False,
         max_reconnect_attempts=1,
         reconnect_time_wait=0,
@@ -276,8 +283,11 @@ async def connect(
         _refuse_unchecked(client)
     except Exception as error:
         await quietly(client, _ABORT_TIMEOUT)
+        # Servers refuse expired credentials with the same words as wrong ones; only the token
+        # tells.
         if signer is not None and signer.has_expired(time.time()):
             raise expired(address.name) from error
+        # The latest trouble first: it is the nearest to why the attempt ended.
         causes = [*reversed(troubles), error]
         told = (refused(address, cause) for cause in causes)
         found = next((each for each in told if each is not None), None)

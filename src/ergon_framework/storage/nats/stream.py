@@ -106,6 +106,7 @@ class NatsStream:
             return None
         answer = self._checked(answer)
         last, config = answer["state"]["last_seq"], answer["config"]
+        # A replica that lags may answer later reads; nothing older than this counts as an answer.
         self._floor, self.is_replicated = last, int(config["num_replicas"]) > 1
         return StreamState(last, instant(answer["ts"]), config)
 
@@ -119,6 +120,7 @@ class NatsStream:
 
     def delete(self, seq: int) -> None:
         """Remove one message; one that is gone is fine."""
+        # Not erased: overwriting the message would cost the server a write of its whole size.
         self._api(f"STREAM.MSG.DELETE.{self.name}", {"seq": seq, "no_erase": True})
 
     def purge(self, subject: str, below: int) -> None:
@@ -137,6 +139,7 @@ class NatsStream:
         ``expected`` is where the stream must end; None when the messages themselves say what they
         expect. A commit whose answer was lost is looked for before anything is said about it.
         """
+        # In the last message, so that a commit whose answer was lost can be recognised.
         commit_id = secrets.token_hex(8)
         failpoint("nats.commit.before")
         try:
@@ -144,6 +147,8 @@ class NatsStream:
         except StoreUnavailableError as error:
             if not is_lost(error):
                 raise
+            # When it cannot be asked either, the first error stands: whether it was written is not
+            # known.
             with suppress(StoreUnavailableError):
                 found = self._found(commit_id, messages, expected)
                 if found is not None:
@@ -168,6 +173,7 @@ class NatsStream:
         self, commit_id: str, messages: Sequence[Message], expected: int | None
     ) -> int | None:
         """Where a commit lies whose answer was lost; None when it may still not be there."""
+        # With an expected end, the commit can lie in one place only.
         place = None if expected is None else expected + len(messages)
         there = self.last(messages[-1].subject) if place is None else self.at(place)
         if there is not None and there.headers.get(_COMMIT_ID) == commit_id:
@@ -182,6 +188,7 @@ class NatsStream:
         """
         standing = self.state()
         newest = None if standing is None else self.at(standing.last) or self.last(subjects)
+        # A batch whose last message lacks the mark of a commit: the server died while it stored it.
         is_torn = newest is not None and _BATCH in newest.headers and _LAST not in newest.headers
         if standing is not None and newest is not None and is_torn:
             first = newest.seq - int(newest.headers[_NUMBER]) + 1
@@ -192,6 +199,7 @@ class NatsStream:
         first, through = (int(each) for each in found.data.split())
         for seq in range(first, through + 1):
             self.delete(seq)
+        # Overtaken: another process did the same, and has cleared the fence.
         with suppress(OvertakenError):
             self.commit([Message(fence, b"", {_EXPECTED_SUBJECT: str(found.seq)})], None)
         return through - first + 1
@@ -204,6 +212,8 @@ class NatsStream:
 
     def at_each(self, seqs: Sequence[int]) -> list[Stored | None]:
         """The messages of several sequences; None for those that are gone."""
+        # On several servers a direct read may be answered by one that lags; single reads go to the
+        # leader.
         if self.is_replicated:
             return [self.at(seq) for seq in seqs]
         wanted = [seq for seq in seqs if seq]
@@ -232,12 +242,15 @@ class NatsStream:
         return [each for part in parts for each in self._latest(part)]
 
     def _latest(self, subjects: Sequence[str]) -> list[Stored]:
+        # An answer without a message does not say how old it is; the sentinel makes sure that there
+        # is one.
         more = [self._sentinel] if self.is_replicated and self._sentinel not in subjects else []
         for _ in range(_MAX_READS):
             replies = self._ask_many({"multi_last": [*subjects, *more], "batch": MAX_LATEST})
             end = replies[-1]
             if end.status == "413" or int(end.headers.get("Nats-Num-Pending", 0)):
                 return self._walked(subjects)
+            # 204 ends an answer, 404 says that nothing matches.
             if end.status not in {"204", "404"}:
                 raise self._trouble(end)
             if not self.is_replicated or self._is_recent(end):
@@ -349,6 +362,8 @@ def _sendable(messages: Sequence[Message], expected: int | None, commit_id: str)
     sent: list[Sendable] = []
     for number, message in enumerate(messages, 1):
         headers = dict(message.headers)
+        # The server checks the expectation at the first message, and the batch stands or falls with
+        # it.
         if number == 1 and expected is not None:
             headers[_EXPECTED] = str(expected)
         if len(messages) > 1:

@@ -80,6 +80,7 @@ class PostgresDatabase:
         self._address = address_of(url)
         self._timeouts = timeouts
         self._watchdog = SocketWatchdog()
+        # In a forked child the lock may be held, and the thread that watches is not there.
         renew_after_fork(self._watchdog)
         self._pool = ConnectionPool(
             self._address, size, self._watchdog, on_connect, timeouts=timeouts
@@ -91,6 +92,8 @@ class PostgresDatabase:
                     schema.check(connection, self.name, namespace)
                 else:
                     schema.settle(connection, self.name, namespace)
+                # Asked once: what an acknowledgement means is told to users, and must be true of
+                # this server.
                 [[self.unsafe_settings]] = connection.execute(_UNSAFE_SETTINGS).fetchall()
             self._clock = clock or self._server_clock()
         except psycopg.Error as error:
@@ -144,6 +147,8 @@ class PostgresDatabase:
         When the connection is lost, it is not known whether what was being committed is there: the
         error has ``is_lost`` in its details.
         """
+        # A transaction that the server undid because of another one has done nothing: it may begin
+        # anew. What was lost on its way is never repeated here.
         for turn in itertools.count(1):
             with self._pool.borrow(before_waiting) as connection:
                 try:
@@ -160,6 +165,7 @@ class PostgresDatabase:
         try:
             return self.run(work)
         except StoreUnavailableError as error:
+            # Changing nothing, it may be repeated even though the first one may have run.
             if not error.details.get("is_lost") or CALL_BUDGET.is_over:
                 raise
             return self.run(work)
@@ -204,6 +210,7 @@ class PostgresDatabase:
             connection.close()
             raise
         finally:
+            # Also when the answer came in the last moment: the socket is shut already.
             if watched.is_over:
                 connection.close()
 

@@ -155,6 +155,8 @@ def translate(error: BaseException, name: str) -> StoreError:
         return StoreUnavailableError(
             f"{name} cannot be used for now: {text}",
             remedy=_REMEDIES.get(state, _REMEDY),
+            # Without a state the connection broke; 08 and 57P say the same. Only then may a commit
+            # have happened.
             details={"is_lost": not state or state.startswith(("08", "57P"))},
         )
     is_refused = state.startswith(_REFUSED) or (not state and isinstance(error, psycopg.DataError))

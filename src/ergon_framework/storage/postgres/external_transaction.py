@@ -36,10 +36,13 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
     _refuse_unfit(given, driver)
     given.begin()
     try:
+        # A statement that fails spoils a transaction on PostgreSQL: without a savepoint the caller
+        # could only roll back all of its own work.
         _bare(driver, b"SAVEPOINT ergon_joined")
         try:
             yield driver
         except BaseException:
+            # A lost connection has undone it already, and the error to tell is the first one.
             if not driver.closed:
                 _bare(driver, b"ROLLBACK TO SAVEPOINT ergon_joined")
             raise
@@ -49,6 +52,8 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
     except psycopg.Error as error:
         if driver.closed:
             given.give_up(error)
+        # The caller's connection may lead to another database than the store's; its tables are
+        # missing there, not here.
         if error.sqlstate in MISSING:
             raise StoreSchemaError(
                 f"the database of the connection lacks a table of {name}: {first_line(error)}",

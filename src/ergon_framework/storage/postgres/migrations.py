@@ -56,7 +56,11 @@ class PostgresSchema(SchemaFiles):
     def upgrade(self, connection: Connection, name: str, namespace: str | None) -> int:
         """Bring the tables up to date, in the process that comes first; the version they had."""
         with connection.transaction():
+            # Not without an end: a table that somebody holds would stop every program that starts.
+            # The statements themselves may take long on large tables.
             connection.execute("SET LOCAL lock_timeout = '60s'; SET LOCAL statement_timeout = 0")
+            # All processes that start at once find no tables; the second one waits here, and then
+            # finds them made.
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
             if namespace is not None:
                 quoted = sql.Identifier(namespace)
@@ -64,6 +68,7 @@ class PostgresSchema(SchemaFiles):
             self._look_in(connection, namespace)
             connection.execute(_TABLE)
             before = self._read(connection)
+            # Read after the lock: what was there before does not count.
             version = 0 if before is None else before[0]
             if before is not None:
                 self._refuse_newer_than(before, name)
@@ -83,6 +88,8 @@ class PostgresSchema(SchemaFiles):
                 remedy=self._upgrade_remedy(name, has_tables=found is not None),
             )
         self._refuse_newer_than(found, name)
+        # In a transaction: ``set_config`` is to end with it, or the next borrower of the connection
+        # would look in another schema.
         with connection.transaction():
             self._look_in(connection, namespace)
             self._refuse_lost(connection, name, self.version)
@@ -99,6 +106,8 @@ class PostgresSchema(SchemaFiles):
         """The version of the tables, and of the oldest program that may use them."""
         with connection.transaction():
             self._look_in(connection, namespace)
+            # ``to_regclass`` answers NULL; a plain query on a missing table would be an error in
+            # the server's log.
             [[is_there]] = connection.execute(_THERE).fetchall()
             return None if is_there is None else self._read(connection)
 

@@ -73,12 +73,15 @@ class ListenNotifier:
                     target=self._serve, name="ergon-listen", daemon=True
                 )
                 self._thread.start()
+            # The thread sleeps in ``poll``: without a byte in the pipe it would notice the channel
+            # only when something else wakes it.
             elif channel not in self._listening:
                 self._wake_thread()
             self._changed.wait_for(
                 lambda: channel in self._listening or self._is_away or self._closing.is_set(),
                 CALL_BUDGET.at_most(_LISTEN_TIMEOUT),
             )
+            # Something may be missed until the thread listens: that counts as a notification later.
             if channel not in self._listening:
                 self._late.add(channel)
         return subscription
@@ -90,10 +93,13 @@ class ListenNotifier:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._wake_thread()
+        # A callback in the thread itself may close: it cannot wait for its own end.
         if thread is not None and thread is not threading.current_thread():
             thread.join(_CLOSE_TIMEOUT)
         with self._lock:
             wake, self._wake_pipe = self._wake_pipe, None
+            # A thread that a frozen server keeps still uses the pipe; its number must not be given
+            # to another file.
             if thread is None or not thread.is_alive():
                 for descriptor in wake or ():
                     os.close(descriptor)
@@ -119,6 +125,8 @@ class ListenNotifier:
                 if failures == 0 and not self._closing.is_set():
                     logger.info("%s is not heard for now: %s", self._name, error)
                 failures += 1
+                # Whatever is notified from now on is missed: all subscribers look for themselves
+                # afterwards.
                 self._went_away()
             self._closing.wait(RECONNECT_BACKOFF.delay(failures, 0.5))
 
@@ -141,6 +149,8 @@ class ListenNotifier:
         while not self._closing.is_set():
             self._listen_to_all(connection)
             ready = {descriptor for descriptor, _ in poll.poll(keepalive_ms)}
+            # A firewall may have forgotten a silent connection: nothing would ever arrive, and
+            # nothing would say so.
             if not ready:
                 with self._pool.at_most(self._timeouts.keepalive_response, connection):
                     connection.execute("SELECT 1")
@@ -153,6 +163,7 @@ class ListenNotifier:
 
     def _listen_to_all(self, connection: Connection) -> None:
         with self._lock:
+            # Copied: LISTEN is a round trip, and the lock is not held meanwhile.
             wanted = self._channels - self._listening
         if not wanted:
             return
@@ -164,6 +175,7 @@ class ListenNotifier:
             late, self._late = self._late, set()
             self._is_away = False
             self._changed.notify_all()
+        # After LISTEN: looking before it could miss what is written in between.
         for channel in late:
             self._local.notify(channel)
 

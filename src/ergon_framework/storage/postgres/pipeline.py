@@ -89,6 +89,8 @@ class Floats(Packed):
 def _sized(values: Sequence[bytes | None]) -> bytes:
     """Values of any size, each with its size before it; NULL has none."""
     given = [each for each in values if each is not None]
+    # The header says whether there are NULLs; the server does not rely on it, a length of -1 is
+    # enough.
     if len(given) < len(values):
         pairs = ((_NULL,) if each is None else (_LENGTH(len(each)), each) for each in values)
         return b"".join(chain.from_iterable(pairs))
@@ -214,9 +216,12 @@ class Pipeline:
             self._pgconn.exit_pipeline_mode()
         except psycopg.Error as lost:
             with suppress(psycopg.Error):
+                # Answers of earlier statements may still come: the next user would take them for
+                # its own.
                 self.connection.close()  # its state is unknown
             if error is None and not self._is_done:
                 raise
+            # All that matters is committed: only the hint to other processes was lost.
             if self._is_done:
                 log_lost_notification(lost)
         if self.error is not None and self.error.sqlstate in _FORGOTTEN:
@@ -228,6 +233,7 @@ class Pipeline:
         """Add a statement; nothing is sent before a result is read."""
         text, places = _placed(statement)
         given = values or {}
+        # Prepared at its first use on each connection, so that the server parses a text once.
         name = self._prepared.names.get(statement)
         if name is None:
             name = self._prepared.name(statement)
@@ -249,6 +255,7 @@ class Pipeline:
         if not self._is_after:
             self._is_after = True
             if self._waiting:
+                # A segment of its own: what comes after it cannot undo what was committed by it.
                 self._end_segment()
             else:
                 self._is_done = self.error is None
@@ -287,6 +294,7 @@ class Pipeline:
         if result is None:
             raise psycopg.OperationalError("the connection to the server was lost")
         pending.result = result
+        # A result is followed by a NULL, which has to be read before the next one.
         while self._next() is not None:
             pass
         if result.status not in _BAD:
@@ -296,6 +304,7 @@ class Pipeline:
         self._note(result)
 
     def _note(self, result: pq.abc.PGresult) -> None:
+        # The first error is the cause; all that follow it only say that the pipeline was aborted.
         if result.status not in _BAD or self.error is not None:
             return
         error = psycopg.errors.error_from_result(result, self._encoding)

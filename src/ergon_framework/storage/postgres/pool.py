@@ -46,6 +46,7 @@ def connect_within(connect: Callable[[], L], seconds: float) -> L:
         try:
             connection = connect()
         except Exception as error:
+            # False: the caller has given up, and nobody would ever take this answer.
             if arrival.set_running_or_notify_cancel():
                 arrival.set_exception(error)
         else:
@@ -60,6 +61,8 @@ def connect_within(connect: Callable[[], L], seconds: float) -> L:
     except BaseException:
         arrival.cancel()
         raise
+    # Cancelling succeeds only as long as nothing has arrived: either this call has the connection,
+    # or the thread closes it.
     if arrival.cancel():
         raise psycopg.OperationalError(f"no connection within {seconds:.3g} seconds")
     return arrival.result()
@@ -214,6 +217,8 @@ class ConnectionPool:
 
         ``before_waiting`` is called when none is at hand.
         """
+        # Taken once: a fork replaces the semaphore, and this call has to give back the one that it
+        # took.
         free = self._free
         is_free = free.acquire(blocking=False)
         if not is_free:
@@ -284,6 +289,8 @@ class ConnectionPool:
 
     def _connect(self) -> Connection:
         connect = partial(psycopg.connect, **self._address.options, autocommit=True)
+        # libpq counts the timeout in whole seconds and for each address: a caller with less time
+        # needs a thread.
         return (
             connect_within(connect, CALL_BUDGET.at_most(_MAX_CONNECT_TIMEOUT))
             if CALL_BUDGET.is_less_than(_MAX_CONNECT_TIMEOUT)

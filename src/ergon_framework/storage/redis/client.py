@@ -172,6 +172,8 @@ def connect_in_budget(
 ) -> Any:
     """Connect, and exchange the first messages, within the time that the caller has left."""
     own = connection.socket_connect_timeout, connection.socket_timeout
+    # The driver reads these settings of its own object while it connects, and has no argument for
+    # them.
     connection.socket_connect_timeout = CALL_BUDGET.at_most(own[0])
     connection.socket_timeout = CALL_BUDGET.at_most(
         own[1] if handshake_timeout is None else handshake_timeout
@@ -179,6 +181,7 @@ def connect_in_budget(
     try:
         connected = connect()
     finally:
+        # The connection goes back to a pool: the next caller may have more time.
         connection.socket_connect_timeout, connection.socket_timeout = own
     connected.settimeout(CALL_BUDGET.at_most(own[1]))
     return connected
@@ -287,6 +290,7 @@ class RedisClient:
                 lambda connection: connection.send_packed_command([words]), is_repeatable
             )
         except exceptions.NoScriptError:
+            # The server was restarted, or somebody flushed its scripts.
             words = script.full_call(keys, args)
             return self._answer(
                 lambda connection: connection.send_packed_command([words]), is_repeatable
@@ -451,6 +455,8 @@ class RedisClient:
         self._is_elsewhere = address is not self.address
         old, self._pool = self._pool, self._new_pool(address)
         with suppress(exceptions.RedisError):
+            # Those in use are left to their callers: they may have been sent something, and wait
+            # for the answer.
             old.disconnect(inuse_connections=False)
 
     def _refuse_when_closed(self) -> None:
@@ -473,6 +479,7 @@ class RedisClient:
             socket_connect_timeout=timeouts.connect,
             socket_timeout=timeouts.response,
             socket_keepalive=True,
+            # The driver must not repeat by itself: it does not know which scripts may run twice.
             retry=Retry(NoBackoff(), 0),
             **options,
         )

@@ -77,6 +77,7 @@ class PubSubNotifier:
                 self._thread.start()
         if not is_subscribed.wait(CALL_BUDGET.at_most(self._subscribe_timeout)):
             logger.info("%s is not heard yet", self._client.name)
+        # The confirmation of the channel itself counts as a notification here.
         subscription.wait(0.0)  # notifications up to now were for earlier subscribers
         return subscription
 

@@ -67,6 +67,8 @@ class Checkpointer:
 
     def run(self, connection: sqlite3.Connection) -> bool:
         """Checkpoint unless another process is doing so; whether all of the log was done."""
+        # Without it, a second process would wait for the checkpoint of the first one, only to find
+        # it done.
         with self._locked() as is_ours:
             if not is_ours:
                 return False
@@ -103,6 +105,7 @@ class Checkpointer:
         except sqlite3.OperationalError as error:
             if not is_busy(error) and not is_full(error):
                 raise
+            # Another writer passes; a full disk does not, and would be asked again at each look.
             self._may_lengthen = is_busy(error)
         if connection.in_transaction:
             connection.execute("ROLLBACK")
@@ -120,6 +123,7 @@ class Checkpointer:
             secure_files.give_to(lock, self._path)
             yield _try_lock(lock)
         finally:
+            # Closing frees the lock as well.
             os.close(lock)
 
     def _warn_of(self, error: OSError) -> None:
@@ -150,6 +154,8 @@ def is_long(log: Path, bound: int) -> bool:
         if log.stat().st_size <= bound:
             return False
         with log.open("rb", buffering=0) as file:
+            # Read as it is, beside writers: at worst this round is judged wrongly, and the next
+            # look puts it right.
             magic, _, page_size, _, *round_ = _HEADER.unpack(file.read(_HEADER.size))
             if magic not in _MAGIC:
                 return False

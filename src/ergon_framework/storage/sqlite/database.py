@@ -59,6 +59,8 @@ class OpenFile:
         """Close every connection, so that the child inherits none, and keep other threads out."""
         self._is_quiet = False
         with contextlib.suppress(TimeoutError, StoreError):  # StoreError: this thread writes
+            # Waits for the commit under way: forked in the middle of it, the child would hold half
+            # of a transaction.
             self._exclusive.enter_context(self.writer.exclusive(self._fork_timeout))
             self.writer.drop()
             self._is_quiet = True
@@ -98,6 +100,7 @@ def release(file: OpenFile, connect: Connect) -> None:
         if file.users:
             return
         del _files[file.path, connect]
+        # Still known while it closes: a fork at this moment has to hold it, too.
         _closing.append(file)
     try:
         file.close()

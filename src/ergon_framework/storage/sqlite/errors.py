@@ -192,6 +192,8 @@ def _holders(path: Path) -> Iterator[str]:
         return
     for line in lines:
         match line.split():
+            # The kernel writes ``->`` in lines of those that wait; they have other fields, and do
+            # not match.
             case [_, "POSIX", _, "WRITE", pid, place, start, end]:
                 inode = int(place.rpartition(":")[2])
                 held = inode == database or (

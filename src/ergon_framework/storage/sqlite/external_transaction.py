@@ -32,9 +32,12 @@ def joined(given: Joinable, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
     try:
         with closing(sqlite3.Cursor(connection)) as cursor:
             try:
+                # Takes the write lock before anything is read: a transaction that has read and then
+                # wants to write fails if others wrote in between.
                 _begin(borrowed, cursor, path, lock)
             except StoreError:
                 if is_begun_here:
+                    # The caller has not begun it, and would not end it.
                     borrowed.alchemy.rollback()
                 raise
             cursor.execute("SAVEPOINT ergon_joined")

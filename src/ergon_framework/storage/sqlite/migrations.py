@@ -35,10 +35,13 @@ class Schema(SchemaFiles):
             connection.execute(_TABLE)
             found = connection.execute(_READ, (self.part,)).fetchone()
             version = found[0] if found else 0
+            # Before anything is changed: an older program must not work on tables it does not know.
             self._refuse_newer(version, path)
             if version == self.version:
                 return
             for source, text in self.files[version:]:  # noqa: B007 - the error below names it
+                # One by one: ``executescript`` would commit first, and a crash could leave half of
+                # a version.
                 for statement in statements_of(text):
                     connection.execute(statement)
             connection.execute(_WRITE, (self.part, self.version))

@@ -101,6 +101,7 @@ class FifoSubscription:
             if self._path is not None:
                 with contextlib.suppress(OSError):
                     self._path.unlink()
+            # Threads in ``poll`` wake up by this byte, and see that it is closed.
             write_byte(self._write)
             self._close_when_unused()
         with _lock:
@@ -124,6 +125,8 @@ class FifoSubscription:
             return False
 
     def _close_when_unused(self) -> None:
+        # The last waiter closes: a descriptor that is closed under ``poll`` may be another file a
+        # moment later.
         if self._is_closed and not self._waiters and self._read >= 0:
             os.close(self._read)
             os.close(self._write)
@@ -229,12 +232,14 @@ def _make_named_pipe(folder: Path, topic: str) -> tuple[Path, int, int]:
     name = f"{topic}.{os.getpid()}.{secrets.token_hex(8)}"
     hidden = f"{_HIDDEN_PREFIX}{name}"
     with Folder.ensure(folder) as opened, contextlib.ExitStack() as undo:
+        # Hidden until it has a reader: whoever finds a name without a reader removes it.
         opened.make_pipe(hidden)
         undo.callback(_forget, opened, hidden)
         read = opened.open_pipe(hidden, os.O_RDONLY)
         undo.callback(os.close, read)
         database = folder.with_name(folder.name.removesuffix(_FOLDER_SUFFIX))
         opened.give_to(database)
+        # Made by root for a database of another user, it could not be opened by that user.
         give_to(read, database)
         # We write too: a pipe that has lost its last writer stays readable, and no wait would wait.
         write = opened.open_pipe(hidden, os.O_WRONLY)
@@ -295,6 +300,7 @@ def _remove_unread(folder: Path, topic: str) -> None:
     with contextlib.suppress(OSError), Folder.trusted(folder) as opened:
         names = (each for each in opened.names() if each.startswith(f"{topic}."))
         for name in itertools.islice(names, _MAX_LOOKS):
+            # Opening for writing fails with ENXIO when nobody reads; that removes it.
             pipe = _reach(opened, name)
             if pipe >= 0:
                 os.close(pipe)
