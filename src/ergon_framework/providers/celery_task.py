@@ -139,6 +139,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
                 " app.register_task(…) it; code of your own belongs into the provider",
             )
         refuse_renamed([name for name in RENAMED if hasattr(self, name)])
+        # Two counts of retries would multiply: what is counted here travels with the message.
         for option in _RETRIES:
             if getattr(self, option, None):
                 raise self._retries_twice(option)
@@ -199,6 +200,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
 
     def runner(self) -> ProviderTaskRunner:
         """The runner of this process, with its provider: built when it is first needed."""
+        # A worker that forks has the parent's runner, whose threads and sockets do not exist here.
         if self._runner is None or self._pid != os.getpid():
             with self._lock:
                 if self._runner is None or self._pid != os.getpid():
@@ -256,6 +258,8 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         options = _within(TaskOptions(**values), self.soft_time_limit or self.time_limit)
         if self.time_limit is None or options.timeout_budget_seconds is None:
             return options
+        # Celery may let a call run on until its hard limit: before that, no other delivery may take
+        # the key.
         beyond = self.time_limit - options.timeout_budget_seconds + _VISIBILITY_MARGIN
         return replace(options, lease_grace_seconds=max(options.lease_grace_seconds, beyond))
 
@@ -274,6 +278,8 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         """Seconds for which a message may be held back; the broker delivers it again after more."""
         options = self.app.conf.broker_transport_options or {}
         visible = float(options.get("visibility_timeout") or VISIBILITY_TIMEOUT)
+        # Never less than half: with a long time limit nothing would be left, and each wait would be
+        # cut to nothing.
         return max(visible - (self.time_limit or 0.0) - _VISIBILITY_MARGIN, visible / 2)
 
     def _tell_unbuilt(self, error: Exception) -> None:
@@ -313,6 +319,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
             (),
             kwargs,
             countdown=seconds,
+            # Celery's own number grows, so that its events and its log show which try it is.
             retries=(self.request.retries or 0) + 1,
         )
         try:

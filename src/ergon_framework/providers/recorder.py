@@ -94,6 +94,7 @@ class RefusalSampler:
     def admits(self, row: AttemptRow) -> bool:
         """Count a refused call; whether its row is to be written."""
         with self._lock:
+            # Counted there if it is skipped; here only if it gets a row.
             if self.skips_row(row):
                 return False
             self._lanes[row.tenant_id, row.provider_name, row.capability][1] += 1
@@ -215,6 +216,7 @@ class Recorder:
         if not attempts[0].attempt_number and not self._refusals.admits(attempts[0]):
             return
         queue = self._queue
+        # Without a lock: ``deque.extend`` is atomic, and a few rows above the mark do no harm.
         if len(queue) < self._calm:
             queue.extend(attempts)
         else:
@@ -230,6 +232,7 @@ class Recorder:
         """Write before returning, to the store or to disk; whether it is safe in either."""
         first = batch.attempts[0] if batch.attempts else None
         refused = None if first is None or first.attempt_number else first
+        # With a letter it is written in any case: the letter must not be lost with its row.
         if refused and not batch.letters and self._refusals.skips_row(refused):
             return True  # counted, which is all that is kept of it
         is_safe = self._writer.write_now(batch)
@@ -267,6 +270,8 @@ class Recorder:
         marker = FlushMarker()
         self._queue.append(marker)
         self._wake()
+        # A marker that nobody waits for any more must not stop the writer, nor be taken for a later
+        # flush.
         if not marker.wait(timeout):
             self._give_up(marker)
         if marker.is_set():
@@ -283,6 +288,8 @@ class Recorder:
         self._queue.append(marker)
         while not marker.is_set() or self._writer.has_left:
             self._writer.step()
+            # The store does not answer: to go on would keep the caller for as long as the outage
+            # lasts.
             if self._writer.is_paused:
                 self._give_up(marker)
                 return marker.is_set()
@@ -401,6 +408,7 @@ class Recorder:
                     self._wakeup.wait(wait)
                 self._wakeup.clear()
         finally:
+            # Whatever ended it, the next row starts another one.
             self._thread = None
             self._is_asleep = True
 

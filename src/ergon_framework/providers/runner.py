@@ -205,6 +205,8 @@ def settle(
         return
     ending = _key_ending(run, result, table, storage)
     try:
+        # The result is written under the key before the message is acknowledged: a worker that dies
+        # in between finds it at the next delivery.
         is_ours = storage.write(run.guard, ending)
     except StoreError as fault:
         if not recorder.write_later(RecordBatch(keys=[ending])):
@@ -344,6 +346,7 @@ class ProviderTaskRunner:
             ending = self._ending_of(run)
             result = await telemetry.traced_aexecute(self.provider, ending, *run.arguments())
         except BaseException as error:
+            # The claim may have succeeded although the caller was cancelled while a thread made it.
             for each in opened:
                 if not isinstance(each, CallDelivery):
                     continue
@@ -380,10 +383,14 @@ class ProviderTaskRunner:
         run = self._new_delivery(call)
         if isinstance(run, TaskEnding):
             return run
+        # Given up by an earlier delivery that could not write its letter: the letter is all that is
+        # left to do.
         given_up = call.carried.given_up
         if given_up is not None:
             error = error_of(given_up.reason_code, given_up.message, given_up.http_status)
             return self._bury(run, error, given_up)
+        # Counted over all deliveries: without this, each delivery of the queue would begin with a
+        # full set of attempts.
         if call.carried.attempts >= self._policy.max_attempts:
             spent = f"all {call.carried.attempts} attempts were made before"
             return self._bury(run, ProviderDependencyError(spent, never_sent=True))
@@ -411,6 +418,8 @@ class ProviderTaskRunner:
             traceparent=call.traceparent,
         )
         validate_call(call.tenant_id, call.campaign_id, call.operation, call.payload, context)
+        # After the checks: a lane is made for each tenant that is named, and a wrong name must not
+        # make one.
         lane = self._runtime.lane(call.tenant_id).key
         # A copy of our own: a provider that changes its payload must not change dead letter or key.
         call = replace(call, payload=plain_json(call.payload))
@@ -453,6 +462,8 @@ class ProviderTaskRunner:
 
     def _claim_key(self, run: CallDelivery, keep: float) -> ClaimResult:
         guard, lease = run.guard, self.lease_seconds
+        # An ending that waits on disk goes first: claimed without it, the call would be made a
+        # second time.
         ending = self._runtime.recorder.find_ending(guard.tenant_id, guard.key)
         if ending is not None:
             ending.write_to(guard.store)
@@ -461,11 +472,15 @@ class ProviderTaskRunner:
         lease_over_at = self._boot_clock() + lease
         claim = guard.claim(lease, keep)
         taken_from = claim.taken_from
+        # The lease still runs, but its owner is known to be dead on this very machine: waiting for
+        # the end would delay the call for nothing.
         if claim.state is ClaimState.RUNNING and dead is not None:
             claim = guard.claim_after(dead, lease, keep)
             taken_from = dead
         if claim.state is ClaimState.MINE:
             run.is_ours, run.lease_over_at = True, lease_over_at
+            # Asked before each further attempt: after the lease, another delivery may be making the
+            # call.
             run.context.may_continue = lambda: self._boot_clock() < lease_over_at
             if taken_from:
                 run.is_outcome_unknown_before = True
@@ -593,6 +608,8 @@ class ProviderTaskRunner:
                 self.options,
                 self._inputs(run.call),
             )
+            # Only where this delivery would say that the call failed: a success is a fact, whoever
+            # holds the key by now.
             if verdict.end in {TaskEnd.DEAD, TaskEnd.FAILED} and self._is_overtaken(run):
                 return None
             if verdict.end is TaskEnd.DEAD:
@@ -634,6 +651,7 @@ class ProviderTaskRunner:
             settle(run, result, self._table, self._result_storage, self._runtime.recorder)
             return self._ended(run, run.verdict, result)
         except BaseException:
+            # The lock must not outlive the delivery, whatever storing its end raised.
             run.let_go()
             raise
 
@@ -646,6 +664,8 @@ class ProviderTaskRunner:
         result.is_outcome_unknown_before = run.is_outcome_unknown_before
         is_undelivered = run.letter is not None and result.dead_letter is None
         carried, seconds = verdict.carried, verdict.seconds
+        # The dead letter could not be written anywhere: the message goes back with what is to be
+        # written, and is tried again.
         if is_undelivered:
             carried = msgspec.structs.replace(run.call.carried, given_up=run.end)
             seconds = min(_LETTER_RETRY_DELAY, self._longest_deferral())

@@ -106,6 +106,7 @@ class ProbeRenewer:
 
     def forget(self, token: str) -> None:
         """Renew a probe no longer: its call has ended."""
+        # Without the lock: most calls are no probes, and each of them comes by here.
         if self._kept:
             with self._changed:
                 self._kept.pop(token, None)
@@ -118,6 +119,7 @@ class ProbeRenewer:
         # Without the lock: calls take it to report their end, and a store may hang.
         for each in due:
             is_held = now < each.until and _renewed(each)
+            # From now, not from when it was due: a store that was slow must not be asked in a row.
             each.due_at = self._ticks() + each.lease / _RENEWALS_PER_LEASE
             if not is_held:
                 self.forget(each.permit.token)
@@ -128,6 +130,7 @@ class ProbeRenewer:
         while True:
             wait = self.renew_due()
             with self._changed:
+                # Looked at under the lock: a probe that was kept in between would have no thread.
                 if wait is None and not self._kept:
                     self._thread = None
                     return
@@ -318,6 +321,7 @@ class Circuit:
             if self._is_looking:
                 return
             self._is_looking = True
+            # Fresh for a moment, so that no other call starts a second look meanwhile.
             self._stale_at = self._store.now() + self._fresh_for
         try:
             REFRESH_THREADS.do(self._background_refresh)
@@ -336,12 +340,15 @@ class Circuit:
         try:
             answer = PROVIDER_BUDGET.run_within(self._store_timeout, work)
         except StoreError:
+            # A store that refuses at once costs the call nothing and is asked again; one that hangs
+            # is left to a thread.
             self._is_slow = monotonic() - began_at >= self._store_timeout / 2
             raise
         self._is_slow = False
         return answer
 
     def _refresh(self) -> None:
+        # Compared below: what is read here may be older than a change of another thread.
         mine = self._view
         try:
             found = self._ask(lambda: self._store.lane_state(self.key))
@@ -366,6 +373,7 @@ class Circuit:
             # After the view: other threads read both without the lock, and would take the old view
             # for a fresh one. A closed view lets all of them in.
             self._stale_at = stale_at
+        # After the lock is free: this writes to the store.
         if owed_until > max(found.cooldown_until, self._store.now()):
             self.extend_cooldown(owed_until - self._store.now())
         if is_ahead:
@@ -374,6 +382,8 @@ class Circuit:
             self._change(lambda breaker, now: (breaker.shortened(self.rule, now), None))
         elif found.breaker.failures:
             by = self._witness()
+            # A success of ours that was never written takes back failures which others have
+            # counted.
             self._change(lambda breaker, _: (breaker.witnessed(by), None))
 
     def _without_false_pause(self, found: LaneState) -> LaneState:
@@ -431,6 +441,8 @@ class Circuit:
         if is_swapped:
             self._keep(view, view.breaker, view.version + 1, is_ahead=False)
         else:
+            # Another process has changed it meanwhile; what it knows goes before what was kept
+            # here.
             self._reread(view)
 
     def _as_mine(self, mine: Breaker, theirs: Breaker) -> Breaker:
@@ -484,6 +496,8 @@ class Circuit:
         answer = self._change(lambda breaker, now: breaker.admit(self.rule, token, now))
         if isinstance(answer, CircuitRefusal):
             return max(0.0, answer.retry_at - self._store.now())
+        # No answer after a hundred lost swaps: refused for no time at all, so that the caller tries
+        # again.
         return answer if answer is not None else 0.0
 
     def keep(self, permit: Permit) -> None:
@@ -513,6 +527,7 @@ class Circuit:
 
     def report(self, permit: Permit, vote: Vote, failed: LaneFailure | None = None) -> None:
         """A call that was let in has ended; ``failed`` is what health tells of a failure."""
+        # First: a probe that has ended must not be renewed once more behind its report.
         if permit.token:
             self._probe_renewer.forget(permit.token)
         if self.needs_report(permit, vote):
@@ -616,6 +631,7 @@ class Circuit:
     def _keep(self, before: LaneState, after: Breaker, version: int, *, is_ahead: bool) -> bool:
         with self._lock:
             view = self._view
+            # Another thread was faster: its state has counted more than this one.
             if view.version != before.version or view.breaker is not before.breaker:
                 return False
             self._view = LaneState(after, view.cooldown_until, version)

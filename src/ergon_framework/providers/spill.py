@@ -123,10 +123,14 @@ class OwnFile:
 
     def append(self, lines: bytes) -> None:
         """Write lines whole, or none of them."""
+        # After a torn line that could not be cut off: the newline makes it a line of its own, which
+        # the checksum refuses.
         view = memoryview(b"\n" + lines if self._is_torn else lines)
         done = 0
         try:
             while done < len(view):
+                # ``write`` may take less than all, for example when a signal comes or the disk is
+                # nearly full.
                 done += os.write(self.fd, view[done:])
         except OSError:
             self._is_torn = done > 0 and not self._cut(self.size)
@@ -146,6 +150,7 @@ class OwnFile:
         A duplicate, because the file may be read back and closed while this waits for the disk.
         """
         sync_file(fd)
+        # A new file is safe only when its name is, too.
         if self._is_new:
             sync_folder(self.path.parent)
             self._is_new = False
@@ -192,6 +197,8 @@ class ReplayFile:
     def finish(self) -> None:
         """Remove a file that was read to its end, or put it aside if it has unusable lines."""
         with contextlib.suppress(OSError):
+            # Kept for people: removed, the unusable lines would be gone without anybody having seen
+            # them.
             if self.spoilt:
                 self.path.rename(self.path.with_name(self.path.name + CORRUPT))
             else:
@@ -210,6 +217,8 @@ class ReplayFile:
             return False
         self._at += len(piece)
         *lines, self._rest = (self._rest + piece).split(b"\n")
+        # The last line has no end: its writer died. It is read like the others, and its checksum
+        # tells.
         if not piece and self._rest:
             lines, self._rest = [self._rest], b""
         self._lines.extend(lines)
@@ -241,6 +250,7 @@ def find_replayable(folder: Path) -> list[Path]:
 
 def open_replay(path: Path) -> ReplayFile | None:
     """The file, locked, if its process is gone; None when it is locked. Never waits."""
+    # By the folder: a file of another user would put its rows into our store.
     try:
         with Folder.trusted(path.parent) as folder:
             fd = folder.open_file(path.name, os.O_RDWR)
@@ -261,6 +271,7 @@ def find_ending(folder: Path, tenant_id: str, key: str) -> KeyEnding | None:
     Files that are written meanwhile are read too: a line is whole, or does not match its checksum.
     """
     found: KeyEnding | None = None
+    # Looked for as bytes first: to decode each line of a long outage would hold up the claim.
     mark = _encode(key).encode("ascii")
     for path in find_replayable(folder):
         for line in _lines_with(path, mark):
@@ -297,6 +308,7 @@ def abandon(folder: Path, lines: bytes, most: int) -> None:
         if os.fstat(fd).st_size + len(lines) > most:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         view = memoryview(lines)
+        # Not synced: it is for people, and nothing relies on it.
         while view:
             view = view[os.write(fd, view) :]
     finally:
@@ -317,10 +329,13 @@ def _create(folder: Path) -> tuple[Path, int]:
 
 def _lock(fd: int) -> bool:
     """Whether it is ours now, and still has a name."""
+    # The system frees it when the process ends, however it ends; a file that says "locked" would
+    # stay.
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
+    # Removed between opening and locking: the process that replayed it was faster.
     return os.fstat(fd).st_nlink > 0
 
 
@@ -395,6 +410,8 @@ class Spill:
 
         ``StoreError`` when they cannot be kept.
         """
+        # Encoded before the lock: a payload that JSON refuses raises here, and nothing of the
+        # others is written.
         lines = b"".join(map(line_of, batches))
         failpoint("providers.spill.before")
         try:
@@ -405,6 +422,7 @@ class Spill:
             if is_synced:
                 self._sync(own, fd, start, end)
         except OSError as error:
+            # Callers do without the spill for a moment: each of them would wait for the same disk.
             self._refused_at = self._clock()
             raise _translated(error, self.folder) from error
         failpoint("providers.spill.after")
@@ -415,6 +433,7 @@ class Spill:
             own = self._own
             if own is None or not own.is_dirty:
                 return
+            # Before the sync: what is appended meanwhile marks it again.
             own.is_dirty = False
             fd = self._duplicate(own)
         try:
@@ -497,6 +516,7 @@ class Spill:
     def _append(self, lines: bytes) -> tuple[OwnFile, int]:
         own = self._own
         if own is None:
+            # Asked when the own file begins, not for each line: an estimate is enough for a bound.
             self._others_bytes = _size_of(find_replayable(self.folder))
         start = 0 if own is None else own.size
         if self._others_bytes + start + len(lines) > self.max_bytes:
@@ -518,6 +538,7 @@ class Spill:
             own.sync(fd)
         except OSError:
             with self._lock:
+                # Only if nothing was appended behind it: others may already count on what follows.
                 if own is self._own and own.size == end:
                     own.take_back(start)
             raise
@@ -526,6 +547,8 @@ class Spill:
 
     def _next_left(self) -> ReplayFile | None:
         with self._lock:
+            # Taken away first: what is kept from now on goes into a new file, and is not read
+            # twice.
             own, self._own = self._own, None
         if own is not None:
             return ReplayFile(own.path, own.fd, is_own=True)

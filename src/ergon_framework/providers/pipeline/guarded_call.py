@@ -140,6 +140,8 @@ def refund(policy: CallPolicy, lane: Lane, reservation: Reservation) -> None:
         if lane.quota is not None and reservation.is_open:
             lane.quota.refund(reservation)
     except StoreError:
+        # A call that has ended does not fail because its units cannot go back; the count tells that
+        # the window is poorer than it should be.
         policy.retries.unreturned(reservation.units)
 
 
@@ -255,6 +257,7 @@ class AttemptLog:
 
     def failed(self, correlation_id: str, error: ProviderError) -> None:
         """Note the end of a failed call; a retry that was planned does not follow."""
+        # A call with attempts has rows already; only a refusal would otherwise leave no trace.
         if not self.rows:
             self._refused(correlation_id, error)
         self.given_up()
@@ -504,6 +507,7 @@ class GuardedCall:
             # runs.
             self._lane.keep(answer)
             self._kept_vote = Vote.NEUTRAL  # the attempt before voted under a permit of its own
+            # With the clock asked again: the store may have taken its time to let the call in.
             return self._guard.admitted(None, self.clock.now())
         return self._guard.admitted(self.clock.now() + answer)
 
@@ -613,6 +617,8 @@ class GuardedCall:
         An attempt that was cut short counts as not made. Units that paid for a request which was
         sent stay spent.
         """
+        # Neutral: a call that was cut off says nothing about the provider, but its place as a probe
+        # has to be free.
         self._report(Vote.NEUTRAL)
         self._refund(self._reservations[self._first_unspent() :])
         self._end()
@@ -737,6 +743,8 @@ class GuardedCall:
         times = (self._started_at, ended_at)
         self._log.attempted(self.correlation_id, times, error, outcome, self._guard.delay)
 
+    # Of the last reservation rather than the lane: another call may have changed the lane's account
+    # since.
     def _quota(self) -> QuotaSnapshot | None:
         account = self._reservations[-1].account if self._reservations else None
         if account is None and self._lane.quota is not None:

@@ -80,12 +80,15 @@ class LazyOpen(Generic[T]):
 
     def _open(self, asked_at: float) -> T:
         lock = self._lock
+        # In the time of the call: the thread that opens may hang on a server that does not answer.
         if not lock.acquire(timeout=PROVIDER_BUDGET.at_most(threading.TIMEOUT_MAX)):
             raise StoreUnavailableError("the store is still being opened", remedy="try again")
         try:
             if self.value is not None:
                 return self.value
             known = self._failure
+            # Raised anew with a copy: one exception object in several threads would collect all
+            # their tracebacks.
             if known is not None and self._failed_at > asked_at:
                 raise type(known)(known.message, remedy=known.remedy, details=known.details)
             try:
@@ -263,6 +266,7 @@ def prune_rows(database: ProviderDatabase, sql: str, before: float, limit: int) 
     count, end = 0, database.to_db_time(before)
     while count < limit:
         values = {"before": end, "limit": min(_PRUNE_BATCH, limit - count)}
+        # Not synced: rows that come back after a power cut are deleted again.
         deleted = database.write("prune", partial(_run, sql=sql, values=values), is_synced=False)
         count += deleted
         if deleted < values["limit"]:

@@ -83,6 +83,7 @@ class MemoryLane:
         for minute, rollup in note.minutes.items():
             self.hour.add(minute, rollup)
         self.hour.forget(first_minute(now))
+        # A batch may come late: it must not make the last success older.
         if note.last_success_at is not None:
             known = self.last_success_at
             self.last_success_at = max(note.last_success_at, known or note.last_success_at)
@@ -137,6 +138,7 @@ class MemoryAttempts:
                 self.ids.add(row.id)
                 fresh.append(row)
         self.rows.extend(fresh)
+        # The ids go with their rows: a set that only grows would outlive every bound.
         while len(self.rows) > self._max_rows:
             self.ids.discard(self.rows.popleft().id)
         for key, note in roll_up(fresh).items():
@@ -191,6 +193,7 @@ class MemoryKeys:
     ) -> ClaimResult:
         """Take a key, unless it is taken."""
         found = self.records.get(name)
+        # Clocks are put right before anything is decided by them.
         restated = after_clock_set_back(found, now) or after_clock_set_forward(
             found, owner, now, self._lease_left
         )
@@ -204,6 +207,7 @@ class MemoryKeys:
         status, times = KeyStatus.IN_PROGRESS, (ends.lease, ends.memory)
         self._put(name, KeyRecord(fingerprint, status, owner, *times, written_at=now))
         self.records.move_to_end(name)
+        # The oldest claim, not the oldest ending: each claim moves its key to the end.
         if len(self.records) > self._max_keys:
             self._drop(next(iter(self.records)))
         return ClaimResult(ClaimState.MINE, owner, ends.lease, taken_from=taken_from)
@@ -211,6 +215,8 @@ class MemoryKeys:
     def finish(self, name: tuple[str, str], owner: str, end: KeyRecord) -> bool:
         """Record the end under a key that is still the owner's."""
         found = self.records.get(name)
+        # No longer ours: the end of an overtaken delivery must not replace what the new holder
+        # writes.
         if found is None or found.owner != owner or found.status != KeyStatus.IN_PROGRESS:
             return False
         end.fingerprint, end.expires_at = found.fingerprint, found.expires_at
@@ -444,6 +450,8 @@ class MemoryProviderStore:
             account = lane.account
             if account is None:
                 account = QuotaUsage(window, limit)
+            # ``is not``: windows are made once per period, so this is nearly always the same
+            # object.
             elif account.window is not window or account.limit != limit:
                 account = account.at(window, limit, self._clock())
             after = account.reserve(units)
@@ -451,6 +459,7 @@ class MemoryProviderStore:
             if after is not None:
                 lane.account = after
                 return _new(QuotaGrant, (after, True))
+            # The window is noted even if nothing was granted: a summary shows the one that refuses.
             lane.account = account
         return QuotaGrant(account, is_granted=False)
 
@@ -467,6 +476,7 @@ class MemoryProviderStore:
     def record(self, batch: RecordBatch) -> None:
         """Write attempts, their roll-ups, health and dead letters in one step."""
         with self._step():
+            # Letters first: they may be refused, and then nothing of the batch is written.
             self._letters.add(batch.letters)
             now = self._clock()
             self._attempts.add(batch.attempts, self._lanes, now)

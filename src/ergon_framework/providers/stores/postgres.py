@@ -112,6 +112,8 @@ class PostgresCursor:
         names = [name for name, _ in into.columns]
         ordered = sorted(rows, key=lambda row: str(row[0]))
         values = [dict(zip(names, row, strict=True)) for row in ordered]
+        # One JSON text for all rows: a parameter per value would reach the protocol's limit of
+        # 65,535.
         sent = {"rows": msgspec.json.encode(values).decode()}
         return {found for (found,) in self.fetch(_insertion(into), sent)}
 
@@ -124,7 +126,10 @@ def _psycopg_sql(sql: str) -> bytes:
     """A statement as psycopg takes it."""
     converted = _converted.get(sql)
     if converted is None:
+        # ``%`` is the driver's own mark: doubled, a LIKE pattern stays what it is.
         converted = _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
+        # Statements with lists of values differ by their length: without a bound each length would
+        # stay for ever.
         if len(_converted) < 1000:
             _converted[sql] = converted
     return converted
@@ -261,6 +266,7 @@ class PostgresProviderDatabase:
 
         def whole(cursor: SqlCursor) -> T:
             result = work(cursor)
+            # Before the commit: a test that dies here shows that nothing was written.
             failpoint(BEFORE[call])
             return result
 
@@ -286,6 +292,8 @@ class PostgresProviderDatabase:
         try:
             return self._transact(work, timeout)
         except StoreUnavailableError as error:
+            # A caller with little time left gets the error at once: a second try would only be cut
+            # off as well.
             if not error.details.get("is_lost") or PROVIDER_BUDGET.at_most(timeout) < timeout:
                 raise
             # Only reads are tried again: of a write nobody knows whether it was committed.
@@ -304,6 +312,8 @@ class PostgresProviderDatabase:
     def close(self) -> None:
         """Close idle connections now and the others when they come back. May be called twice."""
         self.is_closed = True
+        # A thread may be making the tables: closed under it, its connections would come back to
+        # nobody.
         self._lazy.wait_opened()
         self._engine.pool.dispose()
 
@@ -368,6 +378,8 @@ class PostgresProviderDatabase:
                 remedy="make fewer calls at once in one process, or look why the server is slow",
             ) from error
         except (psycopg.Error, exc.DBAPIError) as error:
+            # It took nearly the whole timeout: the server is silent, and the next callers need not
+            # find out, too.
             if self._ticks() - asked_at >= _CONNECT_TIMEOUT - 1:
                 self._silent_until = self._ticks() + _OUTAGE_PAUSE
             told = self._translated(error)
@@ -381,6 +393,8 @@ class PostgresProviderDatabase:
                 return
         except psycopg.Error:
             pass
+        # A server that was restarted breaks all connections at once; those that were idle are asked
+        # before their next use.
         self._doubted_at = self._ticks()
         connection.invalidate()
 
@@ -392,6 +406,8 @@ class PostgresProviderDatabase:
             pool_size=self._limits.pool_size,
             max_overflow=self._limits.pool_overflow,
             pool_timeout=self._limits.checkout_timeout,
+            # The latest one first: idle connections grow old and are closed, instead of all being
+            # kept warm in turn.
             pool_use_lifo=True,
             hide_parameters=True,
             connect_args={k: v for k, v in _NETWORK_OPTIONS.items() if k not in database.url.query},
@@ -403,6 +419,8 @@ class PostgresProviderDatabase:
         return engine
 
     def _connect(self, dialect: Any, _: Any, where: Any, how: dict[str, Any]) -> Any:
+        # While it is set up: a transaction that begins by itself would be left open by each
+        # setting.
         connect = partial(dialect.connect, *where, **{**how, "autocommit": True})
         seconds = PROVIDER_BUDGET.at_most(_CONNECT_TIMEOUT)
         if seconds < _CONNECT_TIMEOUT:
@@ -445,6 +463,7 @@ class PostgresProviderDatabase:
     def renew(self) -> None:
         """In a forked child: leave the parent's connections to the parent."""
         self._inherited.append(self._engine.pool)
+        # Not closed: the sockets are shared with the parent, and a goodbye would end its sessions.
         self._engine.dispose(close=False)
         self._watchdog.renew()
         clock = self._lazy.value
@@ -481,6 +500,7 @@ class PostgresProviderDatabase:
                     connection.exec_driver_sql(_SETUP_TIMEOUTS)
                     upgrade(connection)
                 elif found != HEAD:
+                    # A store never upgrades tables that are there: other programs work with them.
                     raise StoreSchemaError(
                         f"{self.name} has provider tables of revision {found}; this program works"
                         f" with {HEAD}",

@@ -103,6 +103,7 @@ class HourlyRates:
     def is_snapshot_due(self, key: LaneKey, now: float) -> bool:
         """Whether a lane's columns are to be written again."""
         written_at = self._written_at.get(key)
+        # Also when the clock was set back: the columns would stay old until it has caught up.
         return written_at is None or not written_at <= now < written_at + SNAPSHOT_INTERVAL
 
     def heard(self, notes: Mapping[LaneKey, LaneChanges], now: float) -> None:
@@ -110,6 +111,8 @@ class HourlyRates:
         due = {key for key in notes if self.is_snapshot_due(key, now)}
         with self._lock:
             if len(self._written_at) + len(due) > self._max_lanes:
+                # Forgotten all at once: at worst some columns are written earlier than they had to
+                # be.
                 self._written_at.clear()
             self._written_at.update(dict.fromkeys(due, now))
             self._stale |= notes.keys() - due
@@ -148,6 +151,7 @@ class HourlyRates:
 
     def _refresh(self, cursor: SqlCursor, view: _TenantHour, tenant_id: str, now: float) -> None:
         oldest, current = first_minute(now), minute_of(now)
+        # One minute more: others add to a minute for a moment after it has ended.
         since = max(oldest, min(view.read_until, current) - MINUTE)
         count = self._read(cursor, view, tenant_id, since)
         if (oldest, since) != view.older:
@@ -252,6 +256,8 @@ class AttemptTables:
         rows = [_truncated_row(row) for row in reversed(attempts.values())]
 
         def work(cursor: SqlCursor) -> dict[LaneKey, LaneChanges]:
+            # In one transaction with the attempts: a letter without its last row would tell of a
+            # call that nobody sees.
             add_letters(cursor, self._database, batch.letters)
             return self._add(cursor, rows, now) if rows else {}
 
@@ -321,6 +327,7 @@ class AttemptTables:
         fresh = cursor.insert_missing(
             _ATTEMPTS, [_row_of(row, to_db_time(row.created_at)) for row in rows]
         )
+        # Only rows that were new: a batch that is written twice must not count twice.
         notes = roll_up(row for row in rows if row.id in fresh)
         # Every process locks lanes in the same order, or two of them could deadlock.
         keys, at = sorted(notes), to_db_time(now)
@@ -333,6 +340,7 @@ class AttemptTables:
             ],
         )
         cursor.executemany(_NOTE, [self._note(key, notes[key], at) for key in keys])
+        # Not at each batch: a busy lane would have its row rewritten many times a second.
         due = [key for key in keys if self._rates.is_snapshot_due(key, now)]
         if due:
             self._set_rates(cursor, due, now)

@@ -77,6 +77,8 @@ class KeyTable:
         def work(cursor: SqlCursor) -> ClaimResult:
             taken = self._take(cursor, values, now)
             if isinstance(taken, ClaimResult):
+                # The lease counts from before the transaction: what it waited for a lock is not
+                # added to it.
                 return taken
             return ClaimResult(ClaimState.MINE, owner, now + lease, taken_from=taken)
 
@@ -101,6 +103,8 @@ class KeyTable:
             "tenant_id": tenant_id,
             "key": key,
             "owner": owner,
+            # Freed, it has no holder: the next delivery takes it without asking whether this one is
+            # alive.
             "holder": "" if may_run_again else owner,
             "status": status_after(reason_code, may_run_again=may_run_again).value,
             "result": kept,
@@ -125,6 +129,8 @@ class KeyTable:
         """Take the key, and say from whom if its call had no end yet; or say why not."""
         fingerprint, owner = values["fingerprint"], values["owner"]
 
+        # Repeated in one transaction: with READ COMMITTED each statement sees what others have
+        # committed meanwhile.
         def attempt() -> ClaimResult | str:
             found = cursor.fetch(_KEY_SQL["find"], values)
             if not found:
@@ -135,6 +141,8 @@ class KeyTable:
             no = decide_claim(record, fingerprint, owner, now)
             if no is not None:
                 return no
+            # The holder and status that were seen are part of the condition, so that only one of
+            # two takers succeeds.
             held = {**values, "holder": record.owner, "status": record.status}
             if cursor.execute(_KEY_SQL["take_over"], held):
                 return holder_of(record, fingerprint, owner)
@@ -254,6 +262,7 @@ class DeadLetterTable:
         values: dict[str, Any] = {"status": status.value, "limit": limit}
         if task_names is not None:
             marks, more = placeholders("n", task_names)
+            # An empty list would be no SQL; NULL is equal to nothing.
             condition += f" AND task_name IN ({marks or 'NULL'})"
             values |= more
         return self._find(condition, "ASC", values)
