@@ -93,6 +93,8 @@ class ConsumerSession:
     def renew(self) -> None:
         """In a process that was just forked: the lease stays the parent's, and so does its run."""
         if self.holder is not None:
+            # Another name for the holder: the node would take the child for the parent, and give
+            # both the same facts.
             self.holder = f"{self.holder[:200]}+{os.getpid()}"
         self.standing.lost = ConsumerHeldError(
             f"the process that holds the consumer {self.name!r} was forked, and this is the child",
@@ -110,6 +112,7 @@ class ConsumerSession:
         send = Send(BOUNDARY + "FetchFacts", self._body(asked), wait + self.timeout)
         rule = self.rule
         if rule.budget is not None:
+            # The node holds the request for so long when there is nothing: that is no failure.
             rule = replace(rule, budget=rule.budget + wait)
         call = RetriedCall(rule, (yield Now()))
         try:
@@ -119,6 +122,7 @@ class ConsumerSession:
                 raise
             yield from self.create()
             answer = yield from repeated(send, call, self.dice)
+        # Answered under our name: it is ours again, whatever was believed before.
         self.standing.lost = None
         self.standing.renewed_at = yield Now()
         self.page = answer
@@ -256,8 +260,11 @@ class ConsumeLoop:
         except GeneratorExit:
             raise
         except BaseException as error:
+            # What is done is confirmed even though the run failed: it would be handled a second
+            # time.
             yield from self._leave()
             is_outage = isinstance(error, BoundaryError) and error.is_retryable
+            # Stopped during an outage: the run ends as it was asked to, and nothing is lost.
             if not (is_outage and self.is_stopped()):
                 raise
         else:
@@ -282,6 +289,7 @@ class ConsumeLoop:
 
     def _pages(self) -> Flow[None]:
         while not self.is_stopped():
+            # Measured, since a node may answer an empty page at once.
             began_at = yield Now()
             batch = yield from self.session.fetch(self.limit, self.wait)
             self.report.cursor = self.done = batch.cursor
@@ -309,6 +317,7 @@ class ConsumeLoop:
         facts = batch.facts
         is_released = bool(facts) and facts[0].released
         if facts and not is_released and earlier >= self.item_rule.attempts:
+            # Losses before the fact are told first: they lie before it in the log, too.
             for gap in batch.gaps:
                 if gap.first_offset < facts[0].offset:
                     yield from self._gap(gap)
@@ -323,10 +332,13 @@ class ConsumeLoop:
                 pending = next(gaps, None)
             if self.is_stopped():
                 return
+            # A page that was given out before: confirmed one by one, it shows which fact kills its
+            # reader.
             is_alone = is_released or earlier > 0
             if not (yield from self._item(delivery, is_alone=is_alone)):
                 return
         yield from self._rest(pending, gaps)
+        # A released fact lies below the cursor; the page says nothing about those above it.
         if not is_released:
             self.done = max(self.done, batch.through_offset)
             yield from self._confirm()
@@ -353,7 +365,11 @@ class ConsumeLoop:
             except UnrunHandlerError:
                 raise  # it would be the same with every fact: none is set aside for that
             except Exception as error:
+                # The handler may have taken longer than the lease: then another process has the
+                # fact, and decides about it.
                 self.session.standing.check()
+                # Before the wait: the good facts before it need not be handled again if this
+                # process dies now.
                 yield from self._confirm()
                 verdict = call.failed(failure_of_handler(error), (yield Now()), self.dice())
                 if not isinstance(verdict, RetryAfter):
@@ -394,6 +410,7 @@ class ConsumeLoop:
         standing, now = self.session.standing, (yield Now())
         standing.check()
         third = self.session.lease / 3
+        # The renewal may have stood still with this process: no fact is begun without asking.
         if now - standing.renewed_at >= self.session.lease:
             yield from self.session.renew_lease()
         if now - self.confirmed_at >= third:
@@ -421,6 +438,8 @@ def renew_lease(session: ConsumerSession, is_over: Callable[[], bool]) -> Flow[N
         if is_over():
             return
         try:
+            # Shorter than the lease: a request that hangs must not keep the next one from being
+            # sent in time.
             yield Send(BOUNDARY + "ConfirmReceipt", session.renewal(), session.lease / 3)
             standing.renewed_at = yield Now()
         except ConsumerHeldError as error:

@@ -121,6 +121,8 @@ class Inbox:
         key = (self.consumer, envelope.from_zone, envelope.message_id)
         digest = _digest(delivery)
         with closing(connection.cursor()) as cursor:
+            # The insert decides, not a look before it: two consumers of one name would both find
+            # nothing.
             cursor.execute(self._insert, (*key, digest, self._clock()))
             if cursor.rowcount == 1:
                 return True
@@ -212,6 +214,8 @@ def _begin(connection: Connection) -> None:
         )
     if isinstance(connection, sqlite3.Connection) and not connection.in_transaction:
         with closing(connection.cursor()) as cursor:
+            # At once, not at the first change: two readers that both want to write would fail
+            # instead of waiting.
             cursor.execute("BEGIN IMMEDIATE")
 
 

@@ -100,9 +100,11 @@ def attached(
     kept: list[OutboxFile] = []
     try:
         for each in artifacts:
+            # Several files of one fact share the limit of the spool.
             beside = sum(file.size for file in kept)
             kept.append(_kept(folder, each, plain.subject, beside, is_copied=is_copied))
     except BaseException:
+        # Copies that no row refers to would only be swept an hour later.
         folder.drop(kept)
         raise
     receipts = [
@@ -270,6 +272,7 @@ class Outbox:
         except BoundaryError:  # after any other the fact may be there; if not, they are swept
             self._spool.folder.drop(kept)
             raise
+        # The same fact again: the row that is there has copies of its own.
         if not is_new:
             self._spool.folder.drop(kept)
         return seq
@@ -363,6 +366,7 @@ class Outbox:
                 return True
             self._ending.set()
             self.wake()
+            # Waits for the thread with the lock held: nobody can start another one beside it.
             self._thread.join(timeout)
             return not self._thread.is_alive()
 
@@ -472,6 +476,8 @@ class Outbox:
                 self.last_error = error
                 log = logger.error if isinstance(error, ErgonError | OSError) else logger.exception
                 log("the outbox cannot be drained for now: %s", describe(error))
+                # Whatever it was, it is likely to be still so: a defect in a loop must not use up a
+                # processor.
                 pause = self.rule.backoff.cap
             self._ending.wait(pause)
 

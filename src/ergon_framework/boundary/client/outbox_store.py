@@ -172,6 +172,8 @@ class OutboxFiles:
     def is_there(self, file: OutboxFile) -> bool:
         """Whether a file of that size is where it should be."""
         try:
+            # Only its size: the digest is checked by the node, and reading it here would double the
+            # work.
             return self.place(file).stat().st_size == file.size
         except OSError:
             return False
@@ -188,6 +190,8 @@ class OutboxFiles:
         swept = 0
         with contextlib.suppress(FileNotFoundError):
             for path in self.folder.iterdir():
+                # Only names of our own making: a folder that somebody points to by mistake is not
+                # emptied.
                 if path.name not in known and _NAME.fullmatch(path.name):
                     with contextlib.suppress(OSError):
                         if path.stat().st_mtime < before:
@@ -205,6 +209,7 @@ class OutboxFiles:
     def _copy(self, source: Iterable[bytes]) -> tuple[str, bytes, int]:
         with Folder.ensure(self.folder, parents=True) as folder:
             if folder.is_new:
+                # Without it, a power cut could take the new folder away, and the copy with it.
                 sync_folder(self.folder.parent)
             word = secrets.token_hex(8)
             hidden = self.folder / f"new.{word}"
@@ -214,11 +219,13 @@ class OutboxFiles:
                 digest, size = _pour(source, copy)
                 copy.flush()
                 sync_file(copy.fileno())
+            # Renamed when it is whole: a name with a digest promises its bytes.
             kept = hidden.rename(self.folder / f"{digest.hex()}.{word}")
         except BaseException:
             with contextlib.suppress(OSError):
                 hidden.unlink()
             raise
+        # Before the row that refers to it is committed: a fact must not come back without its file.
         sync_folder(self.folder)
         return kept.name, digest, size
 
@@ -276,8 +283,11 @@ class DrainLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            # Held by another drain, here or elsewhere; the lock belongs to the open file, not to
+            # the process.
             os.close(descriptor)
             return False
+        # For people: it says who drains when another process is refused.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode("ascii"), 0)
         self._descriptor = descriptor
@@ -383,6 +393,7 @@ class OutboxStore:
             for row in cursor.execute(_SQL["all" if with_refused else "waiting"], (limit,)):
                 each = _spooled(row)
                 size += len(each.envelope) + len(each.fact)
+                # At least one, however large: a fact above the limit would block the line for ever.
                 if found and size > max_bytes:
                     break
                 found.append(each)
@@ -412,6 +423,8 @@ class OutboxStore:
         # that came back without its file could not be.
         self._write(work, is_synced=bool(copies))
         failpoint("boundary.outbox.sent.after")
+        # After the commit: a process that dies in between leaves copies that a sweep removes, and
+        # no row without them.
         self.folder.drop(copies)
 
     def resend(self, since: float | None = None) -> int:
@@ -432,6 +445,7 @@ class OutboxStore:
 
     def forget_outlived(self, limit: int = 1000) -> int:
         """Remove what was kept for long enough, with its files; how many."""
+        # Nothing is kept any more: what an earlier setting kept is all outlived.
         before = self._clock() - self._keep_sent if self._keep_sent is not None else math.inf
         rows = self._read(
             lambda cursor: cursor.execute(_SQL["outlived"], (before, limit)).fetchall()
@@ -535,6 +549,7 @@ class OutboxStore:
         return int(cursor.execute(_SQL["insert"], row).lastrowid or 0), True
 
     def _refuse_overflow(self, cursor: sqlite3.Cursor, entry: Entry) -> None:
+        # Counted in the same transaction as the insert: two processes could both see room for one.
         rows = cursor.execute(_SQL["figures"]).fetchall()
         items, size = sum(row[0] for row in rows), sum(row[1] for row in rows)
         is_full = self._max_items is not None and items + 1 > self._max_items
@@ -573,6 +588,8 @@ def _again(cursor: sqlite3.Cursor, entry: Entry, seq: int, digest: bytes, is_ref
             + (f"; or discard({seq}) the one that was refused first" if is_refused else ""),
             details={"id": seq, "message_id": entry.fact.message_id},
         )
+    # The application tells it again: whatever was wrong with it may have been put right at the
+    # node.
     if is_refused:
         cursor.execute(_SQL["retry"], (seq,))
     return seq

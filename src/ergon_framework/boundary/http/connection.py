@@ -69,6 +69,7 @@ class ResponseWriter:
         async with contextlib.aclosing(_closing(chunks)) as pieces:
             async for piece in pieces:
                 left -= len(piece)
+                # More than was announced: the rest would be read as the next answer.
                 if left < 0:
                     break
                 self.write(head + piece)
@@ -97,6 +98,8 @@ class ResponseWriter:
         """Whether something waits to be read and nothing has been for so long; look regularly."""
         kept = self._transport.get_write_buffer_size() if self._transport else 0
         taken = self._written - kept
+        # Progress is what the client took, not what was written: a buffer that stays full is no
+        # progress.
         if not kept or taken != self._taken:
             self._taken, self._flowed_at = taken, now
         return now - self._flowed_at > timeout
@@ -202,6 +205,7 @@ class ServerConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Answer what was asked: the client sends nothing more, but may still read."""
         self._is_at_end = True
+        # TLS cannot be closed in one direction: there is nobody left to answer.
         if self._intake is None or self._transport is None or not self._transport.can_write_eof():
             return False
         if self._intake.is_receiving:
@@ -251,6 +255,7 @@ class ServerConnection(asyncio.Protocol):
         if incoming is not None and incoming.upload is not None:
             incoming.upload.fail(ConnectionResetError("the client has gone"))
         for request in (incoming, self._current, *self._pending):
+            # Room is given back at once; the answer may still be worked on.
             if request is not None and request.held:
                 self._service.held_bytes -= request.held
                 request.held = 0
@@ -304,6 +309,7 @@ class ServerConnection(asyncio.Protocol):
     def send_continue(self, request: Request) -> None:
         """Tell a client that waits for it to send the body."""
         request.expects_continue = False
+        # Only while nothing of the body is there: a client that did not wait needs no permission.
         if self._outflow is not None and not request.received and not request.is_complete:
             self._outflow.write(responses.CONTINUE)
 
@@ -325,6 +331,7 @@ class ServerConnection(asyncio.Protocol):
         self._finish(request, is_kept=is_kept)
 
     def _is_kept(self, request: Request) -> bool:
+        # A request that is not complete leaves bytes on the line that would look like another one.
         if not (request.is_kept and request.is_complete) or self._is_retired:
             return False
         return not self._service.is_stopping and not (self._is_at_end and not self._pending)
@@ -374,6 +381,7 @@ class ServerConnection(asyncio.Protocol):
         if self._is_advancing or self._outflow is None:
             return
         self._is_advancing = True
+        # Not while the client does not read: answers would pile up in memory.
         while self._pending and self._current is None and not self._outflow.is_paused:
             request = self._pending[0]
             if not request.is_ready:
@@ -397,6 +405,7 @@ class ServerConnection(asyncio.Protocol):
         except Exception as error:
             self.fail(request, error)
         else:
+            # None: the application has answered already, or will do so by itself.
             if work is not None:
                 self._service.spawn(self._run(request, work), work)
 
@@ -418,6 +427,7 @@ class ServerConnection(asyncio.Protocol):
             return
         incoming = self._intake.incoming
         is_full = incoming is not None and incoming.upload is not None and incoming.upload.is_full
+        # A client may send many requests ahead; what is read of them waits in memory.
         is_behind = bool(self._pending) and (self._current is not None or self._outflow.is_paused)
         self._read(is_wanted=self._lingers_until is not None or not (is_full or is_behind))
 
@@ -427,6 +437,7 @@ class ServerConnection(asyncio.Protocol):
         self._is_reading = is_wanted
         if is_wanted:
             if self._intake is not None:
+                # The pause was ours: it must not count as silence of the client.
                 self._intake.heard_at = self._service.clock()
             self._transport.resume_reading()
         else:
@@ -452,6 +463,8 @@ class ServerConnection(asyncio.Protocol):
         elif not self.is_busy and now - self._rested_at > self._limits.idle_seconds:
             self.close()
         elif self._guest.has_overstayed(self._service.context, self._service.wall()):
+            # Not cut off: its request is answered first, and its next connection shows the new
+            # certificate.
             self._is_retired = True
             if not self.is_busy:
                 self.close()

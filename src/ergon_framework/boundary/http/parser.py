@@ -194,6 +194,7 @@ class RequestParser:
         if self.incoming is not None:
             return
         name = name.lower()
+        # Joined as HTTP wants it; two Host headers become one with a comma, which is refused.
         if name in self._headers:
             value = self._headers[name] + b", " + value
         self._headers[name] = value
@@ -211,6 +212,7 @@ class RequestParser:
         request.is_chunked = b"transfer-encoding" in headers
         if self._service.application.is_streamed(method, request.path):
             request.upload = RequestBody(self._repace)
+        # Queued before it is judged: a refusal is an answer, too, and has its place in the order.
         self._enqueue(request)
         refusal = self._head_problem(request, headers)
         if refusal is not None:
@@ -223,6 +225,7 @@ class RequestParser:
         if request is None:
             return
         request.received += len(data)
+        # Counted as it comes: a length that was announced, or left out, proves nothing.
         if request.received > self._body_limit(request):
             self.refuse(self._too_large(request))
         elif request.upload is not None:
@@ -252,6 +255,8 @@ class RequestParser:
     def _head_problem(self, request: Request, headers: dict[bytes, bytes]) -> Refusal | None:
         if self._is_head_too_large(headers):
             return responses.head_too_large(self._limits.header_bytes)
+        # Browsers send it: a page of another site must not reach a node without authentication on
+        # this machine.
         if b"origin" in headers and not self._caller.is_secure:
             return responses.from_a_browser()
         if b"upgrade" in headers or request.method == "CONNECT":
@@ -259,10 +264,12 @@ class RequestParser:
         host, version = headers.get(b"host"), "1.1"
         if host is None or b"connection" in headers:
             version = self._parser.get_http_version()
+        # 1.0 has no way to say where an answer ends but closing.
         if version == "1.0":
             request.is_kept = False
         elif host is None or host.find(b",") >= 0:  # quicker here than ``in``
             return responses.malformed("it needs exactly one Host header")
+        # A name that is not ours: a browser that was led here by a foreign DNS entry.
         if host is not None and not self._service.is_asked_for(host):
             return responses.foreign_host()
         if not request.path or "#" in request.path + request.query:
@@ -272,6 +279,8 @@ class RequestParser:
     def _body_problem(
         self, request: Request, headers: dict[bytes, bytes], version: str
     ) -> Refusal | None:
+        # One coding only: a proxy and this server must not read the same bytes as two different
+        # requests.
         if request.is_chunked and headers[b"transfer-encoding"].strip().lower() != b"chunked":
             return responses.unknown_coding()
         length = headers.get(b"content-length")  # the parser has seen to it that it is a number

@@ -42,6 +42,7 @@ class Acceptor(asyncio.Protocol):
         self._raw = raw = cast("asyncio.Transport", transport)
         self._address, self.ip = _address(transport)
         why = self._service.why_full(self.ip)
+        # One that asks nothing goes for one that may ask something.
         if why and self._service.make_room():
             why = ""
         if why:
@@ -54,6 +55,7 @@ class Acceptor(asyncio.Protocol):
             raw.pause_reading()  # the first bytes belong to the handshake
             self._make_room()
             self._service.add(self)
+            # In the order they began: the oldest goes first when there are too many.
             self._service.handshakes[self] = None
             self._service.spawn(self._secure(raw, self._context))
 
@@ -100,6 +102,7 @@ class Acceptor(asyncio.Protocol):
     async def _secure(self, raw: asyncio.Transport, context: Callable[[], ssl.SSLContext]) -> None:
         connection = ServerConnection(self._service, self.ip)
         try:
+            # Asked for each connection, so that renewed certificates count at once.
             current = self._service.context = context()
             limit = self._service.limits.handshake_seconds
             transport = await secured(raw, connection, current, self._refused, limit)
@@ -110,6 +113,7 @@ class Acceptor(asyncio.Protocol):
                 self._service.denied(self._address, _why(error))
             raw.abort()
         else:
+            # Before it is admitted: it must not be counted twice.
             self._service.forget(self)
             self._admit(connection, transport, current)
         finally:
@@ -135,11 +139,13 @@ class Acceptor(asyncio.Protocol):
         transport: asyncio.Transport,
         context: ssl.SSLContext,
     ) -> None:
+        # Others may have come while this one shook hands.
         if why := self._service.why_full(self.ip):
             self._service.denied(self._address, why)
             transport.abort()
             return
         certificate = _certificate(transport)
+        # Asked now and looked at later: a connection may outlive its certificate.
         expires_at = ssl.cert_time_to_seconds(certificate["notAfter"]) if certificate else None
         identity, denial = "", None
         try:
@@ -268,6 +274,7 @@ class Server:
             listener.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
+                # First the answers that are due, then the connections.
                 await self.state.until_quiet()
                 await self.state.until_empty()
         await self.state.cut()
@@ -285,6 +292,7 @@ class Server:
         return Acceptor(self.state, self._context)
 
     def _tick(self) -> None:
+        # Before the round: one that fails must not end all later ones.
         self._timer = asyncio.get_running_loop().call_later(SWEEP_INTERVAL, self._tick)
         self.sweep()
 

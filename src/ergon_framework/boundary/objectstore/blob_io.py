@@ -53,6 +53,7 @@ class Digester:
 
     def add(self, views: Sequence[bytes | memoryview]) -> None:
         """Take the next bytes, which must not change, and let another thread see to them."""
+        # In order: a digest depends on it, so only one piece is on its way.
         self._settle()
         if sum(map(len, views)) < _MIN_THREAD_BYTES:
             self._update(views)
@@ -188,6 +189,7 @@ class DirectWriter:
         done = 0
         try:
             fcntl.fcntl(fd, fcntl.F_SETFL, flags | self._flag)
+            # A short write ends between two pages: the rest goes the ordinary way.
             while done < whole and done % PAGE == 0:
                 size = min(_BUFFER_SIZE, whole - done)
                 with memoryview(buffer)[:size] as piece:
@@ -197,6 +199,7 @@ class DirectWriter:
             if error.errno != errno.EINVAL:  # it means that this file system has no such way
                 raise
         finally:
+            # The rest of the file is written without the flag, which would refuse a part of a page.
             fcntl.fcntl(fd, fcntl.F_SETFL, flags)
             self._spare.append(buffer)
         return done
@@ -246,6 +249,7 @@ def copy_blobs(source: ObjectStore, target: ObjectStore, digests: Iterable[bytes
             continue
         try:
             there = target.stat(digest)
+            # A size that differs is a copy that was cut off: it is made again.
             if there is None or there.size != download.size:
                 copied += _copy(download, target, digest)
         except FactInvalidError:
@@ -275,6 +279,7 @@ def _copy(download: Download, target: ObjectStore, digest: bytes) -> int:
             upload.write(data)
         return upload.finish(digest).size
     finally:
+        # Does nothing after ``finish``.
         upload.abort()
 
 

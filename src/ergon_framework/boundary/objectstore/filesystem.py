@@ -70,6 +70,7 @@ def owned_since(folder: Path, epoch: str) -> int:
     """Since when a log of that epoch has the folder, in nanoseconds by the clock of its files."""
     found = _read(folder)
     if found.epoch != epoch:
+        # Written when it changes: its instant is since when orphans may be collected.
         _write(folder, msgspec.structs.replace(found, epoch=epoch))
     return (folder / FILE).stat().st_mtime_ns - MTIME_RESOLUTION_NS
 
@@ -83,11 +84,13 @@ def _read(folder: Path) -> Owner:
 
 def _write(folder: Path, owner: Owner) -> None:
     draft = folder / f"{FILE}.new"
+    # Of a process that died while it wrote.
     draft.unlink(missing_ok=True)
     with open(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
         file.write(msgspec.json.encode(owner))
         file.flush()
         sync_file(file.fileno())
+    # Replaced as a whole: a torn file would make the folder nobody's.
     draft.replace(folder / FILE)
     sync_folder(folder)
 
@@ -171,6 +174,7 @@ class FileUpload:
         self._let_go(remove=not self._is_kept)
 
     def __del__(self) -> None:
+        # Called by the collector, perhaps while the interpreter ends.
         with contextlib.suppress(Exception):
             self.pause()
 
@@ -189,6 +193,7 @@ class FileUpload:
         block = self._pending.take(size)
         self._digester.add(block)
         failpoint("boundary.object.write.before")
+        # An upload that goes on may begin in the middle of a page.
         is_at_page = self._written % PAGE == 0
         done = self._uploads.direct.write(self._fd, block) if is_at_page else 0
         disk.write_all(self._fd, after(block, done))
@@ -211,6 +216,7 @@ class FileUpload:
             with disk.told(self._uploads.folder):
                 yield
         except FactInvalidError:
+            # Its bytes are wrong: kept, they would be hashed and refused again.
             self._let_go(remove=True)
             raise
         except BaseException:
@@ -403,6 +409,7 @@ class FilesystemObjectStore:
         """Give a synced file the name of its digest, for good."""
         target = self.path_of(digest)
         try:
+            # The folder is there in nearly all cases; asking first would cost a call each time.
             path.rename(target)
         except FileNotFoundError:
             disk.make_folder(target.parent.parent)
@@ -420,6 +427,7 @@ class FilesystemObjectStore:
         self._uploads.check_open()
         with disk.told(self.folder):
             try:
+                # Hard links are fine here: the digest proves the content.
                 fd = open_file(self.path_of(digest), os.O_RDONLY, may_be_linked=True)
             except FileNotFoundError:
                 self._check_folder()
@@ -431,6 +439,7 @@ class FilesystemObjectStore:
 
         The process that renamed the file may have died before the sync, so it is done here again.
         """
+        # Not only open: after a failed sync nobody may be told that bytes are safe.
         self._uploads.check()
         with disk.told(self.folder):
             try:
@@ -465,6 +474,7 @@ class FilesystemObjectStore:
     def put_since(self, nanoseconds: int) -> Iterator[bytes]:
         """Everything that came later than that, by the clock of the files."""
         for path in self._blobs():
+            # Removed by another process while the folder is read.
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime_ns > nanoseconds:
                     yield bytes.fromhex(path.name)
@@ -516,6 +526,7 @@ class FilesystemObjectStore:
         """Sync the folders above a blob: that of the blob always, the others once."""
         folder = self.path_of(digest).parent
         try:
+            # Each time: a folder that was synced before says nothing about a name that came since.
             disk.sync_folder(folder)
             if digest[:2] not in self._settled:
                 disk.sync_folder(folder.parent)
@@ -556,6 +567,7 @@ def _is_swept(path: Path, latest: float) -> bool:
     except (FileNotFoundError, IsADirectoryError):
         return False
     try:
+        # An upload that goes on has the lock; one that has ended has renamed the file.
         if os.fstat(fd).st_mtime > latest or disk.is_locked(fd) or not disk.is_at(path, fd):
             return False
         return disk.remove(path)

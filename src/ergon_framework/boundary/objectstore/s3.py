@@ -79,6 +79,7 @@ class StagingArea:
     def _place(self, path: Path, digest: bytes) -> None:
         """Send a finished file; it is of no more use here."""
         self._send(path, digest)
+        # After it is in the bucket: until then it is the only copy.
         path.unlink()
 
     def _begun(self, begin: Callable[[], FileUpload]) -> FileUpload:
@@ -123,6 +124,7 @@ def make_own(folder: Path) -> None:
 
 def _is_own(folder: Path) -> bool:
     try:
+        # ``lstat``: a link would lead to a folder of somebody's choice.
         found = folder.lstat()
     except FileNotFoundError:
         return False
@@ -177,6 +179,8 @@ class S3ObjectStore:
         self._zone = None if read_only else zone
         self._claimed_at = float("-inf")
         try:
+            # Asked when it is opened: a wrong bucket or key is told at the start, not with the
+            # first object.
             self._client.check(is_opening=True)
             if zone is not None:
                 self._client.claim(zone, is_written=not read_only)
@@ -207,6 +211,7 @@ class S3ObjectStore:
         self._refuse_other_owner()
         failpoint("boundary.bucket_put.before")
         is_new = self._client.create(key, path, size)
+        # Something is there under the digest; if it is damaged, the good bytes take its place.
         if not is_new and self.verify(digest, size) is not None:
             self._client.replace(key, path, size)
         failpoint("boundary.bucket_put.after")
@@ -285,6 +290,7 @@ class S3ObjectStore:
         size = self._client.size(_aside(digest))
         if size is None:
             return False
+        # Not copied over what has come back meanwhile.
         if self._client.size(key_of(digest)) != size:
             self._client.copy(_aside(digest), key_of(digest), size)
         self._client.delete(_aside(digest))
@@ -317,6 +323,7 @@ class S3ObjectStore:
         place: each would remove the other's bytes.
         """
         now = self._clock()
+        # ``0 <=``: a clock that was set back would trust the last look for too long.
         if self._zone is None or 0 <= now - self._claimed_at < CLAIM_INTERVAL:
             return
         try:

@@ -221,6 +221,8 @@ class _Lease:
 
     def take(self) -> bool:
         """Acquire or renew the lease; whether it is ours."""
+        # Before the store is asked: the lease counts from there, so this relay stops believing in
+        # it first.
         asked_at = self._ticks()
         claim = self._store.claim(
             ALL_TENANTS, _LEASE_NAME, _LEASE_NAME, self._owner, RELAY_LEASE, RELAY_LEASE
@@ -232,6 +234,8 @@ class _Lease:
         """Whether the lease is still ours without a gap; renewed when half of it is over."""
         if self._ticks() < self._renew_at:
             return True
+        # By both clocks: one that was set, or a machine that slept, must not make a lost lease look
+        # held.
         is_over = (
             self._ticks() >= self._renew_at + RELAY_LEASE / 2 or self._store.now() >= self._ends_at
         )
@@ -295,6 +299,8 @@ class DeadLetterRelay:
             redriven += done.redriven
             first = first or refusal
             if done.is_busy:
+                # Not a failure: the other relay carries the same letters, and the caller wants to
+                # hear when they are gone.
                 clock = current_clock()
                 sleep_until(clock, clock.now() + _LEASE_RETRY_DELAY)
             elif not done:
@@ -317,6 +323,8 @@ class DeadLetterRelay:
 
     def _waiting(self) -> tuple[list[StoredLetter], list[StoredLetter], int]:
         names = None if self._tasks is None else sorted(self._tasks())
+        # Letters that only another app can send stay at the head for ever: without skipping them,
+        # this relay would never see its own behind them.
         limit = self._batch + min(self._foreign, MAX_FOREIGN)
         due = self._store.due_letters
         pending = due(LetterStatus.PENDING, self._batch + self._refused, task_names=names)
@@ -333,6 +341,8 @@ class DeadLetterRelay:
             sendable = self._sendable(redrive)
             sent = [self._try(self._redrive, session, each, refusals) for each in sendable]
         known, self._foreign = self._foreign, len(sent) - sum(sent)
+        # Looked at again only while the number of foreign letters grows: else two relays would poll
+        # without a pause.
         has_more = len(redrive) == limit and known < self._foreign < MAX_FOREIGN
         done = RelayCounts(sum(published), sum(sent), has_more)
         return done, refusals[0] if refusals else None
@@ -377,6 +387,8 @@ class DeadLetterRelay:
     def _is_mine(self, letter: DeadLetter) -> bool:
         """Whether no other relay is sending it, or was until a moment ago."""
         name = f"redrive {letter.redrive_count} of {letter.dead_letter_id}"
+        # A lease of its own for each letter: the relay's own lease may have ended while the queue
+        # was slow.
         claim = self._store.claim(letter.tenant_id, name, name, self._owner, SEND_LEASE, SEND_LEASE)
         return claim.state is ClaimState.MINE
 
@@ -420,12 +432,14 @@ class RelayThread:
 
     def stop(self, timeout: float = 5.0) -> None:
         """Poll once more, and end. Letters that were not carried wait in their store."""
+        # Before the wake-up: the thread looks at it after one more round.
         self._is_stopped = True
         self._wakeup.set()
         self._thread.join(timeout)
 
     def _run(self) -> None:
         while True:
+            # Cleared before the poll: a letter that comes during it wakes the thread at once.
             self._wakeup.clear()
             wait = self.poll()
             if self._is_stopped:

@@ -57,6 +57,8 @@ class OwnerLock:
 
     def release(self) -> None:
         """Remove the file: the call has ended."""
+        # Whoever finds it without a lock takes its owner for dead, so the name goes before the
+        # lock.
         with contextlib.suppress(OSError):
             # The file may have been deleted, and another call may have made one of that name.
             if _has_name(self._path, self._file):
@@ -114,6 +116,8 @@ class OwnerLocks:
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The content of a file whose lock we got: its owner cannot be alive. Closing gives the
+            # lock back.
             return _content(file)[0] or None
         except (OSError, ValueError):
             return None
@@ -132,6 +136,7 @@ class OwnerLocks:
         except OSError:
             return 0.0
         try:
+            # Without a lock the owner is dead, whatever its file says.
             if not _is_locked(file):
                 return 0.0
             held_by, ends_at = _content(file)
@@ -163,6 +168,8 @@ def sweep(folder: Path, before: float) -> None:
             continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Under the lock: between the look and the lock another call may have made a file of
+            # that name.
             if _has_name(path, file):
                 path.unlink()
         except OSError:  # locked: a call that takes very long
@@ -208,6 +215,7 @@ def _locked(path: Path, file: int, content: str) -> OwnerLock | None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _has_name(path, file):
+            # Under the lock, and cut first: a shorter content would leave the end of the old one.
             os.ftruncate(file, 0)
             os.pwrite(file, content.encode(), 0)
             return OwnerLock(path, file)

@@ -238,6 +238,8 @@ class NatsLog:
             log_state = transaction.log_state(log)
             if log_state is None:
                 return 0
+            # A search relies on instants that rise; it may stop too early where the clock went
+            # back.
             if log_state.cut_risen_at >= before:  # the clock has gone back since: look at each
                 return _aged_one_by_one(transaction, log_state, before)
             last = pages.search(transaction, log_state, lambda entry: entry.risen_at < before)
@@ -327,6 +329,7 @@ class NatsLog:
         """Drop payloads up to where something says; how many were dropped."""
         end = partial(_dropped, log, bound, loss_reason, self._database.clock())
         dropped, below = self._database.transaction(end, "truncate")
+        # After the commit: until then the messages are still part of the log.
         if dropped:
             self._database.clear(below, self._database.subjects.entries(log))
             self._clear_repairs(below, log)
@@ -376,6 +379,7 @@ def _arriving_parts(arrived: Sequence[_Arrival]) -> list[list[_Arrival]]:
 
 def _record(transaction: StreamTransaction, log: str, gap: Gap, outcome: Outcome) -> None:
     """A loss of the peer that is new becomes a gap of the inbound log."""
+    # A duplicate: the gap is recorded since the page came first.
     if not isinstance(outcome, Appended) or outcome.is_duplicate:
         return
     transaction.log_state_or_new(log).gaps += 1
@@ -392,6 +396,7 @@ def _move(transaction: StreamTransaction, peer: str, link: Link) -> None:
     subject = transaction.subjects.link(peer)
     kept = transaction.get(Link, subject) or Link(peer)
     moved = replace(link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason)
+    # Nothing is written for a link that stays where it is.
     if leads_to(kept, link) and moved != transaction.get(Link, subject):
         transaction.put(subject, moved)
 
@@ -480,6 +485,7 @@ def _leg(
         for each in pages.all_after(transaction, log_state, at):
             if isinstance(each, Hole):
                 found.append(Flaw(log_state.name, each.offset, "it is not what was stored there"))
+                # What follows a hole cannot be checked against it: the chain begins anew there.
                 chain = b""
             elif chain and not each.follows(chain):
                 found.append(

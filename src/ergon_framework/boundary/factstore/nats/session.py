@@ -193,6 +193,7 @@ class StreamTransaction:
         missing = [each for each in subjects if each not in self.memory.records]
         if missing:
             absent = set(missing) - set(self._read(missing))
+            # What is not there is cached as well: most ids that are asked for are new.
             self.memory.records |= dict.fromkeys(absent, Record(GONE, 0))
 
     def _read(self, subjects: Sequence[str]) -> list[str]:
@@ -230,6 +231,7 @@ class StreamTransaction:
             if kept is None:
                 return None
             self.memory.log_states[log] = kept
+            # A copy: a step that is run again must begin with what the stream says.
             found = self._log_states[log] = kept.copy()
         return found
 
@@ -286,6 +288,8 @@ class StreamTransaction:
     def add_id(self, key: bytes, known: Known) -> None:
         """Write an id alone, which must not be there yet."""
         data = schema.id_record(known)
+        # Refused if the id is there by now, so that no id is entered twice, whatever the cache
+        # says.
         self._others.append(Message(self.subjects.id(key), data, {EXPECTED: "0"}))
 
     def entry(self, log_state: LogState, found: Stored) -> LogEntry | None:
@@ -397,6 +401,7 @@ class StreamTransaction:
         """
         if self._entries or self._others or self._puts.keys() != {subject}:
             return None
+        # The record's own sequence, not the stream's end: other writers do not stand in the way.
         expected = {EXPECTED: str(self.memory.records[subject].seq)}
         return Message(subject, self._puts[subject], expected)
 
