@@ -68,6 +68,7 @@ class Anchor:
         try:
             self._file = open_file(self.path, os.O_RDWR | os.O_CREAT)
             give_to(self._file, folder)
+            # Both slots are read: the later one may have been torn by a power cut.
             found = [_read(os.pread(self._file, _SLOT, at)) for at in (0, _SLOT)]
         except OSError as error:
             raise ConfigurationError(
@@ -95,11 +96,13 @@ class Anchor:
         """From now on it is that store's."""
         with self._lock:
             self._write(epoch, dict(heads))
+            # Synced at once: without an epoch on disk, nothing that follows could be recognised.
             sync_file(self._file)
 
     def reached(self, log: str, offset: int) -> None:
         """A log has grown; called before that is acknowledged to anybody."""
         with self._lock:
+            # Only upwards: two callers may come in another order than their offsets.
             if offset > self._now.heads.get(log, 0) and not self._is_closed.is_set():
                 self._write(self._now.epoch, {**self._now.heads, log: offset})
                 self._sync_soon()

@@ -112,6 +112,7 @@ def back_up(
     report: Callable[[int], None] = lambda _objects: None,
 ) -> BackedUp:
     """Copy the zone in the folder ``data``, as :func:`backed_up` does."""
+    # Before the zone is opened: a mistyped target is told at once.
     _check_free(Path(target).absolute())
     with open_read_only(data) as zone:
         return backed_up(zone, target, shares=shares, report=report)
@@ -135,6 +136,7 @@ def backed_up(
     try:
         with _draft_of(place) as draft:
             missing = _copy(zone, draft, shares, report)
+            # Read back from the copy, not from the zone, which has grown since.
             with open_read_only(draft) as copy:
                 told = _summed(copy, place, missing)
             _give_name(draft, place)
@@ -161,6 +163,7 @@ def _draft_of(place: Path) -> Iterator[Path]:
         make_folder(draft, parents=True)
         with _locked(draft):
             yield draft
+    # An interrupt, too: a draft holds as much room as the zone.
     except BaseException:
         _remove(draft)
         raise
@@ -260,6 +263,7 @@ def _check_free(place: Path) -> None:
 
 
 def _give_name(draft: Path, place: Path) -> None:
+    # Its content first: the name must not be there before what it stands for.
     for path in (draft / OBJECTS, draft):
         sync_folder(path)
     failpoint("boundary.backup_name.before")

@@ -48,8 +48,11 @@ class RestoreMark:
         """Write it down; it survives a power cut."""
         text = msgspec.json.encode(unfinished)
         os.pwrite(self._descriptor, text, 0)
+        # Between the two, a reader finds old bytes behind the new text and takes it for torn, which
+        # keeps a node away.
         os.ftruncate(self._descriptor, len(text))
         sync_file(self._descriptor)
+        # The name of the mark has to survive, too.
         sync_folder(self.path.parent)
 
     def remove(self) -> None:
@@ -91,6 +94,7 @@ def refuse_half_restored(folder: Path, file: str) -> None:
         found = _read(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return
+    # The restore had come to its end, and only its mark was not removed.
     has_its_name = (folder / file).is_file() and not os.path.lexists(found.draft)
     if not found.is_armed or has_its_name:
         return
@@ -113,6 +117,7 @@ def _way_back(folder: Path, found: Unfinished) -> str:
 
 def take_lock(path: Path) -> int | None:
     """A file that was opened, or made, and locked; None when another process has it."""
+    # Again until the file that is locked is the one at the path: a mark is removed by its holder.
     while True:
         descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
         if is_locked(descriptor):
@@ -167,6 +172,7 @@ class DataFolder:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            # Read from the file that is locked: its holder writes its process id into it.
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
             os.close(descriptor)
             raise FolderInUseError(
@@ -174,6 +180,7 @@ class DataFolder:
                 + (f", process {holder}" if holder.isdigit() else ""),
                 remedy="stop that one first, or name another folder",
             ) from None
+        # For people who are refused; the lock itself is what counts.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         return cls(folder, descriptor)
@@ -199,6 +206,7 @@ def _make(folder: Path) -> None:
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     make_folder(folder, parents=True)
     for each in missing:
+        # Each folder that was made is a name in the one above it.
         sync_folder(each.parent)
 
 
@@ -228,6 +236,7 @@ def announce(folder: Path, node: ListeningNode) -> None:
         os.write(descriptor, msgspec.json.encode(node))
     finally:
         os.close(descriptor)
+    # Replaced as a whole: readers look at any time.
     draft.replace(folder / ADDRESS)
 
 
@@ -299,6 +308,7 @@ def _is_held(path: Path) -> bool:
     except OSError:
         return False
     try:
+        # Shared: two who look at once must not take each other for the holder.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True

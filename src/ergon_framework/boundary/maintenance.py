@@ -62,6 +62,7 @@ def truncate(zone: LocalZone) -> tuple[int, int]:
         )
         if through < log.first:
             continue
+        # Counted before and after: what a truncation gives up is known only when it was made.
         before = _lost(zone, log.name)
         count = zone.store.truncate(log.name, int(through), loss_reason=reason)
         given_up = _lost(zone, log.name) - before
@@ -82,6 +83,7 @@ def _before_aside(zone: LocalZone, log: str) -> float:
 
 def collect(zone: LocalZone, is_stopping: Callable[[], bool] = lambda: False) -> int:
     """Remove objects that no fact has referred to within the grace; how many."""
+    # Without it, an object whose fact is not read yet would look like an orphan.
     if not zone.knows_references(is_stopping):
         return 0
     before = zone.clock() - zone.settings.retention.orphans
@@ -92,6 +94,7 @@ def collect(zone: LocalZone, is_stopping: Callable[[], bool] = lambda: False) ->
             if is_stopping():
                 return removed + done
             try:
+                # With the same instant: a fact may have come since, and then it is refused.
                 zone.delete(orphan.bucket, orphan.key, before=before)
             except BoundaryError:  # meanwhile a fact refers to it, or it was removed
                 continue
@@ -99,6 +102,7 @@ def collect(zone: LocalZone, is_stopping: Callable[[], bool] = lambda: False) ->
             zone.telling.count("collected")
             zone.telling.tell("object.collected", bucket=orphan.bucket, size=orphan.size)
         removed += done
+        # Nothing went although some are orphans: the next look would find the same ones.
         if not done:
             break
     return removed
@@ -112,6 +116,7 @@ def reconcile_removed(
     for gone in objects.removed():
         if is_stopping():
             return
+        # A fact on another node came at the same moment: the copy aside is why nothing is lost.
         if zone.store.is_bound(gone.digest):
             objects.restore(gone.digest)
         elif gone.at < before:
@@ -130,6 +135,7 @@ def _sweep_nameless(zone: LocalZone, is_stopping: Callable[[], bool]) -> int:
         if is_stopping():
             break
         removed += zone.blobs.remove(
+            # Asked under the lock of the blob: a put may be about to give it a name.
             lambda digest=digest: not zone.store.is_bound(digest),  # type: ignore[misc]
             lambda digest=digest: zone.objects.delete(digest),  # type: ignore[misc]
         )

@@ -82,9 +82,11 @@ def restored(
     may be repeated; until then no node begins with what it has left.
     """
     source, place = Path(backup).absolute(), Path(data).absolute()
+    # Where the link leads: renaming the link would leave the zone where it was.
     place = place.resolve() if place.is_symlink() else place
     _check_apart(source, place)
     with open_read_only(source) as zone, contextlib.ExitStack() as held:
+        # Before anything is moved: a damaged backup must not take the place of what is there.
         if checks:
             _check_whole(source, zone)
         is_there = _is_there(place)
@@ -93,6 +95,7 @@ def restored(
             # No node runs there.
             held.callback(DataFolder.lock(place, is_restored=True).close)
         _make_parent(place)
+        # Beside the folder and not in it: the folder itself is renamed.
         mark = held.enter_context(data_folder.held(place))
         made, aside = _restored(zone, place, mark, objects, report, is_there=is_there)
         last = max((log.last_at or 0.0 for log in zone.store.logs()), default=0.0)
@@ -117,9 +120,11 @@ def _restored(
     """
     draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}{data_folder.SUFFIX}")
     earlier = mark.earlier
+    # Of a restore that was killed; what it moved aside stays.
     _remove_drafts(earlier.draft)
     aside = earlier.aside if os.path.lexists(earlier.aside) else ""
     said = Unfinished(str(draft), aside, is_armed=not is_there)
+    # Before the first byte is copied: whoever finds the draft has to know what it is.
     mark.say(said)
     try:
         made = _copied(zone, draft, objects, report)
@@ -164,6 +169,8 @@ def _check_apart(source: Path, place: Path) -> None:
         raise ConfigurationError(
             f"{source} and {place} are not apart", remedy="name the folder of the zone with --data"
         )
+    # A mount point cannot be renamed: the restore would fail at its last step, after all the
+    # copying.
     if os.path.ismount(place):
         raise ConfigurationError(
             f"{place} is a mount point, which cannot be replaced as a whole",
@@ -231,6 +238,7 @@ def _check_replaceable(place: Path, name: str, *, replace: bool) -> None:
             remedy="move that elsewhere, since the whole folder is replaced; or restore into a new"
             " folder with --data, and let `store` or `data` of the zone name it",
         )
+    # A folder that cannot even be opened is replaced: that is what a restore is for.
     with contextlib.suppress(StoreUnavailableError, DataLossError), open_read_only(place) as there:
         if there.name != name:
             raise ConfigurationError(
@@ -246,6 +254,8 @@ def _put(mark: RestoreMark, said: Unfinished, place: Path, *, is_there: bool) ->
         if is_there:
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             aside = str(place.with_name(f"{place.name}.before-{stamp}-{secrets.token_hex(2)}"))
+            # Armed before the rename: killed right after it, nothing would be in the place, and a
+            # node would begin an empty log.
             mark.say(structs.replace(said, aside=aside, is_armed=True))
             failpoint("boundary.restore_aside.before")
             place.rename(aside)
@@ -254,6 +264,7 @@ def _put(mark: RestoreMark, said: Unfinished, place: Path, *, is_there: bool) ->
             place.rmdir()
         _name(draft, place, aside if is_there else "")
         failpoint("boundary.restore_name.after")
+        # Without it, a power cut could bring the old names back.
         sync_folder(place.parent)
     except OSError as error:
         raise StoreUnavailableError(

@@ -48,6 +48,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Expect an answer; whatever still waits at the deadline gets a ``TimeoutError``."""
         self.reader = reader
         self._deadline = deadline
+        # An earlier deadline needs an earlier timer; a later one is found when the timer looks.
         if deadline is not None and (self._timer is None or deadline < self._timer.when()):
             self._look_at(deadline)
 
@@ -78,6 +79,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Until the other side has taken most of what was sent."""
         if self._drained is not None and self._error is None:
             async with asyncio.timeout(seconds):
+                # Shielded: the timeout of one caller must not cancel what the transport will set.
                 await asyncio.shield(self._drained)
 
     async def take(self) -> bytes:
@@ -105,6 +107,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """
         if self.is_closing():
             return False
+        # The kernel knows of an end before the loop does: a request on it would be lost, and nobody
+        # knows whether it was carried out.
         return not news_of(self._transport.get_extra_info("socket").fileno()).poll(0)
 
     def close(self) -> None:
@@ -165,6 +169,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except BoundaryError as error:
             self._fail(error)
             self.close()
+        # A reader that is slow must not make this process hold the whole object.
         if reader.is_streamed and reader.held > MAX_UNREAD:
             self._is_reading = False
             self._transport.pause_reading()
@@ -177,6 +182,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
         self._ended(exc)
+        # A sender that waits for room would wait for ever.
         self.resume_writing()
         if self._timer is not None:
             self._timer.cancel()
@@ -277,6 +283,7 @@ class AsyncHttpTransport:
                 connection.write(chunk)
                 await connection.wait_drained(self._timeout)
             else:
+                # The body was not sent to its end: the connection cannot carry another request.
                 connection.reader.keeps_alive = False
             async with asyncio.timeout(self._timeout):
                 await connection.wait_done()
@@ -352,6 +359,7 @@ class AsyncHttpTransport:
             raise NodeUnavailableError("this client is closed", reason="closed")
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         try:
+            # The common case has a place free, and needs no timer.
             if self._places.locked():
                 async with asyncio.timeout_at(deadline):
                     await self._places.acquire()
@@ -373,6 +381,7 @@ class AsyncHttpTransport:
 
     def _kept(self) -> AsyncConnection | None:
         """A kept connection that is still good; the others are closed on the way."""
+        # The last one first: it is the least likely to have been closed by the other side.
         while self._idle:
             kept = self._idle.pop()
             if kept.is_quiet():
@@ -393,6 +402,8 @@ class AsyncHttpTransport:
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError | NodeUnavailableError):
+                # A node that went away took all connections along; each would fail its caller in
+                # turn.
                 self._drop_idle()
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                 raise self._endpoint.lost(error) from error
@@ -413,6 +424,8 @@ class AsyncHttpTransport:
         except (OSError, ConnectionError) as error:
             raise endpoint.unreachable(error) from error
         try:
+            # Before anything is sent: a certificate of the right authority may belong to another
+            # zone.
             endpoint.check_zone(connection.certificate())
         except BaseException:
             connection.close()

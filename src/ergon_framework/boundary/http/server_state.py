@@ -180,6 +180,7 @@ class ServerState:
 
     def add(self, connection: Member) -> None:
         """A connection is there."""
+        # Added when it shakes hands, and again when it is admitted.
         if connection not in self.connections:
             self.connections.add(connection)
             self.addresses[connection.ip] += 1
@@ -196,6 +197,8 @@ class ServerState:
 
     def why_full(self, ip: str) -> str:
         """Why no connection of this address can be served; empty when one can."""
+        # Handshakes have a limit of their own: they must not keep out clients that have shown who
+        # they are.
         if len(self.connections) - len(self.handshakes) >= self.limits.connections:
             return f"{self.limits.connections} connections are open already"
         most = self.limits.address_connections
@@ -234,12 +237,14 @@ class ServerState:
         oldest = self.crowded_out(idle) if self.crowds_out else None
         if oldest is None:
             return False
+        # At once, not politely: a client that does not read would keep its place.
         oldest.abort()
         self.forget(oldest)
         return True
 
     def relieve(self) -> None:
         """Refuse the largest request that is arriving, while all of them are too large."""
+        # One request of the largest size is always taken in, or no one could ever send it.
         most = max(self.limits.bodies_bytes, self.limits.body_bytes)
         while self.held_bytes > most:
             largest = max(self.connections, key=lambda each: each.body_bytes, default=None)
@@ -251,6 +256,7 @@ class ServerState:
         """One round of housekeeping."""
         self.date = formatdate(self.wall(), usegmt=True)
         now = self.clock()
+        # A copy: closing changes the set.
         for connection in tuple(self.connections):
             connection.sweep(now)
 
@@ -271,6 +277,7 @@ class ServerState:
             connection.abort()
         for task in self._tasks:
             task.cancel()
+        # Cancelled tasks need a turn of the loop to end.
         await self.until_empty()
 
     async def _until(self, is_so: Callable[[], bool]) -> None:

@@ -134,6 +134,8 @@ class LocalNode:
         try:
             begun.result()
         except BaseException:
+            # It has failed before it began: without this, the thread could still close what the
+            # next start opens.
             self._thread.join()
             self._thread = None
             raise
@@ -154,8 +156,10 @@ class LocalNode:
         """
         if os.getpid() != self._pid:
             return True  # the thread is the parent's
+        # Before it is stopped: at the end of the interpreter it would be closed a second time.
         atexit.unregister(self._leave)
         self._is_stopping.set()
+        # By the loop: only its own thread may set the event.
         self._ask()
         if self._thread is None:
             return True
@@ -185,7 +189,9 @@ class LocalNode:
     async def _serve_until_over(self, begun: Future[None]) -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         self._loop = loop
+        # From any thread, and also after the loop has ended.
         self._ask = lambda: _called_soon(loop, stop.set)
+        # Stopped before there was a loop to tell.
         if self._is_stopping.is_set():
             stop.set()
         node = await self._opened(begun, stop)
@@ -211,6 +217,8 @@ class LocalNode:
                 except FolderInUseError:
                     if self.is_guest or self._folder is None:
                         raise
+                    # Before the wait: a guest that has the folder leaves for whoever holds the
+                    # request.
                     request = request or FolderRequest.hold(self._folder)
                     found = listening_node(self._folder, self.name)
                     if found is not None and not found.is_guest:
@@ -218,6 +226,8 @@ class LocalNode:
                     if not await self._is_free(self._folder, stop):
                         self._stand_by(begun)  # a move or a restore has the folder, or a slow guest
                 except ErgonError as error:
+                    # At the start a wrong setting is the caller's to hear; later on it may pass,
+                    # and there is nobody to tell.
                     if not begun.done():
                         raise
                     logger.warning(
@@ -265,6 +275,7 @@ class LocalNode:
                 await stop.wait()
                 return
             is_idle = time.monotonic() - max(self._used_at, node.asked_at) > self._idle_time
+            # Looked at ten times a second: the node that waits stands still meanwhile.
             if is_idle or is_requested(self._folder):
                 return
             await _pause(stop, POLL_INTERVAL)
@@ -273,6 +284,8 @@ class LocalNode:
         """At the end of the interpreter, when threads cannot be started any more."""
         node, loop = self._node, self._loop
         self._node = None
+        # The thread belongs to the parent; closing its files here would take the parent's lock
+        # away.
         if node is None or loop is None or os.getpid() != self._pid:
             return
         with suppress(RuntimeError, TimeoutError):  # the loop has ended by itself, or hangs
@@ -400,9 +413,12 @@ class LocalTransport:
         try:
             return ask(node)
         except (NodeUnavailableError, NotPermittedError) as error:
+            # The node is there and busy: another one would be the same.
             if error.reason == "connections_busy" or not _is_gone(error):
                 raise
             self._forget(node)
+            # Part of the request may have been carried out: only the caller knows whether it may be
+            # repeated.
             if error.reason not in _UNSENT:
                 raise
         return ask(self._reached())
@@ -428,6 +444,8 @@ class LocalTransport:
                 return self._found_or_made()
             except NodeUnavailableError:
                 if time.monotonic() >= until:
+                    # The folder may be held by a move, which is a better answer than a node that
+                    # does not come up.
                     self._refuse_moved()
                     raise
             threading.Event().wait(POLL_INTERVAL / 5)
@@ -441,6 +459,8 @@ class LocalTransport:
 
     def _found_or_made(self) -> HttpTransport:
         """A client of the node that has the folder; if none has, of one in this process."""
+        # A node that is to stay waits for the folder: a guest that begins now would only be in its
+        # way.
         if self._folder is None or not is_requested(self._folder):
             own = self._guest(self._name, self._settings)
             try:
@@ -481,6 +501,7 @@ class LocalTransport:
 
     def _forget(self, http: HttpTransport) -> None:
         with self._lock:
+            # Another thread was faster, and has a connection to the new node already.
             if self._http is not http:
                 return
             self._http = None

@@ -86,6 +86,7 @@ def bucket_of(url: str) -> Bucket:
     kind = parts.scheme.lower()
     if kind not in KINDS:
         raise ConfigurationError("this URL names no bucket", remedy=FORMS)
+    # A password there would stand in every log that names the place.
     if "@" in parts.netloc:
         raise ConfigurationError(
             "the URL of a bucket holds no credentials",
@@ -95,6 +96,7 @@ def bucket_of(url: str) -> Bucket:
         raise ConfigurationError(f"the URL of a bucket begins with {kind}://bucket", remedy=FORMS)
     options = _options(kind, parts.query)
     prefix = unquote(parts.path).strip("/")
+    # Such parts would lead out of the prefix, or be folded away by some servers.
     if {"", ".", ".."} & {*prefix.split("/")} and prefix:
         raise ConfigurationError(
             "the prefix in the URL of a bucket has a part that is empty, . or ..", remedy=FORMS
@@ -166,6 +168,8 @@ def _options(kind: str, query: str) -> dict[str, str]:
 
 def _credentials(bucket: Bucket, environ: Mapping[str, str]) -> dict[str, str]:
     """The keys of a profile; none where the client itself finds something in the environment."""
+    # The client looks for these itself, in an order of its own, which must not be mixed with a
+    # profile.
     if any(name in environ for name in _FOUND_BY_ITSELF):
         return {}
     found = _profile(environ)
@@ -224,6 +228,7 @@ def translated(
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     text = str(error)
+    # By their text: servers say the same with different classes of errors.
     if "NoSuchBucket" in text:
         return StoreUnavailableError(
             f"there is no bucket for {place}",
@@ -295,6 +300,7 @@ class S3Download:
             self._start, self._window = self._at, self._fetch(self._at, end)
         skipped = self._at - self._start
         data = self._window[skipped : skipped + most]
+        # Fewer bytes than were announced would look like the end of a whole object.
         if not data:
             raise StoreUnavailableError(
                 f"an object ended at byte {self._at} of {self.size}", remedy="verify the zone"
@@ -390,6 +396,7 @@ class BucketClient:
         """
         if size <= CHUNK:
             return self.put_new(key, path.read_bytes())
+        # Asked first: parts that nobody wants would be sent in vain.
         is_new = self.size(key) is None
         if is_new:
             self.replace(key, path, size)
@@ -435,6 +442,7 @@ class BucketClient:
 
         chunk = part_size(size)
         pieces = S3Download(size, partial(self.read, source), ahead=chunk)
+        # One part at a time: with more, memory would grow with the size of the parts.
         writer = open_writer(self._client, target, buffer_size=chunk, max_concurrency=1)
         while piece := pieces.read(chunk):
             writer.write(piece)
@@ -472,6 +480,7 @@ def observe(url: str) -> Iterator[Observation]:
         client.put_new(probe, b"1")
         answered_at = time.time()
         yield Observation("access", f"{client.bucket.place} can be listed, written and deleted")
+        # The same key again: a server that ignores the condition puts it over.
         yield conditions(is_kept=not client.put_new(probe, b"2"))
         yield room(shutil.disk_usage(tempfile.gettempdir()).free)
         yield latency(lambda: client.size(probe))

@@ -73,6 +73,7 @@ class SqliteTables:
         digest, offset = known
         row = self._session.one("logs.fact", log.base + offset)
         found = None if row is None else read_proof(row[4])
+        # Rows may be damaged: the digest counts only if the ledger's half agrees with it.
         if found is not None and found.digest.startswith(digest):
             digest = found.digest  # all of it, and not the half that the ledger keeps
         return offset, digest, row
@@ -99,6 +100,7 @@ class SqliteTables:
     def refer(self, references: Sequence[Reference]) -> None:
         """A fact refers to these from now on."""
         for each in references:
+            # Not put yet: noted as awaited, so that it is kept when it comes.
             if not self._session.run("objects.refer", each.bucket, each.key):
                 self._session.run("objects.await", each.bucket, each.key)
 
@@ -148,6 +150,8 @@ def _insert(cursor: sqlite3.Cursor, rows: Sequence[Row]) -> None:
     """Write rows with few statements: each statement gives other threads a chance to run."""
     at = 0
     while left := len(rows) - at:
+        # Sizes of powers of two: SQLite keeps a few prepared statements, not one for each number of
+        # rows.
         count = min(1 << left.bit_length() - 1, MAX_ROWS)
         cursor.execute(_insert_of(count), [*chain.from_iterable(rows[at : at + count])])
         at += count
@@ -223,6 +227,7 @@ class SqliteAppender:
         """Drop up to ``max_facts`` payloads, up to where ``last_of`` says, in one commit."""
 
         def work(session: SqliteSession) -> Cut:
+            # Another process may have appended: what is remembered must not decide what goes.
             self.ledger.refresh(session)
             found = log_named(session, log)
             if found is None:
@@ -232,6 +237,7 @@ class SqliteAppender:
                 # Some ids are only in the rows that are to go. They have to be in a segment first,
                 # or a dropped fact could be appended again.
                 self.ledger.follow(session, found)
+                # In a commit of its own: the next call finds the ids sealed, and drops.
                 self.compactor.flush(session)
                 return Cut(0, False)
             done = cut(session, found, last, loss_reason, self._database.clock(), max_facts)
@@ -278,8 +284,10 @@ class SqliteAppender:
 
         file = self._database.file
         if not self._database.is_read_only:
+            # A full disk or a lock must not keep anybody from reading.
             with suppress(StoreError):
                 return file.write(lambda connection: with_ledger(connection, self.ledger))
+        # One at a time: the second ledger has no lock of its own.
         with self._looking:
             return file.read(lambda connection: with_ledger(connection, self._spare))
 

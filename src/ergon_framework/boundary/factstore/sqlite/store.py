@@ -114,7 +114,9 @@ def _ids_after(
     """Ids in the order of their keys, gathered from all segments a stretch at a time."""
     live = [each for each in ledger.segments.values() if each.state == "live"]
     count = sum(each.count for each in live) + ledger.memtable_count
+    # The frozen part is being written to a segment, and is in no other place yet.
     count += 0 if ledger.frozen is None else ledger.frozen.count
+    # As many keys as one page wants, on average: keys are hashes, and lie evenly.
     stride = max(1, _KEY_PREFIXES * limit // max(count, limit))
     start = int.from_bytes(after[:4])
     while start < _KEY_PREFIXES:
@@ -219,6 +221,7 @@ class SqliteFactStore(FactStoreOfParts):
         until = time.monotonic() + seconds
 
         def work(connection: sqlite3.Connection) -> str | None:
+            # SQLite ends the statement when this is true; there is no other way to bound a pragma.
             connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS_PER_CHECK)
             try:
                 [found] = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -261,7 +264,9 @@ def _copy(connection: sqlite3.Connection, target: Path) -> None:
     """Copy what the reader sees, and note in the copy that it is one: it gets a new epoch."""
     try:
         with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
+            # Some pages at a time, so that writers are not held up for as long as the copy takes.
             connection.backup(copy, pages=_PAGES_PER_STEP)
+            # One file without a log beside it: a backup is renamed and carried as a single file.
             copy.execute("PRAGMA journal_mode = DELETE")
             copy.execute(_SQL["is_backup"])
     except sqlite3.Error as error:
