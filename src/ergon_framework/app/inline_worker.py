@@ -292,6 +292,7 @@ class InlineWorker:
         if wanted < 1:
             return []
         request = self._claim_request({}, queues)
+        # It is claimed already: a store that fails here must not keep it until its lease ends.
         with self._giving_back([first]):
             slots = {executor_of(request, first.job): wanted}
             found = self._settle([], self._claim_request(slots, queues))[1]
@@ -363,6 +364,8 @@ class InlineWorker:
         self._leases.begins(group, invocations)
         told = self._loop.run(invocations, timeouts)
         seconds = current_clock().now() - began_at
+        # An invocation makes an outcome of whatever a handler raises; Ctrl-C is no failure of the
+        # job.
         if any(each.error_type == KeyboardInterrupt.__name__ for each in told):
             raise KeyboardInterrupt
         self._leases.drop(group)
@@ -425,6 +428,7 @@ class InlineWorker:
             logger.warning("what was drained is not in the metrics yet: %s", error)
 
     def _request(self, claim: Claim, timeout: float) -> Request:
+        # The wall clock, as in a worker: the line carries an instant that any process could read.
         line = request_line(claim, self._settler, self.name, time.time() + timeout)
         (request,) = ExecutorSession().feed(line)
         assert isinstance(request, Request)  # noqa: S101 - we have just written it
@@ -495,6 +499,7 @@ class InlineLeases:
                 invocation.cancel()
                 task = invocation.task
                 if task is not None and invocation.batch is None:
+                    # By its loop: a task must not be cancelled from another thread.
                     task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _renew(self) -> None:

@@ -89,9 +89,12 @@ class _Parts:
 
     def openings(self) -> Iterator[tuple[str, _Method]]:
         """The parts that can be opened. Each counts as begun when it is handed out."""
+        # All of them before the first is opened: a part that cannot be opened in this colour is
+        # told before anything connects.
         methods = [(label, part, _method(label, part, self._openers)) for label, part in self._made]
         for label, part, method in methods:
             if method is not None:
+                # Before it is opened: one that fails half-way has to be closed, too.
                 self._begun.append((label, part))
                 yield label, method
 
@@ -152,6 +155,7 @@ class _Parts:
             return  # known under two names, but opened and closed once
         self._made.append((label, part))
         if offered(part, self._openers) is None:
+            # Ready when it is made, so it has to be closed whatever comes next.
             self._begun.append((label, part))
 
 

@@ -144,6 +144,7 @@ class Liveness:
 
     def _transaction_began(self, _fields: Mapping[str, Any]) -> None:
         self._in_flight += 1
+        # Something begins: whatever blocked new work is gone.
         self._is_blocked = False
 
     def _transaction_ended(self, _fields: Mapping[str, Any]) -> None:

@@ -92,6 +92,7 @@ def _files(root: Path) -> Iterator[os.DirEntry[str]]:
         if any(each.name == _ENVIRONMENT for each in here):
             continue
         for each in here:
+            # Links are not followed: they may lead out of the project, or in a circle.
             if each.is_dir(follow_symlinks=False):
                 if not each.name.startswith(".") and each.name not in _NOT_OURS:
                     waiting.append(each.path)
@@ -118,6 +119,8 @@ class Reloader:
 
     def run(self) -> int:
         """Watch until SIGTERM or SIGINT; the exit code of that signal."""
+        # Only this process holds the other end: when it dies, however that happens, the program
+        # sees the pipe close.
         lifeline, held = os.pipe()
         try:
             with SignalListener(lambda number: self._events.put(_Signalled(number))):
@@ -129,6 +132,7 @@ class Reloader:
         return 128 + self._signals[0]
 
     def _watch(self, lifeline: int) -> None:
+        # Before the program starts: a file that changes while it loads is a change.
         states = file_states(self._roots)
         self._start(lifeline)
         while not self._signals:

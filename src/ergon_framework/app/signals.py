@@ -45,6 +45,7 @@ class SignalListener:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._read_end, self._write_end = os.pipe()
+            # A signal handler must never wait for a thread to read.
             os.set_blocking(self._write_end, False)
             self._fd_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
             self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}

@@ -136,6 +136,8 @@ class MemoryConnector:
             try:
                 batch: list[Transaction] = [self._deliver(entry) for entry in entries]
             except BaseException:
+                # All of them, also those that were copied: a batch is delivered whole or not at
+                # all.
                 for entry in entries:
                     heapq.heappush(self._waiting, entry)
                 raise
@@ -151,6 +153,7 @@ class MemoryConnector:
         copies = [_copied(transaction, Transaction, self.name) for transaction in transactions]
         with self._lock:
             self._refuse_when_closed()
+            # What is in flight counts: it may come back.
             held = self.get_transactions_count() + len(self._in_flight)
             if self.capacity is not None and held + len(copies) > self.capacity:
                 raise QueueFullError(

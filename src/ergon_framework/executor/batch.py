@@ -59,6 +59,7 @@ class JobBatch:
 
     def run(self, answer: Answer) -> bool:
         """Call a plain handler and answer; False when somebody has answered for this thread."""
+        # Alone, it runs as any other request, with an outcome and a span of its own.
         if len(self.members) == 1:
             (only,) = self.members
             return bool(answer(only, only.run()))
@@ -77,6 +78,8 @@ class JobBatch:
         try:
             told = self._each(ready, await self._begun(ready))
         except BaseException as error:
+            # By the name of its class: importing asyncio would cost every process with plain
+            # handlers.
             is_cut_off = self.is_cancelled and type(error).__name__ == "CancelledError"
             told = self._cut_off(ready) if is_cut_off else self._failed(ready, error)
         for invocation, outcome in zip(self._members(ready), told, strict=True):
@@ -89,6 +92,7 @@ class JobBatch:
         return first._replace(
             id=f"{first.id}+{len(units) - 1}",
             attempt=max(each.attempt for each in units),
+            # The nearest deadline: whatever the handler calls must end in time for all of them.
             deadline=min((each.deadline for each in units if each.deadline), default=None),
             is_retried=all(each.is_retried for each in units),
         )
@@ -171,6 +175,7 @@ class ThreadGatherer:
             if batch is not None:
                 batch.add(invocation)
                 if self._is_full(batch):
+                    # Taken away by whoever fills it, so that the next request opens another batch.
                     del self._open[handler]
                     self._changed.notify_all()
                 return None
@@ -181,6 +186,7 @@ class ThreadGatherer:
                 if left <= 0:
                     break
                 self._changed.wait(left)
+            # Still open: nobody filled it, and its time is over.
             if self._open.get(handler) is batch:
                 del self._open[handler]
             return batch
@@ -206,6 +212,7 @@ class LoopGatherer:
         if batch is None:
             batch = self._open[handler] = JobBatch(handler)
         batch.add(invocation)
+        # The new request may have less time than the ones before.
         if batch.timer is not None:
             batch.timer.cancel()
         left = batch.closes_at - time.monotonic()

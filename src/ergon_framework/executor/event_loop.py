@@ -42,6 +42,8 @@ class LoopThread:
     def submit(self, invocation: Invocation) -> None:
         """Begin an invocation. Several that come in a row cost one wake-up."""
         self._inbox.append(invocation)
+        # Without a lock: ``_begin_all`` clears the flag before it reads, so that nothing is left
+        # behind.
         if not self._is_called:
             self._is_called = True
             self.loop.call_soon_threadsafe(self._begin_all)
@@ -64,6 +66,7 @@ class LoopThread:
         try:
             return future.result(timeout)
         except TimeoutError:
+            # A ``TimeoutError`` may also be what the awaited code raised.
             if future.done() or overdue is None:
                 raise  # of what was awaited
             future.cancel()
@@ -84,6 +87,7 @@ class LoopThread:
         self._begin_one(invocation)
 
     def _begin_one(self, invocation: Invocation) -> None:
+        # In the request's own context: what a handler sets must not reach the next one.
         invocation.task = self.loop.create_task(self._run_one(invocation), context=invocation.scope)
 
     def _begin_all(self) -> None:
@@ -113,6 +117,7 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         while not self._is_closing:
             try:
+                # A task that raises SystemExit stops the loop; the other handlers go on.
                 self.loop.run_forever()
             except BaseException as error:  # a task of the user's raised SystemExit
                 stderr_line(f"a task in the background ended with {describe(error)}")
@@ -124,6 +129,7 @@ class LoopThread:
             for task in left:
                 task.cancel()
             if left:
+                # Bounded: a task that swallows its cancellation must not keep the process.
                 self.loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_TIMEOUT))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         except BaseException as error:
@@ -169,6 +175,7 @@ class LoopReader:
 
     def start(self) -> None:
         """Begin to read."""
+        # After each answer: a place is free, and the next request may begin.
         self._thread.after_each = self._go_on
         self._queue.is_reading = True
         self._loop.call_soon_threadsafe(self._go_on)

@@ -54,7 +54,9 @@ def serve(
     With ``is_process`` the process ends ``exit_timeout`` seconds after that at the latest, whatever
     threads are still busy in it.
     """
+    # Before anything else: a print of the user's modules would be read as an outcome.
     pipes = claim_stdio()
+    # Early: loading the user's modules may take long, and the parent may die meanwhile.
     if is_process:
         _end_when_orphaned(pipes)
     ready_fd, control_fd = _descriptor(READY_FD), _descriptor(CONTROL_FD)
@@ -72,6 +74,7 @@ def serve(
         code = _told(error, _WRONG, is_debug=is_debug)
     except BaseException as error:
         code = _told(error, _FAILED, is_debug=is_debug)
+    # While the process is still whole: exporters need threads to write.
     finish_telemetry()
     if is_process:
         _leave_soon(code, exit_timeout)
@@ -91,6 +94,8 @@ def _run(
 
     runtime = Runtime(registry, pipes, limit=limit, on_ready=begin)
     _hear_signals(runtime.stop, is_by_hand=os.isatty(pipes.source))
+    # Python runs handlers between two lines of code only; without this, a supervisor asleep in
+    # ``poll`` would not hear a signal.
     signal.set_wakeup_fd(runtime.wake_fd, warn_on_full_buffer=False)
     if control_fd is not None:
         name, values = "ergon-control", (control_fd, runtime.cancel)
@@ -152,6 +157,7 @@ def _report_ready(
     rest = memoryview(msgspec.json.encode(report) + b"\n")
     with suppress(OSError):  # the parent has lost interest
         while rest:
+            # A pipe may take less than all of a long report.
             rest = rest[os.write(descriptor, rest) :]
     with suppress(OSError):
         os.close(descriptor)
@@ -301,6 +307,7 @@ def _watch_pipes(pipes: Pipes) -> None:
             pass
     stderr_line(f"whoever started this process is gone; it ends in {ORPHAN_GRACE:g} s")
     threading.Event().wait(ORPHAN_GRACE)
+    # Only our own group: that of a shell would end the terminal's other programs.
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)  # what handlers started, too
     os._exit(_FAILED)

@@ -102,6 +102,7 @@ class Runtime:
         self._supervise()
         if self._loop is not None:
             self._loop.close()
+        # After the loop: its last outcomes have to be written.
         self._writer.close()
         if self._failure is not None:
             raise self._failure
@@ -116,6 +117,7 @@ class Runtime:
 
         An async handler is cancelled; one of a batch only sees it, for its call is not its own.
         """
+        # A copy under the lock: the threads change both lists.
         with self._queue.lock:
             both = (*self._queue.in_flight, *self._queue.waiting)
             found = [
@@ -170,6 +172,8 @@ class Runtime:
         job_id = invocation.request.job_id
         is_begun = invocation.is_begun  # once cancelled, it never begins
         outcome = outcomes.timed_out(job_id, CUT_OFF) if is_begun else outcomes.not_begun(job_id)
+        # Answered first: whoever claims the request decides what becomes of it, the handler or this
+        # deadline.
         if not self._answer(invocation, outcome):
             return  # it has ended at the last moment
         if is_begun:
@@ -177,6 +181,8 @@ class Runtime:
                 f"the handler {invocation.request.function_name!r} of job {job_id!r} does not stop"
                 " at its deadline; what was taken is finished, then this process ends"
             )
+        # A thread that is stuck cannot be ended: the process is, once its other requests are
+        # answered.
         self._end()
         if not invocation.is_async and not _is_replaced(invocation):
             self._threads.replace_one()
@@ -227,11 +233,14 @@ class Runtime:
 
     def _answer(self, invocation: Invocation, outcome: Outcome) -> bool:
         """Answer a request unless it was answered already; whether this call did."""
+        # A fork in a handler that returns: its answer would be a second one to the same request.
         if os.getpid() != self._pid:
             _end_a_child(outcome)
         outcome, line = outcomes.written(outcome)
         if not self._queue.claim(invocation):
             return False
+        # Before it is removed: the last answer must be on its way when the supervisor finds nothing
+        # in flight.
         self._writer.put(line)
         invocation.end_span(outcome)
         self._queue.remove(invocation)
@@ -248,8 +257,10 @@ class Runtime:
         self._hooks.open()
         if self._on_ready is not None:
             self._on_ready()
+        # Known only now: start-up hooks may have loaded it.
         self._is_traced = "opentelemetry.sdk.trace" in sys.modules
         loop = self._loop
+        # Reading is left to the loop only where every handler is async and the input can be polled.
         if loop is None or self._registry.has_sync or not is_pollable(self._reader.source):
             return True
         from ergon_framework.executor.event_loop import LoopReader
@@ -292,6 +303,7 @@ class Runtime:
         self._wake_pipe.wake()
 
     def _fail(self, error: BaseException) -> None:
+        # The first error stands: what follows is often only its consequence.
         self._failure = self._failure or error
         self._end()
         self._is_closed = True

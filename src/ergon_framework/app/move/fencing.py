@@ -79,6 +79,8 @@ class FencedStore:
     def write_state(self, state: MoveState) -> None:
         """Write the state down."""
         written = encode_move_state(state)
+        # Before the write: if its answer is lost, ``recover`` tells by it whether the write was
+        # made.
         self._sent = Fence(written)
         with self.named():
             self.records.set_move_state(written, self.fence)

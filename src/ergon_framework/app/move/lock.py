@@ -61,6 +61,7 @@ def alone(several: Iterable[Asked]) -> Iterator[MoveLock]:
     """
     lock = MoveLock()
     with ExitStack() as held:
+        # Several moves may have the same source, which is locked once.
         wanted = {_key(asked): asked for asked in several}
         for _, asked in sorted(wanted.items(), key=lambda each: each[0]):
             if asked.source.file is not None:
@@ -144,6 +145,7 @@ def _take_lease(asked: Asked, lock: MoveLock, held: ExitStack) -> None:
 
     def give_back() -> None:
         ended.set()
+        # First: a renewal after the lease was given back would take it again.
         thread.join()
         with suppress(StoreError):  # it runs out by itself
             store.lease_move(token, 0.0, renews=True)
@@ -160,6 +162,7 @@ def _lease_of(asked: Asked, held: ExitStack) -> MoveLease | None:
             held.enter_context(closing(open_fact_store(asked.source.url, zone=zone)))
         )
     else:
+        # Only read at first: opened for writing, an empty store would get its tables.
         with closing(open_store(asked.source.url, read_only=True)) as looked:
             if not getattr(looked, "is_made", True):
                 return None

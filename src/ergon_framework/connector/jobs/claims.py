@@ -87,6 +87,7 @@ class HeldClaims:
     def start(self) -> None:
         """Look round once, in this thread, so that its error comes here; then go on beside it."""
         with self._lock:
+            # Also while the first look runs: a second fetch must not look round beside it.
             if self._thread is not None:
                 return
             self._thread = threading.Thread(
@@ -103,6 +104,7 @@ class HeldClaims:
         """End the thread, and tell the store that this worker is gone."""
         self._ending.set()
         if self._thread is not None and self._thread.ident is not None:
+            # Bounded: the thread may be waiting for a store that does not answer.
             self._thread.join(SHUTDOWN_GRACE)
             self._maintenance.leave(SHUTDOWN_GRACE)
 
@@ -116,6 +118,7 @@ class HeldClaims:
         """
         with self._lock:
             earlier = [self._claims.get(claim.job.id) for claim in claims]
+            # Taken over first: a claim that is told lost must not look held any more.
             self._claims.update((claim.job.id, claim) for claim in claims)
         for claim in earlier:
             if claim is not None and not claim.lost:
@@ -125,6 +128,7 @@ class HeldClaims:
         """Renew it no longer: it is being settled."""
         self.dropped.forget(claim)
         with self._lock:
+            # By identity: the job may have been claimed again, and that claim is to be renewed.
             if self._claims.get(claim.job.id) is claim:
                 del self._claims[claim.job.id]
 
@@ -132,6 +136,7 @@ class HeldClaims:
         """Release claims without a charge. If the store is away, their leases end by themselves."""
         ours = [claim for claim in claims if self.holds(claim.job.id, claim.job.fence)]
         for claim in ours:
+            # Before they are released: a renewal that came later would be answered as a lost lease.
             self.let_go(claim)
         if ours:
             now, settled = self._store.now(), self._settler.settle_claim
@@ -184,6 +189,8 @@ class HeldClaims:
             until = min(self._renew_at, self._maintenance.run(now))
         except Exception as error:
             self._outage(error)
+            # Soon, but not at once: leases last for a while, and a store that is down is not helped
+            # by being asked.
             return min(1.0, self._lease / 10)
         self._is_away = False
         return max(MIN_PAUSE, until - self._now())
@@ -282,9 +289,11 @@ class QueueConsumer:
             held.stop()
             with suppress(StoreError):  # then their leases end
                 held.give_back(held.all())
+        # After the claims went back: the wake-up ends the fetch that waits for more.
         if subscription is not None:
             subscription.wake()
             subscription.close()
+        # A store that was given belongs to its owner.
         if isinstance(self._given, str):
             client.close()
 
@@ -312,6 +321,7 @@ class QueueConsumer:
             if claimed.jobs or subscription is None or is_over:
                 return self._charged(store, held, [Claim(job) for job in claimed.jobs])
             if claimed.next_at is not None:
+                # A job that becomes due wakes nobody: without this the fetch would sleep past it.
                 left = min(left, max(0.0, claimed.next_at - store.now()))
             subscription.wait(left)
             self.client()  # raises when it was closed meanwhile
@@ -330,6 +340,8 @@ class QueueConsumer:
         kept = store.renew([claim.renewal() for claim in claims], self._settings.claimed_for)
         failpoint("connector.jobs.charging.after")
         charged = [claim for claim, is_kept in zip(claims, kept, strict=True) if is_kept]
+        # Only those that the store still knows as ours: another worker may have them after a long
+        # pause.
         held.add(charged)
         return charged
 
@@ -379,6 +391,7 @@ class QueueConsumer:
                     self._tell,
                 )
             held = self._held
+        # Outside of the lock: its first look asks the store.
         held.start()
         return store, held
 

@@ -101,6 +101,7 @@ class AppendFile:
         for _ in range(MAX_REPLACED):
             if not self.is_in_place:
                 self._begin_anew()
+            # Not under one lock: threads write one after the other, and then share one sync.
             self.sync(self.write(pieces()))
             if self.is_in_place:
                 return
@@ -111,6 +112,7 @@ class AppendFile:
         with self._writing:
             self._refuse_when_broken()
             failpoint(f"{self._label}.before_write")
+            # By the file itself: lines of another process, or what a crash left, may be in it.
             start = self.size
             try:
                 for piece in pieces:
@@ -119,6 +121,7 @@ class AppendFile:
                 self._cut(start)
                 self._give_up(error)
             except BaseException:
+                # An interrupt between two pieces: half a batch would be read as a whole one.
                 self._cut(start)
                 raise
             self._written += 1
@@ -160,6 +163,7 @@ class AppendFile:
                 failpoint(f"{self._label}.renamed")
                 if self._fsync:
                     self._folder.sync()  # the new name; without it a power cut brings the old back
+                # Only when the new one has its name: until then the old one is what a crash leaves.
                 self._file.close()
                 self._adopt(self._opened())
             except OSError as error:
@@ -177,6 +181,8 @@ class AppendFile:
             before = self._file
             self._adopt(self._open(self._is_locked))
             before.close()
+            # What was not synced in the old file is written again by ``append``; nobody waits for
+            # it there.
             self._synced = self._written
 
     def close(self) -> None:
@@ -206,6 +212,7 @@ class AppendFile:
             )
         _repair_tail(file)
         if is_new and self._fsync:
+            # A new file is found again after a power cut only if its name is on disk.
             self._folder.sync()
         return file
 
@@ -304,6 +311,7 @@ def _repair_tail(file: FileIO) -> None:
     start = _after_last_newline(file, size)
     if start == size:
         return
+    # A line may be whole and lack only its newline: it was perhaps promised, so it is kept.
     if size - start <= _MAX_TAIL and is_complete(os.pread(file.fileno(), size - start, start)):
         write_all(file, NEWLINE)
     else:
@@ -363,6 +371,8 @@ class RotatingWriter:
         for _ in range(MAX_REPLACED):
             part, ticket = self._write(b"".join(lines))
             part.sync(ticket)
+            # Asked after the sync: only then is it sure that the lines are in a file which somebody
+            # reads.
             if part.is_in_place:
                 return
         raise taken(self._folder.path / "part-*.jsonl")

@@ -88,6 +88,8 @@ class DirectoryReader(Generic[T]):
         self._told = 0  # how many of them the log has told
         self.dead_path = dead_letters or directory / STATE / "dead_letters.jsonl"
         with contextlib.ExitStack() as opened:
+            # The folder first, then its lock: whoever fails on the way gives everything back in the
+            # reverse order.
             self._drop = opened.enter_context(DropFolder(directory))
             state = opened.enter_context(_opened_state(directory.absolute() / STATE))
             if fsync:
@@ -135,6 +137,8 @@ class DirectoryReader(Generic[T]):
                     items.append((line, self._parse(line)))
                 self._take_new(items, count)
             except BaseException:
+                # Whatever failed, nothing that was taken may be forgotten: its lines come again
+                # with the next fetch.
                 self.give_back(line for line, _ in items)
                 raise
             return items
@@ -142,6 +146,7 @@ class DirectoryReader(Generic[T]):
     def settle(self, line: InboxLine) -> None:
         """The line is done with. On disk when this returns."""
         with self._lock:
+            # Recorded under the lock, synced outside of it: several settlements share one sync.
             ticket = self._progress.record([line])
         self._progress.sync(ticket)
 
@@ -155,6 +160,7 @@ class DirectoryReader(Generic[T]):
         """Deliver the lines again, before everything that comes after them."""
         with self._lock:
             for line in lines:
+                # The counter decides between equal places: lines themselves cannot be compared.
                 entry = (line.file.name, line.number, next(self._tie), line)
                 heapq.heappush(self._released, entry)
 
@@ -184,6 +190,7 @@ class DirectoryReader(Generic[T]):
         is_new_round = False
         while len(items) < count:
             if not self._names:
+                # One round over all files per fetch: an empty folder must not be read in a circle.
                 if is_new_round:
                     return
                 is_new_round = True
@@ -213,6 +220,7 @@ class DirectoryReader(Generic[T]):
                     self._gather(seen, file, room)
                 finally:
                     size = os.fstat(file.fileno()).st_size
+                    # Also after an error: what was read so far is known, and is not read again.
                     seen.file.came_to(size, fingerprint(file, seen.file.next_offset))
         except FileNotFoundError:
             seen.is_exhausted = True  # the file was removed since it was listed
