@@ -150,6 +150,8 @@ class ScheduleSettings(SettingsModel):
         if (self.cron is None) == (self.every is None):
             raise ValueError("needs either cron or every")
         with _told():
+            # Checked as if a client had enqueued it: a schedule must not fail at its first fire, in
+            # the night.
             self.job(max_payload=sys.maxsize)  # the limit is in [jobs], which is not at hand here
         return self
 
@@ -263,12 +265,17 @@ def renewed(schedule: Schedule, old: Schedule | None, now: float) -> Schedule:
     last_at = old.last_at if old else None
     if schedule.is_paused:
         return msgspec.structs.replace(schedule, next_at=None, last_at=last_at)
+    # A schedule that was resumed begins anew: the fire that was planned before the pause may be
+    # long over.
     is_same = old and not old.is_paused and (old.cron, old.zone) == (schedule.cron, schedule.zone)
     if old and is_same and old.next_at is not None:
         next_at: float | None = old.next_at
     else:  # fires that were due by the old times, or during a pause, are not made up for
+        # Not from the last fire alone: a wrong clock may have put that far ahead, and nothing would
+        # fire until then.
         after = now if last_at is None or is_far_ahead(last_at, now) else max(now, last_at)
         next_at = next(fires_of(schedule)(after), None)
+    # Its end may have been moved before the fire that was planned.
     if schedule.ends_at is not None and next_at is not None and next_at > schedule.ends_at:
         next_at = None
     return msgspec.structs.replace(schedule, next_at=next_at, last_at=last_at)
@@ -361,6 +368,8 @@ class Scheduler:
         if self._left is None:
             self._left = [*self._settings][::-1]
         put = [*self._put(self._left, stored, goes_on, now)]
+        # Only when all were looked at: dropping comes last, so that a sync which is cut short loses
+        # nothing.
         dropped = [] if self._left else [*self._dropped(stored.values(), goes_on)]
         return Synced(
             added=tuple(name for name in put if name not in stored),
@@ -390,6 +399,7 @@ class Scheduler:
         self._is_doubtful, self._looked_at = False, now
         found, is_more = self._next(is_all=is_doubtful)
         wakes = [self._fired(each, now, goes_on, is_doubtful=is_doubtful) for each in found]
+        # The last one that was read has fired, so there may be others behind it that are due.
         if is_more and wakes[-1] != found[-1].next_at:
             return now  # all of them have fired: look at those behind them
         return min((at for at in wakes if at is not None), default=None)
@@ -422,6 +432,7 @@ class Scheduler:
     ) -> Iterator[str]:
         """Look at what is left, and put what is not as it should be; the names of that."""
         while left and not self._is_stopped and goes_on():
+            # Taken off only when it was written: one that fails is looked at again.
             name = left[-1]
             old = stored.get(name)
             wanted = self._wanted(name, old, now)
@@ -450,6 +461,7 @@ class Scheduler:
             logger.warning("schedule %r of %r is taken over", name, old.source)
         wanted = schedule_of(name, self._settings[name], source)
         new = renewed(wanted, old, now)
+        # An operator's pause outlives a restart with other settings.
         if old is not None and is_paused_by_hand(old) and not wanted.is_paused:
             return msgspec.structs.replace(new, is_paused=True)
         return new
@@ -463,6 +475,7 @@ class Scheduler:
         if expected > now and not (is_doubtful and is_far_ahead(expected, now)):
             return expected
         if self._is_stopped or not goes_on():
+            # Not all were looked at: the next call has to doubt the others, too.
             self._is_doubtful |= is_doubtful
             return expected
         if expected > now:
@@ -474,6 +487,7 @@ class Scheduler:
             self._complain(schedule, error)
             return None
         jobs, spans = firing(schedule.name, jobs)
+        # Moved on and enqueued in one commit, and only by the first worker that asks.
         if not self._store.fire(schedule.name, expected, plan.next_at, jobs):
             return now  # another worker fired it: look again
         fired(spans)
@@ -489,6 +503,8 @@ class Scheduler:
         except ValueError as error:
             self._complain(schedule, error)
             return None
+        # Only a plan that no clock which was merely set back explains is thrown away: else a fire
+        # could happen twice.
         if next_at is None or not is_far_ahead(expected, next_at):
             return expected
         if not self._store.fire(schedule.name, expected, next_at, []):
@@ -498,6 +514,7 @@ class Scheduler:
         return next_at
 
     def _complain(self, schedule: Schedule, error: Exception) -> None:
+        # Once for each schedule: every turn of every worker meets it.
         if schedule not in self._unreadable:
             self._unreadable.add(schedule)
             logger.error("the schedule %r cannot fire here: %s", schedule.name, error)
@@ -599,6 +616,7 @@ class SlicedScheduler:
         self.is_under_way = False  # the next turn goes on with it
         self._schedules = schedules
         self._now = now
+        # Well below the lease: between two slices the worker renews the leases of its jobs.
         self._seconds = min(max_slice, lease / 10)
         self._tell_lost = tell_lost
         self._is_synced = False

@@ -76,6 +76,7 @@ class JobBackend:
 
     def close(self) -> None:
         """Let go of a store on a server."""
+        # Taken away under the lock, closed outside of it: closing may wait for the server.
         with self._lock:
             store, self._server = self._server, None
         if store is not None:
@@ -277,6 +278,7 @@ class ZoneBackend:
     def _by_node(self, method: str, fields: dict[str, Any]) -> dict[str, Any]:
         if self.node is None:
             raise NodeUnavailableError("nobody knows where the node listens")
+        # Opened for each question: a node may be restarted, with other certificates, at any time.
         with closing(self.node.connect(self.timeout)) as transport:
             answer = transport.call(_ADMIN + method, json.dumps(fields).encode())
         found: dict[str, Any] = json.loads(answer)

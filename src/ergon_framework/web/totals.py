@@ -56,9 +56,12 @@ class Growth:
     ) -> None:
         """The numbers of a source. Seen for the first time, all of them count if it ``is_new``."""
         before = self._seen.get(source, None if is_new else now)
+        # A number that went down means another process under the same name.
         if before is None or any(old > new for old, new in zip(before, now, strict=True)):
             before = [0.0] * len(now)  # it has begun anew
         self._seen[source] = now
+        # Labels may come from outside: without a bound, anybody who names queues could fill the
+        # memory.
         if labels not in self.totals and len(self.totals) >= MAX_LABEL_SETS:
             labels = (OTHERS,) * len(labels)
         total = self.totals.setdefault(labels, [0.0] * len(now))
@@ -106,6 +109,8 @@ class JobCounters:
             # A name may be given to another process later.
             alive = {(worker_id(each), each.started_at): each for each in workers}
             for worker, record in alive.items():
+                # Known at the last scrape, or begun since the server started: all that it says has
+                # happened meanwhile.
                 is_new = worker in self._workers or worker[1] >= since
                 for queue, document in record.totals.items():
                     numbers = numbers_of(document)
@@ -189,6 +194,8 @@ class CallCounters:
             is_first, since = self._read_at is None, self._start.by(now)
             if self._has_missed:
                 since -= since % MINUTE
+            # Minutes that were read before may still grow: clocks of writers differ, and batches
+            # come late.
             changed = now - HOUR if self._read_at is None else self._read_at - OVERLAP
             for each in inspector.minutes(now - HOUR, changed):
                 _, provider, capability = each.key

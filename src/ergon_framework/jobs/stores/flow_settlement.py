@@ -241,6 +241,7 @@ class FlowSettlement:
 
     def row(self, flow_id: str) -> FlowRow:
         """A flow that a step names."""
+        # Read once per transaction: what was changed here must not be read again from the row.
         row = self._rows.get(flow_id) or self.tables.get_flow(flow_id)
         if row is None:
             raise no_flow(flow_id)
@@ -269,6 +270,8 @@ class FlowSettlement:
         """The step was written: what was planned is so. ``keep``: how long its result is wanted."""
         row = self.row(flow_id)
         row.state = change.state
+        # The flow is kept as long as the step that is kept longest, since results are read through
+        # it.
         row.keep = None if row.keep is None or keep is None else max(row.keep, keep)
         self._dirty.add(flow_id)
         if change.counts:
@@ -284,12 +287,15 @@ class FlowSettlement:
 
     def finish(self) -> None:
         """Do what the settlements bring about, and write the flows."""
+        # Counting may release steps that end at once, whose ends count again: until nothing
+        # follows.
         while self._counts or self._sweeps:
             counts, self._counts = self._counts, Counter()
             if counts:
                 self._open(counts)
             elif self._sweeps:
                 self._sweep(FlowWork(*self._sweeps.popitem(), 0))
+        # In the order of their ids, as all transactions do.
         for flow_id in sorted(self._dirty):
             self._write(self._rows[flow_id])
         self._dirty.clear()
@@ -300,6 +306,7 @@ class FlowSettlement:
         if work is None:
             return
         target = work.target
+        # Deleted meanwhile; its work would be found first for ever.
         if self.tables.get_flow(work.flow_id) is None:
             self.tables.drop_work(target)
             return
@@ -348,6 +355,7 @@ class FlowSettlement:
         early = [complete_signal(position, value, now) for position, value in released.signalled]
         if early:
             self.tables.settle_all(early)
+        # A full slice: there may be more, which a later transaction does.
         if released.number == SLICE:
             self.tables.put_work(FlowWork(join, RELEASE, 0))
         else:
@@ -361,10 +369,14 @@ class FlowSettlement:
         if sweep is Sweep.CANCEL:
             last, is_over = self._cancel(flow_id, after)
         else:
+            # With the first slice only: joins that were open when the flow stopped have steps to
+            # let go.
             if not after:
                 for join in self.tables.open_joins(flow_id):
                     self.release(join)
             last, is_over = self._bring_back(flow_id, after, skips=sweep is Sweep.SKIP)
+        # What was settled in this slice may have failed the flow again; that sweep takes the place
+        # of this one.
         if flow_id in self._sweeps:
             return  # another one has begun in its place
         if not is_over:
@@ -372,6 +384,7 @@ class FlowSettlement:
             self.tables.changed()
             return
         self.tables.drop_work(flow_id)
+        # A flow that was cancelled has nothing to decide: it ends with its last step.
         change = None if sweep is Sweep.CANCEL else self.plan(flow_id, SweepEnded())
         if change is not None:
             self.accept(flow_id, change)
@@ -388,6 +401,7 @@ class FlowSettlement:
         for step in found:
             if not skips or step.why == CANCELLED_BY_FLOW:
                 back.append(bring_back(step.position, self.tables.at))
+            # Without a join at which its end has yet to count, there is nothing to skip.
             elif step.feeds and (change := self.plan(flow_id, StepSkipped())) is not None:
                 self.tables.set_feeds(step.position[0], ())
                 self.accept(flow_id, change, step.feeds)
@@ -479,6 +493,8 @@ class FlowSettlement:
             self.tables.settle_all([expire(reached[0].position, now)])
         elif not found:
             return SignalOutcome.UNKNOWN
+        # The first value stays: a signal that is repeated must not replace what its sender was told
+        # is taken.
         elif found[0].early is None:
             self.tables.keep_signal(found[0].position[0], value)
         elif found[0].early != value:

@@ -86,6 +86,7 @@ class SettleBatch:
 
     def read(self) -> list[bool]:
         """For each settlement, whether it was applied."""
+        # Two settlements of one call may be about the same job, and only one of them is applied.
         applied: set[int] = set()  # by identity: two may be about one job
         for wave, cursor in self._sent:
             rows = {row[0]: row for row in cursor.fetchall()}
@@ -102,6 +103,7 @@ def one_by_one(tx: Tx, settlements: Sequence[Settlement]) -> tuple[list[bool], E
     applied, effects = [], Effects()
     for settlement in settlements:
         try:
+            # A savepoint: the violation of one settlement must not undo the others.
             with tx.connection.transaction():
                 batch = SettleBatch(tx, [settlement])
                 applied += batch.read()

@@ -64,6 +64,7 @@ class Tx:
         try:
             self.execute(statement, values)
         except psycopg.Error as error:
+            # The jobs are committed: a lost hint only makes somebody poll.
             log_lost_notification(error)
 
 
@@ -161,6 +162,7 @@ class PostgresTransactions:
         """
         self.refuse_to_write()
         check = self.guard.check
+        # A guard adds a statement of its own: then it takes a transaction.
         is_single = is_single and check is None
 
         def whole(connection: Connection) -> T:
@@ -168,6 +170,7 @@ class PostgresTransactions:
                 tx = self.tx(connection, pipeline)
                 if not is_single:
                     tx.execute(b"BEGIN")
+                # A lease or a heartbeat that a power cut undoes is no promise that was broken.
                 if not is_synced:
                     tx.execute(_SQL["synced_later"])
                 if check is not None:
@@ -181,6 +184,7 @@ class PostgresTransactions:
             failpoint(AFTER[call])
             return read()
 
+        # Ends by itself: each turn sets aside a row that the one before could not read.
         while True:
             try:
                 return self.database.run(whole)
@@ -234,6 +238,8 @@ class PostgresTransactions:
                 result = work(tx)
                 failpoint(BEFORE[call])
             failpoint(AFTER[call])
+            # Outside of the transaction: one that notifies keeps all others that do from
+            # committing.
             _notify_after(tx, topics)
             return result
 
@@ -254,6 +260,8 @@ class PostgresTransactions:
             with Pipeline(connection) as pipeline:
                 tx = self.tx(connection, pipeline)
                 if is_one:
+                    # Several statements of one page: a job that moves between them would be seen
+                    # twice, or not at all.
                     tx.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 found = work(tx)
                 if is_one:

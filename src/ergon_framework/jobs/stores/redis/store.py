@@ -189,6 +189,7 @@ class RedisJobStore:
         self, settlements: Sequence[Settlement], request: ClaimRequest | None
     ) -> tuple[list[bool], ClaimResult]:
         applied: list[bool] = []
+        # Until what is left fits beside the claim: a script holds up all other clients.
         while settlements and (request is None or _share(settlements) < len(settlements)):
             share = _share(settlements)
             applied += self.transitions.apply(settlements[:share], "exchange")
@@ -260,6 +261,7 @@ class RedisJobStore:
     def expired_leases(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
         found, odd, _ = self.transitions.look("overdue", None, limit, None)
+        # Set aside until a look finds none: else they would be found first at each look.
         while odd and not self.transactions.is_read_only:
             self.transitions.set_aside(odd)
             found, odd, _ = self.transitions.look("overdue", None, limit, None)
@@ -396,6 +398,7 @@ class RedisJobStore:
         Also makes jobs due again that wait for a limit key which is free.
         """
         purged = ended = workers = 0
+        # One bounded script after the other, so that other clients get in between.
         while purged + ended < limit:
             most = min(MAX_BATCH, limit - purged - ended)
             some_purged, forgotten, some_ended = self._sweep(most)
@@ -432,6 +435,7 @@ class RedisJobStore:
         """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
 
         def attempt() -> Queue:
+            # Read, decided here and swapped: Lua would need the rules of queues a second time.
             blob = self.transactions.call("HGET", "queues", name)
             before = NO_LIMITS if blob is None else rows.read_settings(blob)
             after = before.changed(changes, self.now())
@@ -523,6 +527,7 @@ class RedisJobStore:
             if before is None:
                 return False
             found = self._reader.schedules([rows.schedule_row(name, before)])
+            # Another worker has fired it since.
             if not found or found[0].next_at != expected:
                 return False
             after = msgspec.structs.replace(found[0], next_at=next_at, last_at=expected)

@@ -150,6 +150,8 @@ class SqliteJobStore:
             if request is None:
                 return applied, ClaimResult([])
             is_stopping = False
+            # Asked with one cheap statement: most stores have no flows, and pay nothing else for
+            # them.
             if tx.cursor.execute(_ANY_WORK).fetchone() is not None:
                 tx.flows.do_slice()
                 is_stopping = tx.is_any_stopping()
@@ -188,6 +190,8 @@ class SqliteJobStore:
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
         """Cut leases that end later than they could if they were renewed now."""
         latest = self.now() + min((*leases.values(), others))
+        # A plain look first: clocks are hardly ever set back, and a write would take the lock each
+        # time.
         if self.transactions.first(_SQL["any_later"], (latest,)) is None:
             return 0
 
@@ -257,6 +261,7 @@ class SqliteJobStore:
                 tx.cursor.execute(_SQL["put_back"], (stage, status.value, key))
             except sqlite3.IntegrityError as error:
                 raise key_is_held(odd_row(tx.cursor, key, "").id) from error
+            # After it was put back, in the same transaction: the error undoes that.
             if (problem := _problem(tx.cursor, key)) is not None:
                 raise unreadable_job(str(key), problem, option_for(self))
             tx.release_step(key)
@@ -317,6 +322,7 @@ class SqliteJobStore:
                 names = text_of(["", *record.executors])
                 tx.cursor.execute(_ADMIN["tell_executors"], (tx.now, names))
 
+        # A heartbeat that a power cut takes back is told again within seconds.
         self.transactions.write(work, "desk", is_synced=False)
 
     def workers(self) -> list[WorkerRecord]:

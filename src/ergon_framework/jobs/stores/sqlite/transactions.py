@@ -93,6 +93,8 @@ class SqliteTransactions:
         def whole(connection: sqlite3.Connection) -> tuple[T, bool, bool]:
             with closing(connection.cursor()) as cursor:
                 tx = Tx(cursor, self._clock())
+                # In the transaction itself: between a check before it and the write, a move could
+                # shut the store.
                 if self.guard.check is not None:
                     self.guard.check(tx)
                 result = work(tx)
@@ -132,12 +134,15 @@ class SqliteTransactions:
         else:
             found = self.read(lambda cursor: odd_rows(cursor, "live"))
             found = found or self.read(lambda cursor: odd_rows(cursor, "ended"))
+            # Only a look that was in vain is put off: rows that were found are gone from the next
+            # one.
             self._looks_again_at = 0.0 if found else time.monotonic() + FULL_SCAN_INTERVAL
 
         def whole(connection: sqlite3.Connection) -> None:
             with closing(connection.cursor()) as cursor:
                 Tx(cursor, self._clock()).set_all_aside(found)
 
+        # In a transaction of its own: the one that met the row is rolled back.
         if found:
             self.database.write(whole)
         return bool(found)
