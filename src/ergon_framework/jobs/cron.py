@@ -87,8 +87,11 @@ def check_cron(line: str) -> str:
     # In a range, Sunday is the last day of the week: cronsim takes its name for 0.
     words[-1] = _TO_SUNDAY.sub("-7", words[-1])
     checked = " ".join(words)
+    # Each field by itself: cronsim says that a line is wrong, but not where.
     for position, word in enumerate(words, start=6 - len(words)):
         _check_field(checked, position, word)
+    # Fields may be right and have no day in common, such as the 31st of April: it would never fire,
+    # and say nothing.
     if _first_fire(checked) is None:
         raise JobError(
             f"the cron line {checked!r} never fires",
@@ -103,6 +106,7 @@ def check_zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):  # a directory or a path is no zone either
         pass
+    # Read only for the error: the names of all zones are hundreds of files.
     known = {zone.lower(): zone for zone in available_timezones()}
     meant = get_close_matches(name.lower(), known, 1)
     raise JobError(
@@ -170,6 +174,7 @@ def _multiples(period: int) -> Instants:
     """Multiples of the period since the epoch: every worker means the same ones, ever after."""
 
     def after(instant: float) -> Iterator[float]:
+        # From the epoch, not from the start of a worker: two workers must mean the same instants.
         at = (int(instant // period) + 1) * period
         while True:
             yield float(at)
@@ -186,6 +191,7 @@ def _wall_clock(line: str, zone: ZoneInfo) -> Instants:
     def after(instant: float) -> Iterator[float]:
         last = instant
         for at in values(CronSim(line, _start(instant, zone)), zone):
+            # Only later ones: times that the clock shows twice come out of order.
             if at > last:
                 last = at
                 yield at
@@ -214,6 +220,7 @@ def _fixed(walls: Iterator[datetime], zone: ZoneInfo) -> Iterator[float]:
         first, second = _both(wall, zone)
         real = wall.replace(second=0)
         while first > second:
+            # Minute by minute: changes of a zone begin at whole minutes.
             real += timedelta(minutes=1)
             first, second = _both(real, zone)
         yield first

@@ -51,11 +51,13 @@ class MemoryWatch:
         self._ending.set()
 
     def _watch(self) -> None:
+        # An event instead of a sleep: the thread ends at once with the worker.
         while not self._ending.wait(MEASURE_INTERVAL):
             pids = self._pids()
             try:
                 found = self._measure(pids) if pids else {}
             except (OSError, ValueError, subprocess.SubprocessError) as error:
+                # Once per trouble: it is measured twice a second.
                 if not self._is_broken:
                     text = (
                         "the memory of executors cannot be measured, so max_memory is not kept: %s"
@@ -64,6 +66,7 @@ class MemoryWatch:
                 self._is_broken = True
                 continue
             self._is_broken = False
+            # The worker may have ended while this was measured.
             if found and not self._ending.is_set():
                 self._tell(found)
 
@@ -99,6 +102,7 @@ def _descent(pid: int, children: Callable[[int], Iterable[int]]) -> dict[int, No
     """A process and its descendants."""
     found = {pid: None}
     waiting = [pid]
+    # A bound: a process that forks without end must not keep this thread for ever.
     while waiting and len(found) < MAX_DESCENDANTS:
         fresh = [each for each in children(waiting.pop()) if each not in found]
         found |= dict.fromkeys(fresh)

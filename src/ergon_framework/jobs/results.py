@@ -51,6 +51,8 @@ class SharedSubscription:
         with self._changed:
             if self._subscription is None:
                 self._subscription = self._store.subscribe(Topic.DONE)
+                # A thread that left while it waited on the subscription before must not keep the
+                # new one unwatched.
                 self._is_watched = False
             self._users += 1
             return Waiter(self, self._subscription, self._notifications)
@@ -59,6 +61,7 @@ class SharedSubscription:
         """Leave; the last waiter closes the subscription."""
         with self._changed:
             self._users -= 1
+            # Kept as long as somebody waits: to subscribe costs a pipe or a connection.
             if self._users == 0 and self._subscription is not None:
                 self._subscription.close()
                 self._subscription = None
@@ -72,6 +75,7 @@ class SharedSubscription:
                 is_notified = subscription.wait(max(0.0, until - time.monotonic()))
             finally:
                 with self._changed:
+                    # Also when it was interrupted: the others would wait for a thread that is gone.
                     self._is_watched = False
                     self._notifications += is_notified
                     # The others were notified too, or one of them waits on it now.
@@ -81,6 +85,7 @@ class SharedSubscription:
     def _is_my_turn(self, seen: int, until: float) -> bool:
         with self._changed:
             self._changed.wait_for(
+                # A notification that came in between counts, whoever received it.
                 lambda: self._notifications != seen or not self._is_watched,
                 max(0.0, until - time.monotonic()),
             )
@@ -115,6 +120,8 @@ def wait_in_time(
     """Do :func:`wait_for`, and keep the timeout even when the store does not answer."""
     began = time.monotonic()
     try:
+        # Within the caller's time: a server that does not answer would else keep it for its own
+        # timeout.
         return CALL_BUDGET.run_within(
             timeout, lambda: wait_for(store, shared, job_id, timeout, poll)
         )
@@ -152,6 +159,8 @@ def wait_for(
             left = poll if until is None else min(poll, until - now())
             if left <= 0:
                 raise timed_out(job, timeout)
+            # Woken by the end of any job: in a busy store that is many times a second, and each
+            # look costs a read.
             if waiter.wait(left):
                 sleep(max(0.0, min(looked_at + MIN_POLL_INTERVAL - now(), left)))
 

@@ -53,12 +53,14 @@ class Bulkhead:
         answer: Future[T] = Future()
         with self._lock:
             self._waiting.append((answer, question))
+            # Counted under the lock: else a burst of requests would start a thread for each.
             is_needed = self._running < self._threads
             self._running += is_needed
         if is_needed:
             SYSTEM_CLOCK.spawn(f"ergon-web-{self.name}", self._work)
         timeout = self.seconds if seconds is None else seconds
         try:
+            # The thread goes on: nobody can stop it. Its caller only stops waiting.
             async with asyncio.timeout(timeout):
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
@@ -71,6 +73,7 @@ class Bulkhead:
                     self._running -= 1
                     return
                 answer, question = self._waiting.popleft()
+            # False: the caller left while the question waited, and nobody wants the answer.
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(question())

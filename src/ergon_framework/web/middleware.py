@@ -55,6 +55,7 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        # Before who asks: a browser that was led here brings along whatever its user may do.
         refused = self._foreign(headers)
         if refused is None:
             caller = self._caller(scope, headers)
@@ -69,6 +70,7 @@ class Authentication:
         if self._rules.names is None:
             return None
         given = headers.getlist("host")
+        # Two Host headers: which of them a proxy looked at is not known.
         name = _name_in(given[0]) if len(given) == 1 else ""
         if name and (is_loopback(name) or name in self._names):
             return None
@@ -195,10 +197,12 @@ class RequestLimiter:
             remedy = {"remedy": f"send at most {MAX_HEAD} bytes of path, query and headers"}
             return error_response(431, "too_large", "the head of the request is too large", remedy)
         length = Headers(scope=scope).get("content-length", "0")
+        # Cut before it is read as a number: thousands of digits would take long.
         if not length.isdecimal() or int(length[:20]) > MAX_BODY:
             remedy = {"remedy": "send no body"}
             closing = {"Connection": "close"}
             return error_response(413, "too_large", "the body is too large", remedy, closing)
+        # Probes are always answered: a busy server must not be restarted for it.
         if self._running >= self._limits.requests and _route_path(scope) not in PROBES:
             return _later("too_busy", f"{self._running} requests are being answered")
         return None
@@ -207,6 +211,7 @@ class RequestLimiter:
         """The answer in time. What a thread still does then cannot be stopped, and goes on."""
         task = asyncio.ensure_future(self._app(scope, receive, answer.send))
         task.add_done_callback(self._ended)
+        # Held until it is done: the event loop holds tasks only weakly.
         self._left.add(task)
         self._running += 1
         try:
@@ -214,10 +219,12 @@ class RequestLimiter:
         finally:
             self._running -= 1
             if not task.done():  # too late, or the server stops
+                # Set before it is cancelled: what it still sends must not follow the refusal.
                 answer.is_late = True
                 task.cancel()
         if not answer.is_late:
             await task  # what it raised is for the server's log
+        # Begun, it can only be cut off; a second status would be read as part of the body.
         elif answer.status == 0:
             late = _later("timeout", f"no answer within {self._limits.seconds:g} s")
             await late(scope, receive, answer.really_send)

@@ -143,6 +143,7 @@ def line_of(copy: TransferRecord) -> bytes:
     key = _encode(plain(copy.identity, "key"))
     record = _encode(copy.document())
     line = b'{"kind":"%b","key":%b,"record":%b}\n' % (copy.kind.encode(), key, record)
+    # When it is written: a file that cannot be read again is no export.
     if len(line) > MAX_LINE:
         raise StoreError(
             f"the {copy.kind} {copy.identity!r:.60} makes a line of {len(line)} bytes;"
@@ -298,6 +299,7 @@ class RecordFile:
 
     def check(self, watch: Callable[[int], None], *, may_be_cut_off: bool) -> None:
         """Read all of it once: every line, the order, the counts and the digest."""
+        # One pass over the file for everything: it may be larger than the memory.
         total, sums = hashlib.sha256(), {kind: RunningDigest() for kind in self._kinds}
         order = list(self._kinds)
         at, last, blob = 0, None, None
@@ -338,6 +340,7 @@ class RecordFile:
     def _lines(self) -> Iterator[tuple[int, int, bytes]]:
         """Each line with its number, and where it begins."""
         number, position = 1, self.file.tell()
+        # One byte more than allowed, to tell a line of that length from a longer one.
         while line := self.file.readline(self.max_line + 1):
             number += 1
             if len(line) > self.max_line:
@@ -362,6 +365,7 @@ class RecordFile:
                 checked(copy.job)  # as a store does that reads one
         except ValueError as error:
             raise self._damaged(number, f"{line.kind} {line.key!r:.60}: {error}") from None
+        # The key is what people search for; a line that was edited by hand may have another.
         if plain(copy.identity, "key") != line.key:
             raise self._damaged(number, f"the key {line.key!r:.60} is not that of its record")
         return copy
@@ -438,6 +442,7 @@ class RecordFile:
         position, read = kept.position, 0
         while read < kept.size:
             self.file.seek(position)
+            # Found again by its position: only positions are kept, not the bytes.
             line = self.file.readline(self.max_line + 1)
             data = msgspec.convert(self._decoded(0, line).record, _Chunk).data
             yield data
@@ -454,6 +459,7 @@ class RecordFile:
         page: list[TransferRecord] = []
         position = start = stretch.start if after is None else self._behind(kind, after)
         self.file.seek(position)
+        # By bytes as well: a few large records fill a page.
         while position < stretch.end and len(page) < limit and position - start < PAGE_BYTES:
             line = self.file.readline(self.max_line + 1)
             position += len(line)
@@ -467,6 +473,7 @@ class RecordFile:
         if issubclass(kind, JobRecord):
             return int(after)
         place, position = self._next[kind.kind]
+        # The file is read forwards; any other order would be a defect of the caller.
         if place != after:  # pages are asked for one after the other
             raise LookupError(after)
         return position

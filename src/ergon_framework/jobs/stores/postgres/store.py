@@ -166,6 +166,7 @@ class PostgresJobStore:
         try:
             return self._add(jobs)
         except StoreUnavailableError as error:
+            # Nothing was sent, or the server refused: then there is nothing to find out.
             if not error.details.get("is_lost"):
                 raise
             return self._add_again(jobs, error)
@@ -181,6 +182,7 @@ class PostgresJobStore:
             try:
                 added = self._add(jobs)
             except DuplicateJobError:
+                # The first attempt may have succeeded: jobs of the same id and content are ours.
                 there = {job.id: job for job in self.search(Search(ids=tuple(j.id for j in jobs)))}
                 if not any(is_same(job, there.get(job.id)) for job in jobs):
                     raise
@@ -214,6 +216,7 @@ class PostgresJobStore:
         if not jobs:
             return []
         self.transactions.refuse_to_write()
+        # By unique key, its holder as seen from outside of the caller's transaction.
         unseen: dict[str, str] = {}
 
         def attempt() -> list[EnqueueResult]:
@@ -239,6 +242,7 @@ class PostgresJobStore:
         return {key: holder for key in keys if (holder := self.holder(key)) is not None}
 
     def _add_plain(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        # Before anything is sent: the server would only name one of the two.
         refuse_twins(jobs)
 
         def send(tx: Tx) -> Callable[[], None]:
@@ -390,6 +394,7 @@ class PostgresJobStore:
 
         def work(tx: Tx) -> bool:
             steps = StepSettlement(tx)
+            # Flows first, then rows, as everywhere: two transactions never wait for each other.
             steps.lock_flows([key])
             found = page_of(tx.execute(_SQL["lock_aside"], {"seq": key})).odd
             if not found:
@@ -399,6 +404,8 @@ class PostgresJobStore:
             values = {"seq": key, "stage": stage, "status": status.value}
             asked.append(found[0].id)
             tx.execute(_SQL["put_back"], values)
+            # Read again as it would be claimed, in the same transaction: an error undoes that it
+            # was put back.
             page = page_of(tx.execute(_SQL["by_seq"], {"seq": key}))
             problem = page.odd[0].problem if page.odd else argument_problem(page.jobs[0])
             if problem is not None:
@@ -442,6 +449,7 @@ class PostgresJobStore:
 
         Also makes jobs due again that wait for a limit key which is free.
         """
+        # In several short commits: claims of all workers wait for rows that a long one holds.
         purged = self.transactions.stepwise(lambda tx: admin.purge_due(tx, limit), "sweep")
         if purged < limit:
             purged += self.transactions.stepwise(
@@ -454,6 +462,7 @@ class PostgresJobStore:
         freed = outdated.freed + flows.freed
         if outdated.steps:
             freed += settle_steps(self.transactions, outdated.steps, "sweep")[1].freed
+        # Goes on where the last sweep ended, so that each key has its turn.
         is_woken, self._swept = self.transactions.stepwise(
             lambda tx: admin.wake_blocked(tx, freed, self._swept, limit), "sweep"
         )
@@ -465,6 +474,7 @@ class PostgresJobStore:
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs or settings, by name."""
+        # One snapshot: a job that moves between two counts would be counted twice.
         return self.transactions.read(lambda tx: admin.queues(tx, self.now()), is_one=True)
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
@@ -474,6 +484,8 @@ class PostgresJobStore:
         def work(tx: Tx) -> Queue:
             found: list[Row] = []
             while not found:  # another client may remove the row before it is locked
+                # A row to lock, also for a queue without settings: else two changes at once would
+                # both begin from none.
                 tx.execute(_ADMIN["touch_queue"], {"name": name})
                 found = tx.execute(_ADMIN["queue"], {"name": name}).fetchall()
             [[*before, now]] = found

@@ -72,6 +72,7 @@ class RedisTransactions:
         address = address_of(url, prefix)
         self._inspect_interval = inspect_interval
         self._fence: Fence | None = None
+        # In braces: all keys of a store lie in one slot of a cluster, which scripts need.
         self._tag = f"{{{address.prefix}}}:"
         self.is_read_only = read_only
         self._keys = packed([f"{self._tag}{key}".encode() for key in KEYS.values()])
@@ -126,6 +127,8 @@ class RedisTransactions:
         key = f"{self._tag}{_SCHEMA}"
         version = self.client.call("GET", key)
         if version is None and not self.is_read_only:
+            # Only if there is none: two processes that open an empty store at once must agree on
+            # one.
             self.client.call("SET", self.key(BIRTH), secrets.token_hex(16), "NX")
             self.client.call("SET", key, VERSION, "NX")
             version = self.client.call("GET", key)
@@ -170,6 +173,7 @@ class RedisTransactions:
     ) -> Any:
         """Run a script that changes something; failpoints stand around it."""
         self.refuse_to_write()
+        # Now and then, not at each write: it costs two commands.
         if time.monotonic() >= self._inspect_at:
             self._refuse_another_server()
         failpoint(BEFORE[call])
