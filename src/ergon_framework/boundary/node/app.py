@@ -118,6 +118,7 @@ class TokenApplication:
     def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Refuse a caller without the token; pass on any other."""
         given = (exchange.header("authorization") or "").encode("latin-1", "replace")
+        # Takes the same time for every wrong token, so that it cannot be guessed letter by letter.
         if not hmac.compare_digest(given, self._expected):
             raise NotPermittedError(
                 f"this node of zone {self._application.zone.name} serves the processes of its own"
@@ -180,6 +181,7 @@ class WaitingFetches:
     def look(self) -> None:
         """Some log has grown: wake whom it concerns."""
         self._is_due = True
+        # One look at a time: what comes meanwhile is looked at by the same task.
         if self._looking is None or self._looking.done():
             self._looking = self._loop.create_task(self._look(), name="wake fetches")
 
@@ -191,6 +193,7 @@ class WaitingFetches:
 
     async def _look(self) -> None:
         while self._is_due and self._fetches:
+            # Before the store is asked: a commit during the question sets it again.
             self._is_due = False
             for each in self._fetches:
                 if each.log is None:  # it is just looking, maybe too early
@@ -208,6 +211,7 @@ class WaitingFetches:
             for each in self._fetches:
                 if each.log is None:
                     continue  # it came while the store was asked
+                # By what it had seen when the store was asked: it may have moved on since.
                 through = found.get((each.log, each.to_zone, each.seen), each.seen)
                 if through is None:
                     _wake(each)
@@ -275,6 +279,7 @@ class AppendRoutes:
         if new.references:
             return self._append_founded(exchange, admission, began)
         self._gathered.append((exchange, admission, began))
+        # The first of a turn submits for all that follow in the same turn.
         if len(self._gathered) == 1:
             self._loop.call_soon(self._submit)
         return None
@@ -294,6 +299,8 @@ class AppendRoutes:
         zone, loop = self._zone, self._loop
         new = admission.new_fact
         try:
+            # Artifacts are looked for on a disk, which may take long; the event loop goes on
+            # meanwhile.
             await self._in_thread(lambda: zone.check_bytes(new))
         except BoundaryError as error:
             zone.answering.refused(error, new)
@@ -407,6 +414,7 @@ def _shown(told: Receipt | BoundaryError) -> bytes:
 
 def _crossed(loop: asyncio.AbstractEventLoop, to: asyncio.Future[T], value: T) -> None:
     """Hand a value over from another thread."""
+    # The request may have been cancelled while the writer worked.
     loop.call_soon_threadsafe(lambda: None if to.done() else to.set_result(value))
 
 
@@ -443,6 +451,7 @@ class NodeApplication:
         self._objects = ObjectRoutes(zone, self.in_thread, self.permitted)
         self._appends = AppendRoutes(zone, self.in_thread, self.permitted, self.denied)
         self._waiting = WaitingFetches(zone.store, self.in_thread)
+        # Last: from here on commits of other threads call in.
         zone.store.subscribe(self._news)
 
     async def close(self) -> None:
@@ -450,6 +459,7 @@ class NodeApplication:
         self.zone.store.unsubscribe(self._news)
         await self._waiting.close()
         if self._threads is not None:
+            # By another pool: a thread of this one cannot wait for its own end.
             await self._loop.run_in_executor(None, self._threads.shutdown)
 
     @property
@@ -471,6 +481,7 @@ class NodeApplication:
         """Answer, now or later."""
         if exchange.path == APPEND and exchange.method == "POST":
             work = self._appends.append(exchange)
+            # Most appends are answered without a task of their own.
             return None if work is None else self._guarded(lambda: work)
         return self._guarded(lambda: self._begun(exchange))
 
@@ -533,6 +544,7 @@ class NodeApplication:
                 f"the node of zone {self.zone.name} stops", reason="stopping", remedy="try again"
             ) from error
         try:
+            # Shielded: a client that leaves must not cancel a write half way.
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             await asyncio.wait([running])  # what it works on may be closed next
@@ -555,6 +567,7 @@ class NodeApplication:
         permit = self.permitted(exchange.caller, "FetchFacts")
         asked = operations.read(exchange.body, operations.FetchFacts)
         name = consumer_name(asked.consumer_name)
+        # A caller that may use every log needs no look at the consumer, which would cost a thread.
         if permit.logs.is_all:
             check_use(self.zone, permit, name)  # which looks nothing up, then
         else:
@@ -573,6 +586,7 @@ class NodeApplication:
             holder,
             lease,
         )
+        # A fetch without a holder has no lease that could end while it waits.
         renewal = math.inf if holder is None else _renewal(lease or self.zone.settings.lease)
         serving = await self._serve(exchange, serve, wait, renewal)
         epoch = await self.in_thread(lambda: self.zone.store.info().epoch)
@@ -603,6 +617,8 @@ class NodeApplication:
             left = until - self._loop.time()
             if left <= 0:
                 return
+            # Woken now and then: nothing tells that a client went away while there is nothing to
+            # write to it.
             await asyncio.wait([news], timeout=min(left, PRESENCE_INTERVAL))
 
     def _is_over(self, exchange: Exchange) -> bool:
@@ -621,6 +637,7 @@ class NodeApplication:
         asked = operations.read(exchange.body, operation.shape)
         shape = await self.in_thread(lambda: operation.run(self.zone, permit, asked))
         exchange.reply(200, json.dumps(shape).encode())
+        # These change what a waiting consumer or link would see: they must look again.
         if operation.name in ("Open", "AcceptEpoch", "ReleaseQuarantine", "Seal", "SeekConsumer"):
             self._heard("")
             self._waiting.wake_all()

@@ -62,6 +62,7 @@ class NatsConsumers:
             if one is None or one.is_gone:
                 log_state = transaction.log_state_or_new(log)
                 cursor = log_state.head if from_end else log_state.first - 1
+                # Numbers of items of a consumer that was deleted under this name are not its own.
                 above = 0 if one is None else one.items_above
                 one = ConsumerRecord(name, log, cursor, to_zone, is_required)
                 one.created_at, one.items_above = self._database.clock(), above
@@ -93,11 +94,14 @@ class NatsConsumers:
         def work(transaction: StreamTransaction) -> None:
             one = reader_named(transaction, name)
             transaction.note(self._database.clock(), "delete_consumer", consumers.deleted(one))
+            # Items below stay in the stream until they are purged: the number keeps them from a new
+            # consumer of the name.
             one.is_gone, one.items_above = True, transaction.tally.items
             one.holder = None
             transaction.put(transaction.subjects.consumer(name), one)
 
         _, below = self._database.transaction_and_end(work, "desk")
+        # After the commit: a process that dies in between leaves messages that nobody reads.
         self._database.clear(
             below, self._database.subjects.items_of(name), self._database.subjects.wholes_of(name)
         )
@@ -108,6 +112,7 @@ class NatsConsumers:
 
         def work(transaction: StreamTransaction) -> int | None:
             now, one = self._database.clock(), reader_named(transaction, name)
+            # Compared at the end: a confirmation that changes nothing writes nothing.
             before = copy(one)
             refuse_late(info_of(one), holder, now)
             refuse_unserved(one, offset)
@@ -115,6 +120,7 @@ class NatsConsumers:
             for item in settled[:MAX_SETTLED]:
                 item.state = "settled"
                 put(transaction, item)
+            # A commit has an end; the call goes on in another one until all are settled.
             if len(settled) > MAX_SETTLED:
                 return None  # the cursor moves when all of them are
             consumers.move(one, max(one.cursor, offset))
@@ -173,6 +179,8 @@ class NatsConsumers:
             now, one = self._database.clock(), reader_named(transaction, name)
             before = copy(one)
             if info_of(one).is_overlong(now):
+                # Held by a clock that ran ahead: cut to one lease from now, or nobody could take
+                # the name for years.
                 one.held_until = now + one.lease
             try:
                 refuse_held(info_of(one), holder, now)
@@ -221,6 +229,8 @@ class NatsConsumers:
         def work(transaction: StreamTransaction) -> Quarantined:
             now, one = self._database.clock(), reader_named(transaction, name)
             refuse_late(info_of(one), holder, now)
+            # Released ones lie below the cursor, so they are not the next fact and may be set aside
+            # again all the same.
             is_released = any(item.offset == offset for item in released_to(transaction, one))
             following = next_of(transaction, one)
             is_next = offset == following
@@ -384,6 +394,7 @@ def keep(transaction: StreamTransaction, one: ConsumerRecord, item: Item) -> Ite
     that was ever set aside would be read for each of its facts.
     """
     known = items_of(transaction, one.name) if item.offset <= one.aside_through else []
+    # Remembered with the consumer, so that most items need no look at those before.
     one.aside_through = max(item.offset, *(each.offset for each in known), 0)
     for each in known:
         if each.state in OPEN and (each.log, each.offset) == (item.log, item.offset):
@@ -403,6 +414,7 @@ def keep_whole(transaction: StreamTransaction, item: Item) -> None:
 
 def whole_mark(transaction: StreamTransaction, item: Item) -> str:
     """Under what is written down that something was set aside with its payload."""
+    # Each with its length: two different contents must not become one text.
     parts = (item.log.encode(), str(item.offset).encode(), item.envelope, item.fact)
     content = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     return transaction.subjects.whole(item.consumer, content)
@@ -419,6 +431,7 @@ def _new(transaction: StreamTransaction, item: Item) -> Item:
 
 def items_of(transaction: StreamTransaction, consumer: str | None) -> list[Item]:
     """What was set aside for a consumer, or for all; by number."""
+    # Most stores have no items: one record tells, and nothing is searched.
     if not transaction.tally.items:
         return []
     if consumer is not None:
@@ -441,6 +454,7 @@ def open_items(transaction: StreamTransaction, consumer: str) -> list[Item]:
 def released_to(transaction: StreamTransaction, one: ConsumerRecord) -> list[Item]:
     """What is to be delivered to a consumer again, which remembers it when there is nothing."""
     notes = transaction.tally.notes
+    # The count of an operator's notes: only a note can have released anything since.
     if one.nothing_released == notes:
         return []
     found = [item for item in open_items(transaction, one.name) if item.state == "released"]

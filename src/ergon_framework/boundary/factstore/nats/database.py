@@ -50,6 +50,8 @@ class Notifier:
     def add(self, wake: Callable[[], None]) -> None:
         """Call ``wake()``, from any thread, after each commit of anybody that added facts."""
         with self._waking:
+            # Replaced, not changed: a wake-up may be reading the list at this moment, without the
+            # lock.
             self._wakes = [*self._wakes, wake]
             if self._listener is None:
                 self._listener = threading.Thread(
@@ -77,6 +79,7 @@ class Notifier:
 
     def notify(self) -> None:
         """Tell everybody that there are facts."""
+        # Here first: the way over the server takes longer, and does not come back to us.
         self._wake()
         self._line.notify(self._topic)
 
@@ -162,6 +165,7 @@ class NatsDatabase:
                 raise ConflictError from error
             if transaction.is_doubtful and not self._is_unchanged(transaction):
                 raise ConflictError
+            # Under the lock, because writers change the same memory.
             with self._turn:
                 self._memory.learn(transaction.memory)
             return result
@@ -183,9 +187,11 @@ class NatsDatabase:
         self.refuse_reader()
         with self._turn:
             transaction, result = self._try(work, call)
+            # Read under the same lock: the next writer moves it on.
             last = self._memory.last
         failpoint(_AFTER[call])
         self._trim()
+        # Outside of the lock: subscribers may call the store.
         if transaction.is_longer:
             self.notifier.notify()
         return result, last
@@ -212,6 +218,8 @@ class NatsDatabase:
                 raise ConflictError from error
             if transaction.finish():
                 self._commit(transaction, call)
+            # What the cache says may be old; only the stream itself can say that nothing is to be
+            # done.
             elif not is_sure:  # nothing to write counts only when the stream was looked at
                 raise ConflictError
             return transaction, result
@@ -242,6 +250,7 @@ class NatsDatabase:
             if not transaction.finish():
                 return result
             message = transaction.only(subject)
+            # Another record is to be written, too: then all of it has to be one commit.
             if message is None:  # it wants more written than that record
                 return self.transaction(work, call)
             failpoint(_BEFORE[call])
@@ -273,6 +282,8 @@ class NatsDatabase:
                 remedy="do it in smaller parts",
             )
         failpoint(_BEFORE[call])
+        # On the condition that the stream ends where the cache says: any other writer makes it
+        # fail.
         transaction.was_written(self.stream.commit(messages, self._memory.last))
 
     def _trim(self) -> None:
@@ -322,11 +333,13 @@ class NatsDatabase:
         """See where the stream ends; after a connection was lost, also whether it is whole."""
         last = self.opening.standing().last
         connections = self.stream.client.connections
+        # Another connection may lead to a server that has lost its last messages.
         if self._connections != connections:
             self.opening.mend(self._memory.highest, self.clock)
             self._connections = connections
             last = self.opening.standing().last
             self._memory.begin_anew(last)
+        # Shorter than it was: the server lost messages, and others will get their numbers.
         elif last < self._memory.highest:
             self._memory.begin_anew(last)
         elif last != self._memory.last:

@@ -40,6 +40,7 @@ _READABLE = 40  # letters of the zone's name that are kept
 def namespace_of(zone: str) -> str:
     """The schema with a zone's tables: a readable part, and a hash, so that no two are alike."""
     readable = re.sub(r"[^a-z0-9]+", "_", zone.lower()).strip("_")[:_READABLE]
+    # The hash keeps apart names that look alike once their letters are folded.
     return f"{PREFIX}{readable or 'x'}_{_hash(zone).hex()[:8]}"
 
 
@@ -141,6 +142,7 @@ class PostgresZoneDatabase:
     ) -> T:
         """Run one transaction that may change something."""
         self.refuse_reading_only()
+        # Not synced only where nothing is promised; the server still writes it within moments.
         begin = "BEGIN" if is_synced else "BEGIN; SET LOCAL synchronous_commit = off"
         if call in _SERIALIZED_CALLS:
             begin = f"{begin}; {self.turn}"
@@ -178,6 +180,7 @@ class PostgresZoneDatabase:
         """Run something on what was committed last."""
 
         def whole(connection: Connection) -> T:
+            # One snapshot for all statements: pages and cursors have to fit together.
             connection.execute(_READ)
             result = work(PostgresSession(connection, self.wordings.reading))
             connection.execute("COMMIT")
@@ -197,6 +200,7 @@ class PostgresZoneDatabase:
         [[database, namespace]] = connection.execute(_PLACE, (self.namespace,)).fetchall()
         try:
             [[server]] = connection.execute(_SERVER).fetchall()
+        # Managed servers hide it: then a copy on another server cannot be told from the original.
         except psycopg.errors.InsufficientPrivilege:
             server = "?"
         return f"{server}/{database}/{namespace}"
@@ -241,6 +245,7 @@ class FactNotifier:
         """Close the database, and wait until nothing listens any more. Closing twice is fine."""
         with self._beginning:
             thread, self._listener = self._listener, None
+            # Under the lock: a subscriber that comes now starts no thread any more.
             self._database.is_closed = True
         self._database.close()  # which ends the wait for a notification
         if thread is not None and thread is not threading.current_thread():
@@ -249,6 +254,7 @@ class FactNotifier:
     def reached(self, heads: dict[str, int]) -> bool:
         """Logs end there; whether that was not known. Logs only ever grow."""
         with self._counting:
+            # Commits of several threads may come here in another order.
             news = {log: head for log, head in heads.items() if head > self._heads.get(log, 0)}
             self._heads.update(news)
             return bool(news)

@@ -116,6 +116,7 @@ class PostgresAppender:
     ) -> list[Outcome]:
         """Append in a transaction of the caller, in the store that has this epoch."""
         database = self._database
+        # Before the caller's transaction is touched: an error there would have to be undone.
         database.refuse_reading_only()
         if database.is_closed:
             raise StoreUnavailableError(f"{database.place} is closed", remedy="open the zone again")
@@ -124,7 +125,10 @@ class PostgresAppender:
         with joined(connection, database.place) as driver:
             session = PostgresSession(driver, database.wordings.writing)
             wanted = Lookup([log], [each.key for each in ready], names=names)
+            # A cache of its own: the caller may roll back, and what was cached would be wrong.
             entry = LockedAppend(session, database.clock(), LogCache(), wanted)
+            # The connection may lead to a copy of the database, such as a standby that was
+            # restored.
             if entry.epoch != epoch:
                 raise StoreError(
                     f"the connection leads to another store than {database.place}",
@@ -133,6 +137,8 @@ class PostgresAppender:
             outcomes = entry.placed.planner.append(log, ready, capacity)
             entry.finish()
             if entry.placed.added:
+                # Within the caller's transaction: only its commit may wake anybody. The payload is
+                # empty, as our own subscribers have to hear it, too.
                 session.send("logs.announce", database.channel, "")
         return outcomes
 
@@ -144,6 +150,7 @@ class PostgresAppender:
         wanted = Lookup([arrived.log] if keys else [], keys)
 
         def whole(connection: Connection) -> Written[list[Outcome]]:
+            # Pages of peers do not share the cache: several may be taken in at once.
             cache = LogCache()
 
             def work(session: PostgresSession) -> tuple[list[Outcome], LockedAppend]:
@@ -198,6 +205,8 @@ class PostgresAppender:
     ) -> Written[list[list[Outcome]]] | None:
         """Append with one statement, if all it needs is cached; None if locks are needed."""
         self.locked_groups = max(0, self.locked_groups - 1)
+        # After a refusal it is likely that another process appends as well, so that the next ones
+        # would be refused, too.
         if self.locked_groups or not OptimisticAppend.may(self.cache, wanted):
             return None
         try:
@@ -208,6 +217,7 @@ class PostgresAppender:
                 connection, statements, is_planned=entry.is_searched, meanwhile=before_wait
             )
         except OptimisticAppend.REFUSALS:
+            # What was cached is out of date: that is why the server refused.
             self.cache.forget()
             self.locked_groups = self._tuning.locked_groups
             return None
@@ -228,6 +238,8 @@ class PostgresAppender:
             if not error.details.get("is_lost"):
                 raise
             unknown = error
+        # Bounded, and only for an answer that was lost: the caller waits, and its facts are nowhere
+        # else.
         until = monotonic() + self._tuning.lost_answer_timeout
         while monotonic() < until:
             sleep_until(SYSTEM_CLOCK, SYSTEM_CLOCK.now() + _RETRY_DELAY)
@@ -263,6 +275,8 @@ class PostgresAppender:
         try:
             with connection.pipeline():
                 connection.execute("BEGIN")
+                # Pages of several peers, and changes of operators, read tables before they decide:
+                # they take turns.
                 if call == "receive":
                     connection.execute(database.turn.encode())
                 session = PostgresSession(connection, database.wordings.writing)
