@@ -295,6 +295,7 @@ class LifecycleSpans(SpanParent):
         if loop.settings.payloads:
             attributes["transaction.payload"] = shown(transaction.payload)
         below, links = loop.below, _NO_LINKS
+        # Looked for only where there may be one: most transactions of a batch carry no trace.
         if transaction.trace_id is not None or transaction.metadata:
             below, links = _place(loop, transaction)
         name, kind = loop.lifecycle
@@ -320,6 +321,7 @@ class LifecycleSpans(SpanParent):
 
     def _open_step(self, phase: str, at: int) -> StepSpan:
         loop, key = self.loop, self.key
+        # A step ends where the next one begins: nobody tells its end by itself.
         if self.step is not None:
             self.step.finish(loop.writer, at, _NOTHING)
         name, _, shared = loop.steps[phase]
@@ -374,6 +376,7 @@ class LifecycleSpans(SpanParent):
         """The one outcome is known. An attempt still open was cut off."""
         loop = self.loop
         ended_at = loop.offset + int(at * 1e9)
+        # A deadline or an abort ends a run without its attempt having ended.
         if self.attempt is not None:
             loop.writer.finish(self.attempt, ended_at, trouble, error or "cut off")
             self.attempt = None
@@ -436,6 +439,7 @@ class SpanSink:
         """Take what concerns spans."""
         handler = self.handlers.get(notice.name)
         if handler is not None:
+            # A span must never cost a transaction.
             try:
                 handler(notice)
             except Exception as error:
@@ -479,6 +483,8 @@ class SpanSink:
         try:
             loop = self._loops.get(call.call_id)
             if loop is not None:
+                # A loop that idles makes no spans of its own, but a transaction that brings a trace
+                # is part of that trace.
                 if loop.is_quiet and extract(run.transaction) is None:
                     return
                 if loop.rotate_at is not None:
@@ -516,6 +522,7 @@ class SpanSink:
         life: LifecycleSpans | None = run.note
         if life is None:
             return
+        # Whatever fails below: the run must not be ended twice.
         run.note = None
         try:
             if ending == "succeeded":

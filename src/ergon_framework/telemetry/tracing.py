@@ -115,6 +115,8 @@ def tracer() -> trace.Tracer | None:
         return None
     provider = real_provider() if may_have_sdk() else None
     if provider is not None:
+        # An SDK that a program sets up later takes the spans over; the journal has to hear of them,
+        # too.
         if _journal_provider is not None:
             _journal_provider.accompany(provider)
         found = _tracer_of(provider)
@@ -131,6 +133,8 @@ def is_traced() -> bool:
 def may_have_sdk() -> bool:
     """Whether a provider may have been set up; the API itself takes longer to say no."""
     try:
+        # Read without the API's function, which looks into the environment to say no: every call
+        # asks.
         return trace._TRACER_PROVIDER is not None or _IS_NAMED  # noqa: SLF001
     except AttributeError:  # an API that keeps its provider elsewhere
         return True
@@ -164,6 +168,7 @@ def remember_loop_trace(trace_id: int) -> None:
         return
     _loop_traces.add(trace_id)
     _loop_trace_order.append(trace_id)
+    # A loop that runs for years begins many traces: only the latest can still be asked for.
     while len(_loop_trace_order) > MAX_LOOP_TRACES:
         _loop_traces.discard(_loop_trace_order.popleft())
 
@@ -192,6 +197,7 @@ def span_at_edge(
     chosen = tracer()
     if chosen is None:
         return _NOWHERE
+    # What is current goes before what was carried: code that runs now knows its parent better.
     above = outgoing() or (None if carrier is None else read(carrier))
     if above is None and not (begins and may_begin(name)):
         return _NOWHERE
@@ -206,6 +212,7 @@ def dispatching(
     ``unit`` is the attribute that names one. Alone it may begin a trace, and goes on with its own;
     many at once only join the current one.
     """
+    # Many at once have traces of their own; none of them can be the parent of all.
     if len(transactions) != 1 or not isinstance(transactions[0], Transaction):
         return span_at_edge(
             name, SpanKind.PRODUCER, {"ergon.count": len(transactions)}, begins=False
@@ -249,6 +256,7 @@ def start_span(
     above = None if chosen is None else read(carrier)
     if chosen is None or above is None:
         return None
+    # Not below what happens to be current: this span goes on with a trace from elsewhere.
     span = _started(chosen, name, _below(above, Context()), kind, attributes)
     return span if span.is_recording() else None
 
@@ -269,6 +277,7 @@ def end_span(
     at: int | None = None,
 ) -> None:
     """End it; ``failure`` is a word, never a text that could hold a payload."""
+    # An unrecorded span costs nothing more; its attributes would be thrown away.
     if not span.is_recording():
         return
     try:
@@ -314,6 +323,7 @@ def _below(above: SpanContext | None, base: Context | None = None) -> Context:
     if above is None:
         return current
     known = get_current_span(current)
+    # The span itself, where it is at hand: a stand-in records nothing.
     if known.get_span_context() == above:
         return current
     return set_span_in_context(NonRecordingSpan(above), current)

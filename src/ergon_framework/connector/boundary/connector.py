@@ -73,6 +73,7 @@ def parts_of(
     link = NodeLink(
         node, writing, {"timeout": shared["timeout"], "expected_zone": shared["expected_zone"]}
     )
+    # The outbox drains in a thread, which an event loop's transport cannot serve.
     if outbox is not None and link.tasks is not None:
         raise ConfigurationError(
             "an outbox needs a node that threads can reach", remedy="give the node's URL"
@@ -228,6 +229,8 @@ class BoundaryConnector:
         :meth:`aclose`.
         """
         if not self._link.is_closed and self._driver is not None:
+            # A transport of an event loop can only be told from its loop, and this may be any
+            # thread.
             if self._link.tasks is None:
                 self._driver.leave()
             else:
@@ -330,10 +333,12 @@ class BoundaryConnector:
         try:
             return list(await asyncio.shield(fetching))
         except asyncio.CancelledError:
+            # So that a fetch that waits for facts ends at once instead of after its time.
             gave_up.set()
             undoing = asyncio.ensure_future(self._undone(driver, fetching))
             self._undoing.add(undoing)  # the loop itself keeps no hold of it
             undoing.add_done_callback(self._undoing.discard)
+            # Shielded: cancelled once more, what the node has given out would be known to nobody.
             await asyncio.shield(undoing)
             raise
 
@@ -410,6 +415,7 @@ class BoundaryConnector:
     def _fetch(
         self, driver: Driver, most: int, wait: float, gave_up: threading.Event
     ) -> list[DeliveredFact]:
+        # A process that only consumes must also send what an earlier one left in the outbox.
         self._writer.resume()
         return self._handed(driver, driver.fetch(most, wait, gave_up))
 
@@ -430,6 +436,7 @@ class BoundaryConnector:
 
     async def _undone(self, driver: Driver, fetching: asyncio.Future[list[DeliveredFact]]) -> None:
         """Wait for a fetch that was cancelled, and take back what it brought."""
+        # Waited for, not cancelled: the node has leased what this fetch brings.
         await asyncio.wait([fetching])
         if fetching.exception() is None:
             for fact in fetching.result():
@@ -462,6 +469,7 @@ class BoundaryConnector:
             return
         with self._claimed(transaction, verb) as entry:
             if entry is not None:
+                # The clock of the loop: the reader of this colour measures its holds by it.
                 driver, now = self._reading(), asyncio.get_running_loop().time()
                 driver.reader.note(entry, state, reason, now + hold if hold else 0.0)
                 await driver.advance_async()
@@ -476,6 +484,7 @@ class BoundaryConnector:
 
 def _reason(error: Exception) -> str:
     """What the task raised, without the category that the engine has put around it."""
+    # The engine wraps what a task raised; people who look at the quarantine want the cause.
     cause = error.__cause__
     is_wrapped = type(error) is TransactionException and isinstance(cause, Exception)
     return describe(cause if is_wrapped and cause is not None else error)
