@@ -276,6 +276,132 @@ def test_what_cannot_be_kept_is_refused(
     assert list(client.store.search(_everything(), None)) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"priority": "high"}, "priority must be a whole number, not 'high'"),
+        ({"priority": [1]}, r"priority must be a whole number, not \[1\]"),
+        ({"priority": 1.5}, "priority must be a whole number"),
+        ({"priority": True}, "priority must be a whole number"),
+        ({"priority": 10**9}, "priority is 1000000000"),
+        ({"queue": 3}, "queue must be text"),
+        ({"queue": ["a"]}, "queue must be text"),
+        ({"queue": ""}, "queue is empty"),
+        ({"task_id": 5}, "task_id must be text"),
+        ({"root_id": 5}, "root_id must be text"),
+        ({"time_limit": "60"}, "time_limit must be a number"),
+        ({"time_limit": -1}, "time_limit is -1 seconds"),
+        ({"on_failure": "cancel"}, "on_failure .*declare it in the decorator"),
+        ({"tags": "customer:42"}, "tags must be a list"),
+        ({"tags": ["a=b"]}, "tags has an equals sign"),
+        ({"tags": 7}, "tags must be a list"),
+        ({"metadata": ["plan"]}, "metadata must be a dict"),
+    ],
+)
+def test_an_option_with_a_wrong_value_is_named(
+    plain: Celery, bridge: CeleryBridge, client: JobClient, options: dict[str, Any], told: str
+) -> None:
+    """With the task and in the words of Celery; nothing is stored."""
+    for task in both(plain, bridge):
+        with pytest.raises(UnsupportedOptionError, match=told) as refused:
+            task.apply_async((1,), **options)
+        assert "'shop.add'" in str(refused.value)
+    assert list(client.store.search(_everything(), None)) == []
+
+
+@pytest.mark.parametrize(
+    ("declared", "told"),
+    [
+        ({"priority": "high"}, "priority='high', which must be a whole number"),
+        ({"max_retries": "3"}, "max_retries='3', which must be a whole number, or None"),
+        ({"retry_kwargs": 3}, "retry_kwargs=3, which must be a dict"),
+        ({"autoretry_for": ["OSError"]}, r"autoretry_for=.*, which must be a tuple of exceptions"),
+        ({"default_retry_delay": "x"}, "default_retry_delay='x', which must be a number"),
+        ({"time_limit": "60"}, "time_limit='60', which must be a number of seconds"),
+        ({"soft_time_limit": "60"}, "soft_time_limit='60', which must be a number of seconds"),
+        ({"on_failure": "cancel"}, "on_failure='cancel', which must be a function"),
+        ({"after_return": 1}, "after_return=1, which must be a function"),
+    ],
+)
+def test_a_task_declared_with_a_wrong_value_is_named(
+    plain: Celery, bridge: CeleryBridge, declared: dict[str, Any], told: str
+) -> None:
+    """Where it is declared, or at its first call where Celery declares it, and at its start."""
+    with pytest.raises(UnsupportedOptionError, match=told):
+        shop(plain, **declared)
+    task = shop(bridge.celery_app, **declared)
+    for step in (lambda: task.delay(1), bridge.load_tasks):
+        with pytest.raises(UnsupportedOptionError, match=told) as refused:
+            step()
+        assert "'shop.add'" in str(refused.value)
+
+
+def test_a_task_that_stays_with_celery_may_have_any_option(
+    client: JobClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Executors start without it, and say so; the report names what to change first."""
+    from celery import Celery as CeleryOfCelery
+
+    app = CeleryOfCelery("shop", broker="memory://", set_as_current=False)
+    bridge = from_celery(app, registry=Registry(), client=client)
+    shop(app, max_retries="3")
+    bridge.load_tasks()
+    assert "shop.add" not in bridge.registry
+    assert "max_retries='3'" in caplog.text
+
+
+def test_tags_and_metadata_of_calls(plain: Celery, bridge: CeleryBridge, client: JobClient) -> None:
+    """What a job is found by is told with its call; the tags of a task are those of its jobs."""
+    for task in both(plain, bridge, tags=["billing"]):
+        known = [each.id for each in client.jobs(tags=["billing"])]
+        own = task.delay(1)
+        assert stored(client, own)["tags"] == ["billing"]
+        said = task.apply_async((1,), tags=("customer:42",), metadata={"plan": "pro"})
+        assert stored(client, said)["tags"] == ["customer:42"]
+        assert stored(client, said)["metadata"] == {"plan": "pro"}
+        assert [each.id for each in client.jobs(tags=["billing"])] == [own.id, *known]
+
+
+def test_tags_of_another_meaning_are_told_and_not_used(
+    plain: Celery, bridge: CeleryBridge, client: JobClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A class of a package may mean something else by it; in our decorator it is a mistake."""
+    result = shop(bridge.celery_app, tags={"colour": "red"}).delay(1)
+    assert not stored(client, result).get("tags")
+    assert "its tags are no list of texts" in caplog.text
+    with pytest.raises(UnsupportedOptionError, match="tags='billing'"):
+        shop(plain, tags="billing")
+
+
+def test_a_call_that_goes_to_celery_has_no_tags(client: JobClient) -> None:
+    """A message has none: the same call works whoever gets it."""
+    from celery import Celery as CeleryOfCelery
+
+    app = CeleryOfCelery("shop", broker="memory://", set_as_current=False)
+    from_celery(app, registry=Registry(), client=client, route="celery")
+    labels = {"tags": ["billing"], "metadata": {"a": "b"}}
+    with app.connection_for_write() as connection:
+        shop(app).apply_async((1,), queue="labelled", connection=connection, **labels)
+        message = connection.SimpleQueue("labelled").get(timeout=5)
+    assert not {"tags", "metadata"} & message.properties.keys()
+    assert message.headers["task"] == "shop.add"
+
+
+def test_autoretry_takes_one_exception_or_a_list(plain: Celery, client: JobClient) -> None:
+    """Celery takes a list; one alone is what it means."""
+
+    def fail() -> None:
+        raise ConnectionError("away")
+
+    for number, errors in enumerate(([ConnectionError], ConnectionError)):
+        name = f"shop.fail{number}"
+        task: Any = plain.task(name=name, autoretry_for=errors, default_retry_delay=60)(fail)
+        result = task.delay()
+        with InlineWorker(client.store, plain.registry) as worker:
+            worker.drain()
+        assert (result.state, stored(client, result)["attempts"]) == ("RETRY", 1)
+
+
 def test_chains_groups_and_chords_are_refused(
     plain: Celery, bridge: CeleryBridge, client: JobClient
 ) -> None:

@@ -31,7 +31,9 @@ from ergon_framework.compat.celery.execution import (
     TaskHandler,
 )
 from ergon_framework.compat.celery.options import (
+    OF_JOBS,
     TaskPolicy,
+    declared_flaws,
     job_options,
     policy_of,
     refuse_canvas,
@@ -138,8 +140,13 @@ class CeleryBridge:
         """
         self.celery_app.loader.import_default_modules()
         for name, task in self.tasks.items():
-            if name not in self.registry:
-                self.registry.add(self._handler(task), name)
+            if name in self.registry:
+                continue
+            flaws = declared_flaws(task)
+            if flaws and self.side_of(name) == "celery":  # which takes it, until it needs the value
+                logger.warning("the task %r does not run as a job: %s", name, flaws[0])
+                continue
+            self.registry.add(self._handler(task), name)
 
     def _handler(self, task: Any) -> TaskHandler:
         from celery.exceptions import SoftTimeLimitExceeded
@@ -224,7 +231,8 @@ class CeleryBridge:
             if self.side_of(name) == "ergon":
                 return self._send_job(name, args, kwargs, options)
             self._refuse_map(name, args, kwargs)
-        sent = self._send(name, args, kwargs, **options)
+        message = {key: value for key, value in options.items() if key not in OF_JOBS}
+        sent = self._send(name, args, kwargs, **message)
         if hasattr(sent, "is_message"):
             sent.is_message = True
         return sent
@@ -319,7 +327,7 @@ class CeleryBridge:
         for limit in ("time_limit", "soft_time_limit"):
             if options.get(limit) not in (None, getattr(policy, limit)):
                 yield limit
-        for each in ("expires", "headers", "exchange", "routing_key"):
+        for each in ("expires", "headers", "exchange", "routing_key", *OF_JOBS):
             if options.get(each) not in (None, {}, getattr(task, each, None)):
                 yield each
 
@@ -335,6 +343,9 @@ class CeleryBridge:
         given = {key: value for key, value in options.items() if value is not None}
         if "queue" not in given and given.keys() & {"exchange", "routing_key"}:
             return given  # which is refused: only the broker knows where they lead
+        asked = given.get("queue", DEFAULT_QUEUE)
+        if not asked or not isinstance(getattr(asked, "name", asked), str):
+            return given  # which is refused as well: a router knows names and queues
         chosen = self.celery_app.amqp.router.route(dict(given), name, args, kwargs, task)
         queue = chosen.pop("queue", None)
         name_of_queue = str(getattr(queue, "name", queue))

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from ergon_framework.compat.celery.exceptions import CanvasError, UnsupportedOptionError
+from ergon_framework.core.option_values import is_number, shown
+from ergon_framework.errors import JobError
 from ergon_framework.jobs.newjob import JobOptions
-from ergon_framework.ports.job_fields import TEN_YEARS
+from ergon_framework.ports.job_fields import CHECKS, TEN_YEARS
 
 DAY = 86_400.0
 NO_TIME_LIMIT = 7 * DAY
@@ -42,15 +44,19 @@ DROPPED = frozenset(
 REFUSED = {
     "exchange": "name a queue: jobs have no exchanges",
     "headers": "pass it as an argument: a job has no headers",
+    "on_failure": "declare it in the decorator of the task, where it is called after a failure",
     "routing_key": "name a queue: jobs have no routing keys",
     "stamped_headers": "pass it as an argument: a job has no headers",
 }
 MAPPED = frozenset(
     {
         *("countdown", "eta", "expires", "priority", "queue", "root_id", "serializer"),
-        *("soft_time_limit", "task_id", "time_limit"),
+        *("soft_time_limit", "task_id", "time_limit", "tags", "metadata"),
     }
 )
+OF_JOBS = ("tags", "metadata")
+"""Options of a call that Celery has not: what its job is found by. A message has neither."""
+HOOKS = ("before_start", "on_success", "on_retry", "on_failure", "after_return")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class TaskPolicy:
     time_limit: float | None = None
     soft_time_limit: float | None = None
     rate_limit: str | None = None
+    tags: tuple[str, ...] | None = None
 
     @property
     def max_attempts(self) -> int:
@@ -85,7 +92,13 @@ class TaskPolicy:
 
 
 def policy_of(task: Any) -> TaskPolicy:
-    """What a task of Celery, or of this package, declares."""
+    """What a task of Celery, or of this package, declares; a mistake in it is refused."""
+    for flaw in declared_flaws(task):
+        raise UnsupportedOptionError(
+            f"the task {task.name!r} is declared with {flaw}",
+            remedy="correct it in the decorator of the task",
+            details={"task": task.name},
+        )
     declared = [task.max_retries, (getattr(task, "retry_kwargs", None) or {}).get("max_retries", 0)]
     return TaskPolicy(
         name=task.name,
@@ -95,7 +108,56 @@ def policy_of(task: Any) -> TaskPolicy:
         time_limit=task.time_limit,
         soft_time_limit=task.soft_time_limit,
         rate_limit=None if task.rate_limit is None else str(task.rate_limit),
+        tags=declared_tags(task),
     )
+
+
+def declared_tags(task: Any) -> tuple[str, ...] | None:
+    """The tags of all jobs of a task; a class of the user's may mean something else by the word."""
+    found = getattr(task, "tags", None)
+    if not isinstance(found, list | tuple | set | frozenset):
+        return None
+    return tuple(found) if all(isinstance(each, str) for each in found) else None
+
+
+def declared_flaws(task: Any) -> list[str]:
+    """The options of a task with values that nothing can be done with, in words for its author."""
+    found = []
+    for option, is_right, wanted in _DECLARED:
+        value = getattr(task, option, None)
+        if value is not None and not is_right(value):
+            found.append(f"{option}={shown(value)}, which must be {wanted}")
+    return found
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_errors(value: Any) -> bool:
+    several = value if isinstance(value, list | tuple) else (value,)
+    return all(isinstance(each, type) and issubclass(each, BaseException) for each in several)
+
+
+def _is_limit(value: Any) -> bool:
+    return is_number(value) and value >= 0
+
+
+_SECONDS = "a number of seconds"
+_DECLARED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("max_retries", _is_whole, "a whole number, or None"),
+    ("priority", lambda value: _whole_of(value) is not None, "a whole number"),
+    ("retry_kwargs", lambda value: isinstance(value, Mapping), "a dict"),
+    ("autoretry_for", _are_errors, "a tuple of exceptions"),
+    ("dont_autoretry_for", _are_errors, "a tuple of exceptions"),
+    ("retry_backoff", lambda value: isinstance(value, bool) or _is_limit(value), _SECONDS),
+    ("retry_backoff_max", _is_limit, _SECONDS),
+    ("default_retry_delay", is_number, _SECONDS),
+    ("time_limit", _is_limit, _SECONDS),
+    ("soft_time_limit", _is_limit, _SECONDS),
+    *((hook, callable, "a function") for hook in HOOKS),
+)
+"""Options of a task, what is right for each, and what to write."""
 
 
 def is_bound(task: Any) -> bool:
@@ -127,13 +189,15 @@ def job_options(
             policy.name, "soft_time_limit of a call", "declare it in the decorator of the task"
         )
     made: dict[str, Any] = {
-        "id": call.get("task_id"),
-        "queue": call.get("queue"),
-        "priority": _priority(call.get("priority"), is_smaller_first=is_smaller_first),
-        "timeout": call.get("time_limit", policy.time_limit) or NO_TIME_LIMIT,
+        "id": _right(policy, call, "task_id", "id"),
+        "queue": _right(policy, call, "queue", "queue"),
+        "priority": _priority(policy, call.get("priority"), is_smaller_first=is_smaller_first),
+        "timeout": _time_limit(policy, call),
         "max_attempts": policy.max_attempts,
         "retry": policy.retry,
-        "correlation_id": call.get("root_id"),
+        "correlation_id": _right(policy, call, "root_id", "correlation_id"),
+        "tags": _right(policy, {"tags": policy.tags, **call}, "tags", "tags"),
+        "metadata": _right(policy, call, "metadata", "metadata"),
         **_due(call, now),
         **_expiry(call.get("expires"), now),
     }
@@ -202,6 +266,8 @@ def unkept(task: Any) -> list[str]:
         )
     if str(task.Request) != "celery.worker.request:Request":
         found.append("its Request class belongs to Celery's worker and is not used")
+    if getattr(task, "tags", None) and declared_tags(task) is None:
+        found.append("its tags are no list of texts, and its jobs have none")
     return found
 
 
@@ -214,13 +280,45 @@ def to_be_changed(task: Any) -> list[str]:
         )
     if str(task.serializer) == "pickle":
         found.append("serializer='pickle': pass what JSON can hold, or an id")
+    return found + declared_flaws(task)
+
+
+def _right(policy: TaskPolicy, call: Mapping[str, Any], option: str, field: str) -> Any:
+    """The value of an option, if it is one that the field of a job can have."""
+    value = call.get(option)
+    if value is None:
+        return None
+    try:
+        return CHECKS[field](option, value)
+    except JobError as error:
+        raise _wrong(policy.name, error.message, error.remedy or "leave it out") from error
+
+
+def _time_limit(policy: TaskPolicy, call: Mapping[str, Any]) -> float:
+    """Seconds for an attempt: those of the call, of the task, or the most that a job may have."""
+    limits = {"time_limit": call.get("time_limit", policy.time_limit) or NO_TIME_LIMIT}
+    found: float = _right(policy, limits, "time_limit", "timeout")
     return found
 
 
-def _priority(value: Any, *, is_smaller_first: bool) -> int | None:
+def _priority(policy: TaskPolicy, value: Any, *, is_smaller_first: bool) -> int | None:
     if value is None:
         return None
-    return -int(value) if is_smaller_first else int(value)
+    found = _whole_of(value)
+    if found is None:
+        remedy = "give a number from 0 to 9, as Celery's brokers have them"
+        told = f"priority must be a whole number, not {shown(value)}"
+        raise _wrong(policy.name, told, remedy)
+    call = {"priority": -found if is_smaller_first else found}
+    priority: int = _right(policy, call, "priority", "priority")
+    return priority
+
+
+def _whole_of(value: Any) -> int | None:
+    """A whole number, also as text: Celery's transports take one from the environment so."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,9}\s*", value):
+        return int(value)
+    return value if _is_whole(value) else None
 
 
 def _due(call: Mapping[str, Any], now: datetime) -> dict[str, Any]:
@@ -308,6 +406,14 @@ def _refuse(name: str, key: str, value: Any) -> None:
         return
     remedy = REFUSED.get(key, "leave it out: Ergon does not know it")
     raise _unsupported(name, key, remedy)
+
+
+def _wrong(name: str, told: str, remedy: str) -> UnsupportedOptionError:
+    return UnsupportedOptionError(
+        f"the call of the task {name!r} has an option that it cannot have: {told}",
+        remedy=remedy,
+        details={"task": name},
+    )
 
 
 def _unsupported(name: str, what: str, remedy: str) -> UnsupportedOptionError:

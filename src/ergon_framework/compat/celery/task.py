@@ -42,9 +42,15 @@ from ergon_framework.compat.celery.exceptions import (
     missing_name,
 )
 from ergon_framework.compat.celery.execution import RUNNING_DELIVERY, TaskHandler
-from ergon_framework.compat.celery.options import job_options, policy_of, refuse_changes
+from ergon_framework.compat.celery.options import (
+    declared_tags,
+    job_options,
+    policy_of,
+    refuse_changes,
+)
 from ergon_framework.compat.celery.result import JobResult
 from ergon_framework.compat.celery.target import CallTarget, ErgonApp
+from ergon_framework.core.option_values import shown
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import WiringError
 from ergon_framework.executor import Registry
@@ -137,6 +143,7 @@ class Task:
     priority: int | None = None
     expires: float | datetime | None = None
     serializer: str | None = None
+    tags: Iterable[str] | None = None
     typing: bool = True
     app: Celery | None = None
     MaxRetriesExceededError = MaxRetriesExceededError
@@ -313,6 +320,11 @@ def eta_or(eta: datetime | str | None, countdown: float | None) -> float | datet
     return countdown if eta is None else cast("datetime", eta)
 
 
+def _types(errors: Any) -> tuple[type[Exception], ...]:
+    """The exceptions of an option, which may be one of them or a list."""
+    return (errors,) if isinstance(errors, type) else tuple(errors)
+
+
 class AutoretryTask:
     """A task whose errors in ``autoretry_for`` become retries, as long as it runs in a job."""
 
@@ -328,8 +340,8 @@ class AutoretryTask:
         task = self._task
         try:
             return task(*args, **kwargs)
-        except task.autoretry_for as error:
-            is_final = isinstance(error, task.dont_autoretry_for)
+        except _types(task.autoretry_for) as error:
+            is_final = isinstance(error, _types(task.dont_autoretry_for))
             if is_final or any(is_celery(error, each) for each in ("Ignore", "Reject", "Retry")):
                 raise
             asked = dict(task.retry_kwargs)
@@ -406,6 +418,12 @@ class Celery:
         task = task() if isinstance(task, type) else task
         if not task.name:
             task.name = f"{type(task).__module__}.{type(task).__name__}"
+        policy_of(task)  # says what is wrong with its options
+        if task.tags is not None and declared_tags(task) is None:
+            raise UnsupportedOptionError(
+                f"the task {task.name!r} is declared with tags={shown(task.tags)}",
+                remedy='give a list of texts, for example tags=["billing"]',
+            )
         runs: Any = AutoretryTask(task) if task.autoretry_for else task
         handler = TaskHandler(
             runs, soft_limit=task.soft_time_limit, soft_error=SoftTimeLimitExceeded
