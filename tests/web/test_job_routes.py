@@ -63,6 +63,41 @@ def test_filters(app: FastAPI, query: dict[str, Any], expected: list[str]) -> No
     assert ids(get(app, "/api/v1/jobs", **query)) == expected
 
 
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"tag": "customer:42"}, ["t1", "t0"]),
+        ({"tag": ["customer:42", "late"]}, ["t1"]),
+        ({"tag": "customer:42", "queue": "pics"}, ["t0"]),
+        ({"metadata": "plan=pro"}, ["t1"]),
+        ({"metadata": ["plan=pro", "site=a=b"]}, ["t1"]),
+        ({"metadata": "plan=free"}, []),
+        ({"tag": "customer"}, []),
+        ({"error": "expired"}, ["d1", "d0"]),
+        ({"since": "2000-01-01T00:00:00Z", "tag": "late"}, ["t1"]),
+        ({"until": "2000-01-01T00:00:00Z", "tag": "late"}, []),
+    ],
+)
+def test_filters_of_the_command_line(
+    app: FastAPI, tmp_path: Path, query: dict[str, Any], expected: list[str]
+) -> None:
+    """Tags, metadata, the last error and the time of creation, as ``ergon jobs list`` has them."""
+    with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        store.add(
+            [
+                NewJob(id="t0", handler="h", queue="pics", tags=("customer:42",)),
+                NewJob(
+                    id="t1",
+                    handler="h",
+                    queue="mail",
+                    tags=("customer:42", "late"),
+                    metadata={"plan": "pro", "site": "a=b"},
+                ),
+            ]
+        )
+    assert ids(get(app, "/api/v1/jobs", **query)) == expected
+
+
 def test_a_running_job_shows_how_far_it_is(app: FastAPI, tmp_path: Path) -> None:
     """As its worker tells, alone and in a list; a job that waits has none."""
     with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
@@ -153,6 +188,13 @@ def test_arguments_are_shown_only_where_both_agree(tmp_path: Path) -> None:
         ({"cursor": "x" * 513}, "cursor"),
         ({"payloads": "perhaps"}, "payloads"),
         ({"queue": ["mail", "pics"]}, "queue"),
+        ({"tag": "a=b"}, "tag"),
+        ({"tag": [f"t{n}" for n in range(17)]}, "tag"),
+        ({"metadata": "plan"}, "metadata"),
+        ({"metadata": "=pro"}, "metadata"),
+        ({"since": "yesterday"}, "since"),
+        ({"until": "2026-13-01T00:00:00Z"}, "until"),
+        ({"error": "x" * 256}, "error"),
         ({"limit": ["1", "2"]}, "limit"),
     ],
 )

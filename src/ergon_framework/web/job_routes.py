@@ -12,7 +12,9 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import JobError
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.finding import search_of
 from ergon_framework.jobs.flow_why import what_a_step_waits_for
 from ergon_framework.jobs.scheduler import Scheduler
 from ergon_framework.jobs.views import job_view, queue_views, schedule_view, worker_view
@@ -23,6 +25,7 @@ from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.responses import (
     MISSING,
     Cursor,
+    InvalidParameterError,
     Limit,
     Page,
     Payloads,
@@ -46,6 +49,13 @@ class JobsParams(QueryParams):
     status: list[JobStatus] = Field([], description="Only in these states; may be repeated.")
     queue: str | None = Field(None, description="Only of this queue.")
     handler: str | None = Field(None, description="Only for this handler.")
+    tag: list[str] = Field([], description="Only with this tag; may be repeated.")
+    metadata: list[str] = Field(
+        [], description="KEY=VALUE: only with this in the metadata; may be repeated."
+    )
+    error: str | None = Field(None, description="Only with this last error: its code, or its kind.")
+    since: str | None = Field(None, description="Only created then or later, in RFC 3339.")
+    until: str | None = Field(None, description="Only created before then, in RFC 3339.")
     limit: Limit = 100
     cursor: Cursor = None
     payloads: Payloads = False
@@ -66,9 +76,7 @@ def job_routes(pool: BackendPool) -> APIRouter:
         """One page of the jobs that match."""
         source = pool.jobs()
         below = None if asked.cursor is None else cursor_place(asked.cursor, Place)
-        search = Search(
-            statuses=tuple(asked.status), queue=asked.queue, handler=asked.handler, below=below
-        )
+        search = _search(asked, below)
         is_whole = pool.shows_payloads and asked.payloads
         look = partial(_page, source, search, asked.limit, is_whole=is_whole)
         return json_response(await pool.call("jobs", look))
@@ -94,6 +102,40 @@ def job_routes(pool: BackendPool) -> APIRouter:
         )
 
     return router
+
+
+def _search(asked: JobsParams, below: int | None) -> Search:
+    """The search that the parameters describe; one with a wrong value is named."""
+    found = Search(
+        statuses=tuple(asked.status), queue=asked.queue, handler=asked.handler, below=below
+    )
+    given = {
+        "tags": asked.tag or None,
+        "metadata": _pairs(asked.metadata) or None,
+        "error": asked.error,
+        "since": asked.since,
+        "until": asked.until,
+    }
+    for field, value in given.items():
+        try:
+            found = search_of(found, {field: value})
+        except JobError as error:
+            name = "tag" if field == "tags" else field
+            # Not the error's own words: they may repeat what was sent.
+            raise InvalidParameterError(
+                name, "is not what it must be", error.remedy or "leave it out"
+            ) from error
+    return found
+
+
+def _pairs(words: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        key, mark, value = word.partition("=")
+        if not mark:
+            raise InvalidParameterError("metadata", "has no value", "write metadata=KEY=VALUE")
+        found[key] = value
+    return found
 
 
 def found_jobs(client: JobClient, search: Search, most: int) -> list[Job]:

@@ -164,7 +164,7 @@ T = TypeVar("T")
 
 MAX_PAGE = 1000
 """Items in one page."""
-_LISTS = {"status"}
+_LISTS = frozenset({"metadata", "status", "tag"})
 """Parameters that may be repeated."""
 
 Limit = Annotated[int, Field(ge=1, le=MAX_PAGE, description="At most so many items.")]
