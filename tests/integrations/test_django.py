@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 import httpx
 import pytest
@@ -16,8 +16,10 @@ import pytest
 from ergon_framework.errors import MissingExtraError
 from tests.docs.programs import run_python
 from tests.integrations.programs import copied, free_port, served
+from tests.servers.postgres import PostgresServer
 
 PROGRAM = Path(__file__).parent / "django_program"
+PROGRAM_ON_POSTGRESQL = Path(__file__).parent / "django_on_postgresql.py"
 SERVER = """
 import sys, django
 from django.core.management import call_command
@@ -83,6 +85,17 @@ def test_mistakes_are_told_in_the_request(told: dict[str, Any]) -> None:
     assert broken.startswith("TransactionManagementError: ")  # as every query there is answered
 
 
+def test_a_job_that_waits_for_its_own_transaction_is_refused_at_once(told: dict[str, Any]) -> None:
+    """On the file that the transaction has written to; another writer is waited for."""
+    for refused in told["waits for itself"]:
+        assert refused.startswith("WiringError: this transaction of Django has written to ")
+        assert "on_commit(handler).enqueue(…)" in refused
+        assert "in_transaction(handler).enqueue(…)" in refused
+    stored = ["after a write", "in a written transaction", "after a read"]
+    assert told["after a write"] == stored
+    assert told["waits for another"] == ""
+
+
 def test_a_process_that_dies_after_the_commit(told: dict[str, Any]) -> None:
     """Loses a job on commit, and never one in the transaction."""
     assert told["codes"] == [9, 9]
@@ -145,6 +158,32 @@ def test_the_tests_of_the_project_pass(project: Path) -> None:
     done = run_python("manage.py", "test", cwd=project)
     assert done.returncode == 0, done.stderr
     assert "Ran 2 tests" in done.stderr
+
+
+@pytest.mark.req("SCALE:transaction")
+def test_jobs_follow_a_transaction_on_postgresql(
+    project: Path, postgres_server: PostgresServer
+) -> None:
+    """A rollback enqueues nothing; a job in the transaction outlives its process."""
+    url = postgres_server.new_database()
+    parts = urlsplit(url)
+    host = parts.hostname or parse_qs(parts.query)["host"][0]
+    place = (parts.path.strip("/"), host, str(parts.port or ""), parts.username or "")
+    done = run_python(str(PROGRAM_ON_POSTGRESQL), *place, cwd=project)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    postgres_server.drop_database(url)
+    assert told["store"].startswith("postgresql://")
+    assert told["before the commit"] == []
+    assert told["after the commit"] == [2, 1]
+    assert told["after rollbacks"] == [], "neither kind, nor in a savepoint, nor after an error"
+    assert told["alone"] == [5], "a job of its own commit stays whatever becomes of the transaction"
+    assert "no transaction open" in told["outside"]
+    assert told["broken"].startswith("TransactionManagementError: ")
+    assert told["codes"] == [9, 9]
+    assert told["orders"] == ["in_transaction", "on_commit"]
+    assert told["jobs of orders"] == ["in_transaction"]
+    assert told["done"] == "in_transaction"
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

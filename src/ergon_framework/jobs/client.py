@@ -190,6 +190,8 @@ class JobClient:
         self._max_steps = max_steps
         self._url = url  # empty when only an open store was given
         self.store = _open(url) if store is None else store
+        self.before_storing: Callable[[], None] | None = None
+        """Called before jobs are stored in a commit of their own; what it raises stops that."""
         self._settler = Settler(self.settings, "client")
         # By process: a subscription holds descriptors and threads wait on it, so that a forked
         # child, which has none of these threads, needs one of its own.
@@ -572,6 +574,8 @@ class JobClient:
     def _add_flow(self, flow: NewFlow, steps: Sequence[NewJob], connection: Any) -> None:
         flows: Any = flows_of(self.store)
         if connection is None:
+            if self.before_storing is not None:
+                self.before_storing()
             flows.add(flow, steps)
         elif hasattr(flows, "add_in"):
             flows.add_in(connection, flow, steps)
@@ -612,6 +616,8 @@ class JobClient:
 
     def _added(self, jobs: Sequence[NewJob], connection: Any) -> list[EnqueuedJob]:
         add = self.store.add if connection is None else _adder(self.store, connection)
+        if connection is None and self.before_storing is not None:
+            self.before_storing()
         messaging, began_at = messaging_instruments(), time.perf_counter()
         found = add(jobs)
         if messaging is not None:

@@ -5,7 +5,9 @@
 
 import json
 import os
+import sqlite3
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,29 @@ drain(app)
 told["is closed"] = connection.connection is None
 told["thanks"] = thanks.result(0)
 told["state"] = Order.objects.get(name="in_transaction").state
+
+
+# A job that would wait for the transaction that it is enqueued in.
+with transaction.atomic():  # it has read and not written: nobody has to wait
+    Order.objects.count()
+    ship.options(id="after a read").enqueue(20)
+with transaction.atomic():
+    Order.objects.create(name="written")
+    told["waits for itself"] = [
+        refusal(lambda: ship.enqueue(21)),
+        refusal(lambda: ship.enqueue_many([(22,)])),
+        refusal(lambda: app.chain(ship.step(23)).enqueue()),
+    ]
+    in_transaction(ship.options(id="in a written transaction")).enqueue(24)
+    on_commit(ship.options(id="after a write")).enqueue(25)
+told["after a write"] = [job.id for job in app.client.store.search(Search())][:3]
+other = sqlite3.connect(sys.argv[1], isolation_level=None, check_same_thread=False)
+with transaction.atomic():
+    Order.objects.count()
+    other.execute("BEGIN IMMEDIATE")  # another writer, which is waited for
+    threading.Timer(0.5, lambda: other.execute("ROLLBACK")).start()
+    told["waits for another"] = refusal(lambda: ship.enqueue(26))
+other.close()
 
 
 # A test without a sandbox: jobs are in the database that the test has, and not in the real one.

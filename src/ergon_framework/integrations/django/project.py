@@ -17,8 +17,9 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from asgiref.sync import sync_to_async
@@ -27,8 +28,11 @@ from django.db import close_old_connections, connections, reset_queries
 from django.db.backends.base.base import NO_DB_ALIAS
 
 from ergon_framework.app.application import App
-from ergon_framework.errors import SettingsError
+from ergon_framework.errors import SettingsError, WiringError
 from ergon_framework.ports.unit_of_work import UnitOfWork
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.client import JobClient
 
 EXECUTOR = "ergon_framework.integrations.django.executor:app"
 """What executors load: it sets Django up before it looks for handlers."""
@@ -108,6 +112,15 @@ class DjangoApp(App):
     def _find_home(self) -> Path:
         return project_folder()
 
+    @property
+    def client(self) -> JobClient:
+        """The client of the store; it says at once when a transaction of Django locks the store."""
+        with self._lock:
+            client = super().client
+            if client.before_storing is None and hasattr(client.store, "is_locked_by"):
+                client.before_storing = partial(refuse_to_wait_for_oneself, client)
+            return client
+
     def _default_url(self, named: str) -> str:
         """Django's own database as it is now: handlers are imported before a test names its own."""
         if named and self._given.config is not None:
@@ -133,6 +146,29 @@ class DjangoApp(App):
         with self._lock:
             super().close()
             self._settings = self._setup = self._followed = None
+
+
+def refuse_to_wait_for_oneself(client: JobClient) -> None:
+    """Refuse to enqueue in a transaction of Django that has written to the file of the jobs.
+
+    SQLite has one writer: the job could be stored only after that transaction, which goes on only
+    after the job is stored.
+    """
+    is_locked_by: Any = getattr(client.store, "is_locked_by", None)
+    for connection in connections.all(initialized_only=True):
+        if (
+            connection.vendor == "sqlite"
+            and connection.in_atomic_block
+            and is_locked_by(connection)
+        ):
+            raise WiringError(
+                f"this transaction of Django has written to {connection.settings_dict['NAME']},"
+                " where the jobs are kept as well, and SQLite has one writer at a time",
+                remedy="write on_commit(handler).enqueue(…) to enqueue after the commit, or"
+                " in_transaction(handler).enqueue(…) to enqueue as part of the transaction; both"
+                " are in ergon_framework.integrations.django",
+                details={"database": connection.alias},
+            )
 
 
 def make_app(given: ProjectSettings) -> DjangoApp:

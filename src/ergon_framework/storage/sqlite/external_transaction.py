@@ -10,11 +10,13 @@ from typing import Any, TypeAlias
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.storage.external_transactions import Borrowed, borrow, kind_of, no_transaction
-from ergon_framework.storage.sqlite.connections import same_file
-from ergon_framework.storage.sqlite.errors import translate
+from ergon_framework.storage.sqlite.connections import connect, same_file
+from ergon_framework.storage.sqlite.errors import is_busy, translate
 
 Joinable: TypeAlias = Any
 """A connection of sqlite3; one of SQLAlchemy or Django, or a session, with sqlite3 under it."""
+_MOMENT = 0.1
+"""Seconds after which a lock is no longer one that another writer holds for a commit."""
 
 
 @contextmanager
@@ -50,6 +52,39 @@ def joined(given: Joinable, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
                 cursor.execute("RELEASE ergon_joined")
     finally:
         connection.text_factory = text
+
+
+def is_locked_by(given: Joinable, path: Path, lock: str) -> bool:
+    """Whether the transaction that is open on this connection keeps all other writers waiting.
+
+    Whoever waits for the file in the thread that has this transaction waits for itself.
+    """
+    connection = getattr(given, "connection", given)  # that under a connection of Django
+    if not isinstance(connection, sqlite3.Connection) or not connection.in_transaction:
+        return False
+    if not same_file(connection, path):
+        return False
+    with closing(connect(f"{path.as_uri()}?mode=rw", _MOMENT)) as other:
+        try:
+            other.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            return is_busy(error) and _may_write(connection, lock)
+        other.execute("ROLLBACK")
+    return False
+
+
+def _may_write(connection: sqlite3.Connection, lock: str) -> bool:
+    """Whether a connection writes without waiting while another one had to: it has the lock."""
+    with closing(sqlite3.Cursor(connection)) as cursor:
+        [timeout] = cursor.execute("PRAGMA busy_timeout").fetchone()
+        cursor.execute("PRAGMA busy_timeout = 0")
+        try:
+            cursor.execute(lock)
+        except sqlite3.OperationalError:
+            return False
+        finally:
+            cursor.execute(f"PRAGMA busy_timeout = {int(timeout)}")
+    return True
 
 
 def _of_sqlite(borrowed: Borrowed, path: Path) -> sqlite3.Connection:

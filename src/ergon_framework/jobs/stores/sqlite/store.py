@@ -51,7 +51,7 @@ from ergon_framework.ports.jobstore import (
     WorkerRecord,
 )
 from ergon_framework.storage.sql_files import load
-from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
+from ergon_framework.storage.sqlite.external_transaction import Joinable, is_locked_by, joined
 from ergon_framework.storage.urls import option_for
 
 _ADMIN = load(SQL, "admin.sql")
@@ -138,6 +138,14 @@ class SqliteJobStore:
             added = transitions.add(tx, jobs) if jobs else []
             tx.finish()  # it may have replaced a step
             return added
+
+    def is_locked_by(self, connection: Joinable) -> bool:
+        """Whether that connection's open transaction holds the file's one write lock.
+
+        The thread that has it cannot store anything over another connection: it would wait for
+        itself.
+        """
+        return is_locked_by(connection, self.path, _SQL["lock"])
 
     def settle_and_claim(
         self, settlements: Sequence[Settlement], request: ClaimRequest | None
