@@ -20,7 +20,7 @@ import msgspec
 
 from ergon_framework.errors import HookError, JobError, describe
 from ergon_framework.executor.context import HasContext, JobContext
-from ergon_framework.executor.round_trip import came_back, needs_check
+from ergon_framework.ports.round_trip import came_back, needs_check
 
 if TYPE_CHECKING:
     from ergon_framework.ports.lifespan import DependencyScope
