@@ -77,6 +77,16 @@ class Aliased(pydantic.BaseModel):
         return self.a * 2
 
 
+class Shown(pydantic.BaseModel):
+    a: int = pydantic.Field(serialization_alias="theA")
+
+
+@dataclass
+class Order:
+    lines: list[Refund]
+    at: date | None = None
+
+
 def journey(hint: Any, value: Any) -> Any:
     """What a handler with a parameter of this type gets."""
     got: list[Any] = []
@@ -109,6 +119,8 @@ def journey(hint: Any, value: Any) -> Any:
         (Attr, Attr(3)),
         (Reading, Reading(value={"a": [1.5, None, "x"]})),
         (Aliased, Aliased(theA=1)),
+        (Shown, Shown(a=1)),
+        (Order, Order([Refund(7)], date(2026, 1, 1))),
         (Colour, Colour.RED),
         (UUID, UUID(int=7)),
         (date, date(2026, 1, 1)),
@@ -163,3 +175,50 @@ def test_a_model_names_the_fields_that_it_refuses() -> None:
         journey(Aliased, {"theA": "secret", "b": 1})
     assert "Not a valid `Aliased`: theA (int_parsing), b (extra_forbidden)" in str(raised.value)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (Order, {"lines": [{"order": 7}]}),
+        (Order, {"lines": [Refund(7)]}),
+        (list[Order], [{"lines": [{"order": 7}]}, Order([])]),
+        (dict[str, list[date]], {"days": ["2026-01-01", date(2026, 1, 2)]}),
+        (dict[str, list[date]], {"days": ["2026-01-01"]}),
+    ],
+)
+def test_what_is_given_in_json_form_is_read_by_the_types_of_the_handler(
+    hint: Any, value: Any
+) -> None:
+    """As a command line or another language gives it, at every depth."""
+    got = journey(hint, value)
+    assert msgspec.convert(msgspec.to_builtins(value), hint) == got
+
+
+def test_a_unit_of_a_batch_handler_is_checked_like_any_argument() -> None:
+    """By its position and by its name."""
+
+    def take(units: list[Refund]) -> None: ...
+
+    registry = Registry()
+    registry.add(take, batch=10)
+    assert registry.check("take", [Refund(7)]) == ([{"order": 7}], {})
+    for args, kwargs in (([Charge(7, 500)], {}), ([], {"units": PartialRefund(7, 500)})):
+        with pytest.raises(InvalidArgumentsError, match="the argument 'units' is a") as raised:
+            registry.check("take", args, kwargs)
+        assert "take(units:" in raised.value.remedy
+
+
+def test_arguments_beyond_the_named_ones_are_checked_too() -> None:
+    """Those of ``*refunds`` and of ``**more``."""
+
+    def take(first: int, *refunds: Refund, **more: Refund) -> None: ...
+
+    registry = Registry()
+    registry.add(take)
+    sent = registry.check("take", [1, Refund(7)], {"x": Refund(8)})
+    assert sent == ([1, {"order": 7}], {"x": {"order": 8}})
+    with pytest.raises(InvalidArgumentsError, match="'refunds' is a Charge"):
+        registry.check("take", [1, Refund(7), Charge(7, 500)])
+    with pytest.raises(InvalidArgumentsError, match="'more' is a Charge"):
+        registry.check("take", [1], {"x": Charge(7, 500)})

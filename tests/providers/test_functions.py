@@ -11,7 +11,7 @@ from typing import Any, assert_type
 
 import httpx
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from ergon_framework import App
 from ergon_framework.core.circuit_breaker import CircuitState
@@ -58,6 +58,27 @@ class Rate:
 class Money(BaseModel):
     amount: int
     currency: str
+
+
+class LateMoney(Money):
+    days: int
+
+
+class Price(BaseModel):
+    amount: int
+    currency: str
+    days: int
+
+
+class Quote(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    pair: str = Field(alias="Pair")
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def length(self) -> int:
+        """Not sent: the model would refuse it."""
+        return len(self.pair)
 
 
 class Currency(StrEnum):
@@ -388,6 +409,46 @@ def test_models_may_be_arguments_and_results() -> None:
     assert double(Money(amount=2, currency="eur")) == Money(amount=4, currency="eur")
     result = double.execute(Money(amount=2, currency="eur"))
     assert result.data == {"value": {"amount": 4, "currency": "eur"}}
+
+
+def test_models_are_read_under_the_names_that_they_are_written_under() -> None:
+    """Aliases, and fields that a model computes and would refuse itself."""
+    rates = Provider("rates")
+
+    @rates.call
+    def double(quote: Quote, **more: Money) -> Quote:
+        return Quote(Pair=quote.pair * 2 + "".join(more))
+
+    assert double(Quote(Pair="a")) == Quote(Pair="aa")
+    assert double(Quote(Pair="a"), b=Money(amount=1, currency="eur")) == Quote(Pair="aab")
+
+
+@pytest.mark.parametrize("changed", [LateMoney, Price])
+def test_a_model_that_attempts_would_get_as_another_value_is_refused(
+    changed: type[BaseModel],
+) -> None:
+    """A payload is JSON: what a subclass adds, or another class has, would be lost unseen."""
+    rates = Provider("rates", quota="5/day")
+    seen: list[Any] = []
+
+    @rates.call
+    def pay(money: Money, *, others: list[Money] = [], **more: Money) -> None:  # noqa: B006
+        seen.append((money, others, more))
+
+    fine: Any = Money(amount=1, currency="eur")
+    wrong: Any = changed(amount=1, currency="eur", days=3)
+    for given in (
+        {"money": wrong},
+        {"money": fine, "others": [fine, wrong]},
+        {"money": fine, "x": wrong},
+    ):
+        with pytest.raises(ProviderBadRequestError, match="would not come back") as raised:
+            pay(**given)
+        assert raised.value.never_sent
+        assert "as it is declared" in raised.value.remedy
+    assert not seen
+    pay(fine, others=[fine, {"amount": 1, "currency": "eur"}], x=fine)  # type: ignore[list-item]
+    assert seen == [(fine, [fine, fine], {"x": fine})]
 
 
 # -- what handlers raise ---------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter
+from itertools import chain, repeat
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ import msgspec
 
 from ergon_framework.errors import HookError, JobError, describe
 from ergon_framework.executor.context import HasContext, JobContext
-from ergon_framework.ports.round_trip import came_back, needs_check
+from ergon_framework.ports.round_trip import came_back, change_told, needs_check
 
 if TYPE_CHECKING:
     from ergon_framework.ports.lifespan import DependencyScope
@@ -136,18 +137,19 @@ class Binding:
         sent: tuple[Sequence[Any], Mapping[str, Any]],
     ) -> None:
         """Refuse arguments that would arrive as other values than those that were given."""
-        for name, given, told in [
-            *zip(self._by_position, args, sent[0], strict=False),
-            *((name, value, sent[1][name]) for name, value in kwargs.items()),
-        ]:
+        more, others = self._more_positional or "", self._more_keywords or ""
+        by_position = zip(chain(self._by_position, repeat(more)), args, sent[0], strict=False)
+        by_name = (
+            (name if name in self._by_name else others, value, sent[1][name])
+            for name, value in kwargs.items()
+        )
+        for name, given, told in chain(by_position, by_name):
             if name not in self._converters or not needs_check(given):
                 continue
             arrived = self._converters[name](told)
             if not came_back(given, arrived):
-                kind = type(given).__name__
                 raise InvalidArgumentsError(
-                    f"the argument {name!r} is a {kind} and would not come back as it went in: it"
-                    f" would arrive as another {type(arrived).__name__}",
+                    change_told(name, given, arrived),
                     remedy=f"pass what the handler takes: {self.signature}",
                 )
 
@@ -237,6 +239,15 @@ class BatchBinding:
     ) -> Bound:
         """The unit of one job, or an InvalidArgumentsError."""
         return list(self._one.bind(args, kwargs)[1].values()), {}
+
+    def refuse_changed(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        sent: tuple[Sequence[Any], Mapping[str, Any]],
+    ) -> None:
+        """Refuse a unit that would arrive as another value than the one that was given."""
+        self._one.refuse_changed(args, kwargs, sent)
 
     def together(self, units: list[Any], jobs: Sequence[HasContext]) -> Bound:
         """The arguments to call the handler with for many jobs."""

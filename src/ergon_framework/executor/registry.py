@@ -11,6 +11,7 @@ import msgspec
 
 from ergon_framework.errors import HookError, JobError, WiringError
 from ergon_framework.executor.binding import BatchBinding, Binding, InvalidArgumentsError
+from ergon_framework.ports.round_trip import model_as_json
 from ergon_framework.ports.unit_of_work import RUNNING
 
 if TYPE_CHECKING:
@@ -348,8 +349,7 @@ class Registry:
             ) from error
         try:
             found.binding.bind(sent[0], sent[1])
-            if isinstance(found.binding, Binding):
-                found.binding.refuse_changed(args, kwargs or {}, (sent[0], sent[1]))
+            found.binding.refuse_changed(args, kwargs or {}, (sent[0], sent[1]))
         except InvalidArgumentsError as error:
             error.remedy = error.remedy or f"call it as {found.binding.signature}"
             raise
@@ -423,11 +423,9 @@ def _dumped(value: Any) -> Any:
     for base in (str, int, float):
         if isinstance(value, base):
             return base(value)
-    dump = getattr(value, "model_dump", None)
-    if dump is None:
+    if not hasattr(value, "model_dump"):
         raise TypeError(f"{type(value).__name__} has no form in JSON")
-    # As the model reads it: under its aliases, without fields that it computes.
-    return dump(mode="json", by_alias=True, round_trip=True)
+    return model_as_json(value)
 
 
 def _own_name(function: Any) -> str:

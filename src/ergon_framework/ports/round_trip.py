@@ -2,7 +2,8 @@
 
 A client turns arguments into JSON, and the types of the handler's parameters turn them back. An
 object of another class with the same fields, a number that JSON does not have, or an instant whose
-offset has seconds would arrive as something else, and nobody would notice.
+offset has seconds would arrive as something else, and nobody would notice. What is given in JSON
+form, dicts and lists of plain values, is what the handler's types are there to read.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -19,14 +21,48 @@ _PLAIN = frozenset({str, int, float, bool, type(None), bytes})
 
 def needs_check(value: Any) -> bool:
     """Whether a value may change on its way: most arguments are plain, and cost nothing here."""
-    kind = type(value)
-    if kind in _PLAIN:
+    if type(value) in _PLAIN:
         return False
-    if kind is dict:
-        return any(type(each) not in _PLAIN for each in value.values())
-    if kind is list or kind is tuple:
-        return any(type(each) not in _PLAIN for each in value)
-    return True
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        kind = type(each)
+        if kind is dict:
+            inside: Iterable[Any] = each.values()
+        elif kind is list or kind is tuple:
+            inside = each
+        else:
+            return True
+        waiting += [one for one in inside if type(one) not in _PLAIN]
+    return False
+
+
+def change_told(name: str, given: Any, arrived: Any) -> str:
+    """What to say of an argument that would not come back; its value is not shown."""
+    kind, other = type(given).__name__, type(arrived).__name__
+    return (
+        f"the argument {name!r} is a {kind} and would not come back as it went in: it would arrive"
+        f" as another {other}"
+    )
+
+
+def model_as_json(model: Any) -> Any:
+    """A pydantic model, or what has its methods, in a form that its class reads again.
+
+    That is under its aliases and without fields that it computes.
+    """
+    kind: Any = type(model)
+    return model.model_dump(mode="json", by_alias=_reads_aliases(kind), round_trip=True)
+
+
+@lru_cache(maxsize=256)
+def _reads_aliases(kind: Any) -> bool:
+    """Whether a class reads what it writes by alias: one that is only for writing is not read."""
+    fields = getattr(kind, "model_fields", {}).values()
+    written = ((getattr(each, "serialization_alias", None), each) for each in fields)
+    return all(
+        alias is None or alias == getattr(each, "validation_alias", None) for alias, each in written
+    )
 
 
 def came_back(given: Any, arrived: Any) -> bool:
@@ -40,6 +76,11 @@ def came_back(given: Any, arrived: Any) -> bool:
         return type(given) is type(arrived) and all(
             came_back(getattr(given, name), getattr(arrived, name, None)) for name in names
         )
+    if isinstance(given, Mapping) and _field_names(arrived) is not None:
+        return all(
+            not needs_check(value) or came_back(value, getattr(arrived, str(key), None))
+            for key, value in given.items()
+        )
     if isinstance(given, Mapping) and isinstance(arrived, Mapping):
         return len(given) == len(arrived) and all(
             key in arrived and came_back(value, arrived[key]) for key, value in given.items()
@@ -47,7 +88,7 @@ def came_back(given: Any, arrived: Any) -> bool:
     if isinstance(given, list | tuple) and isinstance(arrived, list | tuple):
         pairs = zip(given, arrived, strict=False)
         return len(given) == len(arrived) and all(came_back(*each) for each in pairs)
-    return bool(given == arrived) or _is_json_form(given, arrived)
+    return bool(given == arrived) or _is_json_form(given, arrived) or _is_json_form(arrived, given)
 
 
 def _is_same_instant(given: datetime, arrived: datetime) -> bool:
@@ -73,8 +114,8 @@ def _field_names(value: Any) -> Iterable[str] | None:
     return None
 
 
-def _is_json_form(given: Any, arrived: Any) -> bool:
+def _is_json_form(value: Any, told: Any) -> bool:
     try:
-        return bool(msgspec.to_builtins(given) == arrived)
+        return bool(msgspec.to_builtins(value) == told)
     except (TypeError, ValueError):
         return False

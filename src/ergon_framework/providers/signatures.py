@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ergon_framework.errors import HookError, describe, name_of
 from ergon_framework.ports.lifespan import refuse_uninjected
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ergon_framework.ports.lifespan import Dependencies
     from ergon_framework.ports.middleware import Around, MiddlewareStack
     from ergon_framework.providers.execution import ProviderExecutionContext
+
+T = TypeVar("T")
 
 TIMEOUT = "timeout"
 """The parameter that is given what an attempt may take, in seconds."""
@@ -81,21 +83,43 @@ class CallSignature:
                 raise TypeError(f"{self.name}() {error}") from None
             if read.more is not None:
                 payload.update(payload.pop(read.more, {}))
-        for name in read.models:
-            if name in payload:
-                payload[name] = to_json(payload[name])
+        if read.models:
+            for name, hint in read.among(read.models, payload):
+                payload[name] = self._as_json(name, hint, payload[name])
         return payload, timeout
+
+    def _as_json(self, name: str, hint: Any, given: Any) -> Any:
+        """An argument as payloads have it; refused where attempts would be given another value."""
+        from ergon_framework.ports.round_trip import came_back, change_told, needs_check
+        from ergon_framework.providers.errors import ProviderBadRequestError
+
+        told = to_json(given)
+        if not needs_check(given):
+            return told
+        try:
+            arrived = from_json(told, hint)
+        except ProviderBadRequestError:
+            return told  # the result of the call says so
+        if came_back(given, arrived):
+            return told
+        declared = hint if typing.get_args(hint) else getattr(hint, "__name__", hint)
+        raise ProviderBadRequestError(
+            f"{self.name}(): {change_told(name, given, arrived)}",
+            never_sent=True,
+            remedy=f"pass {name} as it is declared: {declared}",
+        )
 
     def arguments(self, payload: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
         """What one attempt calls the function with."""
         read = self._read or self._read_types()
         given = dict(payload)
-        for name, kind in read.classes.items():
-            value = given.get(name)
-            if type(value) in _IN_JSON and not _is_instance(value, kind):
-                given[name] = from_json(value, kind)
-        for name, hint in read.models.items():
-            if name in given:
+        if read.classes:
+            for name, kind in read.among(read.classes, payload):
+                value = given[name]
+                if type(value) in _IN_JSON and not _is_instance(value, kind):
+                    given[name] = from_json(value, kind)
+        if read.models:
+            for name, hint in read.among(read.models, payload):
                 given[name] = from_json(given[name], hint)
         if self.takes_timeout:
             given[TIMEOUT] = timeout
@@ -248,6 +272,7 @@ class _Read:
         self.more = next((e.name for e in kept if e.kind is Parameter.VAR_KEYWORD), None)
         self._positions = [e.name for e in kept if e.kind is Parameter.POSITIONAL_OR_KEYWORD]
         self._names = frozenset(each.name for each in kept)
+        self._others = self._names - {self.more}
         self._required = frozenset(e.name for e in kept if e.default is Parameter.empty)
         self.is_fine_alone = not self._required - {self.more}
         """Whether a call may be made without arguments."""
@@ -260,6 +285,14 @@ class _Read:
         }
         self.returns = hints.get("return", Any)
         self.has_model_result = _has_model(self.returns)
+
+    def among(self, table: Mapping[str, T], payload: Mapping[str, Any]) -> Iterator[tuple[str, T]]:
+        """The arguments of a payload that a table knows; ``**more`` stands for all other names."""
+        for name, known in table.items():
+            if name == self.more:
+                yield from ((each, known) for each in payload if each not in self._others)
+            elif name in payload:
+                yield name, known
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """The arguments by name if they are plainly right; a signature binds in ten times that."""
@@ -303,10 +336,11 @@ def _is_instance(value: Any, kind: type) -> bool:
 
 
 def _dumped(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)
-    if dump is None:
+    from ergon_framework.ports.round_trip import model_as_json
+
+    if not hasattr(value, "model_dump"):
         raise TypeError(f"{type(value).__name__} cannot be written as JSON")
-    return dump(mode="json")
+    return model_as_json(value)
 
 
 def _loaded(kind: type, value: Any) -> Any:
