@@ -114,6 +114,31 @@ def test_a_deleted_one_is_gone_and_its_jobs_stay(client: JobClient, clock: Clock
     assert raised.value.remedy == "did you mean 'abc'?"
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("sweep", "'shop.sweep' or 'thumbs.sweep'"),
+        ("swep", "'shop.sweep' or 'thumbs.sweep'"),
+        ("thumb.sweep", "'thumbs.sweep'"),
+        ("other.rotate", "'thumbs.logs.rotate'"),
+        ("logs.rotat", "'thumbs.logs.rotate'"),
+        ("rotate", "'thumbs.logs.rotate'"),
+        ("nigtly", "'nightly'"),
+        ("x", ""),
+    ],
+)
+def test_a_name_without_that_of_its_app_is_recognized(
+    client: JobClient, typed: str, meant: str
+) -> None:
+    """People type what stands in the script; the store knows it behind the name of the App."""
+    for name in ("thumbs.sweep", "shop.sweep", "thumbs.logs.rotate", "nightly"):
+        client.schedules.put(name, "sweep", cron="@hourly")
+    with pytest.raises(JobNotFoundError, match="there is no schedule") as raised:
+        client.schedules.run(typed)
+    told = f"did you mean {meant}?" if meant else "a worker stores those of its settings"
+    assert raised.value.remedy == told
+
+
 def test_nothing_fires_after_the_end(client: JobClient, clock: Clock) -> None:
     """A fire at the very end still counts; one that was missed before it is made up for."""
     end = datetime.fromtimestamp(NOON + 2 * HOUR, UTC)

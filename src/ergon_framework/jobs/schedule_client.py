@@ -6,7 +6,7 @@ fire. A client therefore refuses to change the definition of one that a worker w
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Any, Generic, NamedTuple, TypeVar, Unpack, cast
@@ -23,6 +23,8 @@ E = TypeVar("E")
 
 OF_CLIENT = "client"
 """The source of schedules that a client has put."""
+_ALIKE = 0.9
+"""How much of a name must be right for it to be a slip, and not the name of another App."""
 
 
 class Fire(NamedTuple):
@@ -119,8 +121,8 @@ class ScheduleClient(Generic[E]):
         known = self._known()
         if name in known:
             return known[name]
-        near = get_close_matches(name, known, 1)
-        remedy = f"did you mean {near[0]!r}?" if near else "a worker stores those of its settings"
+        near = " or ".join(map(repr, near_schedules(name, known)))
+        remedy = f"did you mean {near}?" if near else "a worker stores those of its settings"
         raise JobNotFoundError(f"there is no schedule {name!r}", remedy=remedy)
 
     def pause(self, name: str) -> Schedule:
@@ -184,6 +186,27 @@ class ScheduleClient(Generic[E]):
 
     def _known(self) -> dict[str, Schedule]:
         return {schedule.name: schedule for schedule in self._store.schedules()}
+
+
+def near_schedules(name: str, known: Collection[str]) -> list[str]:
+    """Those that somebody may have meant, by name.
+
+    The schedules of an App have its name before their own, ``thumbs.sweep``, and people type what
+    stands in the script: each name also counts by what follows one of its dots.
+    """
+    endings: dict[str, list[str]] = {}
+    for each in sorted(known):
+        words = each.split(".")
+        for n in range(len(words)):
+            endings.setdefault(".".join(words[n:]), []).append(each)
+    if name in endings:
+        return endings[name]
+    alike = get_close_matches(name, known, 1, _ALIKE)
+    own = name.rpartition(".")[2]  # behind the name of an App that is not so called
+    if alike or own in endings:
+        return alike or endings[own]
+    near = get_close_matches(name, endings, 1) or get_close_matches(own, endings, 1)
+    return endings[near[0]] if near else []
 
 
 def _interval(every: float | str | timedelta | None) -> float | str | None:
