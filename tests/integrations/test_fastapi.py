@@ -20,6 +20,7 @@ from starlette.routing import Mount, Route
 from ergon_framework import App
 from ergon_framework.errors import ConfigurationError, MissingExtraError, WiringError
 from ergon_framework.integrations.fastapi import Client, lifespan, routes
+from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing import Sandbox
 from tests.integrations.programs import copied, served, started
 
@@ -95,6 +96,47 @@ def test_a_lifespan_of_ones_own_goes_on_inside(jobs: App) -> None:
     with TestClient(api) as http:
         assert http.get("/").json() == ["hello"]
     assert seen == ["pending", "pending"]
+
+
+def test_servers_that_share_an_app_share_its_store_to_the_end_of_the_last(jobs: App) -> None:
+    """The one that ends first does not close it under a request of the other."""
+    first, second = FastAPI(lifespan=lifespan(jobs)), FastAPI(lifespan=lifespan(jobs))
+
+    @second.post("/{text}")
+    def note(text: str, client: Client) -> str:
+        return client.enqueue("shop#note", [text])
+
+    with TestClient(second) as other:
+        with TestClient(first):
+            before = jobs.client
+            other.post("/one")
+        before.enqueue("shop#note", ["as a request does that took the client before"])
+        assert jobs.client is before
+        assert other.post("/two").status_code == 200
+    assert jobs.client is not before
+    assert sum(1 for _ in jobs.client.store.search(Search(), 10)) == 3
+    jobs.close()
+
+
+def test_a_server_that_does_not_start_leaves_the_store_to_the_others(jobs: App) -> None:
+    """It counts as one that has ended."""
+
+    @asynccontextmanager
+    async def broken(server: FastAPI) -> AsyncIterator[None]:
+        if server.title:
+            raise RuntimeError("no licence")
+        yield
+
+    with TestClient(FastAPI(lifespan=lifespan(jobs))):
+        before = jobs.client
+        with (
+            pytest.raises(RuntimeError, match="no licence"),
+            TestClient(FastAPI(lifespan=lifespan(jobs, broken))),
+        ):
+            pass
+        assert jobs.client is before
+    assert jobs.client is not before
+    jobs.close()
 
 
 def test_an_endpoint_is_tested_in_a_sandbox(jobs: App, ergon: Sandbox, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -118,6 +119,79 @@ def test_each_job_has_a_context_of_its_own(jobs: Ergon, ergon: Sandbox) -> None:
     calls = [ship.enqueue(), ship.enqueue(), ask.enqueue()]
     ergon.drain()
     assert [job.result(0) for job in calls] == ["Northwind 1", "Northwind 1", "Northwind"]
+
+
+def test_applications_that_share_an_extension_each_drain_in_their_own_context(
+    jobs: Ergon, ergon: Sandbox
+) -> None:
+    """Not in that of the one which happened to be made last."""
+    ergon.use(jobs)
+
+    @jobs.job
+    def ship() -> str:
+        return str(current_app.config["CARRIER"])
+
+    @jobs.job
+    async def ask() -> str:
+        return str(current_app.config["CARRIER"])
+
+    first, _second = made(jobs, "Southwind"), made(jobs, "Northwind")
+    with first.app_context():
+        calls = [ship.enqueue(), ask.enqueue()]
+        ergon.drain()
+        assert [job.result(0) for job in calls] == ["Southwind", "Southwind"]
+    with Flask("stranger").app_context():
+        last = ship.enqueue()
+        ergon.drain()
+        assert last.result(0) == "Northwind"
+
+
+def test_a_second_extension_of_one_application_is_refused(jobs: Ergon, tmp_path: Path) -> None:
+    """No command of flask would find the first; the same one again changes nothing."""
+    app = made(jobs, "Southwind")
+    jobs.init_app(app)
+    other = Ergon(f"sqlite:///{tmp_path}/other.db", name="other")
+    with pytest.raises(WiringError, match="'shop' has another Ergon") as raised:
+        other.init_app(app)
+    assert "give this one another application" in raised.value.remedy
+    assert get_ergon(app) is jobs
+
+
+TWO = """
+from flask import Flask, current_app
+
+from ergon_framework.integrations.flask import Ergon
+
+jobs = Ergon()
+
+
+@jobs.job
+def ship() -> str:
+    return current_app.name
+
+
+public, admin = Flask("public"), Flask("admin")
+jobs.init_app(public)
+jobs.init_app(admin)
+
+
+@public.cli.command("order")
+def order() -> None:
+    print(ship.enqueue())
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_runs_jobs_in_the_application_that_it_was_started_for(tmp_path: Path) -> None:
+    """Two applications of one file share an extension, and the other one was made last."""
+    (tmp_path / "two.py").write_text(TWO)
+    flask = ("-m", "flask", "--app", "two:public")
+    job = run_python(*flask, "order", cwd=tmp_path).stdout.strip()
+    worker = (*flask, "ergon", "worker", "--burst", "--processes", "1")
+    ended = run_python(*worker, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    shown = run_python(*flask, "ergon", "jobs", "show", job, "--json", cwd=tmp_path)
+    assert json.loads(shown.stdout)["result"] == "public"
 
 
 def test_the_extension_is_found_through_the_application(jobs: Ergon) -> None:

@@ -135,6 +135,7 @@ class App:
         self._given_name = None if name is None else checked_name(name)
         self._name = self._given_name or _name_of(file)
         self._lock = threading.RLock()
+        self._blocks = 0  # ``with`` blocks that have not ended
         self._settings: Settings | None = None
         self._setup: JobSetup | None = None
         self._client: JobClient | None = None
@@ -494,7 +495,7 @@ class App:
             return self._async_client
 
     def close(self) -> None:
-        """Let go of the stores; the next use opens them again."""
+        """Let go of the stores, also for others who use them; the next use opens them again."""
         with self._lock:
             for provider in self._providers:
                 provider.close()
@@ -507,10 +508,19 @@ class App:
             self._client = self._async_client = None
 
     def __enter__(self) -> Self:
+        """Use it in a block: the last of all blocks that end lets go of the stores.
+
+        Two servers of one process may share an App, and one of them ends first.
+        """
+        with self._lock:
+            self._blocks += 1
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                self.close()
 
     # ---- running ----
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from typing import Annotated, Any
 
 from ergon_framework.app.application import App
@@ -71,22 +71,25 @@ def lifespan(
 
     ``inner`` is a lifespan of your own, which is entered afterwards. Settings that are wrong keep
     the server from starting. A store on a server that does not answer does not: it is opened by
-    the first request that needs it.
+    the first request that needs it. Servers of one process may share an App: the store is closed
+    when the last of them ends.
     """
     _check_app("lifespan", app)
 
     @asynccontextmanager
     async def opened(server: Any) -> AsyncIterator[State]:
-        # In a thread, as both may take long: the event loop may have other servers to run.
-        await asyncio.to_thread(_open, app)
+        used = ExitStack()
+        used.enter_context(app)
         try:
+            # In a thread, as both may take long: the event loop may have other servers to run.
+            await asyncio.to_thread(_open, app)
             if inner is None:
                 yield {STATE: app}
             else:
                 async with inner(server) as state:
                     yield {**(state or {}), STATE: app}
         finally:
-            await asyncio.to_thread(app.close)
+            await asyncio.to_thread(used.close)
 
     return opened
 

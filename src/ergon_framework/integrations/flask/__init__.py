@@ -56,11 +56,22 @@ class Ergon(App):
     """
 
     flask_app: Flask | None = None
-    """The application it was last given."""
+    """The application it was last given, or which a command of ``flask`` has loaded."""
     _is_loaded_by_flask = False
 
     def init_app(self, app: Flask) -> None:
-        """Add ``app.extensions["ergon"]`` and the commands ``flask ergon …``."""
+        """Add ``app.extensions["ergon"]`` and the commands ``flask ergon …``.
+
+        Applications may share an extension, and its store with it. A job runs in the context of the
+        application whose worker runs it: of the one that ``flask --app`` names, of the current one
+        in ``drain()``, and otherwise of the one that was given last.
+        """
+        if app.extensions.get(EXTENSION, self) is not self:
+            raise WiringError(
+                f"the Flask application {app.name!r} has another Ergon, whose jobs no command of"
+                " flask would find any more",
+                remedy="declare the handlers with that one, or give this one another application",
+            )
         if self.flask_app is None:
             self.middleware("job", "consumer")(self._in_context)
         self.flask_app = app
@@ -69,9 +80,12 @@ class Ergon(App):
 
     def _in_context(self, _unit: UnitOfWork) -> Iterator[None]:
         """A fresh context for each job: what a handler puts into ``g`` ends with the job."""
-        if self.flask_app is None:  # pragma: no cover - it is added by init_app
+        app = self.flask_app
+        if has_app_context() and current_app.extensions.get(EXTENSION) is self:
+            app = current_app._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
+        if app is None:  # pragma: no cover - it is added by init_app
             raise WiringError("there is no Flask application", remedy="call init_app(app)")
-        with self.flask_app.app_context():
+        with app.app_context():
             yield
 
     def _reference(self) -> str:
@@ -82,6 +96,14 @@ class Ergon(App):
         self._is_loaded_by_flask = True
         if import_path is not None:
             os.environ[FLASK_APP] = import_path
+
+
+def loaded_ergon(info: ScriptInfo) -> Ergon:
+    """The extension of the application that ``flask --app`` names, whose context jobs run in."""
+    app = info.load_app()
+    found = get_ergon(app)
+    found.flask_app = app
+    return found
 
 
 def get_ergon(app: Flask | None = None) -> Ergon:
@@ -109,6 +131,6 @@ def get_ergon(app: Flask | None = None) -> Ergon:
 @pass_script_info
 def _command(info: ScriptInfo, words: Sequence[str]) -> None:
     """Run jobs (worker), or any command of ergon on the store of this application."""
-    app = get_ergon(info.load_app())
+    app = loaded_ergon(info)
     app.load_by_flask(info.app_import_path)
     sys.exit(run_command(app, words, program="flask ergon"))

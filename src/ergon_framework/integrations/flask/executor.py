@@ -4,6 +4,6 @@ import os
 
 from flask.cli import ScriptInfo
 
-from ergon_framework.integrations.flask import FLASK_APP, get_ergon
+from ergon_framework.integrations.flask import FLASK_APP, loaded_ergon
 
-app = get_ergon(ScriptInfo(app_import_path=os.environ.get(FLASK_APP)).load_app())
+app = loaded_ergon(ScriptInfo(app_import_path=os.environ.get(FLASK_APP)))
