@@ -20,7 +20,9 @@ from ergon_framework.cli.job_client import (
     opened,
     show_jobs,
 )
+from ergon_framework.cli.job_filters import All, DryRun, Limit, OfHandler, OfQueue
 from ergon_framework.cli.jobs import show_job
+from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import progress, show_list, show_one, waiting
 from ergon_framework.cli.session import ConfigPath, JsonFlag, finite
 from ergon_framework.errors import ConfigurationError, JobNotFoundError
@@ -56,21 +58,6 @@ MoreIds = Annotated[
         autocompletion=completion.dead_ids,
     ),
 ]
-OfQueue = Annotated[
-    str | None,
-    typer.Option(
-        "--queue", metavar="Q", help="Only of this queue.", autocompletion=completion.queues
-    ),
-]
-OfHandler = Annotated[
-    str | None,
-    typer.Option(
-        "--handler",
-        metavar="NAME",
-        help="Only for this handler.",
-        autocompletion=completion.handlers,
-    ),
-]
 OfCode = Annotated[
     str | None, typer.Option("--code", metavar="CODE", help="Only those that failed with it.")
 ]
@@ -80,9 +67,6 @@ OlderThan = Annotated[
         metavar="S", min=0.0, callback=finite, help="Only those that failed so many seconds ago."
     ),
 ]
-All = Annotated[bool, typer.Option("--all", help="All of them.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the newest.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
 
 _NAMES = {LetterKind.JOB: "job", LetterKind.PROVIDER: "provider call"}
 
@@ -95,6 +79,46 @@ OfProvider = Annotated[
 OfReason = Annotated[
     str | None, typer.Option("--reason", metavar="CODE", help="Only calls that failed for it.")
 ]
+
+
+class _Selection(NamedTuple):
+    """To which letters it is done, as the command line says it."""
+
+    ids: tuple[str, ...]
+    kind: LetterKind | None
+    of_jobs: tuple[str | None, str | None, str | None]
+    of_calls: tuple[str | None, str | None]
+    older_than: float | None
+    everything: bool
+    limit: int | None
+    is_dry: bool
+
+
+def _selection(
+    ids: Ids = None,
+    more_ids: MoreIds = None,
+    kind: OfKind = None,
+    queue: OfQueue = None,
+    handler: OfHandler = None,
+    code: OfCode = None,
+    provider: OfProvider = None,
+    reason: OfReason = None,
+    older_than: OlderThan = None,
+    everything: All = False,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+) -> _Selection:
+    """The options of the commands that change letters."""
+    return _Selection(
+        (*(ids or ()), *(more_ids or ())),
+        kind,
+        (queue, handler, code),
+        (provider, reason),
+        older_than,
+        everything,
+        limit,
+        dry_run,
+    )
 
 
 @app.command("list")
@@ -163,19 +187,10 @@ def show(
 
 
 @app.command()
+@expanded(chosen=_selection)
 def requeue(
-    ids: Ids = None,
-    more_ids: MoreIds = None,
-    kind: OfKind = None,
-    queue: OfQueue = None,
-    handler: OfHandler = None,
-    code: OfCode = None,
-    provider: OfProvider = None,
-    reason: OfReason = None,
-    older_than: OlderThan = None,
-    everything: All = False,
-    limit: Limit = None,
-    dry_run: DryRun = False,
+    *,
+    chosen: _Selection,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
@@ -186,48 +201,19 @@ def requeue(
     workers of their tasks, or by ergon dlq relay. Exit code 1 when none matched, or none could be
     sent back.
     """
-    chosen = _Selection(
-        (*(ids or ()), *(more_ids or ())),
-        kind,
-        (queue, handler, code),
-        (provider, reason),
-        older_than,
-        everything,
-        limit,
-        dry_run,
-    )
     return _carried_out(_REQUEUE, chosen, config, url, as_json=as_json)
 
 
 @app.command()
+@expanded(chosen=_selection)
 def purge(
-    ids: Ids = None,
-    more_ids: MoreIds = None,
-    kind: OfKind = None,
-    queue: OfQueue = None,
-    handler: OfHandler = None,
-    code: OfCode = None,
-    provider: OfProvider = None,
-    reason: OfReason = None,
-    older_than: OlderThan = None,
-    everything: All = False,
-    limit: Limit = None,
-    dry_run: DryRun = False,
+    *,
+    chosen: _Selection,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Delete dead letters for good. Exit code 1 when none matched."""
-    chosen = _Selection(
-        (*(ids or ()), *(more_ids or ())),
-        kind,
-        (queue, handler, code),
-        (provider, reason),
-        older_than,
-        everything,
-        limit,
-        dry_run,
-    )
     return _carried_out(_PURGE, chosen, config, url, as_json=as_json)
 
 
@@ -271,19 +257,6 @@ _REQUEUE = _LetterAction(
     "requeue", "requeued", dead_letters.redrive, lambda client: client.requeue_many
 )
 _PURGE = _LetterAction("purge", "purged", dead_letters.delete, lambda client: client.purge_many)
-
-
-class _Selection(NamedTuple):
-    """To which letters it is done, as the command line says it."""
-
-    ids: tuple[str, ...]
-    kind: LetterKind | None
-    of_jobs: tuple[str | None, str | None, str | None]
-    of_calls: tuple[str | None, str | None]
-    older_than: float | None
-    everything: bool
-    limit: int | None
-    is_dry: bool
 
 
 def _carried_out(

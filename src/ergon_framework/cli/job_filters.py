@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -70,32 +70,53 @@ Until = Annotated[
 ]
 
 
-def filtered(
-    client: JobClient,
-    *,
-    status: list[str] | None,
-    queue: str | None,
-    handler: str | None,
-    tag: list[str] | None,
-    metadata: list[str] | None,
-    error: str | None,
-    since: str | None,
-    until: str | None,
-) -> Search:
-    """The search that these options describe."""
-    from ergon_framework.jobs.finding import search_of
+All = Annotated[bool, typer.Option("--all", help="All of them.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the newest.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
 
-    given: dict[str, Any] = {
-        "status": [status_of(word) for word in status] if status else None,
-        "queue": queue,
-        "handler": handler,
-        "tags": tag or None,
-        "metadata": pairs(metadata) or None,
-        "error": error,
-        "since": None if since is None else instant_of(since, client.store.now()),
-        "until": None if until is None else instant_of(until, client.store.now(), "--until"),
-    }
-    return search_of(None, given)
+
+class JobFilters(NamedTuple):
+    """Which jobs are meant, in the words of the command line; all of them where nothing is said."""
+
+    status: list[str] | None = None
+    queue: str | None = None
+    handler: str | None = None
+    tag: list[str] | None = None
+    metadata: list[str] | None = None
+    error: str | None = None
+    since: str | None = None
+    until: str | None = None
+
+    def search(self, client: JobClient) -> Search:
+        """The search that they describe."""
+        from ergon_framework.jobs.finding import search_of
+
+        now = client.store.now()
+        given: dict[str, Any] = {
+            "status": [status_of(word) for word in self.status] if self.status else None,
+            "queue": self.queue,
+            "handler": self.handler,
+            "tags": self.tag or None,
+            "metadata": pairs(self.metadata) or None,
+            "error": self.error,
+            "since": None if self.since is None else instant_of(self.since, now),
+            "until": None if self.until is None else instant_of(self.until, now, "--until"),
+        }
+        return search_of(None, given)
+
+
+def job_filters(
+    status: Statuses = None,
+    queue: OfQueue = None,
+    handler: OfHandler = None,
+    tag: Tags = None,
+    metadata: Metadata = None,
+    error: Error = None,
+    since: Since = None,
+    until: Until = None,
+) -> JobFilters:
+    """The options that choose jobs, for :func:`~ergon_framework.cli.option_groups.expanded`."""
+    return JobFilters(status, queue, handler, tag, metadata, error, since, until)
 
 
 def pairs(words: Iterable[str] | None) -> dict[str, str]:

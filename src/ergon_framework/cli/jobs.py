@@ -9,6 +9,7 @@ import typer
 
 from ergon_framework.cli import conform, executor, job_filters, jobs_bulk, workers
 from ergon_framework.cli.job_client import JobId, StoreUrl, opened, show_jobs
+from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.core.text import indented
@@ -26,36 +27,20 @@ app = typer.Typer(help="Look at jobs and workers; cancel, retry, reschedule or d
 
 
 @app.command("list")
+@expanded(wanted=job_filters.job_filters)
 def list_jobs(
-    status: job_filters.Statuses = None,
-    queue: job_filters.OfQueue = None,
-    handler: job_filters.OfHandler = None,
-    tag: job_filters.Tags = None,
-    metadata: job_filters.Metadata = None,
-    error: job_filters.Error = None,
-    since: job_filters.Since = None,
-    until: job_filters.Until = None,
+    *,
+    wanted: job_filters.JobFilters,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List jobs, the newest first."""
-    for word in status or ():
+    for word in wanted.status or ():
         job_filters.status_of(word)  # before the store is opened
     with opened(config, url, reads=True) as client:
-        search = job_filters.filtered(
-            client,
-            status=status,
-            queue=queue,
-            handler=handler,
-            tag=tag,
-            metadata=metadata,
-            error=error,
-            since=since,
-            until=until,
-        )
-        show_jobs(client, search, limit, as_json=as_json)
+        show_jobs(client, wanted.search(client), limit, as_json=as_json)
 
 
 @app.command()

@@ -11,6 +11,7 @@ import typer
 
 from ergon_framework.cli import completion, job_filters
 from ergon_framework.cli.job_client import StoreUrl, opened
+from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import progress, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag, finite
 from ergon_framework.errors import ConfigurationError
@@ -28,27 +29,39 @@ MaybeId = Annotated[
         autocompletion=completion.job_ids,
     ),
 ]
-All = Annotated[bool, typer.Option("--all", help="All of them.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the newest.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 Change = Callable[["JobClient", "Search", "int | None", Callable[[int], Any]], int]
 """Changes the jobs of a search; how many were changed."""
 
 
-class _Selection(NamedTuple):
+class Selection(NamedTuple):
     """Which jobs, and how sure: what all these commands ask alike."""
 
-    filters: dict[str, Any]
+    filters: job_filters.JobFilters
     everything: bool
     limit: int | None
     is_dry: bool
     is_sure: bool
 
 
+@expanded(filters=job_filters.job_filters)
+def selection(
+    *,
+    filters: job_filters.JobFilters,
+    everything: job_filters.All = False,
+    limit: job_filters.Limit = None,
+    dry_run: job_filters.DryRun = False,
+    yes: Yes = False,
+) -> Selection:
+    """The options of all these commands."""
+    return Selection(filters, everything, limit, dry_run, yes)
+
+
+@expanded(chosen=selection)
 def cancel(
     job: MaybeId = None,
+    *,
     running: Annotated[
         bool,
         typer.Option("--running", help="Also one that runs: its worker is asked to end it."),
@@ -57,18 +70,7 @@ def cancel(
         str | None, typer.Option(metavar="WHO", help="Who cancels it; else the user and machine.")
     ] = None,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for its history.")] = "",
-    status: job_filters.Statuses = None,
-    queue: job_filters.OfQueue = None,
-    handler: job_filters.OfHandler = None,
-    tag: job_filters.Tags = None,
-    metadata: job_filters.Metadata = None,
-    error: job_filters.Error = None,
-    since: job_filters.Since = None,
-    until: job_filters.Until = None,
-    everything: All = False,
-    limit: Limit = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    chosen: Selection,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
@@ -79,8 +81,6 @@ def cancel(
     still active, and jobs show tells who asked. Without an id, every waiting job that matches the
     filter is cancelled, in slices between which workers go on.
     """
-    filters = _filters(status, queue, handler, tag, metadata, error, since, until)
-    chosen = _Selection(filters, everything, limit, dry_run, yes)
     if job is None:
         states = "pending retrying active" if running else "pending retrying"
 
@@ -104,26 +104,16 @@ def cancel(
     return 0
 
 
+@expanded(leaves_out=("status",), chosen=selection)
 def requeue(
     job: MaybeId = None,
-    queue: job_filters.OfQueue = None,
-    handler: job_filters.OfHandler = None,
-    tag: job_filters.Tags = None,
-    metadata: job_filters.Metadata = None,
-    error: job_filters.Error = None,
-    since: job_filters.Since = None,
-    until: job_filters.Until = None,
-    everything: All = False,
-    limit: Limit = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    *,
+    chosen: Selection,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Send a dead-lettered job back, counted anew, or all that match."""
-    filters = _filters(None, queue, handler, tag, metadata, error, since, until)
-    chosen = _Selection(filters, everything, limit, dry_run, yes)
     if job is None:
 
         def change(client: JobClient, search: Search, most: int | None, told: Any) -> int:
@@ -137,8 +127,10 @@ def requeue(
     return 0
 
 
+@expanded(chosen=selection)
 def reschedule(
     job: MaybeId = None,
+    *,
     delay: Annotated[
         float | None,
         typer.Option("--in", metavar="S", min=0.0, callback=finite, help="In so many seconds."),
@@ -146,18 +138,7 @@ def reschedule(
     run_at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="At a time: 2030-01-31T12:00:00Z.")
     ] = None,
-    status: job_filters.Statuses = None,
-    queue: job_filters.OfQueue = None,
-    handler: job_filters.OfHandler = None,
-    tag: job_filters.Tags = None,
-    metadata: job_filters.Metadata = None,
-    error: job_filters.Error = None,
-    since: job_filters.Since = None,
-    until: job_filters.Until = None,
-    everything: All = False,
-    limit: Limit = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    chosen: Selection,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
@@ -165,8 +146,6 @@ def reschedule(
     """Let a job that waits run at another time, or all that match."""
     if (delay is None) == (run_at is None):
         raise ConfigurationError("when is it to run?", remedy="give --in SECONDS or --at TIME")
-    filters = _filters(status, queue, handler, tag, metadata, error, since, until)
-    chosen = _Selection(filters, everything, limit, dry_run, yes)
     if job is None:
         states = "pending retrying"
 
@@ -184,27 +163,16 @@ def reschedule(
     return 0
 
 
+@expanded(chosen=selection)
 def delete(
     job: MaybeId = None,
-    status: job_filters.Statuses = None,
-    queue: job_filters.OfQueue = None,
-    handler: job_filters.OfHandler = None,
-    tag: job_filters.Tags = None,
-    metadata: job_filters.Metadata = None,
-    error: job_filters.Error = None,
-    since: job_filters.Since = None,
-    until: job_filters.Until = None,
-    everything: All = False,
-    limit: Limit = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    *,
+    chosen: Selection,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Delete a job that has ended for good, or all that match. Steps stay with their flow."""
-    filters = _filters(status, queue, handler, tag, metadata, error, since, until)
-    chosen = _Selection(filters, everything, limit, dry_run, yes)
     if job is None:
         states = "completed failed cancelled"
 
@@ -219,34 +187,12 @@ def delete(
     return 0
 
 
-def _filters(
-    status: list[str] | None,
-    queue: str | None,
-    handler: str | None,
-    tag: list[str] | None,
-    metadata: list[str] | None,
-    error: str | None,
-    since: str | None,
-    until: str | None,
-) -> dict[str, Any]:
-    return {
-        "status": status,
-        "queue": queue,
-        "handler": handler,
-        "tag": tag,
-        "metadata": metadata,
-        "error": error,
-        "since": since,
-        "until": until,
-    }
-
-
 def _many(
     verb: str,
     done: str,
     states: str,
     change: Change,
-    chosen: _Selection,
+    chosen: Selection,
     config: Path | None,
     url: str | None,
     *,
@@ -258,7 +204,7 @@ def _many(
     """
     from ergon_framework.jobs.bulk import narrowed
 
-    is_filtered = any(chosen.filters.values())
+    is_filtered = any(chosen.filters)
     if not is_filtered and not chosen.everything:
         raise ConfigurationError(
             f"what to {verb}?",
@@ -267,7 +213,7 @@ def _many(
     if is_filtered and chosen.everything:
         raise ConfigurationError("--all contradicts the filters", remedy="give one of the two")
     with opened(config, url, reads=chosen.is_dry) as client:
-        wanted = job_filters.filtered(client, **chosen.filters)
+        wanted = chosen.filters.search(client)
         able = tuple(map(job_filters.status_of, states.split()))
         search = narrowed(wanted, able, done)
         found = client.store.count(search)
@@ -282,7 +228,7 @@ def _many(
     return 0 if matched else 1
 
 
-def _confirm(verb: str, matched: int, chosen: _Selection) -> None:
+def _confirm(verb: str, matched: int, chosen: Selection) -> None:
     """Ask whether they are to be changed; without a terminal only --yes says so."""
     if chosen.is_sure:
         return
@@ -296,9 +242,9 @@ def _confirm(verb: str, matched: int, chosen: _Selection) -> None:
         raise ConfigurationError("nothing was changed", remedy="--dry-run only counts")
 
 
-def _refuse_both(job: str, chosen: _Selection) -> None:
+def _refuse_both(job: str, chosen: Selection) -> None:
     """An id says which job is meant; filters and the rest are for many."""
-    if any(chosen.filters.values()) or any(chosen[1:4]):
+    if any(chosen.filters) or any(chosen[1:4]):
         raise ConfigurationError(
             f"{job!r} names one job, and the other options are for many",
             remedy="give either the id or a filter",
