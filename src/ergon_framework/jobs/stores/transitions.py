@@ -32,6 +32,7 @@ from ergon_framework.ports.flow import CANCELLED_BY_FLOW
 from ergon_framework.ports.jobstore import (
     CancelRequest,
     EnqueueResult,
+    Job,
     LeaseRenewal,
     NewJob,
     OnDuplicate,
@@ -92,6 +93,26 @@ def on_duplicate(job: NewJob, holder: str, *, is_running: bool) -> EnqueueResult
 
 ENDED, RUNNING, DUE, LATER, BLOCKED, JOINING, SIGNALLING = range(7)
 """The stages of a job in the tables; their schema says what each means."""
+
+
+def copied_stage(
+    job: Job, waits: int, *, joining: int = JOINING, signalling: int = SIGNALLING
+) -> int:
+    """The stage of a job that comes from another store.
+
+    ``waits`` is that of a job which waits for nothing but its time. The keys of Redis have other
+    numbers for the last two.
+    """
+    if job.status.is_final:
+        return ENDED
+    if job.status is JobStatus.ACTIVE:
+        return RUNNING
+    if job.step is not None and job.step.join_id is not None:
+        return joining
+    if job.step is not None and job.step.signal is not None:
+        return signalling
+    return waits
+
 
 DAY = 86_400.0
 FAILED_KEPT = 30 * DAY

@@ -17,7 +17,7 @@ import msgspec
 from ergon_framework.core.claim import QueueLimits
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import failure_from, text_of
-from ergon_framework.jobs.stores.transitions import JobPosition
+from ergon_framework.jobs.stores.transitions import JobPosition, copied_stage
 from ergon_framework.jobs.stores.unreadable import RowError, check_arguments, check_instant, checked
 from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import (
@@ -224,7 +224,8 @@ def wire_copy(job: Job, changed_at: float, blobs: Blobs) -> tuple[Any, ...]:
     """A whole job as ``load.lua`` wants it: the fields of its row, its texts, body and tale."""
     failure = b"" if job.last_error is None else text_of(job.last_error).encode()
     history = b"\n".join(job.history)
-    stage, early = _stage_of(job), None
+    # One that is not due yet is found out by the script.
+    stage, early = copied_stage(job, WAITS, joining=JOINING, signalling=SIGNALLING), None
     result = job.result
     if stage == JOINING:
         result, early = None, blobs.add(result)
@@ -253,19 +254,6 @@ def wire_copy(job: Job, changed_at: float, blobs: Blobs) -> tuple[Any, ...]:
     names = (*texts, job.worker or "")
     labels = labels_of(job.tags, job.metadata) or None
     return job.id, fields, names, blobs.add(encode(body)), blobs.add(tale), labels, place
-
-
-def _stage_of(job: Job) -> int:
-    """Where a job stands; one that waits and is not due yet is found out by the script."""
-    if job.status.is_final:
-        return ENDED
-    if job.status is JobStatus.ACTIVE:
-        return RUNNING
-    if job.step is not None and job.step.join_id is not None:
-        return JOINING
-    if job.step is not None and job.step.signal is not None:
-        return SIGNALLING
-    return WAITS
 
 
 def wire_hold(hold: LeaseRenewal) -> tuple[Any, ...]:

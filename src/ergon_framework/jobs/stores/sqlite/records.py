@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.documents import options_text, text_of
 from ergon_framework.jobs.stores.flow_settlement import FlowRow, FlowWork
@@ -21,14 +20,7 @@ from ergon_framework.jobs.stores.sqlite.flow_tables import SqliteFlowTables, flo
 from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
 from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Tx
-from ergon_framework.jobs.stores.transitions import (
-    DUE,
-    ENDED,
-    JOINING,
-    LATER,
-    RUNNING,
-    SIGNALLING,
-)
+from ergon_framework.jobs.stores.transitions import DUE, LATER, copied_stage
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.flow import Join
 from ergon_framework.ports.jobstore import Job
@@ -237,8 +229,9 @@ def _is_large(job: Job) -> bool:
 def _row(job: Job, changed_at: float, now: float) -> tuple[Any, ...]:
     """The columns of a job, from its stage to its history."""
     is_large = _is_large(job)
+    stage = copied_stage(job, DUE if job.run_at <= now else LATER)
     return (
-        *(_stage(job, now), job.status.value, job.fence, job.deliveries, job.attempts),
+        *(stage, job.status.value, job.fence, job.deliveries, job.attempts),
         *(job.excused, job.is_charged, job.is_solo, changed_at, job.lease_expires_at),
         *(job.claimed_at, job.worker, job.why, job.purge_at, job.queue, job.executor),
         *(job.priority, job.run_at, job.expires_at, job.unique_key, job.limit_key, job.limit),
@@ -259,15 +252,3 @@ def _step(job: Job) -> tuple[Any, ...]:
     if step is None:
         return (None,) * 5
     return step.flow_id, step.join_id, text_of(step.feeds), step.wait, step.signal
-
-
-def _stage(job: Job, now: float) -> int:
-    if job.status.is_final:
-        return ENDED
-    if job.status is JobStatus.ACTIVE:
-        return RUNNING
-    if job.step is not None and job.step.join_id is not None:
-        return JOINING
-    if job.step is not None and job.step.signal is not None:
-        return SIGNALLING
-    return DUE if job.run_at <= now else LATER
