@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -62,6 +62,28 @@ def within(check: str, look: Callable[[], Finding], timeout: float) -> Finding:
 def overdue(check: str, timeout: float) -> Finding:
     """The finding about what did not answer."""
     return Finding(check, Status.BAD, f"did not answer within {timeout:g} s", _REMEDY)
+
+
+def of_error(check: str, error: ErgonError) -> Finding:
+    """The finding about what was refused."""
+    return Finding(check, Status.BAD, error.message, error.remedy)
+
+
+def of_store(
+    url: str,
+    check_url: Callable[[str], object],
+    look: Callable[[str], Finding | None],
+    timeout: float,
+) -> Iterator[Finding]:
+    """Whether what a store keeps can be worked with, as commands do it; ``look`` makes no table.
+
+    Of a URL that is wrong, or a server that is away, the row of the server itself tells.
+    """
+    with suppress(ErgonError, TimeoutError):
+        check_url(url)
+        found = run_with_timeout(lambda: look(url), timeout)
+        if found is not None:
+            yield found
 
 
 class SettingsCheck:

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ from ergon_framework.app.diagnostics.findings import (
     Finding,
     SettingsCheck,
     Status,
+    of_error,
+    of_store,
     store_path,
     within,
 )
@@ -40,7 +42,6 @@ from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.store_urls import check_url
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
 from ergon_framework.storage.urls import file_of, given_options, store_operand
-from ergon_framework.task.mixins.utils import run_with_timeout
 
 if TYPE_CHECKING:
     from ergon_framework.ports.jobstore import FullJobStore
@@ -234,7 +235,7 @@ def examine_jobs(
     """
     if not {"executors", "jobs"} & settings.extensions.keys():
         if connects:
-            yield from _shared(settings, timeout)
+            yield from of_store(store_url(settings), check_url, _looked_into, timeout)
         return
     from ergon_framework.app.jobs import setup_of
     from ergon_framework.jobs.pool import checked
@@ -246,13 +247,13 @@ def examine_jobs(
             found = checked(name, executor).command[0]
             yield Finding(f"executor {name}", Status.OK, found)
         except ErgonError as error:
-            yield _bad(f"executor {name}", error)
+            yield of_error(f"executor {name}", error)
     if setup.executors:
         try:
             default = default_executor(setup.jobs, setup.executors)
             yield Finding("default executor", Status.OK, default)
         except ErgonError as error:
-            yield _bad("default executor", error)
+            yield of_error("default executor", error)
     if not connects or not setup.url:
         return
     yield within(STORE, lambda: _opened(setup.url), timeout)
@@ -265,7 +266,7 @@ def _opened(url: str) -> Finding:
         with closing(open_store(url)) as store:
             return _of(store, url)
     except ErgonError as error:
-        return _bad(STORE, error)
+        return of_error(STORE, error)
 
 
 def _kept(store: FullJobStore, url: str) -> Finding:
@@ -274,21 +275,6 @@ def _kept(store: FullJobStore, url: str) -> Finding:
         return Finding(STORE, Status.OK, store.durability, store=url)
     remedy = "fine for trials; for work that may not be lost write sqlite:///jobs.db"
     return Finding(STORE, Status.NOTE, store.durability, remedy, store=url)
-
-
-def _shared(settings: Settings, timeout: float) -> Iterator[Finding]:
-    """Whether the jobs there can be worked with, as commands do it; no table is made.
-
-    Of a URL that is wrong, or a server that is away, the row of the store tells.
-    """
-    from ergon_framework.jobs.store_urls import check_url
-
-    url = store_url(settings)
-    with suppress(ErgonError, TimeoutError):
-        check_url(url)
-        found = run_with_timeout(lambda: _looked_into(url), timeout)
-        if found is not None:
-            yield found
 
 
 def _looked_into(url: str) -> Finding | None:
@@ -303,7 +289,7 @@ def _looked_into(url: str) -> Finding | None:
     except StoreUnavailableError:
         return None
     except ErgonError as error:
-        return _bad(STORE, error)
+        return of_error(STORE, error)
 
 
 def _of(store: FullJobStore, url: str) -> Finding:
@@ -322,7 +308,3 @@ def _are_there(url: str) -> bool:
     if file is not None:
         return file.exists() and file_has_table(file, "ergon_jobs")
     return not is_in_memory(url) and has_jobs(url)
-
-
-def _bad(check: str, error: ErgonError) -> Finding:
-    return Finding(check, Status.BAD, error.message, error.remedy)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 
-from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, Status, within
+from ergon_framework.app.diagnostics.findings import (
+    TIMEOUT,
+    Finding,
+    Status,
+    of_error,
+    of_store,
+    within,
+)
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.stores import call_stores, has_calls
 from ergon_framework.errors import ErgonError, StoreUnavailableError
-from ergon_framework.task.mixins.utils import run_with_timeout
 
 STORE = "provider store"
 """What the finding about the one of all is called."""
@@ -31,28 +37,16 @@ def examine_providers(
             label = f"{STORE} of {name}" if name else STORE
             yield within(label, partial(_examined, label, url), timeout)
         else:
-            yield from _shared(url, timeout)
+            from ergon_framework.providers.store_urls import check_url
+
+            yield from of_store(url, check_url, _looked_into, timeout)
 
 
 def _examined(label: str, url: str) -> Finding:
     try:
         return _opened(label, url)
     except ErgonError as error:
-        return _bad(label, error)
-
-
-def _shared(url: str, timeout: float) -> Iterator[Finding]:
-    """Whether the calls there can be worked with, as commands do it; no table is made.
-
-    Of a URL that is wrong, or a server that is away, the row of the store tells.
-    """
-    from ergon_framework.providers.store_urls import check_url
-
-    with suppress(ErgonError, TimeoutError):
-        check_url(url)
-        found = run_with_timeout(lambda: _looked_into(url), timeout)
-        if found is not None:
-            yield found
+        return of_error(label, error)
 
 
 def _looked_into(url: str) -> Finding | None:
@@ -65,7 +59,7 @@ def _looked_into(url: str) -> Finding | None:
     except StoreUnavailableError:
         return None
     except ErgonError as error:
-        return _bad(STORE, error)
+        return of_error(STORE, error)
 
 
 def _opened(label: str, url: str) -> Finding:
@@ -77,7 +71,3 @@ def _opened(label: str, url: str) -> Finding:
         store.letters(limit=1)
         said = store.durability if isinstance(store, HasDurability) else "answers"
         return Finding(label, Status.OK, said, store=url)
-
-
-def _bad(label: str, error: ErgonError) -> Finding:
-    return Finding(label, Status.BAD, error.message, error.remedy)

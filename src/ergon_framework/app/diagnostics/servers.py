@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, Status, overdue
+from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, Status, of_error, overdue
 from ergon_framework.app.factories import Factory, connector_factory, service_factory
 from ergon_framework.app.lifespan import offered
 from ergon_framework.app.settings import revealed
@@ -90,7 +90,7 @@ def _file(url: str) -> Finding:
     try:
         refuse_secrets(path)
     except ConfigurationError as error:
-        return Finding("store", Status.BAD, error.message, error.remedy)
+        return of_error("store", error)
     directory = Path(path).parent
     try:
         with tempfile.TemporaryFile(dir=directory):
@@ -113,7 +113,7 @@ def examine_engines(settings: Settings, timeout: float = TIMEOUT) -> Iterator[Fi
         try:
             observe = _observer(url)
         except ErgonError as error:
-            yield Finding(name, Status.BAD, error.message, error.remedy)
+            yield of_error(name, error)
         else:
             if observe is not None:
                 yield from _examined(name, url, observe, timeout)
@@ -222,7 +222,7 @@ def _looked(name: str, look: Callable[[], None], timeout: float) -> Finding | No
     except TimeoutError:
         return overdue(name, timeout)
     except ErgonError as error:
-        return Finding(name, Status.BAD, error.message, error.remedy)
+        return of_error(name, error)
     except Exception as error:
         return Finding(name, Status.BAD, f"could not be looked at: {describe(error)}")
     return None
@@ -264,7 +264,7 @@ def _store(url: str, timeout: float) -> Finding:
     try:
         check_kind(url)
     except ErgonError as error:
-        return Finding("store", Status.BAD, error.message, error.remedy)
+        return of_error("store", error)
     return examine_store(url, timeout)
 
 

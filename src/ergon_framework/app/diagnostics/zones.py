@@ -8,7 +8,14 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
-from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, SettingsCheck, Status, within
+from ergon_framework.app.diagnostics.findings import (
+    TIMEOUT,
+    Finding,
+    SettingsCheck,
+    Status,
+    of_error,
+    within,
+)
 from ergon_framework.app.parts import has_local_node
 from ergon_framework.app.settings import check_server_packages
 from ergon_framework.app.settings.secrets import revealed
@@ -220,7 +227,7 @@ def examine_zones(
         try:
             yield within(check, partial(_found, check, zone, connects), timeout)
         except ErgonError as error:
-            yield Finding(check, Status.BAD, error.message, error.remedy)
+            yield of_error(check, error)
 
 
 def _found(check: str, zone: ZoneSetup, connects: bool) -> Finding:

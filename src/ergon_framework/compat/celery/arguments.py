@@ -36,14 +36,19 @@ def encode(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[l
     try:
         text = json.dumps([list(args), dict(kwargs)], default=_marked)
     except (TypeError, ValueError, RecursionError) as error:
-        raise JobError(
-            f"an argument of the task {name!r} cannot be written as JSON: {error}",
-            remedy="pass an id and load the object in the task; pickled arguments are not taken",
-            details={"field": "args"},
-        ) from error
+        raise unwritable_argument(name, error) from error
     refuse_repeated_names(name, text)
     sent: list[Any] = json.loads(text)
     return sent[0], sent[1]
+
+
+def unwritable_argument(name: str, error: Exception) -> JobError:
+    """The error of a call whose arguments are not JSON."""
+    return JobError(
+        f"an argument of the task {name!r} cannot be written as JSON: {error}",
+        remedy="pass an id and load the object in the task; pickled arguments are not taken",
+        details={"field": "args"},
+    )
 
 
 def check_types(name: str, args: Any, kwargs: Any) -> None:

@@ -22,6 +22,7 @@ from ergon_framework.compat.celery.arguments import (
     check_types,
     read_result,
     refuse_repeated_names,
+    unwritable_argument,
 )
 from ergon_framework.compat.celery.exceptions import CanvasError, UnsupportedOptionError
 from ergon_framework.compat.celery.execution import (
@@ -43,7 +44,6 @@ from ergon_framework.compat.celery.options import (
 from ergon_framework.compat.celery.result import JobResult, result_class
 from ergon_framework.compat.celery.target import DEFAULT_QUEUE, CallTarget, ErgonApp
 from ergon_framework.errors import (
-    JobError,
     JobNotFoundError,
     MissingExtraError,
     WiringError,
@@ -468,11 +468,7 @@ def _encoded(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple
         text = _written([list(args), dict(kwargs)])
         sent: list[Any] = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
-        raise JobError(
-            f"an argument of the task {name!r} cannot be written as JSON: {error}",
-            remedy="pass an id and load the object in the task; pickled arguments are not taken",
-            details={"field": "args"},
-        ) from error
+        raise unwritable_argument(name, error) from error
     refuse_repeated_names(name, text)
     return sent[0], sent[1]
 

@@ -26,7 +26,7 @@ class LookAt(Protocol):
         most: int = 0,
         wanted: tuple[Any, ...] | None = None,
     ) -> tuple[list[Job], int | None]:
-        """See ``Moves``."""
+        """See ``Transitions.look_at``."""
 
 
 Running = Callable[[], list[bytes]]
