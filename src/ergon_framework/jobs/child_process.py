@@ -21,6 +21,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
+from typing import Self
 
 from ergon_framework import redaction
 from ergon_framework.jobs.settings import ExecutorSettings
@@ -43,21 +44,17 @@ class ChildProcess:
         watchdog: Watchdog | None = None,
     ) -> None:
         """``watchdog`` ends its group should this process die."""
-        ours: list[int] = []
-        theirs: list[int] = []
-        try:
+        with _PipeEnds() as pipes:
             # The reading end of the input is kept open here as well: FIONREAD on it tells how much
             # the child has not read yet, which decides whether a request was ever begun.
-            self._unread, self.stdin = _pipe(ours, theirs, keeps=True)
-            self.stdout, out = _pipe(ours, theirs)
-            self.stderr, err = _pipe(ours, theirs)
-            self.ready, ready = _pipe(ours, theirs)
-            start, watched = os.pipe()
-            ours.append(watched)
-            theirs.append(start)
+            self._unread, self.stdin = pipes.kept()
+            self.stdout, out = pipes.from_child()
+            self.stderr, err = pipes.from_child()
+            self.ready, ready = pipes.from_child()
+            self.progress, progress = pipes.from_child()
+            self.control, control = pipes.to_child()
+            begin, start = pipes.to_child()
             bound = bound_to_parent(command, env, cwd, start)
-            self.control, control = _control(ours, theirs)
-            self.progress, progress = _pipe(ours, theirs)
             handed = (ready, control, progress)
             self._process = subprocess.Popen(  # noqa: S603 - the operator's own command
                 bound,
@@ -74,33 +71,31 @@ class ChildProcess:
                 cwd=cwd,
                 start_new_session=True,
             )
-        except BaseException:
-            for end in ours:
-                os.close(end)
-            raise
-        finally:
-            for end in theirs:
-                os.close(end)
         inputs = (self.stdout, self.stderr, self.ready, self.progress)
         for end in (self.stdin, self.control, *inputs):
             os.set_blocking(end, False)
         self.pid = self._process.pid
         self._watchdog = watchdog
-        try:
-            if watchdog is not None:
-                watchdog.watch(self.pid)  # with start_new_session it leads a group of its own
-            # Only now does a bound command begin: what it starts before the watchdog knows its
-            # group would outlive a worker that is killed at this point.
-            with suppress(BrokenPipeError):  # it was killed meanwhile
-                os.write(watched, b"+")
-        finally:
-            os.close(watched)
+        self._let_begin(begin)
         self.exit_fd = _pidfd(self.pid)
         self.status: int | None = None
         self.queued = 0  # bytes handed to ``send``, ever
         self.written = 0  # of those, bytes that went into the pipe
         self._out = bytearray()
         self._tail = bytearray()
+
+    def _let_begin(self, begin: int) -> None:
+        """Let a bound command begin, now that the watchdog knows its group.
+
+        What it started before would outlive a worker that is killed at this point.
+        """
+        try:
+            if self._watchdog is not None:
+                self._watchdog.watch(self.pid)  # with start_new_session it leads its own group
+            with suppress(BrokenPipeError):  # it was killed meanwhile
+                os.write(begin, b"+")
+        finally:
+            os.close(begin)
 
     # ---- writing ----
 
@@ -259,19 +254,43 @@ def _has_ctypes() -> bool:
     return importlib.util.find_spec("_ctypes") is not None
 
 
-def _pipe(ours: list[int], theirs: list[int], *, keeps: bool = False) -> tuple[int, int]:
-    read, write = os.pipe()
-    ours.append(read)
-    (ours if keeps else theirs).append(write)
-    return read, write
+class _PipeEnds:
+    """Pipes between this process and a child that is about to be started.
 
+    When the block ends, the ends that only the child uses are closed here. If the child could not
+    be started, ours are closed as well.
+    """
 
-def _control(ours: list[int], theirs: list[int]) -> tuple[int, int]:
-    """The end of a pipe that we write to, and the one that the child reads."""
-    read, write = os.pipe()
-    ours.append(write)
-    theirs.append(read)
-    return write, read
+    def __init__(self) -> None:
+        self._ours: list[int] = []
+        self._theirs: list[int] = []
+
+    def from_child(self) -> tuple[int, int]:
+        """A pipe that the child writes to: our end, and the child's."""
+        read, write = os.pipe()
+        self._ours.append(read)
+        self._theirs.append(write)
+        return read, write
+
+    def to_child(self) -> tuple[int, int]:
+        """A pipe that the child reads: our end, and the child's."""
+        read, write = os.pipe()
+        self._ours.append(write)
+        self._theirs.append(read)
+        return write, read
+
+    def kept(self) -> tuple[int, int]:
+        """A pipe whose two ends stay open here: the one to read, and the one to write."""
+        ends = os.pipe()
+        self._ours += ends
+        return ends
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for end in self._theirs if kind is None else (*self._theirs, *self._ours):
+            os.close(end)
 
 
 def _pidfd(pid: int) -> int:
