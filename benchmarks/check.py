@@ -3,11 +3,20 @@
 Each side runs its own copy of the benchmarks in processes of its own, so that names may differ
 between the two. In every round both sides have a turn at a race, next to each other, and the order
 changes from round to round. A ratio is this checkout's figure divided by the other's in the same
-round, turned over where less is better: above 1 is faster. What counts is the median over the
-rounds.
+round, turned over where less is better: above 1 is faster. ``ratio`` is the median over the rounds.
+``cpu_ratio`` is the same of the processor time of one unit of work, where a benchmark tells it.
+
+A race has become slower when
+
+- it takes more processor time: ``cpu_ratio`` is below ``--floor``. Other programs on the machine
+  hardly move this figure;
+- or it takes longer by the clock: ``ratio`` is below ``--floor``. Where no processor time is told,
+  that decides alone. Where it is told and has not become more, the race waits longer than before,
+  or another program was in the way. A wait shows in nearly every round, so at least four rounds in
+  five must be below 1. Otherwise the line says ``noisy``, and more rounds tell.
 
 One JSON line per figure goes to standard output, a table to standard error. The exit code is 1 when
-a median is below ``--floor``, and 2 when nothing could be compared.
+a race has become slower, and 2 when nothing could be compared.
 """
 
 from __future__ import annotations
@@ -81,30 +90,52 @@ RACES = (
 
 Figure = tuple[str, str, str]
 """Case, contestant, and what was measured of it."""
+Measured = tuple[float, float | None]
+"""The figure, and the processor time of one unit of work in microseconds, if that is told."""
+CPU_TIME = "cpu_us"
+SURE = 0.8
+"""The part of the rounds that must be slower if processor time says nothing of it."""
 
 
 @dataclass
 class Compared:
-    """The ratios of one figure, a round each."""
+    """The ratios of one figure, a round each; those of processor time where both sides tell it."""
 
     race: str
     figure: Figure
     ratios: list[float] = field(default_factory=list)
+    cpu_ratios: list[float] = field(default_factory=list)
+
+    def add(self, ours: Measured, theirs: Measured) -> None:
+        """Take the figures of one round."""
+        self.ratios.append(_ratio(self.figure, ours[0], theirs[0]))
+        if ours[1] and theirs[1]:
+            self.cpu_ratios.append(theirs[1] / ours[1])
 
     def record(self, floor: float) -> Record:
         """What is printed of it."""
         case, who, what = self.figure
-        ratio = statistics.median(self.ratios)
-        return {
+        is_below = statistics.median(self.ratios) < floor
+        has_more_work = bool(self.cpu_ratios) and statistics.median(self.cpu_ratios) < floor
+        slower_rounds = sum(each < 1.0 for each in self.ratios)
+        is_sure = not self.cpu_ratios or slower_rounds >= SURE * len(self.ratios)
+        is_noisy = is_below and not is_sure and not has_more_work
+        made: Record = {
             "race": self.race,
             "case": case,
             "who": who,
             "figure": what,
-            "ratio": round(ratio, 3),
-            "ratio_spread": [round(min(self.ratios), 3), round(max(self.ratios), 3)],
+            **_told("ratio", self.ratios),
+            **(_told("cpu_ratio", self.cpu_ratios) if self.cpu_ratios else {}),
             "rounds": len(self.ratios),
-            "met": ratio >= floor,
+            "met": is_noisy or not (is_below or has_more_work),
         }
+        return made | ({"noisy": True} if is_noisy else {})
+
+
+def _told(name: str, ratios: Sequence[float]) -> Record:
+    spread = [round(min(ratios), 3), round(max(ratios), 3)]
+    return {name: round(statistics.median(ratios), 3), f"{name}_spread": spread}
 
 
 def main() -> int:
@@ -126,9 +157,10 @@ def main() -> int:
         records = list(_run(races, folder / "base", options.rounds, options.floor))
     _show(records)
     slower = [each for each in records if each.get("met") is False]
-    for each in slower:
+    for each in (*slower, *(each for each in records if each.get("noisy"))):
         line = shlex.join(["--race", str(each["race"]), "--rounds", str(2 * options.rounds + 1)])
-        print(f"slower: {each['case']} ({each['who']}); look again with {line}", file=sys.stderr)
+        what = "noisy" if each.get("noisy") else "slower"
+        print(f"{what}: {each['case']} ({each['who']}); look again with {line}", file=sys.stderr)
     if not any("ratio" in each for each in records):
         return 2
     return 1 if slower else 0
@@ -186,7 +218,7 @@ def _run(races: Sequence[Race], base: Path, rounds: int, floor: float) -> Iterat
             found = {side: _turn(race, side, problems) for side in order}
             for figure in found[ROOT].keys() & found[base].keys():
                 one = compared.setdefault(figure, Compared(race.name, figure))
-                one.ratios.append(_ratio(figure, found[ROOT][figure], found[base][figure]))
+                one.add(found[ROOT][figure], found[base][figure])
         records = [compared[figure].record(floor) for figure in sorted(compared)]
         if not records:
             reason = problems[0] if problems else "the two sides have no figure in common"
@@ -202,7 +234,7 @@ def _ratio(figure: Figure, ours: float, theirs: float) -> float:
     return ours / theirs if figure[2] in MORE_IS_BETTER else theirs / ours
 
 
-def _turn(race: Race, side: Path, problems: list[str]) -> dict[Figure, float]:
+def _turn(race: Race, side: Path, problems: list[str]) -> dict[Figure, Measured]:
     """The figures of one turn; a side that cannot take part says why."""
     command = [sys.executable, *race.arguments]
     if not race.is_cold:
@@ -219,7 +251,7 @@ def _turn(race: Race, side: Path, problems: list[str]) -> dict[Figure, float]:
 
 def _measured(
     race: Race, command: Sequence[str], environment: Mapping[str, str]
-) -> dict[Figure, float]:
+) -> dict[Figure, Measured]:
     done = subprocess.run(  # noqa: S603 - a benchmark of this repository
         command,
         env=environment,
@@ -238,7 +270,8 @@ def _measured(
         # The first that there is: a rate and the time of a call say the same.
         what = next((each for each in (*MORE_IS_BETTER, *LESS_IS_BETTER) if each in record), None)
         if what is not None:
-            figures[record["case"], who, what] = float(record[what])
+            cpu_time = float(record[CPU_TIME]) if CPU_TIME in record else None
+            figures[record["case"], who, what] = (float(record[what]), cpu_time)
     return figures
 
 
@@ -253,7 +286,7 @@ def _is_ours(record: Record) -> bool:
 
 def _cold(
     race: Race, command: Sequence[str], environment: Mapping[str, str]
-) -> dict[Figure, float]:
+) -> dict[Figure, Measured]:
     """The least processor time of some starts: whatever disturbs one makes it longer."""
     cpu_times = []
     for _start in range(STARTS):
@@ -262,7 +295,7 @@ def _cold(
             command, env=environment, stdout=subprocess.DEVNULL, timeout=LONGEST, check=True
         )
         cpu_times.append(_cpu_time() - before)
-    return {(race.name, OURS, "cpu_seconds"): min(cpu_times)}
+    return {(race.name, OURS, "cpu_seconds"): (min(cpu_times), None)}
 
 
 def _cpu_time() -> float:
@@ -272,7 +305,7 @@ def _cpu_time() -> float:
 
 
 def _show(records: Sequence[Record]) -> None:
-    lines: list[tuple[str, ...]] = [("case", "who", "figure", "ratio", "spread", "met")]
+    lines: list[tuple[str, ...]] = [("case", "who", "figure", "ratio", "spread", "CPU", "met")]
     lines += [_line(each) for each in records]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
@@ -282,10 +315,11 @@ def _show(records: Sequence[Record]) -> None:
 
 def _line(record: Record) -> tuple[str, ...]:
     if "skipped" in record:
-        return (record["race"], "", "skipped", "", "", record["skipped"])
+        return (record["race"], "", "skipped", "", "", "", record["skipped"])
     low, high = record["ratio_spread"]
     told = (str(record[name]) for name in ("case", "who", "figure", "ratio"))
-    return (*told, f"{low:.3g} to {high:.3g}", "yes" if record["met"] else "NO")
+    met = "noisy" if record.get("noisy") else "yes" if record["met"] else "NO"
+    return (*told, f"{low:.3g} to {high:.3g}", str(record.get("cpu_ratio", "")), met)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,76 @@ def test_a_slower_start_is_named(clone: Path) -> None:
     assert "look again with --race cold:import --rounds 3" in done.stderr
 
 
+WORK = "import json\nprint(json.dumps({'case': 'a', 'who': 'Ergon', %s}))\n"
+
+
+def commit(clone: Path) -> None:
+    """Commit what a test has changed in its checkout."""
+    assert GIT is not None
+    who = ["-c", "user.name=Test", "-c", "user.email=test@example.com"]
+    subprocess.run([GIT, "-C", str(clone), *who, "commit", "-qam", "Change"], check=True)  # noqa: S603
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "ratios"),
+    [
+        ("'per_second': 100, 'cpu_us': 10", "'per_second': 100, 'cpu_us': 12", 1, (1.0, 0.833)),
+        ("'per_second': 100, 'cpu_us': 10", "'per_second': 80, 'cpu_us': 10", 1, (0.8, 1.0)),
+        ("'us': 8, 'cpu_us': 8", "'us': 4, 'cpu_us': 4", 0, (2.0, 2.0)),
+        ("'p50_ms': 1.0", "'p50_ms': 1.2", 1, (0.833, None)),
+    ],
+    ids=["more work", "a wait", "faster", "latency"],
+)
+def test_clock_and_processor_time_are_compared(
+    clone: Path, before: str, after: str, code: int, ratios: tuple[float, float | None]
+) -> None:
+    """A race falls by either of them; where no processor time is told, the clock decides."""
+    script = clone / "benchmarks" / "providers.py"
+    script.write_text(WORK % before, encoding="utf-8")
+    commit(clone)
+    script.write_text(WORK % after, encoding="utf-8")
+    done = check(clone, "HEAD", "--race", "providers:quota", "--rounds", "1")
+    assert done.returncode == code, done.stderr
+    (record,) = map(json.loads, done.stdout.splitlines())
+    assert (record["ratio"], record.get("cpu_ratio")) == ratios
+    assert record["met"] is (code == 0)
+    assert ("slower: a (Ergon)" in done.stderr) is (code == 1)
+
+
+# In each round, this checkout's rate changes and its processor time does not.
+RATES = """import json, pathlib
+told = pathlib.Path(__file__).with_name("rounds-told")
+rates = {rates}
+number = int(told.read_text()) if told.exists() else 0
+told.write_text(str(number + 1))
+print(json.dumps({{"case": "a", "who": "Ergon", "per_second": rates[number], "cpu_us": 10}}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rates", "code", "is_noisy"),
+    [
+        ([90, 90, 90, 120, 90], 1, False),
+        ([90, 90, 90, 120, 120], 0, True),
+        ([99, 99, 120, 60, 60], 0, False),
+    ],
+    ids=["a wait in four rounds of five", "in three", "a median above the floor"],
+)
+def test_a_wait_is_told_from_noise_by_the_rounds(
+    clone: Path, rates: list[int], code: int, is_noisy: bool
+) -> None:
+    """Without more processor time, a race falls only if nearly all rounds say that it is slower."""
+    script = clone / "benchmarks" / "providers.py"
+    script.write_text(RATES.format(rates=[100] * 5), encoding="utf-8")
+    commit(clone)
+    script.write_text(RATES.format(rates=rates), encoding="utf-8")
+    done = check(clone, "HEAD", "--race", "providers:quota", "--rounds", "5")
+    assert done.returncode == code, done.stderr
+    (record,) = map(json.loads, done.stdout.splitlines())
+    assert (record["met"], record.get("noisy", False)) == (code == 0, is_noisy)
+    assert ("noisy: a (Ergon); look again with" in done.stderr) is is_noisy
+
+
 @pytest.mark.campaign
 def test_each_side_runs_its_own_benchmarks(clone: Path) -> None:
     """Peers are left out; a benchmark that one side has changed is the other's as it was."""
