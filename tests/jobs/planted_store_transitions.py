@@ -377,6 +377,14 @@ class ChargesTwice(Honest):
         return super().renew(holds, lease)
 
 
+class ChargesAllAlike(Honest):
+    """Charges every job of a call if one of them is to be charged."""
+
+    def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
+        is_charged = any(hold.is_charged for hold in holds)
+        return super().renew([change(hold, is_charged=is_charged) for hold in holds], lease)
+
+
 class ChargesTheNext(Honest):
     """Carries a charge over to the next delivery."""
 

@@ -97,6 +97,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (moves.KeyGoesToOneAlone, "busy_executor_does_not_keep_a_key"),
     (moves.ResumedQueueIsForgotten, "resumed_queue_goes_on_with_its_key"),
     (moves.ChargesTwice, "renewal_charges_once"),
+    (moves.ChargesAllAlike, "renewals_of_many_are_told_apart"),
     (moves.ChargesTheNext, "charge_belongs_to_one_delivery"),
     (moves.RenewsForAnybody, "stale_holder_is_told"),
     (moves.RenewsOnPaper, "renewed_job_is_not_overdue"),

@@ -26,6 +26,8 @@ LONG_LOOKS = {
     "ended": "the same",
     "lock": "it never looks at all",
     "lease_many": "it looks through the list that it is given",
+    "held": "the same",
+    "renew_many": "the same",
     "shorten": "the same",
     "any_max_active": "queues with settings are few",
     "queues": "the same",
@@ -130,6 +132,8 @@ def test_statements_use_indexes(connection: sqlite3.Connection, name: str, state
         ("flows.sql", "stopped", "INTEGER PRIMARY KEY (rowid=?)"),
         ("flows.sql", "still_due", "INTEGER PRIMARY KEY (rowid=?)"),
         ("jobs.sql", "key_holder", "ergon_jobs_unique (unique_key=?)"),
+        ("jobs.sql", "held", "INTEGER PRIMARY KEY (rowid=?)"),
+        ("jobs.sql", "renew_many", "INTEGER PRIMARY KEY (rowid=?)"),
         ("jobs.sql", "overdue", "ergon_jobs_running"),
         (
             "admin.sql",

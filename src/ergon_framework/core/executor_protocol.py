@@ -124,8 +124,8 @@ class RequestContext(msgspec.Struct, frozen=True):
     worker_id: str | None = None
 
 
-class Request(Discreet, frozen=True):
-    """One attempt of one job, as an executor reads it."""
+class Request(Discreet, frozen=True, gc=False):
+    """One attempt of one job, as an executor reads it. Nothing that it holds can hold it."""
 
     _shown = ("job_id", "function_name")
 

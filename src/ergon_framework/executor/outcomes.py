@@ -40,11 +40,14 @@ BLOCKED_RETRY_AFTER = 1.0
 
 _UNWRITABLE = (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError)
 _PLAIN: tuple[type[Any], ...] = (str, int, float, list, dict)
+_KEYLESS = frozenset({str, int, float, bool, type(None), msgspec.Raw})
+"""Types of results that have no keys, or are JSON already."""
+_SUCCESS = Status.SUCCESS  # a name, as Python 3.11 is slow to look a member up
 
 
 def succeeded(job_id: str, result: Any) -> Outcome:
     """The handler returned."""
-    return Outcome(job_id, Status.SUCCESS, result)
+    return Outcome(job_id, _SUCCESS, result)
 
 
 def failed(
@@ -127,8 +130,8 @@ def written(outcome: Outcome, limit: int = MAX_LINE) -> tuple[Outcome, bytes]:
     except _UNWRITABLE:
         outcome, line = _once_more(outcome)
     else:
-        is_raw = isinstance(outcome.result, msgspec.Raw)
-        repeated = None if is_raw else repeated_name(outcome.result, line)
+        is_keyless = type(outcome.result) in _KEYLESS
+        repeated = None if is_keyless else repeated_name(outcome.result, line)
         if repeated is not None:
             outcome, line = _unwritable(outcome, _two_keys(repeated))
     if len(line) - 1 > limit:

@@ -237,6 +237,7 @@ class ExecutorProcess:
         self._is_told = False  # the system has told that the process ended
         self._is_mute = False  # it has closed its output
         self._is_closing = False
+        self._deadline_at = NEVER  # no request in flight has an earlier deadline
         self._strays = 0
         # Enough to recognize a late second answer; without a bound it would grow with every job.
         self._answered: deque[str] = deque(maxlen=64)
@@ -291,7 +292,8 @@ class ExecutorProcess:
         # A process that is still starting may take its startup grace first; ``came_up`` sets the
         # deadline then.
         if self.is_up:
-            request.deadline_at = self._loop.now() + timeout + DEADLINE_SLACK
+            request.deadline_at = deadline_at = self._loop.now() + timeout + DEADLINE_SLACK
+            self._deadline_at = min(self._deadline_at, deadline_at)
             if self._heartbeats:
                 self._bind(request)
         # ``begins`` is compared with what the child has read, to tell which requests it had begun.
@@ -330,9 +332,9 @@ class ExecutorProcess:
         """When to look again at the latest."""
         if self.kill_at is not None or self.term_at is not None:
             return self.kill_at if self.term_at is None else self.term_at
-        times = [
-            each.deadline_at for each in self.in_flight.values() if each.deadline_at is not None
-        ]
+        # Requests that were answered took their deadlines along, so this one may be too early:
+        # ``overdue`` finds the first anew when it has come, and not after every turn.
+        times = [self._deadline_at] if self.in_flight and self._deadline_at < NEVER else []
         if self.in_flight and not self.is_up:
             # Nothing wakes the loop when a child reads its pipe, so it is asked now and then.
             times.append(now + 0.05)
@@ -353,9 +355,12 @@ class ExecutorProcess:
         self.is_up = True
         for request in self.in_flight.values():
             request.deadline_at = now + request.timeout + DEADLINE_SLACK
+        self._find_deadline()
 
     def overdue(self, now: float) -> list[InFlight]:
         """Requests whose time has passed and that were not marked before."""
+        if now < self._deadline_at:
+            return []
         found = [
             request
             for request in self.in_flight.values()
@@ -368,7 +373,12 @@ class ExecutorProcess:
             request.is_overdue = True
             request.is_unread = request.begins >= taken
             request.deadline_at = None
+        self._find_deadline()
         return found
+
+    def _find_deadline(self) -> None:
+        times = (each.deadline_at for each in self.in_flight.values())
+        self._deadline_at = min((at for at in times if at is not None), default=NEVER)
 
     def end(self, end_reason: EndReason, now: float, *, at_once: bool = False) -> None:
         """Send SIGTERM to the process group and SIGKILL after ``kill_grace``; or kill at once."""

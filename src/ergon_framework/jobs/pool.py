@@ -333,9 +333,10 @@ class ExecutorPool:
     def answered(self, process: ExecutorProcess, request: InFlight, reply: Reply) -> None:
         """An executor answered."""
         failpoint("worker.answered")
-        self.gate.answered(process.started_at)
+        if self.gate.failures:
+            self.gate.answered(process.started_at)
         self._has_answered = True
-        claim = request.claim
+        owner, claim = self._owner, request.claim
         # A success counts however late it is, as long as the lease holds. Any other late answer is
         # told as the timeout that it is.
         if request.is_overdue and reply.status is not Status.SUCCESS:
@@ -343,11 +344,11 @@ class ExecutorPool:
         elif request.is_silent and reply.status is not Status.SUCCESS:
             event = process.silence(request)
         else:
-            event = self._owner.settler.event_of(reply, claim.job)
+            event = owner.settler.event_of(reply, claim.job)
         if isinstance(event, Failed) and self.settings.keep_output:
             event = replace(event, output=process.kept_output())
-        self._owner.finish(claim, event, self._owner.loop.at - claim.written_at, reply.result)
-        self._owner.dirty(self)
+        owner.finish(claim, event, owner.loop.at - claim.written_at, reply.result)
+        owner.dirty(self)
 
     def answer_unreadable(
         self, process: ExecutorProcess, request: InFlight, failure: Failure

@@ -31,6 +31,7 @@ OTHERS = "(others)"
 ENDED_KEPT = 1800.0
 """Seconds that the totals of a worker that has ended are kept: scrapes come more often."""
 _MARK = f" {ENDED} "
+_COMPLETED = JobStatus.COMPLETED  # a name, as Python 3.11 is slow to look a member up
 
 
 def ended_record(record: WorkerRecord) -> WorkerRecord:
@@ -69,49 +70,51 @@ def worker_id(record: WorkerRecord) -> str:
 def outcome_of(transition: Transition) -> str:
     """The word for what became of a job."""
     status = transition.status
-    if status is JobStatus.COMPLETED:  # nearly all: to ask an enum for its value takes longer
+    if status is _COMPLETED:  # nearly all: to ask an enum for its value takes longer
         return "completed"
     is_excused = transition.event in ("held", "released") and not status.is_final
     return transition.event if is_excused else status.value
+
+
+class _QueueTotals:
+    """Those of one queue."""
+
+    __slots__ = ("buckets", "outcomes", "seconds")
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, int] = {}
+        self.buckets = [0] * (len(BOUNDS) + 1)
+        self.seconds = 0.0
 
 
 class WorkerTotals:
     """Counted by the thread that settles jobs, read by the one that writes heartbeats."""
 
     def __init__(self) -> None:
-        self._outcomes: dict[str, dict[str, int]] = {}
-        self._buckets: dict[str, list[int]] = {}
-        self._seconds: dict[str, float] = {}
+        self._queues: dict[str, _QueueTotals] = {}
 
     def count(self, queue: str, outcome: str, seconds: float | None) -> None:
         """One attempt, and how long it took if it was made."""
-        outcomes = self._outcomes.get(queue)
-        if outcomes is None:
-            queue, outcomes = self._new_queue(queue)
-        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        totals = self._queues.get(queue) or self._new_queue(queue)
+        totals.outcomes[outcome] = totals.outcomes.get(outcome, 0) + 1
         if seconds is not None:
-            self._buckets[queue][bisect_left(BOUNDS, seconds)] += 1
+            totals.buckets[bisect_left(BOUNDS, seconds)] += 1
             if seconds > 0.0:
-                self._seconds[queue] += seconds
+                totals.seconds += seconds
 
-    def _new_queue(self, queue: str) -> tuple[str, dict[str, int]]:
-        if len(self._outcomes) >= MAX_QUEUES:
-            queue = OTHERS
-        if queue not in self._outcomes:
-            self._buckets[queue] = [0] * (len(BOUNDS) + 1)
-            self._seconds[queue] = 0.0
-            self._outcomes[queue] = {}
-        return queue, self._outcomes[queue]
+    def _new_queue(self, queue: str) -> _QueueTotals:
+        name = OTHERS if len(self._queues) >= MAX_QUEUES else queue
+        return self._queues.setdefault(name, _QueueTotals())
 
     def document(self) -> dict[str, Any]:
         """As a heartbeat carries them."""
         return {
             queue: {
-                "outcomes": dict(outcomes),
-                "buckets": list(self._buckets[queue]),
-                "seconds": round(self._seconds[queue], 6),
+                "outcomes": dict(totals.outcomes),
+                "buckets": list(totals.buckets),
+                "seconds": round(totals.seconds, 6),
             }
-            for queue, outcomes in list(self._outcomes.items())
+            for queue, totals in list(self._queues.items())
         }
 
 

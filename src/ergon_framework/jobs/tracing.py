@@ -117,8 +117,11 @@ def request_carrier(claim: Claim, settler: Settler, worker: str) -> dict[str, st
     with ``ATTEMPTS`` of 1 it knows that it may. Version 1 of the protocol has no other field for
     it.
     """
+    job = claim.job
+    is_single = settler.rule_of(job).retry.attempts == 1
+    if not is_single and job.trace_context is None and job.correlation_id is None:
+        return None  # most jobs: nothing is begun, and there is nothing to tell
     carrier = set_out(claim, worker)
-    is_single = settler.rule_of(claim.job).retry.attempts == 1
     if is_single == (carrier is not None and ATTEMPTS in carrier):
         return carrier
     others = {key: value for key, value in (carrier or {}).items() if key != ATTEMPTS}

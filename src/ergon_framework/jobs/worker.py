@@ -560,9 +560,9 @@ class Worker:
         """Settle a claimed job by what was seen of it."""
         if claim.span is not None:
             came_back(claim, event)
-        settlement = self.settler.settle_claim(claim, event, self.wall(), seconds, result)
-        outcome = outcome_of(settlement.transition)
-        self._totals.count(claim.job.queue, outcome, seconds)
+        now = self.loop.at + self._store_thread.offset  # as ``wall`` says, for each job
+        settlement = self.settler.settle_claim(claim, event, now, seconds, result)
+        self._totals.count(claim.job.queue, outcome_of(settlement.transition), seconds)
         if self._messaging is not None and seconds is not None:
             failure = settlement.transition.failure
             place = queue_place(claim.job.queue)
@@ -650,10 +650,10 @@ class Worker:
             self.tell(name, **fields)
 
     def _was_settled(self, settlements: Sequence[Settlement]) -> None:
-        counts = self._counts
+        counts, completed = self._counts, JobStatus.COMPLETED
         for settlement in settlements:
             transition = settlement.transition
-            if transition.status is JobStatus.COMPLETED:
+            if transition.status is completed:
                 counts["completed"] += 1
                 continue
             if transition.failure is not None and transition.event == "failed":

@@ -113,8 +113,11 @@ class ClaimResult(msgspec.Struct, frozen=True):
     expires_at: float | None = None  # the first expiry of a job that waits, of whatever queue
 
 
-class Settlement(msgspec.Struct, frozen=True):
-    """One transition of one job; applied only if the job was not changed since."""
+class Settlement(msgspec.Struct, frozen=True, gc=False):
+    """One transition of one job; applied only if the job was not changed since.
+
+    It holds nothing that could hold it, so the garbage collector need not look at each of them.
+    """
 
     key: Any
     id: str

@@ -109,7 +109,8 @@ def check_arguments(args: object, kwargs: object) -> None:
         raise RowError("args or kwargs: not bytes")
     try:
         _Items(args)
-        _Fields(kwargs)
+        if kwargs != b"{}":
+            _Fields(kwargs)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise RowError("args or kwargs: not a JSON array and object") from None
     except RecursionError:

@@ -40,6 +40,17 @@ UPDATE ergon_jobs SET
     is_charged = is_charged OR ?2
 WHERE seq = ?3 AND id = ?4 AND fence = ?5 AND stage = 1;
 
+-- held: of these jobs, whose numbers come as a JSON list, those that run
+SELECT seq, CAST(id AS BLOB), fence FROM ergon_jobs
+WHERE seq IN (SELECT value FROM json_each(?)) AND +stage = 1;
+
+-- renew_many: the same for many jobs that were found to be held; their numbers come as a JSON list
+UPDATE ergon_jobs SET
+    lease_expires_at = ?1,
+    attempts = attempts + (?2 AND NOT is_charged),
+    is_charged = is_charged OR ?2
+WHERE seq IN (SELECT value FROM json_each(?3));
+
 -- overdue: running jobs that nobody renewed
 SELECT * FROM ergon_jobs
 WHERE stage = 1 AND lease_expires_at <= ?

@@ -27,7 +27,13 @@ from ergon_framework.core.claim import (
     admit,
     limits_from,
 )
-from ergon_framework.jobs.stores.sqlite.rows import SQL, CandidateRow, check_candidate, claimed_job
+from ergon_framework.jobs.stores.sqlite.rows import (
+    SQL,
+    CandidateRow,
+    are_sound,
+    check_candidate,
+    claimed_job,
+)
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.unreadable import READ_ERRORS, RowError, problem_of
 from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult
@@ -221,6 +227,8 @@ class SqliteClaim:
 
     def _sound(self, rows: list[CandidateRow]) -> list[CandidateRow]:
         """Without those that cannot be read, which are set aside."""
+        if are_sound(rows):
+            return rows
         sound: list[CandidateRow] = []
         for row in rows:
             try:

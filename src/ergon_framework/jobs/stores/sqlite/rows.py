@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -65,6 +65,13 @@ def check_candidate(row: CandidateRow) -> None:
         _known_types.add(types)
     if row[13] not in _WAITING:
         raise RowError("status: not that of a job that waits")
+
+
+def are_sound(rows: Sequence[CandidateRow]) -> bool:
+    """Whether ``check_candidate`` would refuse none of them; False if it has to be asked."""
+    known, waiting = _known_types, _WAITING
+    odd = [row for row in rows if tuple(map(type, row)) not in known or row[13] not in waiting]
+    return not odd
 
 
 _WAITING = frozenset({JobStatus.PENDING.value, JobStatus.RETRYING.value})
@@ -192,8 +199,11 @@ def _job(cursor: sqlite3.Cursor, row: Mapping[str, Any]) -> Job:
 
 def claimed_job(cursor: sqlite3.Cursor, row: CandidateRow, queue: str, now: float) -> ClaimedJob:
     """A candidate as the worker that has just claimed it needs it."""
-    seq, fence, job_id, handler, executor, args, kwargs = row[:7]
-    attempts, deliveries, excused, is_solo, created_at, options = row[7:13]
+    # The whole row at once: slices of it would take twice as long.
+    (
+        seq, fence, job_id, handler, executor, args, kwargs, attempts, deliveries, excused, is_solo,
+        created_at, options, _, _, _, _, _, _,
+    ) = row  # fmt: skip
     if args is None:
         args, kwargs = payload(cursor, seq)
     check_arguments(args, kwargs)

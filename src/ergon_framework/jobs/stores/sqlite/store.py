@@ -174,8 +174,7 @@ class SqliteJobStore:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
 
         def work(tx: Tx) -> list[bool]:
-            until = tx.now + lease
-            return [_renew(tx.cursor, hold, until) for hold in holds]
+            return _renew(tx.cursor, holds, tx.now + lease)
 
         # Not synced: a power cut that undoes a renewal ends the worker, too.
         return self.transactions.write(work, "renew", is_synced=False)
@@ -407,7 +406,29 @@ class SqliteJobStore:
         return self.transactions.write(work, "fire")
 
 
-def _renew(cursor: sqlite3.Cursor, hold: LeaseRenewal, until: float) -> bool:
+MAX_SINGLE_RENEWALS = 4
+"""Up to so many leases are renewed one by one: for more, two statements for all are faster."""
+
+
+def _renew(cursor: sqlite3.Cursor, holds: Sequence[LeaseRenewal], until: float) -> list[bool]:
+    if len(holds) <= MAX_SINGLE_RENEWALS:
+        return [_renew_one(cursor, hold, until) for hold in holds]
+    keys = text_of([hold.key for hold in holds])
+    # As bytes: an id that is no text would end the call, and with it all other renewals.
+    held = set(cursor.execute(_SQL["held"], (keys,)).fetchall())
+    kept = [(hold.key, hold.id.encode(), hold.fence) in held for hold in holds]
+    for is_charged in (False, True):
+        found = [
+            hold.key
+            for hold, is_kept in zip(holds, kept, strict=True)
+            if is_kept and hold.is_charged is is_charged
+        ]
+        if found:
+            cursor.execute(_SQL["renew_many"], (until, int(is_charged), text_of(found)))
+    return kept
+
+
+def _renew_one(cursor: sqlite3.Cursor, hold: LeaseRenewal, until: float) -> bool:
     values = (until, hold.is_charged, hold.key, hold.id, hold.fence)
     return cursor.execute(_SQL["renew"], values).rowcount == 1
 

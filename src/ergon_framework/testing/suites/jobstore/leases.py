@@ -193,6 +193,27 @@ def renewals_are_answered_in_order(s: JobStoreSubject) -> None:
 
 
 @check()
+def renewals_of_many_are_told_apart(s: JobStoreSubject) -> None:
+    """Many in one call: each is answered, prolonged and charged by itself."""
+    s.put(*(f"job-{number:02}" for number in range(12)))
+    jobs = s.claim(12)
+    s.must(jobs[1], SUCCEEDED)
+    s.must(jobs[2], RELEASED)
+    s.clock.forward(10.0)
+    stranger = LeaseRenewal(jobs[3].key, "somebody else", jobs[3].fence, True)
+    stale = LeaseRenewal(jobs[4].key, jobs[4].id, jobs[4].fence - 1, True)
+    others = [hold(job, is_charged=number < 9) for number, job in enumerate(jobs[5:], 5)]
+    holds = [hold(jobs[0]), hold(jobs[1]), hold(jobs[2]), stranger, stale, *others]
+    same(s.store.renew(holds, 2 * LEASE), [True, *[False] * 4, *[True] * 7], "answers")
+    found = [s.get(job.id) for job in jobs]
+    old, new = START + LEASE, START + 10.0 + 2 * LEASE
+    ends = [job.lease_expires_at for job in found]
+    same(ends, [new, None, None, old, old, *[new] * 7], "the ends of the leases")
+    charged = [number for number, job in enumerate(found) if job.is_charged]
+    same(charged, [5, 6, 7, 8], "charged")
+
+
+@check()
 def overdue_are_the_expired_ones(s: JobStoreSubject) -> None:
     """Only running jobs whose lease has expired are overdue."""
     s.put("gone", "alive", "done", "back")
