@@ -125,6 +125,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (flows.OpensOneEarly, "last_of_a_group_starts_what_follows"),
     (flows.OpensOneEarly, "groups_follow_groups"),
     (flows.CountsWithoutAFence, "late_report_of_a_step_does_not_count"),
+    (flows.CountsWithoutAFence, "reports_of_many_steps_count_once_each"),
     (flows.StartsWhatFollowsTwice, "siblings_that_end_at_once_count_once_each"),
     (flows.ReleasesLater, "released_step_is_claimed_at_once"),
     (flows.LetsStepsBeHurried, "waiting_step_is_pending"),

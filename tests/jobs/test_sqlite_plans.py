@@ -53,6 +53,7 @@ LONG_LOOKS = {
     "any_stopping": "flows with steps left to cancel are few",
     "stopped": "it looks through the list that it is given, and such flows are few",
     "still_due": "it looks through the list that it is given",
+    "steps": "the same",
     "flows": "it ends with a page, in the order of the table",
     "soonest": "it ends at the first few",
 }
@@ -130,6 +131,8 @@ def test_statements_use_indexes(connection: sqlite3.Connection, name: str, state
         ),
         ("transitions.sql", "complete", "INTEGER PRIMARY KEY (rowid=?)"),
         ("flows.sql", "stopped", "INTEGER PRIMARY KEY (rowid=?)"),
+        ("flows.sql", "steps", "INTEGER PRIMARY KEY (rowid=?)"),
+        ("flows.sql", "complete_step", "INTEGER PRIMARY KEY (rowid=?)"),
         ("flows.sql", "still_due", "INTEGER PRIMARY KEY (rowid=?)"),
         ("jobs.sql", "key_holder", "ergon_jobs_unique (unique_key=?)"),
         ("jobs.sql", "held", "INTEGER PRIMARY KEY (rowid=?)"),

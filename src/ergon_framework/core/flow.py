@@ -62,6 +62,7 @@ class Sweep(StrEnum):
 
 
 replace = msgspec.structs.replace  # a settlement asks for each step: this is fast
+_COMPLETED = JobStatus.COMPLETED  # a name, as Python 3.11 is slow to look a member up
 _FINAL = frozenset({FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.CANCELLED})
 _STOPPING = frozenset(
     {FlowStatus.FAILING, FlowStatus.CANCELLING, FlowStatus.FAILED, FlowStatus.CANCELLED}
@@ -191,14 +192,18 @@ def advance(state: FlowState, event: FlowEvent) -> FlowChange:
             assert_never(event)
     # The steps come back slice by slice. Between two slices all of them may have ended, and the
     # flow would close too early.
-    is_coming_back = change.sweep in (Sweep.RETRY, Sweep.SKIP)
-    return change if is_coming_back else replace(change, state=_closed(change.state))
+    if change.sweep is not None and change.sweep is not Sweep.CANCEL:
+        return change
+    closed = _closed(change.state)
+    return change if closed is change.state else replace(change, state=closed)
 
 
 def _ended(state: FlowState, event: StepEnded) -> FlowChange:
-    state = replace(state, unfinished=state.unfinished - 1)
-    if event.status is JobStatus.COMPLETED:
-        return FlowChange(replace(state, completed=state.completed + 1), counts=True)
+    unfinished = state.unfinished - 1
+    if event.status is _COMPLETED:
+        completed = state.completed + 1
+        return FlowChange(replace(state, unfinished=unfinished, completed=completed), True)
+    state = replace(state, unfinished=unfinished)
     if event.status is JobStatus.FAILED:
         state = replace(state, failed=state.failed + 1)
     else:

@@ -315,7 +315,10 @@ class JobClient:
         ) -> NewJob:
             limit, now = self.settings.max_payload, self.store.now
             merged: dict[str, Any] = {**common, **self._handler_options(handler), **options}
-            return new_job(handler, args, kwargs, max_payload=limit, now=now, **merged)
+            # No id: the planner gives each step one that names its flow.
+            return new_job(
+                handler, args, kwargs, max_payload=limit, now=now, default_id=str, **merged
+            )
 
         flow, steps = FlowPlanner(draft, max_steps=self._max_steps).plan(make)
         self._add_flow(flow, steps, connection)

@@ -168,17 +168,23 @@ class Group(Draft):
 
 
 Part: TypeAlias = Step[Any] | SignalStep | Chain | Group
+# As tuples: a flow may have very many parts, and a look at a union of types takes longer.
+_PARTS = (Step, SignalStep, Chain, Group)
+_STEPS = (Step, SignalStep)
+_SPECS = frozenset({str, tuple, list, dict})
 
 
 def part_of(given: Any) -> Part:
     """A step, chain or group; a handler's name, a tuple or a dict is a step."""
-    if isinstance(given, Step | SignalStep | Chain | Group):
-        return given
-    as_step: Any = getattr(given, "step", None)
-    if callable(as_step) and not isinstance(given, Mapping):  # a handler of an App, without a call
-        made = as_step()
-        if isinstance(made, Step):
-            return made
+    if type(given) not in _SPECS:
+        if isinstance(given, _PARTS):
+            return given
+        as_step: Any = getattr(given, "step", None)
+        # A handler of an App, without a call.
+        if callable(as_step) and not isinstance(given, Mapping):
+            made = as_step()
+            if isinstance(made, Step):
+                return made
     spec: JobSpec = given
     handler, args, kwargs, options = spread(spec, {})
     return Step(handler, args, kwargs or {}, options)
@@ -250,7 +256,7 @@ class FlowPlanner:
 
     def _place(self, part: Part, wait: _Wait, result: Any) -> tuple[_Wait, Any, Any]:
         """Number a part; answers what its successors wait for, its result, and how it is shown."""
-        if isinstance(part, Step | SignalStep):
+        if isinstance(part, _STEPS):
             return self._place_step(part, wait, result)
         if part is not self._draft and (part.on_failure is not None or part.name):
             raise JobError(
@@ -325,10 +331,12 @@ class FlowPlanner:
     ) -> list[int]:
         """The steps whose results are arguments; each is replaced by a place that stays empty."""
         found: list[int] = []
-        places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        places: list[tuple[int | str, Any]] = [
+            each for each in enumerate(args) if isinstance(each[1], ResultOf)
+        ]
+        if kwargs:
+            places += [each for each in kwargs.items() if isinstance(each[1], ResultOf)]
         for place, value in places:
-            if not isinstance(value, ResultOf):
-                continue
             number = self._numbers.get(id(value.step))
             if number is None:
                 raise JobError(
@@ -385,6 +393,8 @@ class FlowPlanner:
 
 
 def _step_options(step: Step[Any]) -> Mapping[str, Any]:
+    if not step.options:
+        return step.options
     for field_name in _NOT_OF_STEPS:
         if step.options.get(field_name) is not None:
             raise JobError(

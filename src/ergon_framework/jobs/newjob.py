@@ -115,9 +115,13 @@ def new_job(
     *,
     max_payload: int = MAX_PAYLOAD,
     now: Callable[[], float] = time.time,
+    default_id: Callable[[], str] = new_id,
     **options: Unpack[HandlerOptions],
 ) -> NewJob:
-    """The job these words describe; each mistake is a :class:`JobError` of its own."""
+    """The job these words describe; each mistake is a :class:`JobError` of its own.
+
+    ``default_id`` makes the id of a job that is given none.
+    """
     handler = name("handler", handler)
     executor = route(handler)[0] if "#" in handler else ""
     encoded_args, encoded_kwargs = encode_args(args), encode_kwargs(kwargs)
@@ -129,7 +133,8 @@ def new_job(
             details={"field": "args", "size": size, "limit": max_payload},
         )
     fields = check_options(options, now) if options else {}
-    fields.setdefault("id", new_id())
+    if "id" not in fields:
+        fields["id"] = default_id()
     return NewJob(
         handler=handler, executor=executor, args=encoded_args, kwargs=encoded_kwargs, **fields
     )

@@ -34,8 +34,11 @@ class OnDuplicate(StrEnum):
     REPLACE = "replace"  # cancel that one, unless it is running
 
 
-class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as a client hands it in, checked at the edge. None means: as the worker's settings."""
+class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A job as a client hands it in, checked at the edge. None means: as the worker's settings.
+
+    Of JSON values alone: nothing that it holds can hold it, as the garbage collector looks for.
+    """
 
     id: str
     handler: str  # as enqueued, an ``executor#`` in front included

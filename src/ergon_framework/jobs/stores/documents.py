@@ -89,6 +89,22 @@ def text_of(value: Any) -> str:
     return _encode(value).decode()
 
 
+def step_options_text(job: NewJob, flow_id: str) -> str | None:
+    """The same as ``options_text`` for a new step: most ask for nothing of their own."""
+    return options_text(job) if job.uses is not None or is_special(job) else _of_flow(flow_id)
+
+
+@lru_cache(maxsize=16)
+def _of_flow(flow_id: str) -> str:
+    return text_of(Options(flow_id=flow_id))
+
+
+@lru_cache(maxsize=256)  # as :func:`feeds_from`
+def feeds_text(feeds: tuple[str, ...]) -> str:
+    """The joins at which the end of a step counts, as text."""
+    return text_of(feeds)
+
+
 def options_text(job: NewJob | Job) -> str | None:
     """The options of a job as text; None when it asks for nothing."""
     options = Options.of(job)

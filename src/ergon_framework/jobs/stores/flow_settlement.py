@@ -275,7 +275,8 @@ class FlowSettlement:
         row.keep = None if row.keep is None or keep is None else max(row.keep, keep)
         self._dirty.add(flow_id)
         if change.counts:
-            self._counts.update(feeds)
+            for join in feeds:  # ``update`` would take longer: most steps have one
+                self._counts[join] += 1
         if change.sweep is not None:
             self._sweeps[flow_id] = change.sweep
 

@@ -2,6 +2,10 @@
 SELECT flow_id, feeds, join_id, signal, stage FROM ergon_jobs
 WHERE seq = ? AND feeds IS NOT NULL;
 
+-- steps: the same of many jobs, whose numbers come as a JSON list
+SELECT seq, flow_id, feeds, join_id, signal, stage FROM ergon_jobs
+WHERE seq IN (SELECT value FROM json_each(?)) AND feeds IS NOT NULL;
+
 -- wait_step: a step goes back to its queue, unless its cancellation was requested while it ran
 UPDATE ergon_jobs SET
     stage = ?, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
@@ -28,6 +32,14 @@ UPDATE ergon_jobs SET
     history = coalesce(history || char(10), '') || ?, feeds = ?
 WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
 
+-- complete_step: the usual end of a running step
+UPDATE ergon_jobs SET
+    stage = 0, status = 'completed', attempts = ?1, excused = ?2, is_charged = 0, is_solo = 0,
+    why = '', result = ?3, purge_at = NULL, changed_at = ?4,
+    lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    history = CASE WHEN history IS NULL THEN ?5 ELSE history || char(10) || ?5 END, feeds = '[]'
+WHERE seq = ?6 AND id = ?7 AND fence = ?8 AND stage = 1;
+
 -- released: a step that came back waits at no join any more; a signal is waited for anew
 UPDATE ergon_jobs SET join_id = NULL, expires_at = CASE WHEN signal IS NOT NULL THEN ?1 + wait END
 WHERE seq = ?2;
@@ -43,6 +55,14 @@ INSERT INTO ergon_jobs (
 ) VALUES (
     ?1, 'pending', ?2, ?3, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
     ?19, ?20, ?21
+);
+
+-- insert_plain_step: a new step that asks for nothing special; an empty join is none
+INSERT INTO ergon_jobs (
+    stage, status, fence, changed_at, created_at, run_at, queue, executor, priority, id, handler,
+    args, kwargs, options, flow_id, join_id, feeds
+) VALUES (
+    ?1, 'pending', ?2, ?3, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, nullif(?14, ''), ?15
 );
 
 -- flow: one flow

@@ -153,7 +153,7 @@ class SqliteJobStore:
         """Apply what happened, then claim, in one commit."""
 
         def work(tx: Tx) -> tuple[list[bool], ClaimResult]:
-            applied = [tx.apply(settlement) for settlement in settlements]
+            applied = tx.apply_all(settlements)
             tx.finish()  # before the claim: what was released may be claimed at once
             if request is None:
                 return applied, ClaimResult([])

@@ -185,6 +185,26 @@ def late_report_of_a_step_does_not_count(s: JobStoreSubject) -> None:
 
 
 @check("flows")
+def reports_of_many_steps_count_once_each(s: JobStoreSubject) -> None:
+    """In one call with many others: one that comes twice, one that fails, one that is stale."""
+    flow = _group(s, 10, on_failure="continue")
+    jobs = s.claim(10)
+    told = [s.told(each, SUCCEEDED, is_step=True, keep=DAY) for each in jobs[:8]]
+    failed = s.told(jobs[8], FAILS_FOR_GOOD, is_step=True)
+    earlier = msgspec.structs.replace(jobs[9], fence=jobs[9].fence - 1)
+    stale = s.told(earlier, SUCCEEDED, is_step=True, keep=DAY)
+    again = msgspec.structs.replace(told[0])
+    applied, _ = s.store.settle_and_claim([*told, failed, stale, again], None)
+    # Of the one that came again: a store that can tell may answer that it was applied.
+    same(applied[:-1], [True] * 9 + [False], "answers")
+    same(s.ids(5), [], "what follows came too early")
+    state = _flow(s, flow).state
+    same((state.unfinished, state.completed, state.failed), (2, 8, 1), "counts")
+    s.must(jobs[9], SUCCEEDED)
+    same(s.ids(5), _ids(flow, 11), "what follows")
+
+
+@check("flows")
 def groups_follow_groups(s: JobStoreSubject) -> None:
     """Every step of the second waits for all of the first, and a nested chain for its own part."""
     client = _client(s)
