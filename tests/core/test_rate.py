@@ -66,6 +66,16 @@ def test_a_clock_set_back_costs_no_more_than_an_empty_bucket(
     assert bucket.next_at(now - back) - (now - back) <= 1 / rate + SLACK
 
 
+@given(rates, bursts, instants, st.floats(0.0, 1e9))
+def test_a_clock_set_back_costs_one_wait(rate: float, burst: int, now: float, back: float) -> None:
+    """A bucket that was healed has a token when it said so, and no other is changed by healing."""
+    bucket = Bucket(rate, burst).take(burst, now)
+    assert bucket.healed(now) == bucket
+    healed = bucket.healed(now - back)
+    assert healed.free(max(healed.next_at(now - back), now - back)) >= 1
+    assert healed.free(now - back) <= bucket.free(now)
+
+
 @given(rates, bursts, rates, bursts, instants)
 def test_other_limits_do_not_give_tokens_back(
     rate: float, burst: int, other_rate: float, other_burst: int, now: float

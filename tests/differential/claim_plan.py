@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ergon_framework.core.claim import (
     Candidate,
     ClaimPlan,
     ClaimRequest,
+    KeyOfQueue,
     Lane,
     QueueGate,
     QueueLimits,
@@ -33,6 +34,8 @@ LIMITS: tuple[dict[str, Any], ...] = (
     {"max_active": 3},
     {"rate": 1.0, "burst": 4},
     {"is_paused": True},
+    {"key_max_active": 2},
+    {"key_rate": 0.5, "key_burst": 2, "max_active": 6},
 )
 
 
@@ -45,10 +48,16 @@ class Planned:
     turns: Turns = field(default_factory=dict)
     active: Counter[str] = field(default_factory=Counter)  # by queue
     running: Counter[str] = field(default_factory=Counter)  # by limit key
+    keys: dict[KeyOfQueue, tuple[float, int]] = field(default_factory=dict)
+    """Of queues that limit their keys: when the bucket of a key is full, and how many run."""
+    waiting: dict[int, NewJob] = field(default_factory=dict)
+    """Jobs of such queues that their keys refused."""
 
     def claim(self, request: ClaimRequest, now: float) -> tuple[list[str], int]:
         """The ids that start, in order, and how many jobs have expired."""
         plan, started, expired = ClaimPlan(request, self.turns), list[str](), 0
+        self.jobs |= self.waiting  # whether their keys have tokens is asked again
+        self.waiting = {}
         gates = {
             queue: QueueGate(queue, self.limits.get(queue, QueueLimits()), self.active[queue])
             for queue in QUEUES
@@ -68,7 +77,19 @@ class Planned:
                     for number, job in self.jobs.items()
                     if job.queue == pick.queue and job.executor in pick.names
                 ]
-                found = admit(candidates, [room], {pick.queue: room}, self.running, now)
+                keys = self._key_gates(gate, candidates)
+                found = admit(
+                    candidates, [room], {pick.queue: room}, self.running, now, key_gates=keys
+                )
+                for (queue, key), each in keys.items():
+                    full_at, active = self.keys.get((queue, key), (0.0, 0))
+                    started_now = sum(
+                        self.jobs[number].limit_key == key for number in found.admitted
+                    )
+                    full_at = full_at if each.full_at is None else each.full_at
+                    self.keys[queue, key] = full_at, active + started_now
+                if keys:
+                    self.waiting |= {number: self.jobs[number] for number in found.blocked}
                 for number in found.admitted:
                     started.append(self._start(self.jobs[number]))
                 for number in (*found.admitted, *found.outdated, *found.blocked):
@@ -79,11 +100,20 @@ class Planned:
                 plan.record(pick.share, len(found.admitted), is_spent=is_spent)
         for queue, gate in gates.items():
             if gate.full_at is not None:
-                limits = self.limits[queue]
-                self.limits[queue] = QueueLimits(
-                    limits.is_paused, limits.max_active, limits.rate, limits.burst, gate.full_at
-                )
+                self.limits[queue] = replace(self.limits[queue], full_at=gate.full_at)
         return started, expired
+
+    def _key_gates(
+        self, gate: QueueGate, candidates: list[Candidate]
+    ) -> dict[KeyOfQueue, QueueGate]:
+        if not gate.limits.limits_keys:
+            return {}
+        names = {(gate.name, each.key) for each in candidates if each.key is not None}
+        known = {name: self.keys.get(name, (0.0, 0)) for name in names}
+        return {
+            name: QueueGate(name[1], gate.limits.of_key(full_at), active)
+            for name, (full_at, active) in known.items()
+        }
 
     def _start(self, job: NewJob) -> str:
         self.active[job.queue] += 1

@@ -332,13 +332,13 @@ class _CallsOnly(QueueSet):
     def chosen(self, key: str) -> list[tuple[str, str, int]]:
         raise NotImplementedError
 
-    def _unblock(self, key: str) -> bool:
+    def _unblock(self, key: str, queue: str | None = None, most: int = 1) -> bool:
         groups = self.blocked.get(key, {})
         chosen = self.chosen(key)
         rest = {name: groups.pop(name) for name in list(groups) if name not in chosen}
         if not groups:
             self.blocked.pop(key, None)
-        called = super()._unblock(key)
+        called = super()._unblock(key, queue, most)
         if rest:
             self.blocked.setdefault(key, {}).update(rest)
         return called

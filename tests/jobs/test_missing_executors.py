@@ -21,6 +21,7 @@ HOUR = 3600.0
 NEW_COLUMNS = ("flow_id", "join_id", "feeds", "wait", "signal")
 """Those that later versions have added."""
 NEW_OF_SCHEDULES = ("jitter", "ends_at")
+NEW_OF_QUEUES = ("key_max_active", "key_rate", "key_burst")
 
 
 class Bench:
@@ -167,7 +168,8 @@ def test_an_existing_file_learns_to_note_executors(tmp_path: Path) -> None:
                 *(f"DROP TABLE ergon_{each}" for each in ("flows", "flow_joins", "flow_work")),
                 *(f"DROP INDEX ergon_jobs_{each}" for each in ("flow", "join", "signal")),
                 *(f"ALTER TABLE ergon_jobs DROP COLUMN {each}" for each in NEW_COLUMNS),
-                "DROP TABLE ergon_job_tags",
+                *("DROP TABLE ergon_job_tags", "DROP TABLE ergon_queue_keys"),
+                *(f"ALTER TABLE ergon_queues DROP COLUMN {each}" for each in NEW_OF_QUEUES),
                 "DROP INDEX ergon_schedules_next",
                 *(f"ALTER TABLE ergon_schedules DROP COLUMN {each}" for each in NEW_OF_SCHEDULES),
                 "UPDATE ergon_schema SET version = 2 WHERE part = 'jobs'",

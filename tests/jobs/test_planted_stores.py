@@ -13,6 +13,7 @@ from ergon_framework.testing.suites.jobstore import (
     exercise_job_store,
 )
 from tests.jobs import planted_store_flows as flows
+from tests.jobs import planted_store_keys as keys
 from tests.jobs import planted_store_rows as on_disk
 from tests.jobs import planted_store_transitions as moves
 from tests.jobs import planted_stores as planted
@@ -96,6 +97,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (moves.KeyGoesToOneAlone, "queue_of_others_does_not_keep_a_key"),
     (moves.KeyGoesToOneAlone, "busy_executor_does_not_keep_a_key"),
     (moves.ResumedQueueIsForgotten, "resumed_queue_goes_on_with_its_key"),
+    *keys.PLANTED,
     (moves.ChargesTwice, "renewal_charges_once"),
     (moves.ChargesAllAlike, "renewals_of_many_are_told_apart"),
     (moves.ChargesTheNext, "charge_belongs_to_one_delivery"),

@@ -56,6 +56,7 @@ LONG_LOOKS = {
     "steps": "the same",
     "flows": "it ends with a page, in the order of the table",
     "soonest": "it ends at the first few",
+    "first_expiry": "it ends at the first of each",
 }
 COVERED = {"count_due", "count_later", "count_running", "count_ended", "count_retrying"}
 

@@ -75,15 +75,18 @@ class JobSetup:
         """The same for queues that the store knows no limit of any more: the name of each, when it
         is written. Whoever has something else to do in between takes the next one later.
         """
-        stored = {queue.name for queue in store.queues() if queue.max_active or queue.rate}
+        stored = {
+            queue.name
+            for queue in store.queues()
+            if queue.max_active or queue.rate or queue.key_max_active or queue.key_rate
+        }
         for name, own in self.jobs.queues.items():
-            if (own.max_active or own.rate) and name not in stored:
+            if own.has_limits and name not in stored:
                 self._limit(store, name)
                 yield name
 
     def _limit(self, store: JobAdmin, name: str) -> None:
-        own = self.jobs.queues[name]
-        store.set_queue(name, max_active=own.max_active, rate=own.rate, burst=own.burst)
+        store.set_queue(name, **self.jobs.queues[name].limits())
 
     def with_limits(self, given: Mapping[str, float]) -> JobSetup:
         """The same with limits of this worker's own for the processes of every executor."""

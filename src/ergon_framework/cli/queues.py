@@ -22,8 +22,10 @@ QueueName = Annotated[
     str,
     typer.Argument(metavar="QUEUE", help="The name of a queue.", autocompletion=completion.queues),
 ]
+_NOTED = ("max_active", "rate", "burst", "key_max_active", "key_rate", "key_burst")
 _COUNTS = ["pending", "active", "retrying", "completed", "failed", "cancelled"]
-_COLUMNS = ["name", "paused", *_COUNTS, "max_active", "rate", "oldest_due_at", "missing_executors"]
+_LIMITS = ["max_active", "rate", "key_max_active", "key_rate"]
+_COLUMNS = ["name", "paused", *_COUNTS, *_LIMITS, "oldest_due_at", "missing_executors"]
 
 
 @app.command("list")
@@ -78,23 +80,40 @@ def limit(
     burst: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Jobs at once after a rest.")
     ] = None,
+    key_max_active: Annotated[
+        str | None,
+        typer.Option(metavar="N|none", help="Jobs of one limit key that may run at once."),
+    ] = None,
+    key_rate: Annotated[
+        str | None, typer.Option(metavar="R|none", help="Jobs of one limit key per second.")
+    ] = None,
+    key_burst: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Jobs of one limit key after a rest.")
+    ] = None,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Limit a queue, across all workers; "none" lifts a limit."""
+    """Limit a queue, or each limit key in it, across all workers; "none" lifts a limit."""
     from ergon_framework.jobs.settings import QueueSettings
 
-    given = {"max_active": max_active, "rate": rate, "burst": burst}
-    given = {name: value for name, value in given.items() if value is not None}
-    if not given:
-        raise ConfigurationError("which limit?", remedy="give --max-active, --rate or --burst")
+    own = {"max_active": max_active, "rate": rate, "burst": burst}
+    of_keys = {"max_active": key_max_active, "rate": key_rate, "burst": key_burst}
+    given = {name: value for name, value in own.items() if value is not None}
+    per_key = {name: value for name, value in of_keys.items() if value is not None}
+    if not given and not per_key:
+        raise ConfigurationError(
+            "which limit?",
+            remedy="give --max-active, --rate or --burst, or --key-max-active, --key-rate or"
+            " --key-burst",
+        )
     try:
-        checked = QueueSettings.model_validate(given)
+        limits = QueueSettings.model_validate({**given, "per_key": per_key}).limits()
     except ValueError as error:
         raise ConfigurationError(_told(error), remedy='give a number, or "none"') from None
+    names = [*given, *(f"key_{name}" for name in per_key)]
     with opened(config, url) as client:
-        _change(client, queue, as_json, **{name: getattr(checked, name) for name in given})
+        _change(client, queue, as_json, **{name: limits[name] for name in names})
 
 
 def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> None:
@@ -106,8 +125,8 @@ def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> Non
     if "is_paused" in changes:
         emit("queue.paused" if changed.is_paused else "queue.resumed", queue=changed.name)
     else:
-        limits = {"max_active": changed.max_active, "rate": changed.rate, "burst": changed.burst}
-        emit("queue.limited", queue=changed.name, **limits)
+        limits = queue_limits_view(changed)
+        emit("queue.limited", queue=changed.name, **{name: limits[name] for name in _NOTED})
     show_one(queue_limits_view(changed), as_json=as_json)
 
 

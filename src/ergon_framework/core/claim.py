@@ -57,7 +57,8 @@ class ClaimBounds:
 
 DEFAULT_BOUNDS = ClaimBounds()
 
-_SETTINGS = {"is_paused": bool, "max_active": int | None, "rate": float | None, "burst": int}
+_LIMITS = {"max_active": int | None, "rate": float | None, "burst": int}
+_SETTINGS = {"is_paused": bool, **_LIMITS, **{f"key_{name}": _LIMITS[name] for name in _LIMITS}}
 
 
 def checked_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,6 +90,19 @@ class QueueLimits:
     rate: float | None = None
     burst: int = 1
     full_at: float = 0.0
+    key_max_active: int | None = None
+    key_rate: float | None = None
+    key_burst: int = 1
+
+    @property
+    def limits_keys(self) -> bool:
+        """Whether each limit key of the queue has limits of its own."""
+        return self.key_max_active is not None or self.key_rate is not None
+
+    def of_key(self, full_at: float) -> QueueLimits:
+        """The limits of one limit key, whose bucket will be full at that instant."""
+        limits = self.key_max_active, self.key_rate, self.key_burst
+        return QueueLimits(False, *limits, full_at)
 
     @property
     def bucket(self) -> Bucket | None:
@@ -111,7 +125,10 @@ class QueueLimits:
 
 
 NO_LIMITS = QueueLimits()
-_as_stored = (bool | int, int | None, int | float | None, int, int | float)
+_as_stored = (
+    *(bool | int, int | None, int | float | None, int, int | float),
+    *(int | None, int | float | None, int),
+)
 
 
 def limits_from(row: Sequence[Any]) -> QueueLimits:
@@ -127,12 +144,16 @@ def limits_from(row: Sequence[Any]) -> QueueLimits:
 
 
 class QueueGate:
-    """What the limits of one queue let through during one claim; a paused queue is not asked."""
+    """What the limits of one queue let through during one claim; a paused queue is not asked.
 
-    __slots__ = ("_active", "_bucket", "_was_used", "is_paused", "max_active", "name")
+    A limit key of a queue that limits each of its keys has a gate, too: see ``QueueLimits.of_key``.
+    """
+
+    __slots__ = ("_active", "_bucket", "_was_used", "is_paused", "limits", "max_active", "name")
 
     def __init__(self, name: str, settings: QueueLimits, active: int) -> None:
         self.name = name
+        self.limits = settings
         self.is_paused = settings.is_paused
         self.max_active = settings.max_active
         self._active = active
@@ -141,7 +162,7 @@ class QueueGate:
 
     @property
     def full_at(self) -> float | None:
-        """When the bucket will be full, if tokens were taken; that has to be written down."""
+        """When the bucket will be full, if that has changed and has to be written down."""
         return self._bucket.full_at if self._bucket is not None and self._was_used else None
 
     def room(self, most: int, now: float) -> int:
@@ -149,7 +170,10 @@ class QueueGate:
         if self.max_active is not None:
             most = min(most, self.max_active - self._active)
         if self._bucket is not None:
-            most = min(most, self._bucket.free(now))
+            healed = self._bucket.healed(now)
+            self._was_used |= healed is not self._bucket  # it has to be written down
+            self._bucket = healed
+            most = min(most, healed.free(now))
         return max(0, most)
 
     def waits_until(self, now: float) -> float | None:
@@ -162,12 +186,24 @@ class QueueGate:
             return None
         return self._bucket.next_at(now)
 
+    def looks_again_at(self, now: float) -> float | None:
+        """When to look again at jobs that were refused; None: when another one has ended."""
+        return now if self.room(1, now) else self.waits_until(now)
+
     def enter(self, count: int, now: float) -> None:
         """Count jobs that have started, and take their tokens."""
         self._active += count
         if self._bucket is not None and count:
             self._bucket = self._bucket.take(count, now)
             self._was_used = True
+
+
+def waits_for_token(wakes_at: float | None, rate: float | None, now: float) -> bool:
+    """Whether jobs of a limit key still wait for their next token, which comes at ``wakes_at``.
+
+    A token is never further away than one comes in: the clock was set back otherwise.
+    """
+    return wakes_at is not None and rate is not None and now < wakes_at <= now + 1.0 / rate
 
 
 class Candidate(NamedTuple):
@@ -190,6 +226,9 @@ class Candidate(NamedTuple):
         return self.place[-1]
 
 
+KeyOfQueue = tuple[str, str]
+"""A queue that limits each of its limit keys, and one of those."""
+
 _place = itemgetter(0)
 
 
@@ -211,14 +250,17 @@ def admit(
     now: float,
     *,
     unknown: Collection[str] = (),
+    key_gates: Mapping[KeyOfQueue, QueueGate] | None = None,
 ) -> Admission:
     """Which candidates start, and which of those before them may not.
 
     Each belongs to a pick, which has so much room. Picks of one queue share what its gate lets
     through: the first by priority and age gets that, and a limit key, whatever its pick. Of keys
     that are ``unknown``, it is not known how many run: their jobs neither start nor wait for the
-    key, and take no room.
+    key, and take no room. A queue that limits its keys itself has a gate for each, which is asked
+    instead of the job's own limit, and counts what starts.
     """
+    own = key_gates or {}
     admission = Admission()
     left, open_gates, active = list(rooms), dict(gates), dict(running)
     # One order for all picks: without it, the executor that is asked about first would take the
@@ -234,7 +276,9 @@ def admit(
         # Before the limit key: a job that has expired must not be put to wait for a key.
         elif expires_at is not None and expires_at <= now:
             admission.outdated.append(number)
-        elif key is not None and active.get(key, 0) >= limit:
+        elif key is not None and not _has_room(
+            own.get((queue, key)), active.get(key, 0), limit, now
+        ):
             admission.blocked.append(number)
         else:
             admission.admitted.append(number)
@@ -242,7 +286,14 @@ def admit(
             open_gates[queue] -= 1
             if key is not None:
                 active[key] = active.get(key, 0) + 1
+                if (queue, key) in own:
+                    own[queue, key].enter(1, now)
     return admission
+
+
+def _has_room(gate: QueueGate | None, running: int, limit: int, now: float) -> bool:
+    """Whether a limit key lets one more job start: by the queue's limits, or by the job's own."""
+    return running < limit if gate is None else gate.room(1, now) > 0
 
 
 Turns = dict[str, str]

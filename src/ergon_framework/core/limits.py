@@ -155,6 +155,15 @@ class Bucket:
         """The instant from which at least one may go, which may have passed."""
         return now + self._until_full(now) - (self.burst - 1) / self.rate
 
+    def healed(self, now: float) -> Bucket:
+        """The same, unless a clock that was set back since has said when it will be full.
+
+        No bucket is ever further from being full than an empty one; one that seems to be would stay
+        empty until the clock has come to where it was.
+        """
+        latest = now + self.burst / self.rate
+        return replace(self, full_at=latest) if self.full_at > latest else self
+
     def changed(self, rate: float, burst: int, now: float) -> Bucket:
         """Other limits from now on; the tokens that are missing are missing still."""
         missing = min(max(0.0, self._until_full(now)) * self.rate, burst)

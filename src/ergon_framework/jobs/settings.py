@@ -103,12 +103,33 @@ class RetrySettings(SettingsModel):
     retry_on: tuple[str, ...] | None = None  # although the worker gives up on them
 
 
+class KeyLimitSettings(SettingsModel):
+    """``[jobs.queues.NAME.per_key]``: limits of each limit key in one queue, across all workers."""
+
+    max_active: Annotated[Count | None, OrNone] = None
+    rate: Annotated[Positive | None, OrNone] = None
+    burst: Count = 1
+
+
 class QueueSettings(SettingsModel):
     """``[jobs.queues.NAME]``: limits of one queue, across all workers."""
 
     max_active: Annotated[Count | None, OrNone] = None
     rate: Annotated[Positive | None, OrNone] = None
     burst: Count = 1
+    per_key: KeyLimitSettings = KeyLimitSettings()
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether they limit anything."""
+        own = self.max_active, self.rate, self.per_key.max_active, self.per_key.rate
+        return any(each is not None for each in own)
+
+    def limits(self) -> dict[str, Any]:
+        """As a store takes them."""
+        named = ("max_active", "rate", "burst")
+        own = {name: getattr(self, name) for name in named}
+        return own | {f"key_{name}": getattr(self.per_key, name) for name in named}
 
 
 GIVEN_UP = frozenset(

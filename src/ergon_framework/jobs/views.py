@@ -171,6 +171,9 @@ def queue_limits_view(queue: Queue) -> dict[str, Any]:
         "max_active": queue.max_active,
         "rate": queue.rate,
         "burst": queue.burst,
+        "key_max_active": queue.key_max_active,
+        "key_rate": queue.key_rate,
+        "key_burst": queue.key_burst,
     }
 
 

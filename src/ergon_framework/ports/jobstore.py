@@ -356,6 +356,9 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     max_active: int | None = None
     rate: float | None = None  # jobs per second on average …
     burst: int = 1  # … and at once after a rest
+    key_max_active: int | None = None  # the same for each limit key of the queue, …
+    key_rate: float | None = None  # … which then counts instead of the jobs' own limit
+    key_burst: int = 1
     counts: Mapping[str, int] = {}
     oldest_due_at: float | None = None
 
@@ -448,7 +451,9 @@ class JobAdmin(Protocol):
         """Every queue that has jobs or settings, by name."""
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
-        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; notifies ``WORK``."""
+        """Change ``is_paused``, ``max_active``, ``rate``, ``burst``, or the limits of each limit
+        key in the queue: ``key_max_active``, ``key_rate``, ``key_burst``. Notifies ``WORK``.
+        """
 
     def heartbeat(self, record: WorkerRecord) -> None:
         """Record that a worker lives; one with state ``gone`` is removed.

@@ -145,7 +145,7 @@ _JOBS: dict[str, tuple[Any, ...]] = {
     "queue.resumed": ("An operator let a queue's jobs start again.", ("queue",)),
     "queue.limited": (
         "An operator limited a queue across all workers.",
-        ("queue", "max_active", "rate", "burst"),
+        ("queue", "max_active", "rate", "burst", "key_max_active", "key_rate", "key_burst"),
     ),
     "executor.started": ("A process of an executor was started.", ("executor", "pid")),
     "executor.stopped": (

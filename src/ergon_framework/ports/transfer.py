@@ -172,6 +172,17 @@ class JobRecord(TransferRecord, frozen=True):
         return super().from_document(document)
 
 
+class _PlainQueue(msgspec.Struct, frozen=True):
+    """What the record of a queue is where its limit keys have no limits."""
+
+    queue: str
+    is_paused: bool
+    max_active: int | None
+    rate: float | None
+    burst: int
+    full_at: float
+
+
 class QueueRecord(TransferRecord, frozen=True):
     """The settings of a queue that has any, by name; discarding one takes its settings away.
 
@@ -187,11 +198,51 @@ class QueueRecord(TransferRecord, frozen=True):
     burst: int
     full_at: float = 0.0
     """When the bucket of tokens will be full again; 0 for a queue without a rate."""
+    key_max_active: int | None = None
+    key_rate: float | None = None
+    key_burst: int = 1
+    key_full_at: dict[str, float] = msgspec.field(default_factory=dict)
+    """The same for the bucket of each limit key of which tokens were taken."""
 
     @property
     def sort_key(self) -> str:
         """Its name."""
         return self.queue
+
+    @property
+    def content(self) -> bytes:
+        """Without limits of keys where there are none, as earlier versions wrote it."""
+        if self._limits_keys:
+            return _encode(self)
+        own = self.queue, self.is_paused, self.max_active, self.rate, self.burst, self.full_at
+        return _encode(_PlainQueue(*own))
+
+    def document(self) -> dict[str, Any]:
+        """The same as JSON."""
+        found = super().document()
+        if not self._limits_keys:
+            found = {name: found[name] for name in found if name not in _OF_KEYS}
+        return found
+
+    @property
+    def _limits_keys(self) -> bool:
+        return self.key_max_active is not None or self.key_rate is not None
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """Also one that was written before keys had limits."""
+        if isinstance(document, dict) and not document.keys() & _OF_KEYS.keys():
+            document = {**document, **_OF_KEYS}
+        return super().from_document(document)
+
+
+_OF_KEYS: dict[str, Any] = {
+    "key_max_active": None,
+    "key_rate": None,
+    "key_burst": 1,
+    "key_full_at": {},
+}
+"""Fields of a queue that are left out where its limit keys have no limits."""
 
 
 class FlowRecord(TransferRecord, frozen=True):

@@ -67,6 +67,9 @@ class QueueItem(_Told):
     max_active: Count | None
     rate: float | None
     burst: Count
+    key_max_active: Count | None
+    key_rate: float | None
+    key_burst: Count
     counts: dict[Status, Count]
     missing_executors: list[str]
     oldest_due_at: AwareDatetime | None

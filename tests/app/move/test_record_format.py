@@ -175,6 +175,9 @@ RECORDS: dict[str, TransferRecord] = {
     ),
     "queue": QueueRecord("mail", True, 3, 2.5, 4, 1_700_000_000.75),
     "queue without a rate": QueueRecord("mail", True, 3, None, 1),
+    "queue that limits its keys": QueueRecord(
+        "mail", False, None, None, 1, 0.0, 2, 5.5, 10, {"t:2": 1_700_000_000.5, "t:1": 0.25}
+    ),
     "schedule": ScheduleRecord(
         Schedule(
             name="nightly",
@@ -223,6 +226,10 @@ CANONICAL = {
         "7bc993cac74dc4c76e9cd7cb6b74f9b5f89f1b1a400e1cf6dbac6c2bcaf589cb",
         65,
     ),
+    "queue that limits its keys": (
+        "80dbcbdc05694a6ecf4d06a7eed180a61f1a8c870a456b5cd60315b06007d4c3",
+        149,
+    ),
     "schedule": ("7f4e50bf098b9996a6b171b921baeba1dc29905825239f1b6454b10ce28079f2", 149),
     "schedule with an end": (
         "a44b1a6b708a2a6018986c3a772d60b00526837a095027f92ed9fe3d7ab84aa1",
@@ -246,6 +253,7 @@ TITLES = {
     "flow": "flows",
     "queue": "queue settings",
     "queue without a rate": "queue settings",
+    "queue that limits its keys": "queue settings",
     "schedule": "schedules",
     "schedule with an end": "schedules",
     "log": "logs",

@@ -21,7 +21,7 @@ from ergon_framework.testing.suites.jobstore.subject import new
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
 FILES = (
     *("jobs.sql", "transitions.sql", "claim.sql", "admin.sql", "schedules.sql", "records.sql"),
-    "flows.sql",
+    *("flows.sql", "key_limits.sql"),
 )
 PIECES = re.compile(
     r"jobs$|in_|by_|newest_|not_aside|look_first|few$|find_first|then_|synced_later|notify"
@@ -36,6 +36,7 @@ SORTS = {
     "put": "the copies of one call",
     "flow_joins": "the joins of the flows of one page",
     "lock_gates": "the queues of one call",
+    "save": "the limit keys of one claim, so that two claims lock them in one order",
     "lock_holders": "the keys of one call",
     "lock_flows_of": "the flows of one call, so that two calls lock them in one order",
     "lock_flows_of_holders": "the same",

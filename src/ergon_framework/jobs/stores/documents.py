@@ -259,6 +259,9 @@ def queue_of(
         max_active=settings.max_active,
         rate=settings.rate,
         burst=settings.burst,
+        key_max_active=settings.key_max_active,
+        key_rate=settings.key_rate,
+        key_burst=settings.key_burst,
         counts=counts or {},
         oldest_due_at=oldest_due_at,
     )

@@ -119,6 +119,8 @@ FAILED_KEPT = 30 * DAY
 CANCELLED_KEPT = DAY
 """Seconds that a job is kept which the store itself ended, without a worker's settings."""
 
+MAX_WOKEN = 1000
+"""Limit keys whose jobs are looked at again when limits of keys change; a prune does the rest."""
 WORKER_FORGOTTEN_AFTER = DAY
 """Seconds after which a worker that said nothing more is taken off the list."""
 

@@ -247,6 +247,7 @@ class Ledger:
 
     def claim(self, request: ClaimRequest, now: float) -> ClaimResult:
         """Give a worker what it can take, one job of each queue in turn."""
+        self.queues.wake(now)
         offer = Offer(request)
         queues = [queue for queue in self.queues if offer.asks_for(queue)]
         turns: deque[MemoryQueue] = deque(queues)
@@ -267,11 +268,12 @@ class Ledger:
                 outdated += 1
                 continue
             offer.take(record.new.queue, record.new.executor)
-            queue.take_token(now)
             self._lease(record, request, now)
+            self.queues.take_tokens(record, now)
             jobs.append(record.leased(now))
         next_at = min((queue.next_at(now) for queue in queues), default=float("inf"))
         more = any(offer.leaves(queue) for queue in queues)
+        next_at = min(next_at, self.queues.wakes_at)
         due = None if next_at == float("inf") else next_at
         expiry = self.expiring.first()
         return ClaimResult(jobs, due, more, outdated, expiry and expiry[0][0])

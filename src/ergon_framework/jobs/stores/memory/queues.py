@@ -11,16 +11,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
-from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.core.claim import ClaimRequest, waits_for_token
 from ergon_framework.core.limits import Bucket
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import Queue
 
 Order: TypeAlias = tuple[float, ...]
+_MAX_WOKEN = 64  # jobs of one limit key that are due again at once
 _MAX_DEAD_ENTRIES = 64  # entries of members that have left, before tidying up is worth its while
 
 
@@ -86,6 +87,8 @@ class MemoryQueue:
         self.blocked: Counter[str] = Counter()  # how many wait for a limit key, by the same
         self.active = 0
         self.members = 0  # jobs in any state
+        self.running: Counter[str] = Counter()  # active jobs by limit key
+        self.key_buckets: dict[str, Bucket] = {}  # of limit keys of which tokens were taken
         self._bucket: Bucket | None = None
 
     def has_due(self) -> bool:
@@ -104,7 +107,10 @@ class MemoryQueue:
 
     def has_token(self, now: float) -> bool:
         """Whether the queue's rate allows one more to start."""
-        return self._bucket is None or self._bucket.free(now) > 0
+        if self._bucket is None:
+            return True
+        self._bucket = self._bucket.healed(now)
+        return self._bucket.free(now) > 0
 
     def take_token(self, now: float) -> None:
         """A job starts."""
@@ -129,9 +135,55 @@ class MemoryQueue:
             return later
         return min(later, self._bucket.next_at(now)) if self.has_room() else later
 
+    @property
+    def limits_keys(self) -> bool:
+        """Whether each of its limit keys has limits of its own."""
+        return self.settings.key_max_active is not None or self.settings.key_rate is not None
+
+    def key_room(self, key: str, most: int, now: float) -> int:
+        """How many more jobs of a limit key may start, by the queue's limits, up to ``most``."""
+        settings = self.settings
+        if settings.key_max_active is not None:
+            most = min(most, settings.key_max_active - self.running[key])
+        if settings.key_rate is not None:
+            bucket = self.key_bucket(key, settings.key_rate).healed(now)
+            if key in self.key_buckets:
+                self.key_buckets[key] = bucket
+            most = min(most, bucket.free(now))
+        return max(0, most)
+
+    def take_key_token(self, key: str, now: float) -> None:
+        """A job of a limit key starts."""
+        if self.settings.key_rate is not None:
+            bucket = self.key_bucket(key, self.settings.key_rate)
+            self.key_buckets[key] = bucket.take(1, now)
+
+    def next_key_token(self, key: str, now: float) -> float | None:
+        """When a limit key has a token, if nothing else stands in the way of its jobs."""
+        settings = self.settings
+        is_full = settings.key_max_active is not None and (
+            self.running[key] >= settings.key_max_active
+        )
+        if settings.key_rate is None or is_full:
+            return None
+        return self.key_bucket(key, settings.key_rate).next_at(now)
+
+    def fill_keys(self, full_at: Mapping[str, float]) -> None:
+        """Say when buckets of limit keys will be full."""
+        rate, burst = self.settings.key_rate, self.settings.key_burst
+        if rate is not None:
+            self.key_buckets |= {key: Bucket(rate, burst, at) for key, at in full_at.items()}
+
+    def key_bucket(self, key: str, rate: float) -> Bucket:
+        """The tokens of a limit key."""
+        full_at = self.key_buckets[key].full_at if key in self.key_buckets else 0.0
+        return Bucket(rate, self.settings.key_burst, full_at)
+
     def change(self, settings: Queue, now: float) -> None:
         """Other limits from now on; tokens that were taken stay taken."""
         old, self.settings = self._bucket, settings
+        if settings.key_rate is None:
+            self.key_buckets.clear()
         if settings.rate is None:
             self._bucket = None
         elif old is None:
@@ -178,6 +230,9 @@ class QueueSet:
         self.running: Counter[str] = Counter()  # active jobs by limit key
         # By limit key: those that wait for it, by queue, executor and limit.
         self.blocked: dict[str, dict[tuple[str, str, int], Heap]] = {}
+        # By queue and limit key: when jobs that wait for a token are due again.
+        self._wakes: dict[tuple[str, str], float] = {}
+        self._wake_heap: list[tuple[float, str, str]] = []
 
     def __iter__(self) -> Iterator[MemoryQueue]:
         return iter(self._queues.values())
@@ -205,6 +260,7 @@ class QueueSet:
         self._queues[queue].active += 1
         if record.new.limit_key is not None:
             self.running[record.new.limit_key] += 1
+            self._queues[queue].running[record.new.limit_key] += 1
 
     def stop(self, record: Record) -> bool:
         """A job runs no more; whether that lets others go that could not."""
@@ -214,9 +270,10 @@ class QueueSet:
         key = record.new.limit_key
         if key is None:
             return was_full and queue.has_due()
-        self.running[key] -= 1
-        if not self.running[key]:
-            del self.running[key]
+        for running in (self.running, queue.running):
+            running[key] -= 1
+            if not running[key]:
+                del running[key]
         return self._unblock(key) or (was_full and queue.has_due())
 
     def leave(self, record: Record) -> None:
@@ -244,10 +301,20 @@ class QueueSet:
             record = self._records[queue.due[named].pop()]
             if not queue.due[named]:
                 del queue.due[named]
-            if not self._is_full(record) or record.is_outdated(now):
+            if not self._is_full(record, now) or record.is_outdated(now):
                 return record
             self._block(record)
+            self._wake_later(record, now)
         return None
+
+    def take_tokens(self, record: Record, now: float) -> None:
+        """A job that :meth:`next` gave starts."""
+        queue, key = self._queues[record.new.queue], record.new.limit_key
+        queue.take_token(now)
+        if key is not None and queue.limits_keys:
+            queue.take_key_token(key, now)
+            if any(name[0] == record.new.queue for name in self.blocked.get(key, {})):
+                self._wake_later(record, now)
 
     def _admit(self, queue: MemoryQueue, now: float) -> None:
         while (first := queue.later.first()) is not None and first[0][0] <= now:
@@ -258,9 +325,49 @@ class QueueSet:
         group = self._queues[new.queue].due.setdefault(new.executor, Heap())
         group.push(record.key, (-new.priority, record.run_at, record.key))
 
-    def _is_full(self, record: Record) -> bool:
-        key = record.new.limit_key
+    def _is_full(self, record: Record, now: float) -> bool:
+        queue, key = self._queues[record.new.queue], record.new.limit_key
+        if key is not None and queue.limits_keys:
+            return queue.key_room(key, 1, now) == 0
         return key is not None and self.running[key] >= record.new.limit
+
+    # ---- limit keys that wait for a token --------------------------------------------------------
+
+    @property
+    def wakes_at(self) -> float:
+        """When some limit key has tokens again that jobs wait for."""
+        heap = self._wake_heap
+        while heap and self._wakes.get(heap[0][1:]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else math.inf
+
+    def wake(self, now: float) -> None:
+        """Make jobs due whose limit keys have tokens again."""
+        while self.wakes_at <= now:
+            _, name, key = heapq.heappop(self._wake_heap)
+            del self._wakes[name, key]
+            self._unblock(key, name, self.get(name).key_room(key, _MAX_WOKEN, now) or 1)
+
+    def shorten_key_waits(self, now: float) -> None:
+        """Look at keys again whose next token is further away than one comes in."""
+        for (name, key), at in list(self._wakes.items()):
+            if not waits_for_token(at, self.get(name).settings.key_rate, now):
+                self._wakes[name, key] = now
+                heapq.heappush(self._wake_heap, (now, name, key))
+
+    def wake_all(self) -> None:
+        """Let the next job of every limit key be judged again: limits have changed."""
+        for key in list(self.blocked):
+            self._unblock(key)
+
+    def _wake_later(self, record: Record, now: float) -> None:
+        """Look at the jobs that wait for a limit key again when it has a token."""
+        name, key = record.new.queue, record.new.limit_key or ""
+        queue = self._queues[name]
+        at = now if queue.key_room(key, 1, now) else queue.next_key_token(key, now)
+        if queue.limits_keys and at is not None and self._wakes.get((name, key)) != at:
+            self._wakes[name, key] = at
+            heapq.heappush(self._wake_heap, (at, name, key))
 
     def _block(self, record: Record) -> None:
         new = record.new
@@ -270,13 +377,18 @@ class QueueSet:
         record.is_limited = True
         self._queues[new.queue].blocked[new.executor] += 1
 
-    def _unblock(self, key: str) -> bool:
+    def _unblock(self, key: str, queue: str | None = None, most: int = 1) -> bool:
         """Make the first of each group that waits for this key due again."""
-        groups = list(self.blocked.get(key, {}).items())
+        groups = [
+            (name, group)
+            for name, group in self.blocked.get(key, {}).items()
+            if queue in {None, name[0]}
+        ]
         for name, group in groups:
-            record = self._records[group.pop()]
-            self._remove_blocked(key, name, record)
-            self._make_due(record)
+            for _ in range(min(most, len(group))):
+                record = self._records[group.pop()]
+                self._remove_blocked(key, name, record)
+                self._make_due(record)
         return bool(groups)
 
     def _remove_blocked(self, key: str, name: tuple[str, str, int], record: Record) -> None:

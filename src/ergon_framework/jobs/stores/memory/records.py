@@ -13,7 +13,9 @@ from ergon_framework.jobs.stores.memory.flows import FlowBook
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.rows import MAX_HISTORY, Record
 from ergon_framework.jobs.stores.records import (
+    KeyBuckets,
     SettingsStore,
+    by_queue,
     discard_settings,
     dump_settings,
     load_settings,
@@ -86,6 +88,21 @@ class MemoryJobRecords:
         with self._step() as ledger:
             for name, instant in full_at.items():
                 ledger.queues.get(name).fill(instant)
+
+    def key_buckets(self) -> KeyBuckets:
+        """When the bucket of each limit key of which tokens were taken will be full."""
+        with self._step() as ledger:
+            return by_queue(
+                (queue.settings.name, key, bucket.full_at)
+                for queue in ledger.queues
+                for key, bucket in queue.key_buckets.items()
+            )
+
+    def fill_key_buckets(self, full_at: KeyBuckets) -> None:
+        """Say when buckets of limit keys will be full."""
+        with self._step() as ledger:
+            for name, keys in full_at.items():
+                ledger.queues.get(name).fill_keys(keys)
 
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""

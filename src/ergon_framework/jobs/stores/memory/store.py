@@ -245,12 +245,15 @@ class MemoryJobStore:
             return sorted(found, key=lambda queue: queue.name)
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
-        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``."""
+        """Change some settings of a queue."""
         checked = checked_changes(changes)
         with self.step() as ledger:
             queue = ledger.queues.get(name)
             now = self.now()
-            queue.change(msgspec.structs.replace(queue.settings, **checked), now)
+            before, after = queue.settings, msgspec.structs.replace(queue.settings, **checked)
+            queue.change(after, now)
+            if _key_limits(before) != _key_limits(after):
+                ledger.queues.wake_all()
             ledger.is_work = True
             members = [each for each in ledger.records.values() if each.new.queue == name]
             shown = _look(queue.settings, members, now)
@@ -305,6 +308,7 @@ class MemoryJobStore:
                 purged += 1
             purged += ledger.purge_flows(now, limit - purged)
             ledger.go_on_with_flows(now)
+            ledger.queues.shorten_key_waits(now)
             while purged + outdated < limit and _first_before(ledger.expiring.first(), now):
                 ledger.end_outdated(ledger.records[ledger.expiring.pop()], now)
                 outdated += 1
@@ -401,6 +405,10 @@ def _look(settings: Queue, members: list[Record], now: float) -> Queue:
     counts = Counter(str(each.status) for each in members)
     oldest = min(due, default=None)
     return msgspec.structs.replace(settings, counts=dict(counts), oldest_due_at=oldest)
+
+
+def _key_limits(queue: Queue) -> tuple[float | None, ...]:
+    return queue.key_max_active, queue.key_rate, queue.key_burst
 
 
 def _first_before(first: tuple[tuple[float, ...], int] | None, now: float) -> bool:

@@ -236,8 +236,9 @@ def end_outdated(tx: Tx, limit: int) -> Outdated:
     return Outdated(len(rows), batch.effects.freed, steps)
 
 
-def forget_workers(tx: Tx) -> int:
-    """Take those off the list that have not been heard of for long."""
+def forget(tx: Tx, limit: int) -> int:
+    """Forget limit keys with full buckets, and workers that have been silent for long: how many."""
+    tx.execute(_SQL["forget_keys"], {"limit": limit})
     return tx.execute(_SQL["forget_workers"], {"age": WORKER_FORGOTTEN_AFTER}).rowcount
 
 

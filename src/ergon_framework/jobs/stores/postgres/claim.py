@@ -32,6 +32,7 @@ from ergon_framework.core.claim import (
     ClaimBounds,
     ClaimPlan,
     ClaimRequest,
+    KeyOfQueue,
     Lane,
     Pick,
     QueueGate,
@@ -42,6 +43,7 @@ from ergon_framework.core.claim import (
 )
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.postgres.flow_tables import settle_steps
+from ergon_framework.jobs.stores.postgres.key_limits import key_gates, save_keys, wake_due
 from ergon_framework.jobs.stores.postgres.rows import (
     EXECUTOR,
     PRIORITY,
@@ -153,6 +155,7 @@ class LaneView:
     last: ShareKey | None = None  # there may be more lanes after this one
     has_flow_work: bool = False  # something of flows is left to be done in slices
     expires_at: float | None = None
+    wakes_at: float | None = None  # when jobs that wait for a token are due again
 
 
 class LaneScan:
@@ -188,8 +191,14 @@ class LaneScan:
             Lane(executor, queue, bool(is_paused), has_settings)
             for executor, queue, is_paused, has_settings in self._lanes.fetchall()
         ]
-        [[next_at, has_flow_work, expires_at]] = self._soonest.fetchall()
-        view = LaneView(lanes, next_at=next_at, has_flow_work=has_flow_work, expires_at=expires_at)
+        [[next_at, has_flow_work, expires_at, wakes_at]] = self._soonest.fetchall()
+        view = LaneView(
+            lanes,
+            next_at=next_at,
+            has_flow_work=has_flow_work,
+            expires_at=expires_at,
+            wakes_at=wakes_at,
+        )
         if self._is_bounded and len(lanes) == self._max_lanes:
             view.last = lanes[-1].executor, lanes[-1].queue
         if self._blocked is not None:
@@ -235,8 +244,11 @@ def claim_limited(
     wider = [pick._replace(most=n) for pick, n in zip(picks, wanted, strict=True)]
     found = _candidates(tx, wider, skipped)
     running, held = _running(tx, found)
+    keys = _key_gates(tx, found, gates)
     let_in = _let_in(picks, gates, now)
-    admission = admit(_core_candidates(found), rooms, let_in, running, now, unknown=held)
+    admission = admit(
+        _core_candidates(found), rooms, let_in, running, now, unknown=held, key_gates=keys
+    )
     rows = {row[SEQ]: row for each in found for row in each}
     started = set(admission.admitted)
     claimed = [_claimed(rows[seq], now, stamp) for seq in admission.admitted]
@@ -256,6 +268,8 @@ def claim_limited(
             claim.spent.add(pick.share)
     claim.steps = _apply(tx, request, admission, rows, now, stamp)
     claim.waits = _close(tx, gates, now)
+    if keys:
+        save_keys(tx, keys, {(rows[n][QUEUE], rows[n][_KEY]) for n in admission.blocked}, now)
     return claim
 
 
@@ -314,6 +328,20 @@ def _running(tx: Tx, found: Sequence[Sequence[Row]]) -> tuple[Mapping[str, int],
     counted = tx.execute(_SQL["running_of_keys"], {"keys": texts(keys)})
     held = keys - {key for (key,) in ours.fetchall()}
     return dict(counted.fetchall()), held
+
+
+def _key_gates(
+    tx: Tx, found: Sequence[Sequence[Row]], gates: Mapping[str, QueueGate]
+) -> dict[KeyOfQueue, QueueGate]:
+    """Gates of the limit keys of what was found, in queues that limit each of their keys."""
+    limits = {name: gate.limits for name, gate in gates.items() if gate.limits.limits_keys}
+    wanted = {
+        (row[QUEUE], row[_KEY])
+        for rows in found
+        for row in rows
+        if row[QUEUE] in limits and row[_KEY] is not None
+    }
+    return key_gates(tx, wanted, limits)
 
 
 def _core_candidates(found: Sequence[Sequence[Row]]) -> Iterator[Candidate]:
@@ -522,6 +550,7 @@ class PostgresClaim:
         """Claim until the slots are full, or nothing is left that may be claimed."""
         if not self._is_begun:
             self._run(self.send)
+        self._wake_keys()
         while self._refused + len(self._skipped.keys) < self._bounds.max_refused:
             limited, self._limited = self._limited, []
             if limited:
@@ -536,6 +565,15 @@ class PostgresClaim:
                 self._run(partial(self._send_plain, picks=plain))
             elif not self._limited and not self._see_more():
                 return
+
+    def _wake_keys(self) -> None:
+        """Make jobs due whose limit keys have tokens again."""
+        at = self._view.wakes_at
+        if at is None or at > self._transactions.now():
+            return
+        # In a transaction of its own, which waits for nobody: it locks keys before jobs.
+        if self._transactions.stepwise(lambda tx: wake_due(tx, self._bounds), "exchange"):
+            self.look_again()
 
     def _end_steps(self) -> None:
         """End outdated steps; jobs that wait for their limit keys are woken soon."""
@@ -625,8 +663,7 @@ class PostgresClaim:
         """The earliest instant at which something that waits could be claimed."""
         due = {lane.queue for lane in self._view.lanes if self._plan.serves(lane)}
         found = [until for queue, until in self._waits.items() if queue in due]
-        if self._view.next_at is not None:
-            found.append(self._view.next_at)
+        found += [at for at in (self._view.next_at, self._view.wakes_at) if at is not None]
         if self._skipped.keys or self._is_soon:
             times = min(
                 self._skipped.depth / START_DEPTH, 10.0

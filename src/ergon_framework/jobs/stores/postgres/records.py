@@ -25,7 +25,9 @@ from ergon_framework.jobs.stores.postgres.statements import (
 from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, is_conflict
 from ergon_framework.jobs.stores.records import (
     FROZEN_TABLES,
+    KeyBuckets,
     SettingsStore,
+    by_queue,
     discard_settings,
     dump_settings,
     load_settings,
@@ -113,6 +115,22 @@ class PostgresJobRecords:
         def work(tx: Tx) -> None:
             for name, instant in full_at.items():
                 tx.execute(_SQL["fill_bucket"], {"name": name, "full_at": instant})
+
+        self._transactions.stepwise(work, "move")
+
+    def key_buckets(self) -> KeyBuckets:
+        """When the bucket of each limit key of which tokens were taken will be full."""
+        return by_queue(
+            self._transactions.read(lambda tx: tx.execute(_SQL["key_buckets"]).fetchall())
+        )
+
+    def fill_key_buckets(self, full_at: KeyBuckets) -> None:
+        """Say when buckets of limit keys will be full."""
+
+        def work(tx: Tx) -> None:
+            for queue, keys in full_at.items():
+                values = {"keys": texts(keys), "full_at": numbers(keys.values())}
+                tx.execute(_SQL["fill_key_buckets"], {"queue": queue, **values})
 
         self._transactions.stepwise(work, "move")
 

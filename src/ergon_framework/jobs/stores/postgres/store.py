@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -50,6 +51,7 @@ from ergon_framework.jobs.stores.postgres.transactions import (
 from ergon_framework.jobs.stores.transitions import (
     DUE,
     ENDED,
+    MAX_WOKEN,
     RUNNING,
     id_taken,
     key_held,
@@ -466,7 +468,9 @@ class PostgresJobStore:
         is_woken, self._swept = self.transactions.stepwise(
             lambda tx: admin.wake_blocked(tx, freed, self._swept, limit), "sweep"
         )
-        workers = self.transactions.stepwise(admin.forget_workers, "sweep", is_synced=False)
+        workers = self.transactions.stepwise(
+            lambda tx: admin.forget(tx, limit), "sweep", is_synced=False
+        )
         self.transactions.notify(topics_of(is_done=outdated.number > 0, is_work=is_woken))
         return PruneResult(purged, outdated.number, workers, purged + outdated.number >= limit)
 
@@ -478,7 +482,7 @@ class PostgresJobStore:
         return self.transactions.read(lambda tx: admin.queues(tx, self.now()), is_one=True)
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
-        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
+        """Change some settings of a queue; the answer has no counts."""
         checked = checked_changes(changes)
 
         def work(tx: Tx) -> Queue:
@@ -489,11 +493,16 @@ class PostgresJobStore:
                 tx.execute(_ADMIN["touch_queue"], {"name": name})
                 found = tx.execute(_ADMIN["queue"], {"name": name}).fetchall()
             [[*before, now]] = found
-            settings = QueueLimits(*before).changed(checked, now)
+            old = QueueLimits(*before)
+            settings = old.changed(checked, now)
             if settings.is_plain:
                 tx.execute(_ADMIN["unset_queue"], {"name": name})
             else:
                 tx.execute(_ADMIN["set_queue"], {"name": name, **asdict(settings)})
+            if settings.key_rate is None and old.key_rate is not None:
+                tx.execute(_ADMIN["drop_keys"], {"name": name})
+            if settings.of_key(0.0) != old.of_key(0.0):
+                admin.wake_blocked(tx, Counter(), "", MAX_WOKEN)
             return queue_of(name, settings)
 
         return self.transactions.stepwise(work, "desk", topics={Topic.WORK})

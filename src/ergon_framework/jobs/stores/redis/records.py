@@ -8,7 +8,9 @@ from typing import Any, cast
 
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.records import (
+    KeyBuckets,
     SettingsStore,
+    by_queue,
     discard_settings,
     dump_settings,
     load_settings,
@@ -30,6 +32,7 @@ from ergon_framework.ports.transfer import (
 )
 from ergon_framework.storage.redis.client import Script
 
+_KEY_BUCKETS = "blocked:tokens"
 _LOAD = script(*JOBS, "delete", "load")
 _DISCARD = script(*JOBS, "delete", "discard")
 _SET_STATE = script("rows", "move_state")
@@ -115,6 +118,21 @@ class RedisJobRecords:
             if blob is not None:
                 filled = replace(rows.read_settings(blob), full_at=instant)
                 self._transitions.swap("queue", name, blob, rows.settings_blob(filled))
+
+    def key_buckets(self) -> KeyBuckets:
+        """When the bucket of each limit key of which tokens were taken will be full."""
+        found = self._transactions.call("ZRANGE", _KEY_BUCKETS, 0, -1, "WITHSCORES")
+        names = (rows.key_of_queue(name) for name in found[::2])
+        return by_queue(
+            (*name, float(full_at)) for name, full_at in zip(names, found[1::2], strict=True)
+        )
+
+    def fill_key_buckets(self, full_at: KeyBuckets) -> None:
+        """Say when buckets of limit keys will be full."""
+        for queue, keys in full_at.items():
+            for key, instant in keys.items():
+                member = rows.name_of_key(queue, key)
+                self._transactions.call("ZADD", _KEY_BUCKETS, repr(instant), member)
 
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""

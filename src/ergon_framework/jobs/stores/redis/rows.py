@@ -427,7 +427,9 @@ def _or_none(instant: float) -> float | None:
 
 
 _AT = Struct(">d")
-_settings = msgspec.msgpack.Decoder(tuple[bool, int | bool, float | bool, int, float]).decode
+_settings = msgspec.msgpack.Decoder(list[Any]).decode
+_FEWEST_SETTINGS = 5
+_Settings = tuple[bool, int | bool, float | bool, int, float, int | bool, float | bool, int]
 _fields = msgspec.msgpack.Decoder(list[Any]).decode
 
 
@@ -470,10 +472,15 @@ def schedule_blob(schedule: Schedule) -> bytes:
 def read_settings(blob: bytes) -> QueueLimits:
     """The settings of a queue, as they are kept."""
     try:
-        is_paused, max_active, rate, burst, full_at = _settings(blob)
+        found = _settings(blob)
+        # A version wrote five that knew no limits of keys.
+        words = [*found, False, False, 1] if len(found) == _FEWEST_SETTINGS else found
+        values = msgspec.convert(words, _Settings)
     except msgspec.MsgspecError:
         return QueueLimits(is_paused=True)  # its limits cannot be read: it waits until they are set
-    return QueueLimits(is_paused, max_active or None, rate or None, burst, full_at)
+    is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst = values
+    limits = is_paused, max_active or None, rate or None, burst, full_at
+    return QueueLimits(*limits, key_max_active or None, key_rate or None, key_burst)
 
 
 def settings_blob(settings: QueueLimits) -> bytes:
@@ -485,5 +492,20 @@ def settings_blob(settings: QueueLimits) -> bytes:
             settings.rate or False,
             settings.burst,
             settings.full_at,
+            settings.key_max_active or False,
+            settings.key_rate or False,
+            settings.key_burst,
         )
     )
+
+
+def name_of_key(queue: str, key: str) -> str:
+    """What the scripts call a limit key of a queue that limits each of its keys."""
+    return f"{len(queue.encode())}:{queue}:{key}"
+
+
+def key_of_queue(name: bytes) -> tuple[str, str]:
+    """The queue and the limit key of such a name."""
+    length, _, rest = name.partition(b":")
+    queue, key = rest[: int(length)], rest[int(length) + 1 :]
+    return queue.decode(), key.decode()

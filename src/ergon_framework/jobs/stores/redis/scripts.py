@@ -166,6 +166,18 @@ _LABEL_NAMES = {
 }
 """Most stores have no job with tags: these are no words of their own in every call, either."""
 
+_KEY_LIMIT_NAMES = {
+    name: f'(KEYS[{list(KEYS).index("BLOCKED") + 1}] .. "{key}")'
+    for name, key in {
+        "KEY_BUCKETS": "tokens",  # limit keys of queues, by when their buckets will be full
+        "KEY_WAKES": "wakes",  # those whose jobs wait for a token, by when there is one
+        "KEY_RUNNING": "running",  # a hash: limit key of a queue to how many run
+    }.items()
+}
+"""Of queues that limit each of their limit keys. No group of jobs that wait is called like these:
+its name begins with a number.
+"""
+
 MARK = "mark"
 """The key of the move state. Few scripts need it, so it is no key of every call."""
 _BAR_AT = f"KEYS[{list(KEYS).index('BAR') + 1}]"
@@ -177,6 +189,7 @@ _NAMES = {
     **{name: str(number) for name, number in _NUMBERS.items()},
     **_FLOW_NAMES,
     **_LABEL_NAMES,
+    **_KEY_LIMIT_NAMES,
     "HEAD": f'"{HEAD}"',
     "FOREVER": "math.huge",
 }

@@ -25,7 +25,11 @@ from ergon_framework.jobs.stores.redis.transitions import (
     answer_in,
     odd_claim,
 )
-from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER, settle_cancelled
+from ergon_framework.jobs.stores.transitions import (
+    MAX_WOKEN,
+    WORKER_FORGOTTEN_AFTER,
+    settle_cancelled,
+)
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
     UNREADABLE,
@@ -76,6 +80,7 @@ _PRUNE = script("frozen", *JOBS, "delete", "prune")
 _QUEUES = script(*JOBS, "queues")
 _NAMED = script("rows", "named")
 _HEARTBEAT = script("rows", "heartbeat")
+_WAKE_KEYS = script("frozen", *JOBS, "wake_keys")
 _RESTORE = script("frozen", *JOBS, "restore")
 _HELD, _NONE = 2, 3
 
@@ -432,14 +437,18 @@ class RedisJobStore:
         ]
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
-        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
+        """Change some settings of a queue; the answer has no counts."""
 
         def attempt() -> Queue:
             # Read, decided here and swapped: Lua would need the rules of queues a second time.
             blob = self.transactions.call("HGET", "queues", name)
             before = NO_LIMITS if blob is None else rows.read_settings(blob)
             after = before.changed(changes, self.now())
-            self._swap("queue", name, blob, None if after.is_plain else rows.settings_blob(after))
+            kept = None if after.is_plain else rows.settings_blob(after)
+            is_other = after.of_key(0.0) != before.of_key(0.0)
+            self._swap("queue", name, blob, kept)
+            if is_other:
+                self.transactions.write(_WAKE_KEYS, "desk", MAX_WOKEN)
             return queue_of(name, after)
 
         return self._retried(attempt)

@@ -107,14 +107,18 @@ SELECT queue, status, count(*), NULL FROM ergon_jobs
 WHERE stage > 1 AND status = 'retrying' GROUP BY queue;
 
 -- queues: those with settings
-SELECT name, is_paused, max_active, rate, burst, full_at FROM ergon_queues;
+SELECT
+    name, is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst
+FROM ergon_queues;
 
 -- set_queue: the settings of one
-INSERT INTO ergon_queues (name, is_paused, max_active, rate, burst, full_at)
-VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO ergon_queues (
+    name, is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET
     is_paused = excluded.is_paused, max_active = excluded.max_active, rate = excluded.rate,
-    burst = excluded.burst, full_at = excluded.full_at;
+    burst = excluded.burst, full_at = excluded.full_at, key_max_active = excluded.key_max_active,
+    key_rate = excluded.key_rate, key_burst = excluded.key_burst;
 
 -- unset_queue: it has no settings any more
 DELETE FROM ergon_queues WHERE name = ?;
@@ -147,3 +151,12 @@ SELECT id, seen_at, record FROM ergon_workers ORDER BY id;
 
 -- forget_workers: those that have not been heard of for long
 DELETE FROM ergon_workers WHERE seen_at < ?;
+
+-- drop_keys: the limit keys of a queue have no rate any more
+DELETE FROM ergon_queue_keys WHERE queue = ?;
+
+-- forget_keys: limit keys whose buckets are full again
+DELETE FROM ergon_queue_keys WHERE (queue, limit_key) IN (
+    SELECT queue, limit_key FROM ergon_queue_keys
+    WHERE wakes_at IS NULL AND full_at <= ? ORDER BY full_at LIMIT ?
+);

@@ -34,7 +34,8 @@ UPDATE ergon_jobs SET
 WHERE seq IN (SELECT value FROM json_each(?4));
 
 -- queue: the settings of one
-SELECT is_paused, max_active, rate, burst, full_at FROM ergon_queues WHERE name = ?;
+SELECT is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst
+FROM ergon_queues WHERE name = ?;
 
 -- set_full_at: tokens were taken
 UPDATE ergon_queues SET full_at = ? WHERE name = ?;
@@ -45,9 +46,40 @@ SELECT count(*) FROM ergon_jobs WHERE stage = 1 AND queue = ?;
 -- soonest: the next jobs that wait for their time
 SELECT run_at, queue FROM ergon_jobs WHERE stage = 3 ORDER BY run_at LIMIT ?;
 
--- first_expiry: that of any job that waits
-SELECT expires_at FROM ergon_jobs
-WHERE stage > 1 AND expires_at IS NOT NULL ORDER BY expires_at LIMIT 1;
+-- first_expiry: that of any job that waits, and when jobs that wait for a token are due again
+SELECT
+    (
+        SELECT expires_at FROM ergon_jobs
+        WHERE stage > 1 AND expires_at IS NOT NULL ORDER BY expires_at LIMIT 1
+    ),
+    (
+        SELECT wakes_at FROM ergon_queue_keys WHERE wakes_at IS NOT NULL ORDER BY wakes_at LIMIT 1
+    );
+
+-- keys_to_wake: limit keys that have tokens again, and the limits of each key of their queues
+SELECT
+    k.queue, k.limit_key, k.full_at,
+    q.is_paused, q.max_active, q.rate, q.burst, q.full_at, q.key_max_active, q.key_rate, q.key_burst
+FROM ergon_queue_keys AS k LEFT JOIN ergon_queues AS q ON q.name = k.queue
+WHERE k.wakes_at <= ? ORDER BY k.wakes_at LIMIT ?;
+
+-- woken: nobody waits for a token of this key any more
+UPDATE ergon_queue_keys SET wakes_at = NULL WHERE queue = ? AND limit_key = ?;
+
+-- key: when the bucket of a limit key will be full
+SELECT full_at FROM ergon_queue_keys WHERE queue = ? AND limit_key = ?;
+
+-- set_key: tokens of a limit key were taken, or jobs wait for one
+INSERT INTO ergon_queue_keys (queue, limit_key, full_at, wakes_at) VALUES (?, ?, ?, ?)
+ON CONFLICT (queue, limit_key) DO UPDATE SET
+    full_at = excluded.full_at, wakes_at = excluded.wakes_at;
+
+-- running_of_key_in: how many jobs of a limit key run in one queue
+SELECT count(*) FROM ergon_jobs
+WHERE stage = 1 AND limit_key IS NOT NULL AND limit_key = ? AND queue = ?;
+
+-- has_blocked: whether jobs of a queue wait for a limit key
+SELECT 1 FROM ergon_jobs WHERE stage = 4 AND limit_key = ? AND queue = ? LIMIT 1;
 
 -- next_blocked: the first limit key, queue and executor after others where somebody waits for it
 SELECT limit_key, queue, executor FROM ergon_jobs

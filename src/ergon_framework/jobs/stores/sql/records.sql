@@ -57,3 +57,10 @@ UPDATE ergon_flows SET on_failure = ?, name = ?, created_at = ?, plan = ? WHERE 
 
 -- made_at: when the tables were made, or brought up to date
 SELECT applied_at FROM ergon_schema WHERE part = 'jobs';
+
+-- key_buckets: when the bucket of each limit key will be full
+SELECT queue, limit_key, full_at FROM ergon_queue_keys ORDER BY queue, limit_key;
+
+-- fill_key_bucket: say when
+INSERT INTO ergon_queue_keys (queue, limit_key, full_at) VALUES (?, ?, ?)
+ON CONFLICT (queue, limit_key) DO UPDATE SET full_at = excluded.full_at;

@@ -78,6 +78,18 @@ UPDATE ergon_jobs SET stage = 2 WHERE seq = (
     ORDER BY priority DESC, run_at, seq LIMIT 1
 );
 
+-- wake_some: the next jobs of one lane of a queue that limits its keys itself
+UPDATE ergon_jobs SET stage = 2 WHERE seq IN (
+    SELECT seq FROM ergon_jobs
+    WHERE stage = 4 AND limit_key = ? AND queue = ? AND executor = ?
+    ORDER BY priority DESC, run_at, seq LIMIT ?
+);
+
+-- key_waits: whether a queue limits its keys itself, and until when jobs of one wait for a token
+SELECT k.wakes_at, q.key_rate FROM ergon_queues AS q
+LEFT JOIN ergon_queue_keys AS k ON k.queue = q.name AND k.limit_key = ?
+WHERE q.name = ? AND (q.key_max_active IS NOT NULL OR q.key_rate IS NOT NULL);
+
 -- next_blocked_key: the first limit key after another that somebody waits for
 SELECT limit_key FROM ergon_jobs WHERE stage = 4 AND limit_key > ? ORDER BY limit_key LIMIT 1;
 

@@ -150,6 +150,7 @@ def prune(tx: Tx, limit: int) -> PruneResult:
     tx.cursor.execute(_SQL["forget_workers"], (tx.now - WORKER_FORGOTTEN_AFTER,))
     workers = tx.cursor.rowcount
     tx.wake_keys(limit)
+    tx.cursor.execute(_SQL["forget_keys"], (tx.now, limit))
     return PruneResult(purged, outdated, workers, purged + outdated >= limit)
 
 

@@ -8,8 +8,10 @@ those only the first entries, so a claim costs the same however many jobs wait.
 
 from __future__ import annotations
 
+import math
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 from ergon_framework.core.claim import (
@@ -19,6 +21,7 @@ from ergon_framework.core.claim import (
     ClaimBounds,
     ClaimPlan,
     ClaimRequest,
+    KeyOfQueue,
     Lane,
     Pick,
     QueueGate,
@@ -73,6 +76,77 @@ class QueueGates:
                 self._cursor.execute(_SQL["set_full_at"], (gate.full_at, gate.name))
 
 
+class KeyGates:
+    """The limit keys that one claim has to do with, in queues that limit each of their keys."""
+
+    def __init__(self, tx: Tx, bounds: ClaimBounds) -> None:
+        self._tx = tx
+        self._bounds = bounds
+        self._cursor = tx.cursor
+        self._gates: dict[KeyOfQueue, QueueGate] = {}
+        self._blocked: set[KeyOfQueue] = set()
+
+    def of(self, queue: str, limits: QueueLimits, keys: set[str]) -> Mapping[KeyOfQueue, QueueGate]:
+        """The gates of these keys of one queue."""
+        return {(queue, key): self._gate(queue, limits, key) for key in keys}
+
+    def _gate(
+        self, queue: str, limits: QueueLimits, key: str, full_at: float | None = None
+    ) -> QueueGate:
+        gate = self._gates.get((queue, key))
+        if gate is None:
+            if full_at is None and limits.key_rate is not None:
+                row = self._cursor.execute(_SQL["key"], (queue, key)).fetchone()
+                full_at = row and row[0]
+            active = 0
+            if limits.key_max_active is not None:
+                values = (key, queue)
+                [active] = self._cursor.execute(_SQL["running_of_key_in"], values).fetchone()
+            gate = QueueGate(key, limits.of_key(full_at or 0.0), active)
+            self._gates[queue, key] = gate
+        return gate
+
+    def wake(self) -> None:
+        """Make jobs due whose limit keys have tokens again."""
+        now, most = self._tx.now, self._bounds.max_promoted
+        for row in self._cursor.execute(_SQL["keys_to_wake"], (now, most)).fetchall():
+            queue, key, full_at, *settings = row
+            limits = limits_from(settings)
+            gate = self._gate(queue, limits, key, full_at)
+            self._cursor.execute(_SQL["woken"], (queue, key))
+            # As many as may start, so that the next ones need no wake-up of their own.
+            self._tx.wake_key_of(queue, key, gate.room(self._bounds.scan_size, now) or 1)
+
+    def block(self, queue: str, keys: set[str]) -> None:
+        """Jobs of these keys wait from now on."""
+        self._blocked.update((queue, key) for key in keys)
+
+    def save(self) -> None:
+        """Write down what the claim used, and when to look again at jobs that wait."""
+        now = self._tx.now
+        for (queue, key), gate in self._gates.items():
+            is_blocked = (queue, key) in self._blocked
+            if gate.full_at is None and not is_blocked:
+                continue
+            wakes_at = gate.looks_again_at(now)
+            if wakes_at is not None and not is_blocked:
+                found = self._cursor.execute(_SQL["has_blocked"], (key, queue)).fetchone()
+                wakes_at = wakes_at if found else None
+            if gate.full_at is None and wakes_at is None:
+                continue  # the end of a job wakes the next one
+            full_at = gate.limits.full_at if gate.full_at is None else gate.full_at
+            self._cursor.execute(_SQL["set_key"], (queue, key, full_at, wakes_at))
+
+
+@dataclass(slots=True)
+class ClaimMemory:
+    """What one process remembers between its claims."""
+
+    turns: Turns = field(default_factory=dict)
+    wakes_at: float = 0.0
+    """When some limit key had tokens again, by the last look; a claim ends with such a look."""
+
+
 MAX_SINGLE_LEASES = 4
 """Up to so many jobs are leased one by one: for more, one statement for all is faster."""
 
@@ -86,7 +160,7 @@ class SqliteClaim:
         self,
         tx: Tx,
         request: ClaimRequest,
-        turns: Turns,
+        memory: ClaimMemory,
         bounds: ClaimBounds = DEFAULT_BOUNDS,
         *,
         is_any_stopping: bool = False,
@@ -97,9 +171,11 @@ class SqliteClaim:
         self._cursor = tx.cursor
         self._now = tx.now
         self._request = request
-        self._turns = turns
-        self._plan = ClaimPlan(request, turns)
+        self._memory = memory
+        self._turns = memory.turns
+        self._plan = ClaimPlan(request, memory.turns)
         self._gates = QueueGates(tx.cursor, tx.now)
+        self._keys = KeyGates(tx, bounds)
         self._running: dict[str, int] = {}  # by limit key
         self._jobs: list[ClaimedJob] = []
         self._outdated = 0
@@ -110,15 +186,21 @@ class SqliteClaim:
     def run(self) -> ClaimResult:
         """Take what the worker can take, and see what is left."""
         self._cursor.execute(_SQL["promote"], (self._now, self._bounds.max_promoted))
+        if self._memory.wakes_at <= self._now:
+            self._keys.wake()
         plan, lanes = self._plan, list(self._lanes())
         while plan.has_slots and (picks := plan.next_picks(lanes)):
             for pick in picks:
                 taken = self._take(pick)
                 plan.record(pick.share, taken, is_spent=taken < pick.most)
         self._gates.save()
+        self._keys.save()
         is_more = self._request.wants_more and self._is_more()
-        next_at, expiry = self._when_next(), self._cursor.execute(_SQL["first_expiry"]).fetchone()
-        return ClaimResult(self._jobs, next_at, is_more, self._outdated, expiry and expiry[0])
+        expires_at, wakes_at = self._cursor.execute(_SQL["first_expiry"]).fetchone()
+        if wakes_at is not None:
+            self._next_at.append(wakes_at)
+        self._memory.wakes_at = math.inf if wakes_at is None else wakes_at
+        return ClaimResult(self._jobs, self._when_next(), is_more, self._outdated, expires_at)
 
     # ---- lanes ----------------------------------------------------------------------------------
 
@@ -249,13 +331,21 @@ class SqliteClaim:
             return rows[:room]  # what ``admit`` would say, without asking it for each plain job
         by_seq = {row[0]: row for row in rows}
         keys = {row[_KEY] for row in rows} - {None}
-        running = {key: self._running_of(key) for key in keys}
-        admission = admit(_candidates(rows, queue), [room], {queue: room}, running, self._now)
+        limits, own, running = self._gates[queue].limits, None, {}
+        if limits.limits_keys:
+            own = self._keys.of(queue, limits, keys)
+        else:
+            running = {key: self._running_of(key) for key in keys}
+        admission = admit(
+            _candidates(rows, queue), [room], {queue: room}, running, self._now, key_gates=own
+        )
         for seq in admission.outdated:
             _, fence, job_id, *_ = row = by_seq[seq]
             self._tx.end_outdated((seq, job_id, row[_STATUS], fence, *row[7:10]))
         if admission.blocked:
             self._tx.block(admission.blocked)
+            if own is not None:
+                self._keys.block(queue, {by_seq[seq][_KEY] for seq in admission.blocked})
         if admission.outdated:
             self._tx.finish()  # flows may stop with them, and with those the next jobs
             self._is_any_stopping = self._tx.is_any_stopping()
@@ -266,7 +356,7 @@ class SqliteClaim:
             due = self._tx.still_due(admission.admitted)
             admitted = self._without_stopped([row for row in admitted if row[0] in due])
         for row in admitted:
-            if row[_KEY] is not None:
+            if row[_KEY] in self._running:
                 self._running[row[_KEY]] += 1
         return admitted
 

@@ -11,7 +11,9 @@ from ergon_framework.jobs.stores.documents import options_text, text_of
 from ergon_framework.jobs.stores.flow_settlement import FlowRow, FlowWork
 from ergon_framework.jobs.stores.records import (
     FROZEN_TABLES,
+    KeyBuckets,
     SettingsStore,
+    by_queue,
     discard_settings,
     dump_settings,
     load_settings,
@@ -87,6 +89,18 @@ class SqliteJobRecords:
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
         """Say when buckets will be full."""
         self._execute_many("fill_bucket", [(at, name) for name, at in full_at.items()])
+
+    def key_buckets(self) -> KeyBuckets:
+        """When the bucket of each limit key of which tokens were taken will be full."""
+        statement = _SQL["key_buckets"]
+        return by_queue(
+            self._transactions.read(lambda cursor: cursor.execute(statement).fetchall())
+        )
+
+    def fill_key_buckets(self, full_at: KeyBuckets) -> None:
+        """Say when buckets of limit keys will be full."""
+        rows = [(queue, key, at) for queue, keys in full_at.items() for key, at in keys.items()]
+        self._execute_many("fill_key_bucket", rows)
 
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""

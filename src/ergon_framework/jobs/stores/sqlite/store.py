@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.claim import DEFAULT_BOUNDS, ClaimBounds, ClaimRequest, Turns
+from ergon_framework.core.claim import DEFAULT_BOUNDS, ClaimBounds, ClaimRequest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import Reader, earliest, queue_of, text_of
 from ergon_framework.jobs.stores.sqlite import admin, transitions
-from ergon_framework.jobs.stores.sqlite.claim import SqliteClaim, limits_of
+from ergon_framework.jobs.stores.sqlite.claim import ClaimMemory, SqliteClaim, limits_of
 from ergon_framework.jobs.stores.sqlite.flows import SqliteFlows
 from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
 from ergon_framework.jobs.stores.sqlite.rows import SQL, job_or_odd, lossy, odd_row, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
-from ergon_framework.jobs.stores.transitions import DUE, ENDED, RUNNING
+from ergon_framework.jobs.stores.transitions import DUE, ENDED, MAX_WOKEN, RUNNING
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
     UnreadableLog,
@@ -79,7 +79,7 @@ class SqliteJobStore:
             path, clock=clock, busy_timeout=busy_timeout, read_only=read_only
         )
         self._claim_bounds = claim_bounds
-        self._turns: Turns = {}
+        self._claim_memory = ClaimMemory()
         self._reader = Reader()
         self._unreadable_log = UnreadableLog()
 
@@ -164,7 +164,9 @@ class SqliteJobStore:
                 tx.flows.do_slice()
                 is_stopping = tx.is_any_stopping()
             bounds = self._claim_bounds
-            claim = SqliteClaim(tx, request, self._turns, bounds, is_any_stopping=is_stopping)
+            claim = SqliteClaim(
+                tx, request, self._claim_memory, bounds, is_any_stopping=is_stopping
+            )
             return applied, claim.run()
 
         # A claim is not synced: if a power cut undoes it, the job is due again, and is run again.
@@ -303,15 +305,20 @@ class SqliteJobStore:
         return self.transactions.read(lambda cursor: admin.queues(cursor, self.now()))
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
-        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
+        """Change some settings of a queue; the answer has no counts."""
 
         def work(tx: Tx) -> Queue:
-            settings = limits_of(tx.cursor, name).changed(changes, tx.now)
+            before = limits_of(tx.cursor, name)
+            settings = before.changed(changes, tx.now)
             if settings.is_plain:
                 tx.cursor.execute(_ADMIN["unset_queue"], (name,))
             else:
                 values = (name, *(getattr(settings, field) for field in settings.__slots__))
                 tx.cursor.execute(_ADMIN["set_queue"], values)
+            if settings.key_rate is None and before.key_rate is not None:
+                tx.cursor.execute(_ADMIN["drop_keys"], (name,))
+            if settings.of_key(0.0) != before.of_key(0.0):
+                tx.wake_keys(MAX_WOKEN)
             return queue_of(name, settings)
 
         return self.transactions.write(work, "desk", is_work=True)

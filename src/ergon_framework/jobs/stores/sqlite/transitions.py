@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ergon_framework.core.claim import waits_for_token
 from ergon_framework.core.flow import StepEnded
 from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.errors import DuplicateJobError
@@ -427,13 +428,33 @@ class Tx:
     def _wake(self, key: str) -> None:
         """Make the first of each lane due, not of one: a paused queue would keep the key unused."""
         running = self.running_of_key(key)
+        for queue, executor in self._lanes_of_key(key):
+            own = self.cursor.execute(_TRANSITIONS["key_waits"], (key, queue)).fetchone()
+            if own is None:
+                self.cursor.execute(_TRANSITIONS["wake"], (key, queue, executor, running))
+                self.is_work |= self.cursor.rowcount > 0
+                continue
+            wakes_at, rate = own
+            if not waits_for_token(wakes_at, rate, self.now):
+                self._wake_lane(key, queue, executor, 1)
+
+    def wake_key_of(self, queue: str, key: str, most: int) -> None:
+        """Make some jobs of each lane of one queue due, whose limit key has tokens again."""
+        for each, executor in self._lanes_of_key(key):
+            if each == queue:
+                self._wake_lane(key, queue, executor, most)
+
+    def _wake_lane(self, key: str, queue: str, executor: str, most: int) -> None:
+        self.cursor.execute(_TRANSITIONS["wake_some"], (key, queue, executor, most))
+        self.is_work |= self.cursor.rowcount > 0
+
+    def _lanes_of_key(self, key: str) -> Iterator[tuple[str, str]]:
+        """Where jobs wait for a limit key: queue, and the executor they name."""
         lane = ("", "")
-        while found := self.cursor.execute(
-            _TRANSITIONS["next_lane_of_key"], (key, *lane)
-        ).fetchone():
+        statement = _TRANSITIONS["next_lane_of_key"]
+        while found := self.cursor.execute(statement, (key, *lane)).fetchone():
             lane = found
-            self.cursor.execute(_TRANSITIONS["wake"], (key, *lane, running))
-            self.is_work |= self.cursor.rowcount > 0
+            yield lane
 
 
 def _waiting_stage(settlement: Settlement) -> int:

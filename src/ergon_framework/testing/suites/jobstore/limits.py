@@ -188,6 +188,19 @@ def rate_can_be_lifted(s: JobStoreSubject) -> None:
 
 
 @check()
+def rate_heals_when_the_clock_is_set_back(s: JobStoreSubject) -> None:
+    """A clock that was set back makes a queue wait no longer than an empty bucket does."""
+    s.store.set_queue("q", rate=0.1)
+    s.put("a", "b", "c", queue="q")
+    s.clock.forward(86_400.0)
+    same(s.ids(9), ["a"], "claimed with a token")
+    s.clock.to(START)
+    same(s.ids(9), [], "claimed right after the clock was set back")
+    s.clock.forward(10.5)
+    same(s.ids(9), ["b"], "claimed when the next token has come by the clock as it is now")
+
+
+@check()
 def key_limits_what_runs(s: JobStoreSubject) -> None:
     """At most as many jobs of one key run at once as it says; those of other keys go on."""
     s.put("a1", "a2", "a3", limit_key="a")

@@ -277,6 +277,21 @@ def tokens_that_were_taken_stay_taken(s: JobStoreSubject) -> None:
 
 
 @check(NEEDS)
+def tokens_of_keys_stay_taken(s: JobStoreSubject) -> None:
+    """A limit key that has used up its rate has used it up in the new store."""
+    with closing(MemoryJobStore(s.clock)) as other:
+        old = JobStoreSubject(other, s.clock, None, s.patience)
+        other.set_queue("default", key_rate=0.1, key_burst=2, key_max_active=7)
+        old.put(*"abcd", limit_key="k")
+        same(old.ids(9), ["a", "b"], "claimed with all tokens")
+        _copy(records_of(other), _own(s))
+        _compare(_own(s), records_of(other))
+    same(s.ids(9), [], "claimed without a token")
+    s.clock.forward(10.5)
+    same(s.ids(9), ["c"], "claimed with the next token")
+
+
+@check(NEEDS)
 def settings_can_be_taken_away(s: JobStoreSubject) -> None:
     """Settings of queues and schedules that are gone on the other side can go here."""
     store = _own(s)

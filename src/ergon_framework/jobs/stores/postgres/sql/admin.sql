@@ -192,11 +192,14 @@ SELECT queue, status, count(*), NULL::float8 FROM ergon_jobs
 WHERE stage > 1 AND status = 'retrying' GROUP BY queue, status;
 
 -- queues: those with settings
-SELECT name, is_paused, max_active, rate, burst, full_at FROM ergon_queues;
+SELECT
+    name, is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst
+FROM ergon_queues;
 
 -- queue: the settings of one; nobody else changes them before this transaction ends
-SELECT is_paused, max_active, rate, burst, full_at, {now} FROM ergon_queues
-WHERE name = %(name)s FOR UPDATE;
+SELECT
+    is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst, {now}
+FROM ergon_queues WHERE name = %(name)s FOR UPDATE;
 
 -- touch_queue: there is a row for it, which can be locked
 INSERT INTO ergon_queues (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING;
@@ -204,8 +207,18 @@ INSERT INTO ergon_queues (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING;
 -- set_queue: the settings of one
 UPDATE ergon_queues SET
     is_paused = %(is_paused)s, max_active = %(max_active)s, rate = %(rate)s, burst = %(burst)s,
-    full_at = %(full_at)s
+    full_at = %(full_at)s, key_max_active = %(key_max_active)s, key_rate = %(key_rate)s,
+    key_burst = %(key_burst)s
 WHERE name = %(name)s;
+
+-- drop_keys: the limit keys of a queue have no rate any more
+DELETE FROM ergon_queue_keys WHERE queue = %(name)s;
+
+-- forget_keys: limit keys whose buckets are full again
+DELETE FROM ergon_queue_keys WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM ergon_queue_keys WHERE wakes_at IS NULL AND full_at <= {now}
+    ORDER BY full_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+));
 
 -- unset_queue: it has no settings any more
 DELETE FROM ergon_queues WHERE name = %(name)s;

@@ -45,7 +45,7 @@ SELECT c.numbers, l.* FROM (
 ) AS c LEFT JOIN leased AS l ON true;
 
 -- lock_gates: the settings of queues; nobody else claims from those with limits until this ends
-SELECT name, is_paused, max_active, rate, burst, full_at
+SELECT name, is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst
 FROM ergon_queues WHERE name = ANY(%(queues)s::text[])
 ORDER BY name FOR NO KEY UPDATE;
 
@@ -178,13 +178,16 @@ CROSS JOIN LATERAL (
 LEFT JOIN ergon_queues AS q ON q.name = a.queue;
 
 -- soonest: when the next job is due that waits for its time; where many others come first, when
--- to look again. Whether something of flows is left to be done, and the first expiry of what waits.
+-- to look again. Whether something of flows is left to be done, the first expiry of what waits, and
+-- when jobs that wait for a token of their limit key are due again.
 SELECT coalesce(
     min(s.run_at) FILTER (WHERE NOT s.is_left),
     CASE WHEN count(*) = %(most)s THEN max(s.run_at) END
 ), EXISTS (SELECT 1 FROM ergon_flow_work), (
     SELECT expires_at FROM ergon_jobs
     WHERE stage > 1 AND expires_at IS NOT NULL ORDER BY expires_at LIMIT 1
+), (
+    SELECT wakes_at FROM ergon_queue_keys WHERE wakes_at IS NOT NULL ORDER BY wakes_at LIMIT 1
 )
 FROM (
     SELECT

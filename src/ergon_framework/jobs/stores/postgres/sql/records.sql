@@ -115,3 +115,11 @@ ON CONFLICT (one) DO UPDATE SET mark = excluded.mark;
 
 -- unmark: forget it
 DELETE FROM ergon_job_moves;
+
+-- key_buckets: when the bucket of each limit key will be full
+SELECT queue, limit_key, full_at FROM ergon_queue_keys ORDER BY queue, limit_key;
+
+-- fill_key_buckets: say when
+INSERT INTO ergon_queue_keys (queue, limit_key, full_at)
+SELECT %(queue)s, k.* FROM unnest(%(keys)s::text[], %(full_at)s::float8[]) AS k (key, full_at)
+ON CONFLICT (queue, limit_key) DO UPDATE SET full_at = excluded.full_at;

@@ -103,7 +103,8 @@ SELECT pg_advisory_xact_lock(%(class)s::int, number) FROM (
 SELECT key FROM unnest(%(keys)s::text[]) AS k (key)
 WHERE pg_try_advisory_xact_lock(%(class)s::int, hashtext(key));
 
--- wake: of each lane the first jobs that a limit key lets go
+-- wake: of each lane the first jobs that a limit key lets go; where the queue limits its keys itself,
+-- those are to be judged by a claim, unless they wait for a token
 WITH RECURSIVE keys (key, freed, running) AS MATERIALIZED (
     SELECT k.key, k.freed, (
         SELECT count(*) FROM ergon_jobs
@@ -122,10 +123,15 @@ WITH RECURSIVE keys (key, freed, running) AS MATERIALIZED (
         ORDER BY queue, executor LIMIT 1
     ) AS n
 ), firsts AS MATERIALIZED (
-    SELECT f.spot FROM lanes AS l CROSS JOIN LATERAL (
+    SELECT f.spot FROM lanes AS l
+    LEFT JOIN ergon_queues AS q
+        ON q.name = l.queue AND (q.key_max_active IS NOT NULL OR q.key_rate IS NOT NULL)
+    LEFT JOIN ergon_queue_keys AS w ON w.queue = q.name AND w.limit_key = l.key
+        AND w.wakes_at > {now} AND w.wakes_at <= {now} + 1.0 / q.key_rate
+    CROSS JOIN LATERAL (
         SELECT ctid AS spot FROM ergon_jobs
         WHERE stage = 4 AND limit_key = l.key AND queue = l.queue AND executor = l.executor
-            AND key_limit > l.running
+            AND (key_limit > l.running OR q.name IS NOT NULL) AND w.queue IS NULL
         ORDER BY priority DESC, run_at, seq LIMIT l.freed FOR NO KEY UPDATE SKIP LOCKED
     ) AS f
 )

@@ -156,7 +156,13 @@ local function candidates(names, queue, wanted)
   return ids, places
 end
 
-local function has_room(key, limit)
+local function has_room(job)
+  local key, limit, gate = job[LIMIT_KEY], job[MOST_OF_KEY], gate_of(job[QUEUE])
+  if gate.key_most or gate.key_rate then
+    local is_admitted = of_keys.admit(job)
+    if is_admitted and running[key] then running[key] = running[key] + 1 end -- in all queues
+    return is_admitted
+  end
   local number = running[key] or running_of(key)
   running[key] = number < limit and number + 1 or number
   return number < limit
@@ -207,7 +213,7 @@ local function may_start(job)
     shift(job, OUTDATED) -- the caller ends it; if it cannot, a sweep does
     return false
   end
-  if has(job, HAS_KEY) and not has_room(job[LIMIT_KEY], job[MOST_OF_KEY]) then
+  if has(job, HAS_KEY) and not has_room(job) then
     shift(job, LIMITED)
     return false
   end
@@ -401,10 +407,13 @@ function claim(words)
   asked(words)
   fence = max(tonumber(call("GET", LAST_FENCE) or 0), floor(now * 1000000))
   promote()
+  if has_gates == nil then has_gates = call("EXISTS", QUEUES) == 1 end
+  if has_gates then of_keys.wake_due() end
   share_all()
   flush()
   if book then book.finish() end -- steps of flows that stop were cancelled
   save_gates()
+  if has_gates then soon(of_keys.save() or FOREVER) end
   if #claimed > 0 then call("SET", LAST_FENCE, string.format("%.0f", fence)) end
   read = {}
   look_ahead()

@@ -38,6 +38,7 @@ end
 
 for _, group in ipairs(call("ZRANGE", ASIDE, 0, most - 1)) do freed[(name_in(group))] = 1 end
 wake_freed()
+many("ZREM", KEY_BUCKETS, call("ZRANGEBYSCORE", KEY_BUCKETS, "-inf", now, "LIMIT", 0, most))
 notify()
 
 local ids, late = {}, {}

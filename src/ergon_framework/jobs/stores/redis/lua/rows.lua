@@ -71,6 +71,7 @@ local function id_in_place(text) return sub(text, 17) end
 -- Lanes and groups begin with names whose lengths are told, so that all of one can be listed.
 local function named(text) return #text .. ":" .. text .. ":" end
 local function lane_of(executor, queue) return named(executor) .. queue end
+local function key_in(queue, key) return named(queue) .. key end
 
 local function group_of(job)
   return named(job[LIMIT_KEY]) .. named(job[EXECUTOR]) .. job[MOST_OF_KEY] .. ":" .. job[QUEUE]
@@ -158,7 +159,7 @@ local notes = {} -- by id, of rows that are set aside
 local labels, unlabelled = {}, {} -- by id: what jobs are found by; and the tags of those that leave
 local sets = {} -- by key: members and their scores, false for those that leave
 local lanes = {} -- by key of a lane or group: where it is listed, and as what
-local sums = {[COUNTS] = {}, [RUNNING] = {}} -- what is added, by name
+local sums = {[COUNTS] = {}, [RUNNING] = {}, [KEY_RUNNING] = {}} -- what is added, by name
 local holders = {} -- of unique keys: an id, or false
 local is_work, is_done = false, false -- which topics to notify
 local flows, book -- opens the flows, where a script meets a step, and what it opened: ``steps.lua``
@@ -180,8 +181,9 @@ local function add_up(key, name, number)
   found[name] = (found[name] or 0) + number
 end
 
-local function running_of(key)
-  return tonumber(call("HGET", RUNNING, key) or 0) + (sums[RUNNING][key] or 0)
+local function running_of(key, where)
+  where = where or RUNNING
+  return tonumber(call("HGET", where, key) or 0) + (sums[where][key] or 0)
 end
 
 local function holder_of(key)
@@ -270,7 +272,7 @@ local function flush()
   many("HDEL", TALE, ids)
   changed, gone, written, bodies, tales, sets, lanes, holders = {}, {}, {}, {}, {}, {}, {}, {}
   notes, labels, unlabelled = {}, {}, {}
-  sums = {[COUNTS] = {}, [RUNNING] = {}}
+  sums = {[COUNTS] = {}, [RUNNING] = {}, [KEY_RUNNING] = {}}
 end
 
 local function notify()

@@ -20,7 +20,10 @@ local function gate_of(queue)
   local is_read, settings = pcall(cmsgpack.unpack, found)
   if not is_read or type(settings) ~= "table" then settings = {true} end -- what limits it is unknown
   gate = settings
-  gate = {is_paused = gate[1], most = gate[2], rate = gate[3], burst = gate[4], full_at = gate[5]}
+  gate = {
+    is_paused = gate[1], most = gate[2], rate = gate[3], burst = gate[4], full_at = gate[5],
+    key_most = gate[6], key_rate = gate[7], key_burst = gate[8],
+  }
   gates[queue] = gate
   return gate
 end
@@ -87,6 +90,7 @@ local function stand(job, is_there)
   if has(job, IS_UNIQUE) then holders[job[UNIQUE_KEY]] = is_there and job[ID] end
   if has(job, HAS_KEY) and job[STAGE] == ACTIVE then
     add_up(RUNNING, job[LIMIT_KEY], is_there and 1 or -1)
+    add_up(KEY_RUNNING, key_in(job[QUEUE], job[LIMIT_KEY]), is_there and 1 or -1)
   end
 end
 
@@ -240,15 +244,37 @@ end
 
 -- ---- who waits for a limit key ------------------------------------------------------------------
 
--- Let the first of each group go: of some, a paused queue's say, nobody may come for them.
-local function wake(key, number)
-  local number_running = running_of(key)
+local function groups_of(key)
   local prefix = named(key)
-  local groups = call("ZRANGEBYLEX", ASIDE, "[" .. prefix, "(" .. sub(prefix, 1, -2) .. ";")
-  for _, group in ipairs(groups) do
-    local _, rest = name_in(group)
-    _, rest = name_in(rest)
-    local free_slots = tonumber(match(rest, "^%d+")) - number_running
+  return call("ZRANGEBYLEX", ASIDE, "[" .. prefix, "(" .. sub(prefix, 1, -2) .. ";")
+end
+
+-- The limit of a group, and its queue.
+local function limit_and_queue(group)
+  local _, rest = name_in(group)
+  _, rest = name_in(rest)
+  local limit = match(rest, "^%d+")
+  return tonumber(limit), sub(rest, #limit + 2)
+end
+
+-- Whether jobs of a limit key of a queue still wait for a token; waits_for_token in core/claim.py.
+local function waits_for_token(queue, key, gate)
+  local at = gate.key_rate and tonumber(call("ZSCORE", KEY_WAKES, key_in(queue, key)) or nil)
+  return at and now < at and at <= now + 1 / gate.key_rate
+end
+
+-- Let the first of each group go: of some, a paused queue's say, nobody may come for them. Those of
+-- one queue, if it is named.
+local function wake(key, number, only)
+  local number_running = running_of(key)
+  for _, group in ipairs(groups_of(key)) do
+    local limit, queue = limit_and_queue(group)
+    local free_slots, gate = limit - number_running, gate_of(queue)
+    if only and queue ~= only then
+      free_slots = 0
+    elseif gate.key_most or gate.key_rate then
+      free_slots = waits_for_token(queue, key, gate) and 0 or number
+    end
     if free_slots > 0 then
       local last = min(free_slots, number) - 1
       local members, found = call("ZRANGE", BLOCKED .. group, 0, last), {}

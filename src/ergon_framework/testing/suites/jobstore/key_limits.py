@@ -1,0 +1,289 @@
+"""Checks of limits that a queue sets for each of its limit keys: at once, and per second."""
+
+from __future__ import annotations
+
+from ergon_framework.core.job import CancelRequested, LeaseExpired
+from ergon_framework.testing.suites.drivers import START
+from ergon_framework.testing.suites.framework import Check, expect, register
+from ergon_framework.testing.suites.jobstore.subject import (
+    FAILS_FOR_GOOD,
+    FAILS_ONCE,
+    LEASE,
+    RELEASED,
+    SUCCEEDED,
+    JobStoreSubject,
+    ids_of,
+    same,
+)
+
+CHECKS: list[Check[JobStoreSubject]] = []
+check = register(CHECKS)
+
+
+# ---- how many of a key at once ------------------------------------------------------------------
+
+
+@check()
+def queue_limits_each_key(s: JobStoreSubject) -> None:
+    """No more jobs of one key run in a queue than the queue allows a key, whoever claims."""
+    s.store.set_queue("q", key_max_active=2)
+    s.put("a1", "a2", "a3", queue="q", limit_key="a")
+    s.put("b1", "b2", "b3", queue="q", limit_key="b")
+    s.put("free1", "free2", "free3", queue="q")
+    came = sorted(s.ids(20))
+    same(came, ["a1", "a2", "b1", "b2", "free1", "free2", "free3"], "claimed")
+    same(s.ids(20, worker="w2"), [], "second worker")
+
+
+@check()
+def key_limit_of_a_queue_comes_before_the_jobs_own(s: JobStoreSubject) -> None:
+    """Jobs that only carry their key are limited by their queue, and not to one at a time."""
+    s.store.set_queue("q", key_max_active=3)
+    s.put("a1", "a2", "a3", "a4", queue="q", limit_key="a")
+    same(s.ids(9), ["a1", "a2", "a3"], "claimed")
+
+
+@check()
+def key_limit_of_a_queue_counts_there_alone(s: JobStoreSubject) -> None:
+    """What runs of the same key in another queue leaves a queue's own limit of keys alone."""
+    s.store.set_queue("one", key_max_active=1)
+    s.store.set_queue("two", key_max_active=1)
+    s.put("a1", "a2", queue="one", limit_key="k")
+    s.put("b1", "b2", queue="two", limit_key="k")
+    same(sorted(s.ids(9)), ["a1", "b1"], "claimed")
+
+
+@check()
+def key_limit_of_a_queue_is_freed(s: JobStoreSubject) -> None:
+    """A job that stops running in any way makes room for another of its key."""
+    s.store.set_queue("q", key_max_active=1)
+    s.put("a", "b", "c", "d", queue="q", limit_key="k")
+    for job_id, seen in (("a", SUCCEEDED), ("b", FAILS_FOR_GOOD), ("c", FAILS_ONCE)):
+        leased = s.take(job_id)
+        same(s.ids(9), [], f"claimed while {job_id} runs")
+        s.must(leased, seen)
+    s.take("d")
+    s.clock.forward(LEASE + 1.0)
+    s.must(s.store.expired_leases(5)[0], LeaseExpired(), if_expired=True)
+    came = s.ids(9)
+    expect(len(came) == 1, f"one job of the key was to come after the rescue, and {came} came")
+
+
+@check()
+def key_limit_of_a_queue_can_be_raised(s: JobStoreSubject) -> None:
+    """Raising the limit of keys lets the jobs go that waited for it, while others still run."""
+    s.store.set_queue("q", key_max_active=1)
+    s.put("a", "b", "c", "d", queue="q", limit_key="k", limit=9)
+    s.take("a")
+    same(s.ids(9), [], "with the first limit")
+    s.store.set_queue("q", key_max_active=2)
+    same(s.ids(9), ["b"], "after raising it")
+    s.store.set_queue("q", key_max_active=None)
+    came = s.ids(9) + s.ids(9)
+    expect("c" in came, f"c was to come after the limit was lifted, and {came} came")
+
+
+@check()
+def limits_of_queue_and_key_hold_together(s: JobStoreSubject) -> None:
+    """The limit of the queue and that of each key hold at the same time."""
+    s.store.set_queue("q", max_active=3, key_max_active=2)
+    s.put("a1", "a2", "a3", queue="q", limit_key="a")
+    s.put("b1", "b2", "b3", queue="q", limit_key="b")
+    came = s.claim(9)
+    keys = sorted(each[0] for each in ids_of(came))
+    expect(keys in (["a", "a", "b"], ["a", "b", "b"]), f"{ids_of(came)} came")
+    same(s.ids(9), [], "while three run")
+    s.must(came[0], SUCCEEDED)
+    same(len(s.claim(9)), 1, "after one has ended")
+
+
+@check()
+def limited_key_of_a_queue_says_so(s: JobStoreSubject) -> None:
+    """A job that was refused for the limit of its key is no candidate until that changes."""
+    s.store.set_queue("q", key_max_active=1)
+    s.put("a", "b", queue="q", limit_key="k")
+    leased = s.claim(9)[0]
+    same([s.get(each).is_limited for each in "ab"], [False, True], "is_limited")
+    s.must(leased, SUCCEEDED)
+    s.take("b")
+    same(s.get("b").is_limited, False, "is_limited of the running job")
+
+
+@check()
+def key_limit_of_a_queue_holds_among_threads(s: JobStoreSubject) -> None:
+    """Several workers that claim at once do not exceed the limit of a key together."""
+    s.store.set_queue("q", key_max_active=4)
+    s.put(*(f"job-{n}" for n in range(30)), queue="q", limit_key="k")
+    came = s.together([lambda: s.ids(3)] * 6)
+    together = sum(map(len, came))
+    expect(together <= 4, f"{together} were claimed together, of a key that allows 4")
+    same(together + len(s.ids(9)), 4, "claimed in all")
+
+
+# ---- how many of a key per second ---------------------------------------------------------------
+
+
+@check()
+def rate_of_a_key_begins_with_a_full_bucket(s: JobStoreSubject) -> None:
+    """Each key of a queue with a rate for keys starts with its burst, and no job more."""
+    s.store.set_queue("q", key_rate=0.5, key_burst=3)
+    s.put(*(f"a{n}" for n in range(9)), queue="q", limit_key="a")
+    s.put(*(f"b{n}" for n in range(2)), queue="q", limit_key="b")
+    same(sorted(s.ids(20)), ["a0", "a1", "a2", "b0", "b1"], "at first")
+    same(s.ids(20), [], "right after")
+
+
+@check()
+def rate_of_a_key_gives_tokens_with_time(s: JobStoreSubject) -> None:
+    """One job of a key may start for each token of it, and tokens come at the rate."""
+    s.store.set_queue("q", key_rate=0.5)
+    s.put(*(f"job-{n}" for n in range(9)), queue="q", limit_key="k")
+    came = []
+    for _ in range(8):  # 1.0 s each: a token every other time
+        came.append(len(s.claim(9)))
+        s.clock.forward(1.0)
+    same(came, [1, 0, 1, 0, 1, 0, 1, 0], "claimed each second")
+
+
+@check()
+def rate_of_a_key_saves_no_more_than_its_burst(s: JobStoreSubject) -> None:
+    """However long a key rests, only its burst may start at once."""
+    s.store.set_queue("q", key_rate=10.0, key_burst=2)
+    s.put(*(f"job-{n}" for n in range(9)), queue="q", limit_key="k")
+    same(len(s.claim(9)), 2, "at first")
+    s.clock.forward(3600.0)
+    same(len(s.claim(9)), 2, "after an hour")
+    s.clock.forward(3600.0)
+    same(len(s.claim(9)), 2, "after another hour")
+
+
+@check()
+def rate_of_a_key_says_when_to_come_again(s: JobStoreSubject) -> None:
+    """Whoever finds no token of a key learns when there is one, and gets a job at that instant."""
+    s.store.set_queue("q", key_rate=3.0, key_burst=2)
+    s.put(*(f"job-{n}" for n in range(12)), queue="q", limit_key="k")
+    same(len(s.claim(9)), 2, "at first")
+    for _ in range(9):
+        claimed = s.settle_and_claim((), 9)[1]
+        same(claimed.jobs, [], "without a token")
+        at = claimed.next_at
+        expect(at is not None and START < at <= s.store.now() + 0.34, f"next_at is {at}")
+        s.clock.to(at or 0.0)
+        same(len(s.claim(9)), 1, "at the instant given")
+    expect(s.store.now() < START + 3.01, "nine jobs at three per second took longer")
+
+
+@check()
+def rate_of_a_key_counts_every_start(s: JobStoreSubject) -> None:
+    """A job that is delivered again takes a token again, and its end gives none back."""
+    s.store.set_queue("q", key_rate=0.1, key_burst=2)
+    s.put("a", "b", queue="q", limit_key="k")
+    s.ended("a", RELEASED)
+    s.ended("a", SUCCEEDED)
+    same(s.ids(9), [], "the third start")
+    s.clock.forward(10.0)
+    same(s.ids(9), ["b"], "ten seconds later")
+
+
+@check()
+def rate_of_a_key_holds_up_no_other(s: JobStoreSubject) -> None:
+    """A key without a token keeps neither other keys of its queue nor jobs without one waiting."""
+    s.store.set_queue("q", key_rate=0.1)
+    s.put(*(f"a{n}" for n in range(200)), queue="q", limit_key="a")
+    s.put("b", queue="q", limit_key="b")
+    s.put("free", queue="q")
+    came: list[str] = []
+    for _ in range(5):
+        came += s.ids(9)
+    same(sorted(came), ["a0", "b", "free"], "claimed")
+
+
+@check()
+def rate_of_a_key_holds_among_executors(s: JobStoreSubject) -> None:
+    """The tokens of one key are shared by all executors of a worker."""
+    s.store.set_queue("q", key_rate=0.1, key_burst=2)
+    for executor in ("python", "node", "deno"):
+        s.put(f"{executor}-1", f"{executor}-2", queue="q", executor=executor, limit_key="k")
+    slots = {"python": 3, "node": 3, "deno": 3}
+    same(len(s.claim(slots)), 2, "started with two tokens")
+    s.clock.forward(10.0)
+    same(len(s.claim(slots)), 1, "started with one more token")
+    same(len(s.claim(slots)), 0, "started without one")
+
+
+@check()
+def rate_of_a_key_holds_among_threads(s: JobStoreSubject) -> None:
+    """Several workers that claim at once take no more tokens of a key together than there are."""
+    s.store.set_queue("q", key_rate=0.1, key_burst=5)
+    s.put(*(f"job-{n}" for n in range(40)), queue="q", limit_key="k")
+    came = s.together([lambda: s.ids(4)] * 6)
+    together = sum(map(len, came))
+    expect(together <= 5, f"{together} were claimed together, of a key that has 5 tokens")
+    same(together + len(s.ids(9)), 5, "claimed in all")
+
+
+@check()
+def rate_of_a_key_can_be_lifted(s: JobStoreSubject) -> None:
+    """Keys whose rate was taken away go on at once, by the limit of the jobs themselves."""
+    s.store.set_queue("q", key_rate=0.1)
+    s.put("a", "b", "c", queue="q", limit_key="k", limit=9)
+    s.claim(9)
+    same(s.ids(9), [], "without a token")
+    s.store.set_queue("q", key_rate=None)
+    came = s.ids(9) + s.ids(9)
+    expect("b" in came, f"b was to come, and {came} came")
+
+
+@check()
+def rate_of_a_key_heals_when_the_clock_is_set_back(s: JobStoreSubject) -> None:
+    """A clock that was set back makes jobs of a key wait no longer than an empty bucket does."""
+    s.store.set_queue("q", key_rate=0.1)
+    s.put("a", "b", "c", queue="q", limit_key="k")
+    s.clock.forward(86_400.0)
+    same(s.ids(9), ["a"], "claimed with a token")
+    same(s.ids(9), [], "claimed without one")
+    s.clock.to(START)
+    s.store.prune(100)
+    same(s.ids(9), [], "claimed right after the clock was set back")
+    s.clock.forward(10.5)
+    same(s.ids(9), ["b"], "claimed when the next token has come by the clock as it is now")
+
+
+@check()
+def cancelled_job_passes_its_token_on(s: JobStoreSubject) -> None:
+    """When the job whose turn it would be is cancelled, the next one of the key gets the token."""
+    s.store.set_queue("q", key_rate=0.1)
+    s.put("a", "b", "c", queue="q", limit_key="k")
+    s.take("a")
+    same(s.ids(9), [], "without a token")
+    s.must(s.get("b"), CancelRequested())
+    s.clock.forward(10.0)
+    same(s.ids(9), ["c"], "claimed with the next token")
+
+
+@check()
+def worker_that_dies_leaves_the_token_spent(s: JobStoreSubject) -> None:
+    """The place of a job whose worker died comes back with the rescue; its token does not."""
+    s.store.set_queue("q", key_max_active=1, key_rate=0.001, key_burst=2)
+    s.put("a", "b", queue="q", limit_key="k")
+    s.take("a")
+    s.clock.forward(LEASE + 1.0)
+    s.must(s.store.expired_leases(5)[0], LeaseExpired(), if_expired=True)
+    second = s.claim(1)
+    same(len(second), 1, "how many started with the second token")
+    s.must(second[0], SUCCEEDED)
+    same(s.ids(9), [], "started without a token")
+
+
+@check()
+def full_buckets_of_keys_are_forgotten(s: JobStoreSubject) -> None:
+    """A prune forgets keys whose buckets are full again, and no token is given away twice."""
+    s.store.set_queue("q", key_rate=1.0, key_burst=2)
+    s.put(*(f"job-{n}" for n in range(9)), queue="q", limit_key="k")
+    same(len(s.claim(9)), 2, "at first")
+    s.store.prune(100)
+    s.put("late", queue="q", limit_key="k")
+    same(len(s.claim(9)), 0, "after a prune")
+    s.clock.forward(60.0)
+    s.store.prune(100)
+    same(len(s.claim(9)), 2, "after a minute and a prune")
