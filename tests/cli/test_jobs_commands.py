@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -475,6 +476,26 @@ def test_cancel_what_runs(ergon: JobCommands) -> None:
     assert "ann asked for its cancellation" in ergon("why", "a").out
 
 
+def test_a_row_that_only_readers_refuse_is_listed_where_they_point_to(ergon: JobCommands) -> None:
+    """Its job may even run: no claim reads what is wrong, and nobody sets the row aside."""
+    for name in ("a", "b", "c"):
+        assert ergon("enqueue", "work", "--id", name).code == 0
+    with closing(sqlite3.connect(ergon.directory / "work.db")) as connection, connection:
+        connection.execute("UPDATE ergon_jobs SET last_error = '{' WHERE id != 'b'")
+    shown = ergon("jobs", "show", "a")
+    hint = shown.err[shown.err.index("ergon jobs unreadable") :].splitlines()[0].rstrip(")")
+    told = ergon(*shlex.split(hint)[1:]).out
+    assert ["a", "c"] == sorted(line.split()[0] for line in told.splitlines()[-2:])
+    listed = ergon("jobs", "unreadable", "--json").json
+    assert [(each["id"], each["aside"]) for each in listed] == [("c", False), ("a", False)]
+    assert len(ergon("jobs", "unreadable", "--json", "--limit", "1").json) == 1
+    assert ergon("jobs", "unreadable", "--aside", "--json").json == []
+    for option in ("--restore", "--discard"):
+        refused = ergon("jobs", "unreadable", option, "a")
+        assert (refused.code, "was not set aside" in refused.err) == (1, True)
+        assert "put its columns right" in refused.err
+
+
 def test_rows_that_cannot_be_read(ergon: JobCommands) -> None:
     """They are listed, told by doctor, restored once they are right, or discarded."""
     for name in ("a", "b"):
@@ -492,9 +513,12 @@ def test_rows_that_cannot_be_read(ergon: JobCommands) -> None:
     assert ergon("jobs", "list").code == 0
     shown = ergon("jobs", "show", "a")
     assert (shown.code, "ergon jobs unreadable" in shown.err) == (1, True)
+    listed = ergon("jobs", "unreadable", "--json").json
+    assert [(each["id"], each["aside"]) for each in listed] == [("b", False), ("a", False)]
     assert claimed() == []
     listed = ergon("jobs", "unreadable", "--json").json
     assert [(each["id"], each["status"]) for each in listed] == [("b", "pending"), ("a", "pending")]
+    assert {each["aside"] for each in listed} == {True}
     doctor = ergon("doctor", "--json")
     assert (doctor.code, "2 rows of jobs cannot be read" in doctor.out) == (1, True)
     assert ergon("jobs", "unreadable", "--restore", "a").code == 1

@@ -11,7 +11,14 @@ import msgspec
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.jobstore import ClaimResult, FullJobStore, Job, Search, Settlement
+from ergon_framework.ports.jobstore import (
+    ClaimResult,
+    FullJobStore,
+    Job,
+    Search,
+    Settlement,
+    Unreadable,
+)
 
 
 def spoil(store: FullJobStore, job_id: str) -> Callable[[], None]:
@@ -58,6 +65,13 @@ class StopsAtAClaim(SqliteJobStore):
     ) -> tuple[list[bool], ClaimResult]:
         read_all(self)
         return super().settle_and_claim(settlements, ask)
+
+
+class ListsOnlyWhatItSetAside(SqliteJobStore):
+    """Does not look for rows that only readers meet."""
+
+    def left_out(self) -> Iterator[Unreadable]:
+        return iter(())
 
 
 class DeletesWhatItCannotRead(SqliteJobStore):

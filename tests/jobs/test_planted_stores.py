@@ -190,6 +190,7 @@ PLANTED_ON_DISK = [
     (on_disk.StopsAtAClaim, "unreadable_job_is_not_in_the_way"),
     (on_disk.DeletesWhatItCannotRead, "unreadable_job_is_never_deleted"),
     (on_disk.TakesBackAnything, "unreadable_job_can_be_read_again"),
+    (on_disk.ListsOnlyWhatItSetAside, "unreadable_job_that_nobody_set_aside_is_listed"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,10 +11,10 @@ import typer
 from ergon_framework.cli import conform, executor, job_filters, jobs_bulk, workers
 from ergon_framework.cli.job_client import JobId, StoreUrl, opened, show_jobs
 from ergon_framework.cli.option_groups import expanded
-from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.output import show_list, show_one, waiting
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.core.text import indented
-from ergon_framework.errors import ConfigurationError, JobNotFoundError
+from ergon_framework.errors import ConfigurationError, JobNotFoundError, UnreadableJobError
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
@@ -83,15 +84,22 @@ def unreadable(
     discard: Annotated[
         str | None, typer.Option(metavar="ID", help="Delete this row for good.")
     ] = None,
+    aside: Annotated[
+        bool,
+        typer.Option(
+            "--aside", help="Only those that were set aside: not every row has to be read."
+        ),
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List rows that were set aside as unreadable.
+    """List rows that cannot be read: those that were set aside, then all others.
 
     A row may come from a newer version, or from somebody who wrote to the store by hand. Upgrade,
-    or put its columns right without changing stage and status; then restore it.
+    or put its columns right without changing stage and status. One that a worker has set aside is
+    restored then; any other is read again by itself.
     """
     if restore is not None and discard is not None:
         raise ConfigurationError(
@@ -100,8 +108,13 @@ def unreadable(
     wanted = restore or discard
     with opened(config, url, reads=wanted is None) as client:
         if wanted is None:
-            rows = [_unreadable_shape(each) for each in client.store.unreadable(limit)]
-            show_list(rows, ["id", "queue", "status", "since", "problem"], as_json=as_json)
+            rows = [_unreadable_shape(each, True) for each in client.store.unreadable(limit)]
+            if not aside and len(rows) < limit:
+                with waiting("reading every row"):
+                    others = islice(client.store.left_out(), limit - len(rows))
+                    rows += [_unreadable_shape(each, False) for each in others]
+            columns = ["id", "queue", "status", "aside", "since", "problem"]
+            show_list(rows, columns, as_json=as_json)
             return
         key = _aside(client, wanted)
         if restore is not None:
@@ -121,19 +134,27 @@ def _aside(client: JobClient, job_id: str) -> Any:
     for each in client.store.unreadable():
         if each.id == job_id:
             return each.key
+    try:
+        client.store.find(job_id)
+    except UnreadableJobError as error:
+        raise UnreadableJobError(
+            f"{error.message}; it was not set aside, so there is nothing to restore or to discard",
+            remedy="put its columns right, and it is read again by itself",
+        ) from error
     raise JobNotFoundError(
         f"no row of a job {job_id} was set aside",
         remedy="ergon jobs unreadable lists those that were",
     )
 
 
-def _unreadable_shape(found: Unreadable) -> dict[str, Any]:
+def _unreadable_shape(found: Unreadable, is_aside: bool) -> dict[str, Any]:
     from ergon_framework.jobs.views import moment
 
     return {
         "id": found.id,
         "queue": found.queue,
         "status": found.status,
+        "aside": is_aside,
         "since": moment(found.since),
         "problem": found.problem,
     }

@@ -437,6 +437,13 @@ class JobAdmin(Protocol):
         out, and ``find`` raises UnreadableJobError.
         """
 
+    def left_out(self) -> Iterator[Unreadable]:
+        """The rows that a search leaves out although nobody has set them aside.
+
+        No claim has met them yet, their jobs have ended, or what cannot be read is only for
+        readers. Every row is read to find them.
+        """
+
     def restore_unreadable(self, key: Any) -> bool:
         """Read such a row again, and put it back where it stood; False: it is not set aside.
 

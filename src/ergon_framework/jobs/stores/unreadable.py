@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import sqlite3
 import struct
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
 import msgspec
 
@@ -201,6 +202,13 @@ def log_set_aside(found: Unreadable) -> None:
 MAX_LOGGED_ROWS = 1000
 
 
+class SkippedRows(Protocol):
+    """Whoever is told of the rows that a search leaves out."""
+
+    def left_out(self, found: Unreadable) -> None:
+        """One that cannot be read."""
+
+
 class UnreadableLog:
     """Logs each row once that a search left out because it cannot be read."""
 
@@ -213,3 +221,26 @@ class UnreadableLog:
         if found.key not in self._logged and len(self._logged) < MAX_LOGGED_ROWS:
             self._logged.add(found.key)
             logger.warning("the row of job %r is left out: %s", found.id, found.problem)
+
+
+class _FoundRows:
+    """Keeps what a search leaves out."""
+
+    def __init__(self) -> None:
+        self.found: list[Unreadable] = []
+
+    def left_out(self, found: Unreadable) -> None:
+        """Keep it for whoever asked."""
+        self.found.append(found)
+
+
+def left_out_of(
+    search: Callable[[SkippedRows], Iterator[Job]], aside: Iterable[Unreadable]
+) -> Iterator[Unreadable]:
+    """The rows that a search leaves out, but for those that were set ``aside``."""
+    known, skipped = {each.key for each in aside}, _FoundRows()
+    for _ in search(skipped):
+        if skipped.found:
+            yield from (each for each in skipped.found if each.key not in known)
+            skipped.found.clear()
+    yield from (each for each in skipped.found if each.key not in known)

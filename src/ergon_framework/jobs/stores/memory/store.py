@@ -191,6 +191,10 @@ class MemoryJobStore:
         """None: there are no rows in memory."""
         return []
 
+    def left_out(self) -> Iterator[Unreadable]:
+        """None, for the same reason."""
+        return iter(())
+
     def restore_unreadable(self, key: Any) -> bool:
         """There is none."""
         return False

@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.postgres.settle import SettleBatch, blocked_key
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts, writable
 from ergon_framework.jobs.stores.postgres.transactions import Tx
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER, expire
-from ergon_framework.jobs.stores.unreadable import UnreadableLog
+from ergon_framework.jobs.stores.unreadable import SkippedRows
 from ergon_framework.ports.jobstore import Job, Named, Queue, Search, Settlement
 
 Read = Callable[[Callable[[Tx], JobRowPage]], JobRowPage]
@@ -54,14 +54,14 @@ def search(
     read: Read,
     wanted: Search,
     limit: int | None,
-    log: UnreadableLog,
+    log: SkippedRows,
     *,
     page_size: int = PAGE_SIZE,
     max_sorted: int = MAX_SORTED,
 ) -> Iterator[Job]:
     """Matching jobs, the newest first; between pages nothing of the store is held.
 
-    Rows that cannot be read are left out, and logged once.
+    Rows that cannot be read are left out, and ``log`` is told.
     """
     statement, values = statement_of(wanted), values_of(wanted, max_sorted)
     left = _END if limit is None else limit

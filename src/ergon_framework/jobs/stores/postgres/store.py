@@ -62,6 +62,7 @@ from ergon_framework.jobs.stores.unreadable import (
     UnreadableLog,
     argument_problem,
     key_is_held,
+    left_out_of,
     unreadable_job,
     was_status,
 )
@@ -389,6 +390,12 @@ class PostgresJobStore:
         """The rows that were set aside because they cannot be read, the newest first."""
         values = {"limit": limit}
         return self.transactions.read(lambda tx: page_of(tx.execute(_SQL["aside"], values))).odd
+
+    def left_out(self) -> Iterator[Unreadable]:
+        """The rows that a search leaves out although nobody has set them aside."""
+        return left_out_of(
+            lambda log: admin.search(self.transactions.read, Search(), None, log), self.unreadable()
+        )
 
     def restore_unreadable(self, key: Any) -> bool:
         """Read such a row again, and put it back where it stood."""

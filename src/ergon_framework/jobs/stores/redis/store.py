@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,8 +34,10 @@ from ergon_framework.jobs.stores.transitions import (
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
     UNREADABLE,
+    SkippedRows,
     argument_problem,
     key_is_held,
+    left_out_of,
     problem_of,
     unreadable_job,
 )
@@ -357,6 +360,14 @@ class RedisJobStore:
         found = rows.pairs(self.transactions.call("HGETALL", "unreadable"))
         noted = [rows.unreadable_from(*each) for each in found]
         return sorted(noted, key=lambda each: (-each.since, each.id))[:limit]
+
+    def left_out(self) -> Iterator[Unreadable]:
+        """The rows that a search leaves out although nobody has set them aside."""
+
+        def searched(log: SkippedRows) -> Iterator[Job]:
+            return search(partial(self.transitions.look_at, log=log), self._running, Search(), None)
+
+        return left_out_of(searched, self.unreadable())
 
     def restore_unreadable(self, key: Any) -> bool:
         """Read such a row again, and put it back where it stood."""

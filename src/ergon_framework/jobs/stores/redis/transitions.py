@@ -14,6 +14,7 @@ from ergon_framework.jobs.stores.redis.transactions import RedisTransactions
 from ergon_framework.jobs.stores.transitions import cancel_replaced, expire, id_taken, key_held
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
+    SkippedRows,
     UnreadableLog,
     log_set_aside,
     problem_of,
@@ -188,11 +189,12 @@ class Transitions:
         which: list[str] | int | None,
         most: int = 0,
         wanted: tuple[Any, ...] | None = None,
+        log: SkippedRows | None = None,
     ) -> tuple[list[Job], int | None]:
         """Some jobs, and the number below which to look on, if there may be more."""
         found, odd, last = self.look(where, which, most, wanted)
         for each in odd:
-            self._unreadable_log.left_out(each)
+            (log or self._unreadable_log).left_out(each)
         return [job for _, job in found], last
 
     def look(

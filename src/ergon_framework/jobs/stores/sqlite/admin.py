@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
     UNREADABLE,
-    UnreadableLog,
+    SkippedRows,
     is_misread,
 )
 from ergon_framework.ports.jobstore import Job, Named, PruneResult, Queue, Search
@@ -40,10 +40,10 @@ _COUNTS = (
 )
 
 
-def search(read: Read, wanted: Search, limit: int | None, log: UnreadableLog) -> Iterator[Job]:
+def search(read: Read, wanted: Search, limit: int | None, log: SkippedRows) -> Iterator[Job]:
     """Matching jobs, the newest first; between pages nothing of the store is held.
 
-    Rows that cannot be read are left out, and logged once.
+    Rows that cannot be read are left out, and ``log`` is told.
     """
     statement, values = statement_of(wanted), _values(wanted)
     left = _END if limit is None else limit

@@ -27,6 +27,7 @@ from ergon_framework.jobs.stores.unreadable import (
     argument_problem,
     is_misread,
     key_is_held,
+    left_out_of,
     note_of,
     unreadable_job,
     was_status,
@@ -256,6 +257,12 @@ class SqliteJobStore:
             return [odd_row(cursor, seq, "") for (seq,) in seqs]
 
         return self.transactions.read(work)
+
+    def left_out(self) -> Iterator[Unreadable]:
+        """The rows that a search leaves out although nobody has set them aside."""
+        return left_out_of(
+            lambda log: admin.search(self.transactions.read, Search(), None, log), self.unreadable()
+        )
 
     def restore_unreadable(self, key: Any) -> bool:
         """Read such a row again, and put it back where it stood."""

@@ -60,6 +60,26 @@ def unreadable_job_is_left_out_of_a_search(s: JobStoreSubject) -> None:
 
 
 @check("spoil")
+def unreadable_job_that_nobody_set_aside_is_listed(s: JobStoreSubject) -> None:
+    """One that has ended, and one that no claim has met: searches leave both out, and only those.
+
+    Setting one aside takes it out of this list and into the other.
+    """
+    s.put("ended", "fine", "waits")
+    s.ended("ended", SUCCEEDED)
+    mend = s.spoil("ended")
+    s.spoil("waits")
+    found = list(s.store.left_out())
+    same([each.id for each in found], ["waits", "ended"], "left out")
+    expect(all(each.problem for each in found), "nothing is said about what is wrong")
+    same(s.ids(5), ["fine"], "claimed")
+    same([each.id for each in s.store.left_out()], ["ended"], "left out after a claim")
+    same([each.id for each in s.store.unreadable()], ["waits"], "set aside")
+    mend()
+    same(list(s.store.left_out()), [], "left out once it is right")
+
+
+@check("spoil")
 def unreadable_job_is_never_deleted(s: JobStoreSubject) -> None:
     """Nothing but an operator takes it away, and its id stays taken."""
     s.put("bad", expires_at=s.clock() + 10.0)
