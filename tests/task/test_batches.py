@@ -103,10 +103,11 @@ def test_units_come_in_full_batches_and_the_rest_after_the_linger(colour: str) -
     assert batches.queue.get_transactions_count() == 0
 
 
-def test_each_unit_has_its_own_outcome(colour: str) -> None:
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_each_unit_has_its_own_outcome(colour: str, kind: Callable[[Any], Any]) -> None:
     """A list is one result for each; an exception in it is the failure of that unit alone."""
     batches = Batches(
-        colour, lambda amounts: [refuse("nothing") if each == 0 else each for each in amounts]
+        colour, lambda amounts: kind(refuse("nothing") if each == 0 else each for each in amounts)
     )
     report = batches.consume(3, 0, 5, batch=3)
     assert (report.succeeded, report.failed) == (2, 1)

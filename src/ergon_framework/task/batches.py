@@ -109,7 +109,8 @@ class _Raised:
 
 def _share(owner: str, units: list[_Unit], result: Any) -> None:
     """Give each unit its part of what the function returned."""
-    if not isinstance(result, list):
+    # A named tuple and the like is a value; a plain one is what a comprehension was turned into.
+    if not isinstance(result, list) and type(result) is not tuple:
         for unit in units:
             unit.end(result)
         return
