@@ -280,7 +280,9 @@ def test_a_defect_of_ours_is_no_traceback_either(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", ["check --config nowhere.toml --json", "notices", "tasks --json"])
+@pytest.mark.parametrize(
+    "line", ["check --config nowhere.toml --json", "notices", "tasks --json", "--version"]
+)
 def test_a_reader_who_has_left_is_no_traceback(line: str) -> None:
     """Neither for what a command shows, nor for why it failed."""
     reading, writing = os.pipe()

@@ -102,6 +102,25 @@ def test_ids_are_whole(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(len(line) <= width for line in lines if "\x1b" not in line)
 
 
+@pytest.mark.parametrize("width", ["20", "1"])
+def test_a_narrow_terminal_has_values_below_their_names(
+    width: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside them there would be room for one character in a line."""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", width)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    queue = {"name": "default", "oldest_due_at": JOB["created_at"], "missing_executors": "thumbs"}
+    show_list([queue], list(queue), as_json=False)
+    show_one(queue, as_json=False, title="the queue")
+    lines = [line.rstrip() for line in screen.getvalue().splitlines()]
+    assert [lines.count(f"  {each}") for each in ("default", "thumbs")] == [2, 2]
+    assert lines.count("missing executors") == 2
+    assert any("the queue" in line for line in lines)  # in bold
+
+
 def test_states_have_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the column they stand in: an open circuit is bad, an open gate is not."""
     assert colour_of("status", "completed") == "green"

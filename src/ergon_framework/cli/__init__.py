@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from ergon_framework.cli.init_process import step_aside
@@ -44,8 +45,9 @@ def main() -> NoReturn:
 def invoke(arguments: Sequence[str], *, is_process: bool = False) -> int:
     """Run one command and return its exit code, without ending the process."""
     if list(arguments) == ["--version"]:  # without importing anything that takes long
-        print(f"ergon {version()}")
-        return 0
+        with suppress(OSError):  # nobody reads it: told below, as for every other command
+            print(f"ergon {version()}", flush=True)
+            return 0
     if arguments[:1] == ["executor"] and not {"--help", "-h"} & {*arguments}:
         # A worker waits for this process: it starts without the command line's own imports.
         from ergon_framework.executor.__main__ import main as execute

@@ -25,6 +25,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
     redirect_stdout,
+    suppress,
 )
 from io import TextIOWrapper
 from typing import Any, Protocol, Self, TextIO
@@ -209,6 +210,12 @@ def stop_if_unread() -> None:
         raise BrokenPipeError
 
 
+def note(text: str) -> None:
+    """Say something worth knowing beside the answer, for people."""
+    with suppress(OSError):  # nobody has to listen
+        print(printable(f"note: {text}"), file=sys.stderr, flush=True)
+
+
 def printable(text: str, *, keeps_lines: bool = False) -> str:
     """Text without characters that could steer a terminal."""
     kept = "\n" if keeps_lines else ""
@@ -308,7 +315,10 @@ def _show_table(
 
 
 def _show_fields(title: str, fields: Sequence[tuple[str, str]]) -> None:
-    """One thing, a line for each field; the line of an id may be wider than the terminal."""
+    """One thing, a line for each field; the line of an id may be wider than the terminal.
+
+    Where a terminal has no room for values beside their names, each is below its name.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -316,6 +326,10 @@ def _show_fields(title: str, fields: Sequence[tuple[str, str]]) -> None:
     console = Console()
     least = max((len(cell) for name, cell in fields if _is_id(name)), default=1)
     labels = max((len(name) for name, _ in fields), default=0)
+    longest = max((len(cell) for _, cell in fields), default=0)
+    if console.width - labels - _GAP < max(least, min(longest, _LEAST)):
+        _show_stacked(console, title, fields)
+        return
     table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold", show_header=bool(title))
     table.add_column("", no_wrap=True, min_width=labels)
     table.add_column(title, overflow="fold", min_width=least)
@@ -323,6 +337,17 @@ def _show_fields(title: str, fields: Sequence[tuple[str, str]]) -> None:
         table.add_row(Text(name.replace("_", " ")), Text(cell, colour_of(name, cell)))
     width = max(console.width, labels + least + 2 * _GAP)
     console.print(table, width=width, crop=False, no_wrap=False)
+
+
+def _show_stacked(console: Any, title: str, fields: Sequence[tuple[str, str]]) -> None:
+    """The same for a narrow terminal, which goes on in the next line where it has to."""
+    from rich.text import Text
+
+    if title:
+        console.print(Text(title, "bold"), soft_wrap=True)
+    for name, cell in fields:
+        console.print(Text(name.replace("_", " ")), soft_wrap=True)
+        console.print(Text(f"  {cell}", colour_of(name, cell)), soft_wrap=True)
 
 
 def _text(value: object) -> str:
