@@ -485,7 +485,7 @@ def test_a_row_that_only_readers_refuse_is_listed_where_they_point_to(ergon: Job
     shown = ergon("jobs", "show", "a")
     hint = shown.err[shown.err.index("ergon jobs unreadable") :].splitlines()[0].rstrip(")")
     told = ergon(*shlex.split(hint)[1:]).out
-    assert ["a", "c"] == sorted(line.split()[0] for line in told.splitlines()[-2:])
+    assert sorted(line.split()[0] for line in told.splitlines()[-2:]) == ["a", "c"]
     listed = ergon("jobs", "unreadable", "--json").json
     assert [(each["id"], each["aside"]) for each in listed] == [("c", False), ("a", False)]
     assert len(ergon("jobs", "unreadable", "--json", "--limit", "1").json) == 1

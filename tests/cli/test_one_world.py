@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ergon_framework import App
+from ergon_framework.app.earlier_store import earlier_store
+from ergon_framework.app.settings import load_settings
 from ergon_framework.cli import invoke
 from tests.app.workplace import Workplace
+from tests.docs.programs import environment
 
 SCRIPT = """
 from ergon_framework import App
@@ -113,6 +119,126 @@ def test_settings_are_found_from_below(
     assert [row["kind"] for row in json.loads(said(capsys, "check", "--json"))] == ["task"]
     said(capsys, "enqueue", "shrink", "--id", "third")
     assert (workplace.directory / "work.db").is_file()
+
+
+NAMES_ANOTHER = '[store]\nurl = "sqlite:///work.db"\n'
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    """What a command says beside its answer."""
+    capsys.readouterr()
+    assert invoke(words) == code
+    return capsys.readouterr().err
+
+
+def test_jobs_from_before_the_settings_are_told_of(
+    below: Path, workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where they wait, to whoever looks for jobs; not to who names a store."""
+    home = below.parents[1]
+    workplace.settings(NAMES_ANOTHER)
+    waits = f"1 job waits in {home / 'ergon.db'}, where nobody looks: {home / 'ergon.toml'} names"
+    run = f"ERGON_JOBS__STORE=sqlite:///{home / 'ergon.db'} ergon run {home / 'thumbs.py'} --burst"
+    for words, code in (
+        (["jobs", "list"], 1),  # there is no work.db yet
+        (["check"], 0),
+        (["why", "first"], 1),
+    ):
+        said_of_it = told(capsys, *words, code=code)
+        assert waits in said_of_it
+        assert run in said_of_it
+    said(capsys, "enqueue", "shrink", "--id", "third")
+    for words, code in ((["jobs", "list"], 0), (["jobs", "show", "first"], 1)):
+        assert waits in told(capsys, *words, code=code)
+    rows = json.loads(said(capsys, "doctor", "--json", code=0))
+    [found] = [row for row in rows if row["check"] == "earlier job store"]
+    assert (found["status"], found["found"].startswith(waits)) == ("note", True)
+    store = f"sqlite:///{home / 'work.db'}"
+    assert not told(capsys, "jobs", "list", "--store", store)
+    assert "waits" not in told(capsys, "why", "first", "--store", store, code=1)
+
+
+def test_the_move_that_is_proposed_brings_earlier_jobs_along(
+    below: Path,
+    workplace: Workplace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Pasted anywhere; afterwards there is nothing to tell any more."""
+    workplace.settings(NAMES_ANOTHER)
+    text = told(capsys, "check")
+    command = shlex.split(text[text.index("ergon move ") :].splitlines()[0])
+    with monkeypatch.context() as elsewhere:
+        elsewhere.chdir("/")
+        said(capsys, *command[1:])
+    assert "first" in said(capsys, "jobs", "list")
+    assert not told(capsys, "jobs", "list")
+    assert below.is_dir()
+
+
+def test_jobs_of_somebody_else_beside_a_script_are_not_its_own(
+    below: Path, workplace: Workplace
+) -> None:
+    """A script that names its store may be in one folder with another that does not."""
+    home = below.parents[1]
+    settings, other = load_settings(environ={}), f"sqlite:///{home / 'other.db'}"
+    assert earlier_store(settings, other, home=home, executors={"shop"}) is None
+    found = earlier_store(settings, other, home=home, executors={"thumbs"})
+    assert found is not None
+    assert "ergon move" in found.remedy(None)
+    assert "ergon run" not in found.remedy(None)
+    assert earlier_store(settings, "memory://", home=home) is None
+    assert earlier_store(settings, f"sqlite:///{home / 'ergon.db'}", home=home) is None
+    (home / "ergon.db").write_text("somebody else's")
+    assert earlier_store(settings, other, home=home) is None
+    assert workplace.directory == home
+
+
+RUNS = (
+    SCRIPT
+    + """
+if __name__ == "__main__":
+    import sys
+
+    for path in sys.argv[1:]:
+        shrink.enqueue(path)
+    app.run(burst=True)
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["python thumbs.py", "ergon run thumbs.py --burst"])
+def test_the_run_that_is_proposed_runs_earlier_jobs(tmp_path: Path, start: str) -> None:
+    """Whoever runs the script is told of jobs that it stored before its settings were written."""
+    (tmp_path / "thumbs.py").write_text(RUNS)
+    app = App(f"sqlite:///{tmp_path / 'ergon.db'}", name="thumbs")
+    job = app.client.enqueue("thumbs#shrink", ["a.png"])
+    (tmp_path / "ergon.toml").write_text(NAMES_ANOTHER)
+
+    def run(command: str, place: Path) -> str:
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        ended = subprocess.run(  # noqa: S602 - a user's shell
+            command,
+            shell=True,
+            cwd=place,
+            env=environment(PATH=path),
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stderr
+
+    text = run(start, tmp_path)
+    assert "1 job waits in" in text
+    assert job.status() == "pending"
+    command = text[text.index("ERGON_JOBS__STORE=") : text.index("  and this moves")]
+    assert "waits in" not in run(command, Path("/"))
+    assert job.result(0) == "a.png"
+    assert "waits in" not in run(start, tmp_path)
+    app.close()
 
 
 def test_debug_says_what_was_found(below: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,8 @@ Where to look first:
 - ``application`` has ``App``, the program of one file; ``run_app`` runs its parts, ``job_handlers``
   and ``inline_worker`` its jobs, ``app_arguments`` checks what it is given
 - ``settings`` reads ``ergon.toml``, ``discovery`` finds it; ``parts`` lists what it describes, and
-  ``jobs``, ``zones`` and ``providers`` are the set-up of each part
+  ``jobs``, ``zones`` and ``providers`` are the set-up of each part; ``earlier_store`` tells of jobs
+  that a script stored before its settings named another store
 - ``wiring`` finds out what a task needs, ``factories`` and ``lifespan`` build, open and close it
 - ``run`` is ``ergon run``: in this process, or under a ``supervisor`` that starts ``processes``;
   ``signals`` stops them, ``liveness`` and ``probe`` tell how they are; ``worker`` and ``node`` are

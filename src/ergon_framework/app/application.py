@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -574,6 +575,7 @@ class App:
             if self.registry.names or self.setup.executors or not (consumers or self._zones):
                 setup, store = self.worker_setup(given), self.client.store
                 setup.limit_queues(store)
+                self._warn_of_earlier_jobs()
                 worker = WorkerPart(
                     lambda: setup.worker(
                         store,
@@ -591,6 +593,20 @@ class App:
             AppRun(stages, services, rule=None if burst else RestartRule()).run()
         reports = {each.name: each.report for each in consumers if each.report is not None}
         return AppReport(AppReport().jobs if worker is None else worker.report, reports)
+
+    def _warn_of_earlier_jobs(self) -> None:
+        """Tell of jobs that this script stored before its settings named another store."""
+        from ergon_framework.app.earlier_store import earlier_store, warn_of_earlier_jobs
+
+        own = {self._name or EXECUTOR}
+        found = earlier_store(self.settings, self.setup.url, home=self._home, executors=own)
+        if found is None:
+            return
+        reference = self._reference()
+        # An App that names its store in the script, or is started by a web framework, cannot be
+        # told to use another one by a command of ours.
+        is_fixed = self._url is not None or reference.startswith("ergon_framework.")
+        warn_of_earlier_jobs(found, None if is_fixed else f"ergon run {shlex.quote(reference)}")
 
     def _consumer_parts(self, scope: DependencyScope | None, *, burst: bool) -> list[ConsumerPart]:
         from ergon_framework.app.run_app import ConsumerPart, consumer_wiring

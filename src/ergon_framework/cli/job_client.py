@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -12,10 +12,16 @@ import typer
 
 from ergon_framework.cli import completion
 from ergon_framework.cli.output import show_list, waiting
-from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    JobNotFoundError,
+    StoreUnavailableError,
+)
 from ergon_framework.storage.urls import given_options, with_options
 
 if TYPE_CHECKING:
+    from ergon_framework.app.earlier_store import EarlierStore
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.ports.jobstore import FullJobStore, Search
 
@@ -50,12 +56,14 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
     setup = job_settings(config, url).kept()
     file = file_of(setup.url)
     if reads and file is not None and not file.exists():
+        found = earlier(config) if url is None else None
+        told = "" if found is None else f"; {found.found}; {found.remedy()}"
         raise StoreUnavailableError(
             f"there is no file {file}",
-            remedy="the first job or worker makes it; or name another store with --store",
+            remedy=f"the first job or worker makes it; or name another store with --store{told}",
         )
     with (
-        _hints_with(given_options(config, url)),
+        _hints_with(given_options(config, url), (lambda: earlier(config)) if url is None else None),
         nullcontext() if reads else observed_as_operator(config),
         closing(_opened(setup.url, reads=reads)) as store,
         JobClient(settings=setup.jobs, store=store) as client,
@@ -71,13 +79,30 @@ def _opened(url: str, *, reads: bool) -> FullJobStore:
 
 
 @contextmanager
-def _hints_with(options: str) -> Iterator[None]:
-    """Let the commands that an error names find the store that this one was told of."""
+def _hints_with(
+    options: str, find_earlier: Callable[[], EarlierStore | None] | None
+) -> Iterator[None]:
+    """Let the commands that an error names find the store that this one was told of.
+
+    A job that is not there may be in the store that was used before.
+    """
     try:
         yield
     except ErgonError as error:
         error.remedy = with_options(error.remedy, options)
+        if isinstance(error, JobNotFoundError) and find_earlier is not None:
+            found = find_earlier()
+            if found is not None:
+                error.remedy += f"; {found.found}; {found.remedy()}"
         raise
+
+
+def earlier(config: Path | None) -> EarlierStore | None:
+    """What waits in the store of a script whose settings name another one by now."""
+    from ergon_framework.app.earlier_store import earlier_store
+    from ergon_framework.app.settings import load_settings
+
+    return earlier_store(load_settings(config))
 
 
 def observed_as_operator(config: Path | None) -> AbstractContextManager[object]:

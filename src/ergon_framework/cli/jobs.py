@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli import conform, executor, job_filters, jobs_bulk, workers
-from ergon_framework.cli.job_client import JobId, StoreUrl, opened, show_jobs
+from ergon_framework.cli.job_client import JobId, StoreUrl, earlier, opened, show_jobs
 from ergon_framework.cli.option_groups import expanded
-from ergon_framework.cli.output import show_list, show_one, waiting
+from ergon_framework.cli.output import note, show_list, show_one, waiting
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.core.text import indented
 from ergon_framework.errors import ConfigurationError, JobNotFoundError, UnreadableJobError
@@ -42,6 +42,9 @@ def list_jobs(
         job_filters.status_of(word)  # before the store is opened
     with opened(config, url, reads=True) as client:
         show_jobs(client, wanted.search(client), limit, as_json=as_json)
+    found = earlier(config) if url is None else None
+    if found is not None:
+        note(f"{found.found}; {found.remedy()}")
 
 
 @app.command()

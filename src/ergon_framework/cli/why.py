@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from ergon_framework.cli import completion
-from ergon_framework.cli.job_client import StoreUrl
-from ergon_framework.cli.output import printable, show_one, waiting
+from ergon_framework.cli.job_client import StoreUrl, earlier
+from ergon_framework.cli.output import note, printable, show_one, waiting
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import (
     ConfigurationError,
@@ -71,6 +71,9 @@ def why(
     for trouble in dict.fromkeys(asked.troubles):
         print(printable(f"note: {trouble}"), file=sys.stderr, flush=True)
     if not found:
+        other = earlier(config) if url is None else None
+        if other is not None:
+            note(f"{other.found}; {other.remedy()}")
         raise not_found(unit, asked.looked, asked.troubles)
     if as_json:
         shapes = [each.shape() for each in found]

@@ -82,6 +82,7 @@ def worker(
     A server that is away is waited for, at the start too, unless
     jobs.wait_for_store or --no-wait says otherwise, and never by a burst.
     """
+    from ergon_framework.app.earlier_store import earlier_store, warn_of_earlier_jobs
     from ergon_framework.app.jobs import job_settings
     from ergon_framework.app.observability import finish_telemetry, observed, set_up_logging
     from ergon_framework.app.settings import load_settings
@@ -98,7 +99,10 @@ def worker(
         given = {name: value for name, value in limits.items() if value is not None}
         setup = job_settings(config, url).kept().with_limits(given)
         shape = {"executors": ",".join(setup.executors)}
-        with observed(load_settings(config), f"worker {name or os.getpid()}"):
+        settings = load_settings(config)
+        if url is None:
+            warn_of_earlier_jobs(earlier_store(settings, setup.url))
+        with observed(settings, f"worker {name or os.getpid()}"):
             report = work(
                 setup,
                 queues=queue,

@@ -169,9 +169,12 @@ def _check_script_zones(checking: SettingsCheck) -> None:
 def notes(config: str | Path | None = None, environ: Mapping[str, str] | None = None) -> list[str]:
     """What is worth knowing about settings in which :func:`check` found no mistake."""
     from ergon_framework.app.diagnostics.servers import unverified
+    from ergon_framework.app.earlier_store import earlier_store
 
     settings, _ = examine_settings(config, os.environ if environ is None else environ)
-    return list(unverified(settings))
+    earlier = earlier_store(settings)
+    told = [] if earlier is None else [f"{earlier.found}; {earlier.remedy()}"]
+    return [*unverified(settings), *told]
 
 
 def _check_telemetry(checking: SettingsCheck) -> None:

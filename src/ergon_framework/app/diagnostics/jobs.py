@@ -23,6 +23,7 @@ from ergon_framework.app.diagnostics.findings import (
     store_path,
     within,
 )
+from ergon_framework.app.earlier_store import earlier_store
 from ergon_framework.app.jobs import JobSetup, setup_of
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.source import did_you_mean
@@ -233,6 +234,9 @@ def examine_jobs(
 
     Without executors or ``[jobs]`` only jobs that the store of everything already has.
     """
+    earlier = earlier_store(settings) if connects else None
+    if earlier is not None:
+        yield Finding("earlier job store", Status.NOTE, earlier.found, earlier.remedy())
     if not {"executors", "jobs"} & settings.extensions.keys():
         if connects:
             yield from of_store(store_url(settings), check_url, _looked_into, timeout)
