@@ -12,15 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ergon_framework.core.claim import (
+    DEFAULT_BOUNDS,
     Candidate,
     ClaimPlan,
     ClaimRequest,
     KeyOfQueue,
     Lane,
+    Pick,
     QueueGate,
     QueueLimits,
+    ShareKey,
     Turns,
     admit,
+    deal,
+    in_turn,
 )
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.testing.suites.drivers import START, HandClock
@@ -40,6 +45,25 @@ LIMITS: tuple[dict[str, Any], ...] = (
 
 
 @dataclass
+class KeyState:
+    """A limit key of a queue that limits its keys."""
+
+    full_at: float = 0.0
+    active: int = 0
+    wakes_at: float | None = None
+    waiting: dict[int, NewJob] = field(default_factory=dict)
+    is_blocked: bool = False  # jobs began to wait in this claim
+
+    def save(self, gate: QueueGate, now: float) -> None:
+        """A claim is over."""
+        if gate.full_at is not None:
+            self.full_at = gate.full_at
+        if gate.has_entered or self.is_blocked:
+            self.wakes_at = gate.looks_again_at(now) if self.waiting else None
+        self.is_blocked = False
+
+
+@dataclass
 class Planned:
     """Due jobs, and what the planner takes of them."""
 
@@ -48,77 +72,108 @@ class Planned:
     turns: Turns = field(default_factory=dict)
     active: Counter[str] = field(default_factory=Counter)  # by queue
     running: Counter[str] = field(default_factory=Counter)  # by limit key
-    keys: dict[KeyOfQueue, tuple[float, int]] = field(default_factory=dict)
-    """Of queues that limit their keys: when the bucket of a key is full, and how many run."""
-    waiting: dict[int, NewJob] = field(default_factory=dict)
-    """Jobs of such queues that their keys refused."""
+    key_states: dict[KeyOfQueue, KeyState] = field(default_factory=dict)
+    key_turns: dict[ShareKey, str] = field(default_factory=dict)
 
     def claim(self, request: ClaimRequest, now: float) -> tuple[list[str], int]:
         """The ids that start, in order, and how many jobs have expired."""
         plan, started, expired = ClaimPlan(request, self.turns), list[str](), 0
-        self.jobs |= self.waiting  # whether their keys have tokens is asked again
-        self.waiting = {}
         gates = {
             queue: QueueGate(queue, self.limits.get(queue, QueueLimits()), self.active[queue])
             for queue in QUEUES
         }
+        keys = {name: self._key_gate(name) for name in self.key_states}
+        self._wake_keys(keys, now)
         lanes = [
             Lane(executor, queue, gates[queue].is_paused)
             for executor, queue in sorted(
-                {(each.executor, each.queue) for each in self.jobs.values()}
+                {(each.executor, each.queue) for each in self.jobs.values()},
+                key=lambda lane: (EXECUTORS.index(plan.share_of(*lane)[0]), lane),
             )
         ]
         while plan.has_slots and (picks := plan.next_picks(lanes)):
             for pick in picks:
                 gate = gates[pick.queue]
-                room = gate.room(pick.most, now)
-                candidates = [
-                    _candidate(number, job)
-                    for number, job in self.jobs.items()
-                    if job.queue == pick.queue and job.executor in pick.names
-                ]
-                keys = self._key_gates(gate, candidates)
-                found = admit(
-                    candidates, [room], {pick.queue: room}, self.running, now, key_gates=keys
-                )
-                for (queue, key), each in keys.items():
-                    full_at, active = self.keys.get((queue, key), (0.0, 0))
-                    started_now = sum(
-                        self.jobs[number].limit_key == key for number in found.admitted
+                taken = 0
+                while room := gate.room(pick.most - taken, now):
+                    candidates = self._candidates(pick, room, gate.limits)
+                    for each in candidates:
+                        name = (pick.queue, each.key or "")
+                        if gate.limits.limits_keys and each.key and name not in keys:
+                            self.key_states[name] = KeyState()
+                            keys[name] = self._key_gate(name)
+                    found = admit(
+                        candidates, [room], {pick.queue: room}, self.running, now, key_gates=keys
                     )
-                    full_at = full_at if each.full_at is None else each.full_at
-                    self.keys[queue, key] = full_at, active + started_now
-                if keys:
-                    self.waiting |= {number: self.jobs[number] for number in found.blocked}
-                for number in found.admitted:
-                    started.append(self._start(self.jobs[number]))
-                for number in (*found.admitted, *found.outdated, *found.blocked):
-                    del self.jobs[number]
-                expired += len(found.outdated)
-                gate.enter(len(found.admitted), now)
-                is_spent = len(found.admitted) < pick.most
-                plan.record(pick.share, len(found.admitted), is_spent=is_spent)
+                    started += [self._start(self.jobs[number]) for number in found.admitted]
+                    if gate.limits.limits_keys:
+                        self._wait(pick, found.blocked)
+                    for number in (*found.admitted, *found.outdated, *found.blocked):
+                        self.jobs.pop(number, None)
+                    expired += len(found.outdated)
+                    gate.enter(len(found.admitted), now)
+                    taken += len(found.admitted)
+                    if not gate.limits.limits_keys or not candidates:
+                        break
+                plan.record(pick.share, taken, is_spent=taken < pick.most)
+        for name, key_gate in keys.items():
+            self.key_states[name].save(key_gate, now)
         for queue, gate in gates.items():
             if gate.full_at is not None:
                 self.limits[queue] = replace(self.limits[queue], full_at=gate.full_at)
         return started, expired
 
-    def _key_gates(
-        self, gate: QueueGate, candidates: list[Candidate]
-    ) -> dict[KeyOfQueue, QueueGate]:
-        if not gate.limits.limits_keys:
-            return {}
-        names = {(gate.name, each.key) for each in candidates if each.key is not None}
-        known = {name: self.keys.get(name, (0.0, 0)) for name in names}
-        return {
-            name: QueueGate(name[1], gate.limits.of_key(full_at), active)
-            for name, (full_at, active) in known.items()
-        }
+    def _candidates(self, pick: Pick, room: int, limits: QueueLimits) -> list[Candidate]:
+        """All of a pick; where keys take turns, one of each key in turn."""
+        found = [
+            _candidate(number, job)
+            for number, job in self.jobs.items()
+            if job.queue == pick.queue and job.executor in pick.names
+        ]
+        if not limits.limits_keys:
+            return found
+        after = self.key_turns.get(pick.share, "")
+        order = in_turn((each.key or "" for each in found), after, room)
+        turns = {key: sorted(each for each in found if (each.key or "") == key) for key in order}
+        each = -(-room // len(order)) if order else 0
+        dealt, last = deal({key: turns[key][:each] for key in order}, room)
+        if dealt:
+            self.key_turns[pick.share] = last
+        return dealt
+
+    def _key_gate(self, name: KeyOfQueue) -> QueueGate:
+        state = self.key_states[name]
+        return QueueGate(name[1], self.limits[name[0]].of_key(state.full_at), state.active)
+
+    def _wake_keys(self, gates: dict[KeyOfQueue, QueueGate], now: float) -> None:
+        for name, gate in gates.items():
+            state = self.key_states[name]
+            if state.wakes_at is not None and state.wakes_at <= now:
+                state.wakes_at = None
+                most = gate.room(DEFAULT_BOUNDS.scan_size, now) or 1
+                for executor in ("", *EXECUTORS):
+                    mine = [n for n, job in state.waiting.items() if job.executor == executor]
+                    mine.sort(key=lambda n: _candidate(n, state.waiting[n]))
+                    for number in mine[:most]:
+                        self.jobs[number] = state.waiting.pop(number)
+
+    def _wait(self, pick: Pick, blocked: list[int]) -> None:
+        """Jobs that their keys refused wait, and all others of these keys with them."""
+        for key in {self.jobs[number].limit_key or "" for number in blocked}:
+            state = self.key_states[pick.queue, key]
+            state.is_blocked = True
+            for number, job in list(self.jobs.items()):
+                is_mine = job.queue == pick.queue and job.executor in pick.names
+                if is_mine and job.limit_key == key:
+                    state.waiting[number] = self.jobs.pop(number)
 
     def _start(self, job: NewJob) -> str:
         self.active[job.queue] += 1
         if job.limit_key is not None:
             self.running[job.limit_key] += 1
+            state = self.key_states.get((job.queue, job.limit_key))
+            if state is not None:
+                state.active += 1
         return job.id
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.limits import Bucket
 from ergon_framework.jobs.stores.memory.ledger import Ledger
-from ergon_framework.jobs.stores.memory.queues import MemoryQueue, QueueSet
+from ergon_framework.jobs.stores.memory.queues import Heap, MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import Record
-from ergon_framework.ports.jobstore import PruneResult, Queue
+from ergon_framework.ports.jobstore import ClaimResult, PruneResult, Queue
 from tests.jobs.planted_stores import Honest
 
 
@@ -172,6 +173,75 @@ class _MovesNoTokens(MemoryJobRecords):
         pass
 
 
+class NoTurns(Honest):
+    """Takes jobs of all keys by priority and age alone."""
+
+    class Lanes(QueueSet):
+        def _first(self, queue: MemoryQueue, offer: Offer) -> int | None:
+            firsts = [first for group in queue.due.values() if (first := group.first())]
+            return min(firsts)[1] if firsts else None
+
+
+class TurnsBeginAnew(Honest):
+    """Begins with the first key at every claim."""
+
+    class PlantedLedger(Ledger):
+        def claim(self, request: ClaimRequest, now: float) -> ClaimResult:
+            for queue in self.queues:
+                for turn in sorted(queue.turns):
+                    queue.turns.move_to_end(turn)
+            return super().claim(request, now)
+
+
+class AgeWithinAKey(Honest):
+    """Forgets priorities where keys take turns."""
+
+    class Lanes(QueueSet):
+        def _join_turns(self, queue: MemoryQueue, record: Record) -> None:
+            turn = (record.new.limit_key or "", record.new.executor)
+            queue.turns.setdefault(turn, Heap()).push(record.key, (record.run_at, record.key))
+
+
+class FreeJobsComeLast(Honest):
+    """Takes jobs without a key when no other is left."""
+
+    class Lanes(QueueSet):
+        def _first(self, queue: MemoryQueue, offer: Offer) -> int | None:
+            for turn in [each for each in queue.turns if not each[0]]:
+                queue.turns.move_to_end(turn)
+            return super()._first(queue, offer)
+
+
+class UsedUpKeysTakeATurn(Honest):
+    """Gives up a claim at the first key that is used up."""
+
+    class Lanes(QueueSet):
+        def next(self, queue: MemoryQueue, offer: Offer, now: float) -> Record | None:
+            first = self._first(queue, offer)
+            if first is not None and self._is_full(self._records[first], now):
+                return None
+            return super().next(queue, offer, now)
+
+
+class TurnsForAnyExecutor(Honest):
+    """Stops at a key whose jobs are for an executor without a slot."""
+
+    class Lanes(QueueSet):
+        def _first(self, queue: MemoryQueue, offer: Offer) -> int | None:
+            turn = next(iter(queue.turns), None) if queue.limits_keys else None
+            if turn is not None and not offer.takes(queue.settings.name, turn[1]):
+                return None
+            return super()._first(queue, offer)
+
+
+class OldTurnsAreLost(Honest):
+    """Does not find jobs that were due before the keys of their queue took turns."""
+
+    class Lanes(QueueSet):
+        def take_turns(self, queue: MemoryQueue) -> None:
+            queue.turns.clear()
+
+
 PLANTED: list[tuple[type[Honest], str]] = [
     (KeysUnlimited, "queue_limits_each_key"),
     (KeysUnlimited, "limits_of_queue_and_key_hold_together"),
@@ -196,5 +266,14 @@ PLANTED: list[tuple[type[Honest], str]] = [
     (QueuesNeverHeal, "rate_heals_when_the_clock_is_set_back"),
     (LiftedRateIsKept, "rate_of_a_key_can_be_lifted"),
     (MovesNoTokens, "tokens_of_keys_stay_taken"),
+    (NoTurns, "keys_take_turns"),
+    (NoTurns, "many_jobs_of_one_key_starve_no_other"),
+    (TurnsBeginAnew, "turns_go_on_with_the_next_claim"),
+    (AgeWithinAKey, "priority_counts_within_a_key"),
+    (FreeJobsComeLast, "jobs_without_a_key_have_one_turn"),
+    (FreeJobsComeLast, "job_without_a_key_is_found_behind_many"),
+    (UsedUpKeysTakeATurn, "used_up_keys_cost_no_turn"),
+    (TurnsForAnyExecutor, "turns_are_kept_among_executors"),
+    (OldTurnsAreLost, "keys_that_stop_taking_turns_are_found"),
 ]
 """Each with the check that rejects it."""

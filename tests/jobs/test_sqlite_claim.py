@@ -345,3 +345,32 @@ def test_threads_that_share_commits_do_not_disturb_each_other(s: Mine) -> None:
     done = s.together([functools.partial(work, me) for me in range(count)])
     assert sum(done) == s.store.count(Search(statuses=(JobStatus.COMPLETED,))) > 0
     assert s.store.count(Search()) == count * 30
+
+
+def _steps_of_a_claim(path: Path, keys: int) -> int:
+    """What a claim of ten jobs costs, in hundreds of steps of SQLite, with so many keys used up."""
+    clock = HandClock()
+    with closing(SqliteJobStore(path, clock=clock)) as store:
+        s = JobStoreSubject(store, clock, None, 15.0)
+        store.set_queue("q", key_max_active=1)
+        names = [(f"{each}{n}", f"tenant:{n:06}") for n in range(keys) for each in "ab"]
+        store.add([new(name, queue="q", limit_key=key) for name, key in names])
+        while s.settle_and_claim((), 2000)[1].next_at is not None:
+            pass  # one job of each key runs, and the other waits
+        for n in range(20):
+            s.put(f"c{n}", f"d{n}", queue="q", limit_key=f"new:{n}")
+        steps = Counter[str]()
+
+        def count(tx: Any) -> None:
+            tx.cursor.connection.set_progress_handler(lambda: steps.update("n"), 100)
+
+        store.transactions.write(count, "desk")
+        assert len(s.claim(10)) == 10
+        return steps["n"]
+
+
+@pytest.mark.req("JOBS:store")
+def test_a_claim_costs_the_same_however_many_keys_are_used_up(tmp_path: Path) -> None:
+    """With 20 keys and with 2,000, of which each has a running job and another that waits."""
+    few, many = (_steps_of_a_claim(tmp_path / f"{n}.db", n) for n in (20, 2000))
+    assert many < 1.5 * few + 5

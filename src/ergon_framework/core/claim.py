@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -149,7 +149,10 @@ class QueueGate:
     A limit key of a queue that limits each of its keys has a gate, too: see ``QueueLimits.of_key``.
     """
 
-    __slots__ = ("_active", "_bucket", "_was_used", "is_paused", "limits", "max_active", "name")
+    __slots__ = (
+        *("_active", "_bucket", "_was_used", "has_entered"),
+        *("is_paused", "limits", "max_active", "name"),
+    )
 
     def __init__(self, name: str, settings: QueueLimits, active: int) -> None:
         self.name = name
@@ -159,6 +162,7 @@ class QueueGate:
         self._active = active
         self._bucket = settings.bucket
         self._was_used = False
+        self.has_entered = False  # whether jobs have started
 
     @property
     def full_at(self) -> float | None:
@@ -193,6 +197,7 @@ class QueueGate:
     def enter(self, count: int, now: float) -> None:
         """Count jobs that have started, and take their tokens."""
         self._active += count
+        self.has_entered |= count > 0
         if self._bucket is not None and count:
             self._bucket = self._bucket.take(count, now)
             self._was_used = True
@@ -294,6 +299,36 @@ def admit(
 def _has_room(gate: QueueGate | None, running: int, limit: int, now: float) -> bool:
     """Whether a limit key lets one more job start: by the queue's limits, or by the job's own."""
     return running < limit if gate is None else gate.room(1, now) > 0
+
+
+Row = TypeVar("Row")
+
+
+def deal(turns: Mapping[str, Sequence[Row]], most: int) -> tuple[list[Row], str]:
+    """One job of each limit key in turn, until there are so many; and whose turn was the last.
+
+    ``turns`` has the keys in the order in which it is their turn, each with its first jobs. Jobs
+    without a key have one turn together, under the empty name. Priority and age decide within a
+    key, and never between two of them.
+    """
+    dealt: list[Row] = []
+    last = ""
+    for n in range(max(map(len, turns.values()), default=0)):
+        for key, rows in turns.items():
+            if len(dealt) == most:
+                return dealt, last
+            if n < len(rows):
+                dealt.append(rows[n])
+                last = key
+    return dealt, last
+
+
+def in_turn(keys: Iterable[str], after: str, most: int) -> list[str]:
+    """The next keys after the one whose turn was the last, the first of all after the last of all.
+
+    The empty name, of jobs without a key, comes before all others.
+    """
+    return sorted(set(keys), key=lambda key: (key <= after, key))[:most]
 
 
 Turns = dict[str, str]

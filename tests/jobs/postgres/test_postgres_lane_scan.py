@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ergon_framework.core.claim import Lane
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.jobs.stores.postgres.claim import NOWHERE, LaneScan, Place, in_order, place
+from ergon_framework.jobs.stores.postgres.claim import NOWHERE, LaneScan, Place, in_order
+from ergon_framework.jobs.stores.postgres.key_limits import place
 from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.jobs.stores.postgres.transactions import Tx
 from ergon_framework.ports.jobstore import Search

@@ -1,4 +1,4 @@
-"""Bugs planted in the scripts that keep flows: the suite rejects each of them."""
+"""Bugs planted in the scripts that keep flows and limits of keys: the suite rejects them all."""
 
 from __future__ import annotations
 
@@ -86,6 +86,41 @@ PLANTED = {
         "then park(id) end",
         "then return 1 end",
         "loaded_flow_can_be_retried",
+    ),
+    "forgets when a key has a token": (
+        'call("ZADD", KEY_WAKES, exact(at), name)',
+        "",
+        "rate_of_a_key_gives_tokens_with_time",
+    ),
+    "forgets the tokens of keys": (
+        'if gate.is_used then call("ZADD", KEY_BUCKETS, exact(gate.full_at), name) end',
+        "",
+        "rate_of_a_key_begins_with_a_full_bucket",
+    ),
+    "counts no running jobs of a key": (
+        "active = gate.key_most and running_of(name, KEY_RUNNING),",
+        "active = 0,",
+        "queue_limits_each_key",
+    ),
+    "waits for a clock that was set back": (
+        "if gate.full_at > latest then",
+        "if false then",
+        "rate_heals_when_the_clock_is_set_back",
+    ),
+    "begins with the first key each time": (
+        "turns[share] = key",
+        "",
+        "turns_go_on_with_the_next_claim",
+    ),
+    "leaves jobs in their turns": (
+        "if name == queue then stand_in_lane(lane) end",
+        "",
+        "keys_that_stop_taking_turns_are_found",
+    ),
+    "unlists a lane whose keys have jobs": (
+        'call("EXISTS", key) == 1 or call("EXISTS", DUE_KEYS .. lane) == 1',
+        'call("EXISTS", key) == 1',
+        "keys_take_turns",
     ),
 }
 """By name: what stands in a script, what stands there instead, and the check that is about it."""

@@ -37,6 +37,10 @@ class Heap:
     def __len__(self) -> int:
         return len(self._orders)
 
+    def members(self) -> Iterator[int]:
+        """All keys, in no order."""
+        return iter(self._orders)
+
     @property
     def entries(self) -> int:
         """How many entries it holds, those of keys that have left included."""
@@ -84,6 +88,9 @@ class MemoryQueue:
         self.settings = Queue(name=name)
         self.later = Heap()
         self.due: dict[str, Heap] = {}  # by the executor that their handlers name
+        # The same jobs by limit key and executor, the one first whose turn was the longest ago.
+        # Only where each limit key has limits of its own.
+        self.turns: OrderedDict[tuple[str, str], Heap] = OrderedDict()
         self.blocked: Counter[str] = Counter()  # how many wait for a limit key, by the same
         self.active = 0
         self.members = 0  # jobs in any state
@@ -281,7 +288,7 @@ class QueueSet:
         new = record.new
         queue = self._queues[new.queue]
         queue.later.discard(record.key)
-        _discard(queue.due, new.executor, record.key)
+        self._take(queue, record)
         if new.limit_key is None:
             return
         if record.is_limited:
@@ -297,15 +304,43 @@ class QueueSet:
         self._admit(queue, now)
         if not queue.has_room() or not queue.has_token(now):
             return None
-        while (named := _first_group(queue, offer)) is not None:
-            record = self._records[queue.due[named].pop()]
-            if not queue.due[named]:
-                del queue.due[named]
+        while (key := self._first(queue, offer)) is not None:
+            record = self._records[key]
+            self._take(queue, record)
             if not self._is_full(record, now) or record.is_outdated(now):
                 return record
             self._block(record)
             self._wake_later(record, now)
         return None
+
+    def _first(self, queue: MemoryQueue, offer: Offer) -> int | None:
+        """The job that goes next, of those the worker has room for."""
+        if not queue.limits_keys:
+            named = _first_group(queue, offer)
+            first = None if named is None else queue.due[named].first()
+            return None if first is None else first[1]
+        name = queue.settings.name
+        for (key, named), group in queue.turns.items():
+            if offer.takes(name, named) and (first := group.first()) is not None:
+                queue.turns.move_to_end((key, named))
+                return first[1]
+        return None
+
+    def _take(self, queue: MemoryQueue, record: Record) -> None:
+        """A job is due no more."""
+        _discard(queue.due, record.new.executor, record.key)
+        _discard(queue.turns, _turn_of(record), record.key)
+
+    def take_turns(self, queue: MemoryQueue) -> None:
+        """Let the limit keys of a queue take turns from now on, or no more."""
+        queue.turns.clear()
+        for group in list(queue.due.values()) if queue.limits_keys else ():
+            for key in group.members():
+                self._join_turns(queue, self._records[key])
+
+    def _join_turns(self, queue: MemoryQueue, record: Record) -> None:
+        order = (-record.new.priority, record.run_at, record.key)
+        queue.turns.setdefault(_turn_of(record), Heap()).push(record.key, order)
 
     def take_tokens(self, record: Record, now: float) -> None:
         """A job that :meth:`next` gave starts."""
@@ -322,8 +357,11 @@ class QueueSet:
 
     def _make_due(self, record: Record) -> None:
         new = record.new
-        group = self._queues[new.queue].due.setdefault(new.executor, Heap())
+        queue = self._queues[new.queue]
+        group = queue.due.setdefault(new.executor, Heap())
         group.push(record.key, (-new.priority, record.run_at, record.key))
+        if queue.limits_keys:
+            self._join_turns(queue, record)
 
     def _is_full(self, record: Record, now: float) -> bool:
         queue, key = self._queues[record.new.queue], record.new.limit_key
@@ -408,6 +446,11 @@ def _first_group(queue: MemoryQueue, offer: Offer) -> str | None:
         if offer.takes(queue.settings.name, named) and (first := group.first()) is not None
     ]
     return min(firsts)[1] if firsts else None
+
+
+def _turn_of(record: Record) -> tuple[str, str]:
+    """With which jobs it takes turns; those without a limit key have one turn together."""
+    return record.new.limit_key or "", record.new.executor
 
 
 def _discard(groups: dict[_Name, Heap], name: _Name, key: int) -> None:

@@ -257,6 +257,7 @@ class MemoryJobStore:
             before, after = queue.settings, msgspec.structs.replace(queue.settings, **checked)
             queue.change(after, now)
             if _key_limits(before) != _key_limits(after):
+                ledger.queues.take_turns(queue)
                 ledger.queues.wake_all()
             ledger.is_work = True
             members = [each for each in ledger.records.values() if each.new.queue == name]

@@ -43,7 +43,15 @@ from ergon_framework.core.claim import (
 )
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.postgres.flow_tables import settle_steps
-from ergon_framework.jobs.stores.postgres.key_limits import key_gates, save_keys, wake_due
+from ergon_framework.jobs.stores.postgres.key_limits import (
+    KeyTurns,
+    block_rest,
+    candidates_in_turn,
+    key_gates,
+    place,
+    save_keys,
+    wake_due,
+)
 from ergon_framework.jobs.stores.postgres.rows import (
     EXECUTOR,
     PRIORITY,
@@ -140,11 +148,6 @@ def last_of(rows: Iterable[Row]) -> Place:
     return row[EXECUTOR], row[QUEUE], row[PRIORITY], row[RUN_AT], row[SEQ]
 
 
-def place(row: Row) -> tuple[int, float, int]:
-    """Where a job stands among those of its queue."""
-    return -row[PRIORITY], row[RUN_AT], row[SEQ]
-
-
 @dataclass(slots=True)
 class LaneView:
     """The lanes that a scan found."""
@@ -232,17 +235,23 @@ def claim_limited(
     *,
     skipped: SkippedKeys,
     min_candidates: int,
+    turns: KeyTurns,
+    bounds: ClaimBounds,
 ) -> LimitedClaim:
     """Take what may be taken, within a transaction that the caller commits.
 
+    ``turns``: where to go on in queues whose keys take turns.
     ``skipped``: what is not looked at again. ``min_candidates``: how many to look at for each pick,
     if more than are wanted: worth it after some were refused.
     """
     now, stamp, gates = _gates(tx, picks)
     rooms = [gates[pick.queue].room(pick.most, now) for pick in picks]
-    wanted = [max(room, min_candidates) if room else room for room in rooms]
+    wanted = [
+        max(room, min_candidates) if room and not gates[pick.queue].limits.limits_keys else room
+        for pick, room in zip(picks, rooms, strict=True)
+    ]
     wider = [pick._replace(most=n) for pick, n in zip(picks, wanted, strict=True)]
-    found = _candidates(tx, wider, skipped)
+    found = _candidates(tx, wider, skipped, gates, turns, bounds.scan_size)
     running, held = _running(tx, found)
     keys = _key_gates(tx, found, gates)
     let_in = _let_in(picks, gates, now)
@@ -264,12 +273,18 @@ def claim_limited(
         gates[pick.queue].enter(count, now)
         claim.taken[pick.share] = count
     for pick, most, found_rows in zip(picks, wanted, found, strict=True):
-        if len(found_rows) < most or gates[pick.queue].room(1, now) == 0:
+        gate = gates[pick.queue]
+        # Where keys take turns, one may have had fewer jobs than its share.
+        is_all = not found_rows if gate.limits.limits_keys else len(found_rows) < most
+        if is_all or gate.room(1, now) == 0:
             claim.spent.add(pick.share)
     claim.steps = _apply(tx, request, admission, rows, now, stamp)
     claim.waits = _close(tx, gates, now)
     if keys:
-        save_keys(tx, keys, {(rows[n][QUEUE], rows[n][_KEY]) for n in admission.blocked}, now)
+        blocked = {(rows[seq][QUEUE], rows[seq][_KEY]) for seq in admission.blocked} & keys.keys()
+        if blocked:
+            claim.refused += block_rest(tx, picks, blocked, bounds.scan_size)
+        save_keys(tx, keys, blocked, now)
     return claim
 
 
@@ -304,14 +319,28 @@ def _open(settings: QueueLimits) -> QueueLimits:
     return replace(settings, max_active=0) if settings.is_paused else settings
 
 
-def _candidates(tx: Tx, picks: Sequence[Pick], skipped: SkippedKeys) -> list[list[Row]]:
+def _candidates(
+    tx: Tx,
+    picks: Sequence[Pick],
+    skipped: SkippedKeys,
+    gates: Mapping[str, QueueGate],
+    turns: KeyTurns,
+    scan_size: int,
+) -> list[list[Row]]:
     """For each pick its jobs, in the order in which they go."""
     found: list[list[Row]] = [[] for _ in picks]
-    for number, *row in candidates(tx, picks, skipped).fetchall():
-        found[number].append(tuple(row))
-    for pick, rows in zip(picks, found, strict=True):
+    plain = [
+        pick._replace(most=0) if gates[pick.queue].limits.limits_keys else pick for pick in picks
+    ]
+    if any(pick.most for pick in plain):
+        for number, *row in candidates(tx, plain, skipped).fetchall():
+            found[number].append(tuple(row))
+    for pick, rows in zip(plain, found, strict=True):
         rows.sort(key=place)
         del rows[pick.most :]
+    for n, pick in enumerate(picks):
+        if pick.most and gates[pick.queue].limits.limits_keys:
+            found[n] = candidates_in_turn(tx, pick, turns, skipped.keys, scan_size)
     return found
 
 
@@ -420,6 +449,7 @@ class ClaimMemory:
     """
 
     turns: Turns = field(default_factory=dict)
+    key_turns: KeyTurns = field(default_factory=KeyTurns)
     lanes: list[Lane] = field(default_factory=list)
     after: ShareKey = _FIRST_LANE  # where the next look begins
     last: Place = NOWHERE  # of the job that stood behind the others that were claimed last
@@ -506,6 +536,8 @@ class PostgresClaim:
             picks,
             skipped=skipped,
             min_candidates=self._bounds.scan_size if is_again else 0,
+            turns=self._memory.key_turns,
+            bounds=self._bounds,
         )
         scan = self._scan(tx)
 

@@ -117,7 +117,7 @@ class RedisJobRecords:
             blob = self._transactions.call("HGET", "queues", name)
             if blob is not None:
                 filled = replace(rows.read_settings(blob), full_at=instant)
-                self._transitions.swap("queue", name, blob, rows.settings_blob(filled))
+                self._transitions.swap_settings(name, blob, rows.settings_blob(filled))
 
     def key_buckets(self) -> KeyBuckets:
         """When the bucket of each limit key of which tokens were taken will be full."""

@@ -172,6 +172,8 @@ _KEY_LIMIT_NAMES = {
         "KEY_BUCKETS": "tokens",  # limit keys of queues, by when their buckets will be full
         "KEY_WAKES": "wakes",  # those whose jobs wait for a token, by when there is one
         "KEY_RUNNING": "running",  # a hash: limit key of a queue to how many run
+        "DUE_KEYS": "keys:",  # of a lane: the limit keys that have due jobs and take turns
+        "DUE_OF_KEY": "due:",  # … and the jobs of each
     }.items()
 }
 """Of queues that limit each of their limit keys. No group of jobs that wait is called like these:

@@ -83,7 +83,6 @@ _PRUNE = script("frozen", *JOBS, "delete", "prune")
 _QUEUES = script(*JOBS, "queues")
 _NAMED = script("rows", "named")
 _HEARTBEAT = script("rows", "heartbeat")
-_WAKE_KEYS = script("frozen", *JOBS, "wake_keys")
 _RESTORE = script("frozen", *JOBS, "restore")
 _HELD, _NONE = 2, 3
 
@@ -457,9 +456,9 @@ class RedisJobStore:
             after = before.changed(changes, self.now())
             kept = None if after.is_plain else rows.settings_blob(after)
             is_other = after.of_key(0.0) != before.of_key(0.0)
-            self._swap("queue", name, blob, kept)
-            if is_other:
-                self.transactions.write(_WAKE_KEYS, "desk", MAX_WOKEN)
+            woken = MAX_WOKEN if is_other else None
+            if not self.transitions.swap_settings(name, blob, kept, woken):
+                raise ConflictError
             return queue_of(name, after)
 
         return self._retried(attempt)
@@ -519,7 +518,7 @@ class RedisJobStore:
 
         def attempt() -> None:
             before = self._stored(schedule.name)
-            self._swap("schedule", schedule.name, before, rows.schedule_blob(schedule))
+            self._swap(schedule.name, before, rows.schedule_blob(schedule))
 
         self._retried(attempt)
 
@@ -529,7 +528,7 @@ class RedisJobStore:
         def attempt() -> bool:
             before = self._stored(name)
             if before is not None:
-                self._swap("schedule", name, before, None)
+                self._swap(name, before, None)
             return before is not None
 
         return self._retried(attempt)
@@ -560,9 +559,9 @@ class RedisJobStore:
         found: bytes | None = self.transactions.call("HGET", "schedules", name)
         return found
 
-    def _swap(self, what: str, name: str, before: bytes | None, after: bytes | None) -> None:
-        """Write a record; ``ConflictError`` if another client changed it since it was read."""
-        if not self.transitions.swap(what, name, before, after):
+    def _swap(self, name: str, before: bytes | None, after: bytes | None) -> None:
+        """Write a schedule; ``ConflictError`` if another client changed it since it was read."""
+        if not self.transitions.swap_schedule(name, before, after):
             raise ConflictError
 
     def _retried(self, attempt: Callable[[], T]) -> T:

@@ -21,12 +21,14 @@ from ergon_framework.jobs.stores.unreadable import (
 )
 from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, Settlement, Unreadable
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
+from ergon_framework.storage.redis.client import Script
 
 EXCHANGE = script("frozen", *JOBS, "limits", "claim", "exchange")
 _PLAIN = script("frozen", "plain")
 ADD = script("frozen", *JOBS, "add")
 _READ = script(*JOBS, "read")
 _SWAP = script("frozen", "rows", "swap")
+_SET_QUEUE = script("frozen", *JOBS, "set_queue")
 _ASIDE = script("frozen", *JOBS, "set_aside")
 MAX_ATTEMPTS = 100
 """How often a job is sent again with the transition of one that it replaces."""
@@ -244,13 +246,27 @@ class Transitions:
         for each in odd:
             log_set_aside(each)
 
-    def swap(self, what: str, name: str, before: bytes | None, after: bytes | None) -> bool:
-        """Put a record in the place of another; False: that was not there any more."""
+    def swap_schedule(self, name: str, before: bytes | None, after: bytes | None) -> bool:
+        """Put a schedule in the place of another; False: that was not there any more."""
+        return self._swap(_SWAP, name, before, after)
+
+    def swap_settings(
+        self, name: str, before: bytes | None, after: bytes | None, woken: int | None = None
+    ) -> bool:
+        """The same with the settings of a queue.
+
+        ``woken``: how many limit keys are looked at again, where their limits have changed.
+        """
+        return self._swap(_SET_QUEUE, name, before, after, woken)
+
+    def _swap(
+        self, what: Script, name: str, before: bytes | None, after: bytes | None, *more: Any
+    ) -> bool:
         blobs = rows.Blobs()
         numbers = blobs.add(before), blobs.add(after)
         return bool(
             self._transactions.write(
-                _SWAP, "desk", what, name, *numbers, blobs=blobs, is_repeatable=False
+                what, "desk", name, *numbers, *more, blobs=blobs, is_repeatable=False
             )
         )
 

@@ -21,6 +21,44 @@ FROM ergon_jobs
 WHERE stage = 2 AND executor = ? AND queue = ?
 ORDER BY priority DESC, run_at, seq LIMIT ?;
 
+-- next_due_key: the first limit key after another with due jobs of one queue for one executor
+SELECT limit_key FROM ergon_jobs
+WHERE stage = 2 AND executor = ? AND queue = ? AND limit_key > ? ORDER BY limit_key LIMIT 1;
+
+-- candidates_of_key: the due jobs of one limit key of a queue for one executor
+SELECT
+    seq, fence, id, handler, executor, args, kwargs, attempts, deliveries, excused, is_solo,
+    created_at, options, status, expires_at, limit_key, key_limit, priority, run_at
+FROM ergon_jobs
+WHERE stage = 2 AND executor = ? AND queue = ? AND limit_key = ?
+ORDER BY priority DESC, run_at, seq LIMIT ?;
+
+-- block_key: some due jobs of a limit key wait for it from now on
+UPDATE ergon_jobs SET stage = 4 WHERE seq IN (
+    SELECT seq FROM ergon_jobs WHERE stage = 2 AND executor = ? AND queue = ? AND limit_key = ?
+    ORDER BY priority DESC, run_at, seq LIMIT ?
+);
+
+-- places: where the first due jobs of a queue for one executor stand, and which have no limit key
+SELECT priority, run_at, seq, limit_key IS NULL FROM ergon_jobs
+WHERE stage = 2 AND executor = ? AND queue = ? ORDER BY priority DESC, run_at, seq LIMIT ?;
+
+-- places_beside: the same after a place, of its priority
+SELECT priority, run_at, seq, limit_key IS NULL FROM ergon_jobs
+WHERE stage = 2 AND executor = ? AND queue = ? AND priority = ? AND (run_at, seq) > (?, ?)
+ORDER BY run_at, seq LIMIT ?;
+
+-- places_below: the same after a place, of lower priorities
+SELECT priority, run_at, seq, limit_key IS NULL FROM ergon_jobs
+WHERE stage = 2 AND executor = ? AND queue = ? AND priority < ?
+ORDER BY priority DESC, run_at, seq LIMIT ?;
+
+-- candidate: one due job
+SELECT
+    seq, fence, id, handler, executor, args, kwargs, attempts, deliveries, excused, is_solo,
+    created_at, options, status, expires_at, limit_key, key_limit, priority, run_at
+FROM ergon_jobs WHERE seq = ?;
+
 -- lease: a worker holds it from now on
 UPDATE ergon_jobs SET
     stage = 1, status = 'active', fence = fence + 1, deliveries = deliveries + 1, is_charged = 0,

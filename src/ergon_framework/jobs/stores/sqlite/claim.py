@@ -26,8 +26,11 @@ from ergon_framework.core.claim import (
     Pick,
     QueueGate,
     QueueLimits,
+    ShareKey,
     Turns,
     admit,
+    deal,
+    in_turn,
     limits_from,
 )
 from ergon_framework.jobs.stores.sqlite.rows import (
@@ -126,7 +129,7 @@ class KeyGates:
         now = self._tx.now
         for (queue, key), gate in self._gates.items():
             is_blocked = (queue, key) in self._blocked
-            if gate.full_at is None and not is_blocked:
+            if gate.full_at is None and not gate.has_entered and not is_blocked:
                 continue
             wakes_at = gate.looks_again_at(now)
             if wakes_at is not None and not is_blocked:
@@ -138,11 +141,19 @@ class KeyGates:
             self._cursor.execute(_SQL["set_key"], (queue, key, full_at, wakes_at))
 
 
+Place = tuple[int, float, int] | None
+"""Priority, due time and number of a job; None: before all jobs."""
+
+
 @dataclass(slots=True)
 class ClaimMemory:
     """What one process remembers between its claims."""
 
     turns: Turns = field(default_factory=dict)
+    key_turns: dict[ShareKey, str] = field(default_factory=dict)
+    """In queues that limit their keys: the key whose turn was the last."""
+    places: dict[ShareKey, Place] = field(default_factory=dict)
+    """Where to look for jobs without a key, among many that have one."""
     wakes_at: float = 0.0
     """When some limit key had tokens again, by the last look; a claim ends with such a look."""
 
@@ -177,6 +188,7 @@ class SqliteClaim:
         self._gates = QueueGates(tx.cursor, tx.now)
         self._keys = KeyGates(tx, bounds)
         self._running: dict[str, int] = {}  # by limit key
+        self._used_up: set[str] = set()  # keys of the queue that is looked at
         self._jobs: list[ClaimedJob] = []
         self._outdated = 0
         self._refused = 0
@@ -283,13 +295,18 @@ class SqliteClaim:
                 break
             # Where one was refused, the next ones often are too: read more of them at once.
             wanted = room if self._refused == 0 else max(room, self._bounds.scan_size)
-            rows = self._candidates(names, queue, wanted)
+            if gate.limits.limits_keys:
+                wanted = room
+                rows = self._candidates_in_turn(pick, wanted)
+            else:
+                rows = self._candidates(names, queue, wanted)
             sound = self._without_stopped(self._sound(rows))
-            started = self._lease(self._admitted(sound, queue, room), queue)
+            started = self._lease(self._admitted(sound, pick, room), queue)
+            self._block_rest(pick)
             gate.enter(started, self._now)
             taken += started
-            if len(rows) < wanted:
-                break
+            if len(rows) < wanted and not (rows and gate.limits.limits_keys):
+                break  # where keys take turns, one may have had fewer jobs than its share
         until = gate.waits_until(self._now)
         if until is not None and any(self._has_lane(name, queue) for name in names):
             self._next_at.append(until)
@@ -299,11 +316,90 @@ class SqliteClaim:
         rows: list[CandidateRow] = []
         for name in names:
             rows += self._cursor.execute(_SQL["candidates"], (name, queue, wanted)).fetchall()
-        if len(names) > 1:
-            rows = self._sound(rows)
-            rows.sort(key=lambda row: (-row[_PRIORITY], row[_RUN_AT], row[0]))
-            del rows[wanted:]
+        return self._first(rows, wanted) if len(names) > 1 else rows
+
+    def _first(self, rows: list[CandidateRow], wanted: int) -> list[CandidateRow]:
+        """The first of several lanes together."""
+        rows = self._sound(rows)
+        rows.sort(key=lambda row: (-row[_PRIORITY], row[_RUN_AT], row[0]))
+        return rows[:wanted]
+
+    # ---- keys take turns ------------------------------------------------------------------------
+
+    def _candidates_in_turn(self, pick: Pick, wanted: int) -> list[CandidateRow]:
+        """The first jobs of the limit keys whose turn it is, as many of each as it takes."""
+        after = self._memory.key_turns.get(pick.share, "")
+        keys = self._next_keys(pick, after, wanted)
+        free = self._without_key(pick, wanted)
+        order = in_turn([*keys, *([""] if free else [])], after, wanted)
+        each = -(-wanted // len(order)) if order else 0
+        turns = {key: self._of_key(pick, key, each) if key else free[:each] for key in order}
+        rows, last = deal(turns, wanted)
+        self._memory.key_turns[pick.share] = last
         return rows
+
+    def _next_keys(self, pick: Pick, after: str, wanted: int) -> list[str]:
+        """The next limit keys with due jobs; from the first one on where there are no more."""
+        found = in_turn(self._keys_after(pick, after, wanted), after, wanted)
+        if after and len(found) < wanted:
+            first = self._keys_after(pick, "", wanted - len(found))
+            found += [key for key in in_turn(first, "", wanted - len(found)) if key <= after]
+        return found
+
+    def _keys_after(self, pick: Pick, after: str, wanted: int) -> Iterator[str]:
+        statement = _SQL["next_due_key"]
+        for name in pick.names:
+            key = after
+            for _ in range(wanted):
+                row = self._cursor.execute(statement, (name, pick.queue, key)).fetchone()
+                if row is None:
+                    break
+                key = row[0]
+                yield key
+
+    def _of_key(self, pick: Pick, key: str, wanted: int) -> list[CandidateRow]:
+        statement, rows = _SQL["candidates_of_key"], []
+        for name in pick.names:
+            rows += self._cursor.execute(statement, (name, pick.queue, key, wanted)).fetchall()
+        return self._first(rows, wanted) if len(pick.names) > 1 else rows
+
+    def _without_key(self, pick: Pick, wanted: int) -> list[CandidateRow]:
+        """Due jobs without a limit key.
+
+        No index tells them from those with one. So each claim looks at some more jobs of the lane,
+        from where the last one left off, and stays where it finds any.
+        """
+        rows: list[CandidateRow] = []
+        for name in pick.names:
+            lane = (name, pick.queue)
+            start = self._memory.places.get(lane)
+            found = self._places_after(lane, start)
+            free = [seq for *_, seq, is_free in found if is_free][:wanted]
+            if not free:
+                is_end = len(found) < self._bounds.scan_size
+                self._memory.places[lane] = None if is_end else found[-1][:3]
+            for seq in free:
+                rows += self._cursor.execute(_SQL["candidate"], (seq,)).fetchall()
+        return self._first(rows, wanted) if len(pick.names) > 1 else rows
+
+    def _places_after(self, lane: ShareKey, place: Place) -> list[tuple[int, float, int, int]]:
+        most = self._bounds.scan_size
+        if place is None:
+            return self._cursor.execute(_SQL["places"], (*lane, most)).fetchall()
+        found = self._cursor.execute(_SQL["places_beside"], (*lane, *place, most)).fetchall()
+        values = (*lane, place[0], most - len(found))
+        return found + self._cursor.execute(_SQL["places_below"], values).fetchall()
+
+    def _block_rest(self, pick: Pick) -> None:
+        """Let more jobs of keys wait that are used up, so that the next claims meet fewer.
+
+        After what may start was leased: that is due no more.
+        """
+        for key in self._used_up:
+            for name in pick.names:
+                values = (name, pick.queue, key, self._bounds.scan_size)
+                self._refused += self._cursor.execute(_SQL["block_key"], values).rowcount
+        self._used_up = set()
 
     # ---- one job --------------------------------------------------------------------------------
 
@@ -325,8 +421,9 @@ class SqliteClaim:
         self._refused += 1
         self._tx.set_aside(row[0], problem_of(error))
 
-    def _admitted(self, rows: list[CandidateRow], queue: str, room: int) -> list[CandidateRow]:
+    def _admitted(self, rows: list[CandidateRow], pick: Pick, room: int) -> list[CandidateRow]:
         """The first that may start; those before them that may not stop being due."""
+        queue = pick.queue
         if all(row[_EXPIRES_AT] is None and row[_KEY] is None for row in rows):
             return rows[:room]  # what ``admit`` would say, without asking it for each plain job
         by_seq = {row[0]: row for row in rows}
@@ -345,7 +442,9 @@ class SqliteClaim:
         if admission.blocked:
             self._tx.block(admission.blocked)
             if own is not None:
-                self._keys.block(queue, {by_seq[seq][_KEY] for seq in admission.blocked})
+                used_up = {by_seq[seq][_KEY] for seq in admission.blocked}
+                self._keys.block(queue, used_up)
+                self._used_up |= used_up
         if admission.outdated:
             self._tx.finish()  # flows may stop with them, and with those the next jobs
             self._is_any_stopping = self._tx.is_any_stopping()

@@ -32,6 +32,7 @@ def queue_limits_each_key(s: JobStoreSubject) -> None:
     s.put("free1", "free2", "free3", queue="q")
     came = sorted(s.ids(20))
     same(came, ["a1", "a2", "b1", "b2", "free1", "free2", "free3"], "claimed")
+    s.put("a4", queue="q", limit_key="a")
     same(s.ids(20, worker="w2"), [], "second worker")
 
 
@@ -73,26 +74,27 @@ def key_limit_of_a_queue_is_freed(s: JobStoreSubject) -> None:
 def key_limit_of_a_queue_can_be_raised(s: JobStoreSubject) -> None:
     """Raising the limit of keys lets the jobs go that waited for it, while others still run."""
     s.store.set_queue("q", key_max_active=1)
-    s.put("a", "b", "c", "d", queue="q", limit_key="k", limit=9)
+    s.put("a", "b", "c", "d", "e", queue="q", limit_key="k", limit=9)
     s.take("a")
     same(s.ids(9), [], "with the first limit")
-    s.store.set_queue("q", key_max_active=2)
-    same(s.ids(9), ["b"], "after raising it")
+    s.store.set_queue("q", key_max_active=3)
+    same(s.ids(9) + s.ids(9), ["b", "c"], "after raising it")
+    same(s.ids(9), [], "more than that")
     s.store.set_queue("q", key_max_active=None)
     came = s.ids(9) + s.ids(9)
-    expect("c" in came, f"c was to come after the limit was lifted, and {came} came")
+    expect("d" in came, f"d was to come after the limit was lifted, and {came} came")
 
 
 @check()
 def limits_of_queue_and_key_hold_together(s: JobStoreSubject) -> None:
     """The limit of the queue and that of each key hold at the same time."""
-    s.store.set_queue("q", max_active=3, key_max_active=2)
-    s.put("a1", "a2", "a3", queue="q", limit_key="a")
-    s.put("b1", "b2", "b3", queue="q", limit_key="b")
+    s.store.set_queue("q", max_active=4, key_max_active=2)
+    s.put("a1", "a2", "a3", "a4", queue="q", limit_key="a")
+    s.put("b1", queue="q", limit_key="b")
     came = s.claim(9)
-    keys = sorted(each[0] for each in ids_of(came))
-    expect(keys in (["a", "a", "b"], ["a", "b", "b"]), f"{ids_of(came)} came")
-    same(s.ids(9), [], "while three run")
+    same(sorted(ids_of(came)), ["a1", "a2", "b1"], "with two keys")
+    s.put("c1", "c2", queue="q", limit_key="c")
+    same(s.ids(9), ["c1"], "with another key")
     s.must(came[0], SUCCEEDED)
     same(len(s.claim(9)), 1, "after one has ended")
 
@@ -130,6 +132,7 @@ def rate_of_a_key_begins_with_a_full_bucket(s: JobStoreSubject) -> None:
     s.put(*(f"a{n}" for n in range(9)), queue="q", limit_key="a")
     s.put(*(f"b{n}" for n in range(2)), queue="q", limit_key="b")
     same(sorted(s.ids(20)), ["a0", "a1", "a2", "b0", "b1"], "at first")
+    s.put("a-late", queue="q", limit_key="a", priority=9)
     same(s.ids(20), [], "right after")
 
 
@@ -287,3 +290,121 @@ def full_buckets_of_keys_are_forgotten(s: JobStoreSubject) -> None:
     s.clock.forward(60.0)
     s.store.prune(100)
     same(len(s.claim(9)), 2, "after a minute and a prune")
+
+
+# ---- keys take turns ----------------------------------------------------------------------------
+
+
+def _keys(ids: list[str]) -> list[str]:
+    return sorted(each[0] for each in ids)
+
+
+@check()
+def keys_take_turns(s: JobStoreSubject) -> None:
+    """A claim from a queue that limits its keys takes one job of each key in turn."""
+    s.store.set_queue("q", key_max_active=50)
+    s.put(*(f"a{n}" for n in range(200)), queue="q", limit_key="a")
+    s.put(*(f"b{n}" for n in range(9)), queue="q", limit_key="b")
+    s.put(*(f"c{n}" for n in range(9)), queue="q", limit_key="c")
+    same(_keys(s.ids(6)), ["a", "a", "b", "b", "c", "c"], "keys of the first claim")
+    same(_keys(s.ids(3)), ["a", "b", "c"], "keys of the second one")
+
+
+@check()
+def turns_go_on_with_the_next_claim(s: JobStoreSubject) -> None:
+    """Between two jobs of one key each other key with due jobs gets one, however small a claim."""
+    s.store.set_queue("q", key_max_active=50)
+    s.put(*(f"a{n}" for n in range(50)), queue="q", limit_key="a")
+    s.put(*(f"b{n}" for n in range(5)), queue="q", limit_key="b")
+    s.put(*(f"c{n}" for n in range(5)), queue="q", limit_key="c")
+    came = [s.ids(1)[0] for _ in range(12)]
+    for first in range(0, 12, 3):
+        same(_keys(came[first : first + 3]), ["a", "b", "c"], f"keys from {first} on")
+    same(_keys([s.ids(1)[0] for _ in range(4)]), ["a", "a", "b", "c"], "keys of the last ones")
+
+
+@check()
+def many_jobs_of_one_key_starve_no_other(s: JobStoreSubject) -> None:
+    """A key that comes with ten jobs behind thousands of another's gets every other turn."""
+    s.store.set_queue("q", key_max_active=5000)
+    s.put(*(f"a{n}" for n in range(3000)), queue="q", limit_key="a", priority=9)
+    s.clock.forward(1.0)
+    s.put(*(f"b{n}" for n in range(10)), queue="q", limit_key="b")
+    same(_keys(s.ids(8)), ["a"] * 4 + ["b"] * 4, "keys of the first claim")
+    same(_keys(s.ids(12)), ["a"] * 6 + ["b"] * 6, "keys of the second one")
+
+
+@check()
+def priority_counts_within_a_key(s: JobStoreSubject) -> None:
+    """The higher priority comes first within a key, and does not come before another key's turn."""
+    s.store.set_queue("q", key_max_active=50)
+    s.put("a-low", queue="q", limit_key="a")
+    s.put("a-high", "a-higher", queue="q", limit_key="a", priority=5)
+    s.put("b-low", queue="q", limit_key="b", priority=-5)
+    same(sorted(s.ids(2)), ["a-high", "b-low"], "first claim")
+    same(s.ids(1), ["a-higher"], "second claim")
+    same(s.ids(1), ["a-low"], "third claim")
+
+
+@check()
+def jobs_without_a_key_have_one_turn(s: JobStoreSubject) -> None:
+    """Jobs without a key take turns with the keys of their queue, as if they had one together."""
+    s.store.set_queue("q", key_max_active=50)
+    s.put(*(f"a{n}" for n in range(20)), queue="q", limit_key="a")
+    s.put(*(f"free{n}" for n in range(20)), queue="q")
+    same(_keys(s.ids(6)), ["a", "a", "a", "f", "f", "f"], "keys of the first claim")
+    same(_keys([s.ids(1)[0] for _ in range(4)]), ["a", "a", "f", "f"], "keys of the next four")
+
+
+@check()
+def job_without_a_key_is_found_behind_many(s: JobStoreSubject) -> None:
+    """A job without a key that stands behind many of one key is found within some claims."""
+    s.store.set_queue("q", key_max_active=5000)
+    s.put(*(f"a{n}" for n in range(500)), queue="q", limit_key="a", priority=9)
+    s.put("free", queue="q")
+    came: list[str] = []
+    for _ in range(20):
+        came += s.ids(1)
+    expect("free" in came, f"of 20 claims none brought it: {came}")
+
+
+@check()
+def used_up_keys_cost_no_turn(s: JobStoreSubject) -> None:
+    """Keys that are used up leave their turns to the others, at once and until they have room."""
+    s.store.set_queue("q", key_max_active=1)
+    for key in "abcde":
+        s.put(*(f"{key}{n}" for n in range(40)), queue="q", limit_key=key)
+    running = s.claim(5)
+    same(_keys(ids_of(running)), [*"abcde"], "keys of the first claim")
+    same(s.ids(5), [], "claimed while every key is used up")
+    s.must(next(each for each in running if each.id == "c0"), SUCCEEDED)
+    same(s.ids(5), ["c1"], "claimed when one key has room")
+
+
+@check()
+def turns_are_kept_among_executors(s: JobStoreSubject) -> None:
+    """Each executor of a worker gets its jobs, of the keys that have some for it."""
+    s.store.set_queue("q", key_max_active=50)
+    s.put(*(f"a{n}" for n in range(9)), queue="q", limit_key="a", executor="python")
+    s.put(*(f"b{n}" for n in range(9)), queue="q", limit_key="b", executor="node")
+    s.put(*(f"c{n}" for n in range(9)), queue="q", limit_key="c")
+    came = _keys(s.ids({"python": 1, "node": 2}))
+    same((len(came), came.count("b")), (3, 2), "how many came, and how many of node")
+    same(_keys(s.ids({"python": 4})), ["a", "a", "c", "c"], "keys of python alone")
+
+
+@check()
+def keys_that_stop_taking_turns_are_found(s: JobStoreSubject) -> None:
+    """Jobs of a queue whose keys are limited no more, or from now on, are claimed all the same."""
+    s.store.set_queue("q", key_max_active=50)
+    s.put("a0", "a1", queue="q", limit_key="a", limit=9)
+    s.put("b0", "b1", queue="q", limit_key="b", limit=9)
+    s.store.set_queue("q", key_max_active=None)
+    same(s.ids(1), ["a0"], "the oldest, without turns")
+    s.put("c0", queue="q", limit_key="c", limit=9)
+    s.store.set_queue("q", key_max_active=50)
+    s.put("d0", queue="q", limit_key="d", limit=9)
+    came = [*s.ids(9), *s.ids(9)]
+    same(sorted(came), ["a1", "b0", "b1", "c0", "d0"], "all others")
+    oldest = s.store.queues()[0].oldest_due_at
+    same(oldest, None, "since when a job is due")

@@ -10,16 +10,20 @@ LEFT JOIN ergon_queue_keys AS s ON s.queue = k.queue AND s.limit_key = k.key;
 
 -- save: tokens were taken, or jobs wait for one
 INSERT INTO ergon_queue_keys (queue, limit_key, full_at, wakes_at)
-SELECT s.queue, s.key, s.full_at, CASE
-    WHEN s.is_blocked OR EXISTS (
-        SELECT 1 FROM ergon_jobs AS j
-        WHERE j.stage = 4 AND j.limit_key = s.key AND j.queue = s.queue
-    ) THEN s.wakes_at
-END
+SELECT s.queue, s.key, s.full_at, w.wakes_at
 FROM unnest(
     %(queues)s::text[], %(keys)s::text[], %(full_at)s::float8[], %(wakes_at)s::float8[],
-    %(blocked)s::bool[]
-) AS s (queue, key, full_at, wakes_at, is_blocked)
+    %(blocked)s::bool[], %(used)s::bool[]
+) AS s (queue, key, full_at, wakes_at, is_blocked, is_used)
+CROSS JOIN LATERAL (
+    SELECT CASE
+        WHEN s.is_blocked OR EXISTS (
+            SELECT 1 FROM ergon_jobs AS j
+            WHERE j.stage = 4 AND j.limit_key = s.key AND j.queue = s.queue
+        ) THEN s.wakes_at
+    END
+) AS w (wakes_at)
+WHERE s.is_used OR w.wakes_at IS NOT NULL
 ORDER BY s.queue, s.key
 ON CONFLICT (queue, limit_key) DO UPDATE SET
     full_at = excluded.full_at, wakes_at = excluded.wakes_at;
@@ -62,4 +66,106 @@ WITH RECURSIVE keys (key, queue, most) AS MATERIALIZED (
     ) AS f
 )
 UPDATE ergon_jobs SET stage = 2 WHERE ctid = ANY(ARRAY(SELECT spot FROM firsts))
+RETURNING seq;
+
+-- next_keys: limit keys with due jobs for some executors: those after one of them, then the first of all
+WITH RECURSIVE later (executor, key, n) AS (
+    SELECT l.executor, k.limit_key, 1
+    FROM unnest(%(executors)s::text[]) AS l (executor) CROSS JOIN LATERAL (
+        SELECT limit_key FROM ergon_jobs
+        WHERE stage = 2 AND limit_key IS NOT NULL AND executor = l.executor
+            AND queue = %(queue)s::text AND limit_key > %(after)s::text
+        ORDER BY limit_key LIMIT 1
+    ) AS k
+    UNION ALL
+    SELECT l.executor, k.limit_key, l.n + 1 FROM later AS l CROSS JOIN LATERAL (
+        SELECT limit_key FROM ergon_jobs
+        WHERE stage = 2 AND limit_key IS NOT NULL AND executor = l.executor
+            AND queue = %(queue)s::text AND limit_key > l.key
+        ORDER BY limit_key LIMIT 1
+    ) AS k
+    WHERE l.n < %(most)s::int
+), sooner (executor, key, n) AS (
+    SELECT l.executor, k.limit_key, 1
+    FROM unnest(%(executors)s::text[]) AS l (executor) CROSS JOIN LATERAL (
+        SELECT limit_key FROM ergon_jobs
+        WHERE stage = 2 AND limit_key IS NOT NULL AND executor = l.executor
+            AND queue = %(queue)s::text AND limit_key <= %(after)s::text
+        ORDER BY limit_key LIMIT 1
+    ) AS k
+    UNION ALL
+    SELECT l.executor, k.limit_key, l.n + 1 FROM sooner AS l CROSS JOIN LATERAL (
+        SELECT limit_key FROM ergon_jobs
+        WHERE stage = 2 AND limit_key IS NOT NULL AND executor = l.executor
+            AND queue = %(queue)s::text AND limit_key > l.key AND limit_key <= %(after)s::text
+        ORDER BY limit_key LIMIT 1
+    ) AS k
+    WHERE l.n < %(most)s::int
+)
+SELECT key FROM later UNION ALL SELECT key FROM sooner;
+
+-- heads: the first due jobs of some limit keys, held until this transaction ends
+SELECT c.* FROM unnest(%(executors)s::text[], %(keys)s::text[]) AS l (executor, key)
+CROSS JOIN LATERAL (
+    SELECT
+        seq, fence, id, handler, executor, queue, args, kwargs, attempts, deliveries, excused,
+        is_solo, created_at, options, claimed_at, priority, run_at, status, expires_at, limit_key,
+        key_limit
+    FROM ergon_jobs
+    WHERE stage = 2 AND limit_key IS NOT NULL AND executor = l.executor
+        AND queue = %(queue)s::text AND limit_key = l.key
+        AND (flow_id IS NULL OR flow_id <> ALL(ARRAY(
+            SELECT target FROM ergon_flow_work WHERE kind = 'cancel'
+        )))
+    ORDER BY priority DESC, run_at, seq LIMIT %(most)s FOR NO KEY UPDATE SKIP LOCKED
+) AS c;
+
+-- places: where due jobs of one lane stand after a place, and which of them have no limit key
+SELECT * FROM (
+    (
+        SELECT priority, run_at, seq, limit_key IS NULL FROM ergon_jobs
+        WHERE stage = 2 AND executor = %(executor)s AND queue = %(queue)s
+            AND %(priority)s::int IS NULL
+        ORDER BY priority DESC, run_at, seq LIMIT %(most)s
+    )
+    UNION ALL
+    (
+        SELECT priority, run_at, seq, limit_key IS NULL FROM ergon_jobs
+        WHERE stage = 2 AND executor = %(executor)s AND queue = %(queue)s
+            AND priority = %(priority)s::int
+            AND (run_at, seq) > (%(run_at)s::float8, %(seq)s::bigint)
+        ORDER BY run_at, seq LIMIT %(most)s
+    )
+    UNION ALL
+    (
+        SELECT priority, run_at, seq, limit_key IS NULL FROM ergon_jobs
+        WHERE stage = 2 AND executor = %(executor)s AND queue = %(queue)s
+            AND priority < %(priority)s::int
+        ORDER BY priority DESC, run_at, seq LIMIT %(most)s
+    )
+) AS p LIMIT %(most)s;
+
+-- free: some due jobs, held until this transaction ends
+SELECT
+    seq, fence, id, handler, executor, queue, args, kwargs, attempts, deliveries, excused,
+    is_solo, created_at, options, claimed_at, priority, run_at, status, expires_at, limit_key,
+    key_limit
+FROM ergon_jobs
+WHERE seq = ANY(%(seqs)s::bigint[]) AND stage = 2
+    AND (flow_id IS NULL OR flow_id <> ALL(ARRAY(
+        SELECT target FROM ergon_flow_work WHERE kind = 'cancel'
+    )))
+FOR NO KEY UPDATE SKIP LOCKED;
+
+-- block_rest: some due jobs of limit keys wait for them from now on
+UPDATE ergon_jobs SET stage = 4 WHERE ctid = ANY(ARRAY(
+    SELECT f.spot FROM unnest(
+        %(executors)s::text[], %(queues)s::text[], %(keys)s::text[]
+    ) AS l (executor, queue, key) CROSS JOIN LATERAL (
+        SELECT ctid AS spot FROM ergon_jobs
+        WHERE stage = 2 AND limit_key IS NOT NULL AND executor = l.executor AND queue = l.queue
+            AND limit_key = l.key
+        ORDER BY priority DESC, run_at, seq LIMIT %(most)s FOR NO KEY UPDATE SKIP LOCKED
+    ) AS f
+))
 RETURNING seq;

@@ -23,8 +23,10 @@ local function soon(instant) next_at = min(next_at, instant) end
 -- ---- lanes --------------------------------------------------------------------------------------
 
 local function left_in(executor, queue)
-  local key = DUE .. lane_of(executor, queue)
+  local lane = lane_of(executor, queue)
+  local key = DUE .. lane
   return call("ZCARD", key) > (read[key] or 0)
+    or (limits_keys(gate_of(queue)) and call("EXISTS", DUE_KEYS .. lane) == 1)
 end
 
 local function is_served(queue)
@@ -124,11 +126,13 @@ local function is_before(one, other)
   return one[SEQ] < other[SEQ]
 end
 
--- The ids of the first jobs of a queue that stand under these names, and their places.
-local function candidates(names, queue, wanted)
+-- The ids of the first jobs of a queue that stand under these names, their places, and the sets they
+-- stand in: those of one limit key, or of the lanes.
+local function candidates(names, queue, wanted, limit_key)
   local ids, places, keys = {}, {}, {}
   for _, name in ipairs(names) do
-    local key = DUE .. lane_of(name, queue)
+    local lane = lane_of(name, queue)
+    local key = limit_key and due_of_key(limit_key, lane) or DUE .. lane
     local first = read[key] or 0
     for _, member in ipairs(call("ZRANGE", key, first, first + wanted - 1)) do
       local id = id_in_place(member)
@@ -144,7 +148,12 @@ local function candidates(names, queue, wanted)
       local key = keys[id]
       drop_odd(id, key, places[id], tag_in(places[id]), queue)
       read[key] = (read[key] or 0) + 1
-      lanes[key] = lanes[key] or {LANES, sub(key, #DUE + 1)}
+      if limit_key then
+        local lane = sub(key, #due_of_key(limit_key, "") + 1)
+        lanes[key], lanes[DUE .. lane] = {DUE_KEYS .. lane, limit_key}, {LANES, lane}
+      else
+        lanes[key] = lanes[key] or {LANES, sub(key, #DUE + 1)}
+      end
       soon(now) -- others may stand behind it
     end
   end
@@ -153,12 +162,85 @@ local function candidates(names, queue, wanted)
     table.sort(ids, is_before)
     for n = #ids, wanted + 1, -1 do ids[n] = nil end
   end
-  return ids, places
+  return ids, places, keys
+end
+
+-- Limit keys with jobs of a lane that were not dealt with, from after one, as many as are wanted.
+local function keys_after(found, lane, from, to, wanted)
+  local offset = 0
+  while #found < wanted do
+    local some = call("ZRANGEBYLEX", DUE_KEYS .. lane, from, to, "LIMIT", offset, wanted)
+    for _, key in ipairs(some) do
+      local set = due_of_key(key, lane)
+      if not read[set] or call("ZCARD", set) > read[set] then found[#found + 1] = key end
+    end
+    if #some < wanted then break end
+    offset = offset + wanted
+  end
+end
+
+-- The limit keys of a queue in the order in which it is their turn; ``in_turn`` of core/claim.py.
+local function keys_in_turn(names, queue, after, wanted, has_free)
+  local found, order = {}, {}
+  for _, name in ipairs(names) do
+    local lane, mine = lane_of(name, queue), {}
+    keys_after(mine, lane, "(" .. after, "+", wanted)
+    if #mine < wanted then keys_after(mine, lane, "-", "[" .. after, wanted) end
+    for _, key in ipairs(mine) do found[key] = true end
+  end
+  if has_free then found[""] = true end
+  for key in pairs(found) do order[#order + 1] = key end
+  table.sort(order, function(one, other)
+    local is_late, is_later = one <= after, other <= after
+    if is_late ~= is_later then return is_later end
+    return one < other
+  end)
+  for n = #order, wanted + 1, -1 do order[n] = nil end
+  return order
+end
+
+-- The first jobs of the limit keys whose turn it is, one of each in turn; ``deal`` of core/claim.py.
+local function candidates_in_turn(names, queue, wanted, share)
+  local after = turns[share] or ""
+  local free, places, keys = candidates(names, queue, wanted)
+  local order, heads, dealt = keys_in_turn(names, queue, after, wanted, #free > 0), {}, {}
+  if #order == 0 then return {}, places, keys end
+  local each = math.ceil(wanted / #order)
+  for _, key in ipairs(order) do
+    if key == "" then
+      heads[key] = free
+    else
+      local ids, more, sets_of = candidates(names, queue, each, key)
+      heads[key] = ids
+      for _, id in ipairs(ids) do places[id], keys[id] = more[id], sets_of[id] end
+    end
+  end
+  for n = 1, each do
+    for _, key in ipairs(order) do
+      if #dealt < wanted and heads[key][n] then
+        dealt[#dealt + 1] = heads[key][n]
+        turns[share] = key
+      end
+    end
+  end
+  return dealt, places, keys
+end
+
+-- Let more jobs of limit keys wait that are used up, so that the next claims meet fewer.
+local function block_rest(names, queue, used_up)
+  for key in pairs(used_up) do
+    local ids, _, keys = candidates(names, queue, GLANCE, key)
+    for _, id in ipairs(ids) do
+      read[keys[id]] = (read[keys[id]] or 0) + 1
+      shift(job_of(id), LIMITED)
+      refused = refused + 1
+    end
+  end
 end
 
 local function has_room(job)
-  local key, limit, gate = job[LIMIT_KEY], job[MOST_OF_KEY], gate_of(job[QUEUE])
-  if gate.key_most or gate.key_rate then
+  local key, limit = job[LIMIT_KEY], job[MOST_OF_KEY]
+  if limits_keys(gate_of(job[QUEUE])) then
     local is_admitted = of_keys.admit(job)
     if is_admitted and running[key] then running[key] = running[key] + 1 end -- in all queues
     return is_admitted
@@ -215,37 +297,42 @@ local function may_start(job)
   end
   if has(job, HAS_KEY) and not has_room(job) then
     shift(job, LIMITED)
-    return false
+    return false, job[LIMIT_KEY]
   end
   return true
 end
 
 -- Lease the first that may start.
-local function admit(ids, places, names, queue, room)
-  local admitted = 0
+local function admit(ids, places, keys, queue, room)
+  local admitted, used_up = 0, {}
   for _, id in ipairs(ids) do
     if admitted == room then break end
-    local key = DUE .. lane_of(#names == 1 and names[1] or job_of(id)[EXECUTOR], queue)
+    local key = keys[id]
     read[key] = (read[key] or 0) + 1
-    lanes[key] = lanes[key] or {LANES, sub(key, #DUE + 1)}
     if lease_plain(id, key, places[id], queue) then
-      admitted = admitted + 1
-      claimed[#claimed + 1] = id
-    elseif may_start(job_of(id)) then
-      lease(job_of(id))
+      lanes[key] = lanes[key] or {LANES, sub(key, #DUE + 1)}
       admitted = admitted + 1
       claimed[#claimed + 1] = id
     else
-      refused = refused + 1
+      local is_allowed, limit_key = may_start(job_of(id))
+      if is_allowed then
+        lease(job_of(id))
+        admitted = admitted + 1
+        claimed[#claimed + 1] = id
+      else
+        refused = refused + 1
+        if limit_key then used_up[limit_key] = true end
+      end
     end
   end
-  return admitted
+  return admitted, used_up
 end
 
 -- ---- shares -------------------------------------------------------------------------------------
 
-local function take(queue, names, most)
+local function take(executor, queue, names, most)
   local gate, taken = gate_of(queue), 0
+  local share = "\1" .. lane_of(executor, queue) -- no executor is called like that
   while taken < most do
     if refused >= MOST_REFUSED or #claimed >= MOST_AT_ONCE then
       soon(now) -- there may be more: ask again at once
@@ -254,11 +341,18 @@ local function take(queue, names, most)
     local room = room_in(queue, gate, min(most - taken, MOST_AT_ONCE - #claimed))
     if room == 0 then break end
     local wanted = refused == 0 and room or max(room, GLANCE)
-    local found, places = candidates(names, queue, wanted)
-    local admitted = admit(found, places, names, queue, room)
+    local found, places, keys
+    if limits_keys(gate) then
+      wanted = room
+      found, places, keys = candidates_in_turn(names, queue, wanted, share)
+    else
+      found, places, keys = candidates(names, queue, wanted)
+    end
+    local admitted, used_up = admit(found, places, keys, queue, room)
+    if limits_keys(gate) then block_rest(names, queue, used_up) end
     enter(queue, gate, admitted)
     taken = taken + admitted
-    if #found < wanted then break end
+    if #found < wanted and (#found == 0 or not limits_keys(gate)) then break end
   end
   local instant = waits_until(queue, gate)
   if instant then
@@ -297,7 +391,7 @@ local function cycle(plan)
   for n, queue in ipairs(open) do
     local most = part + (n <= rest and 1 or 0)
     if most > 0 then
-      local taken = take(queue, plan.names[queue], most)
+      local taken = take(executor, queue, plan.names[queue], most)
       plan.left = plan.left - taken
       plan.spent[queue] = taken < most
     end

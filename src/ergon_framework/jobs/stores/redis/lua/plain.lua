@@ -27,6 +27,17 @@ end
 
 local rows, bodies, order = {}, {}, {}
 local sets, queues = {}, {}
+local in_turn, is_limited = {}, {} -- jobs whose limit keys take turns, by lane; and queues like that
+
+local function limits_keys(queue)
+  if is_limited[queue] == nil then
+    local found = call("HGET", QUEUES, queue)
+    local is_read, settings = pcall(cmsgpack.unpack, found or "")
+    is_limited[queue] = found and is_read and type(settings) == "table"
+      and (settings[6] or settings[7]) and true or false
+  end
+  return is_limited[queue]
+end
 
 local function rank(key, score, member)
   local found = sets[key]
@@ -67,7 +78,12 @@ for n, new in ipairs(args[2]) do
         return string.char(255 - string.byte(each))
       end)
     end
-    rank(#executor .. ":" .. executor .. ":" .. queue, -priority, instant .. tag)
+    local lane = #executor .. ":" .. executor .. ":" .. queue
+    if limit_key ~= "" and limits_keys(queue) then
+      in_turn[#in_turn + 1] = {lane, limit_key, -priority, instant .. tag}
+    else
+      rank(lane, -priority, instant .. tag)
+    end
   else
     rank(false, due, tag)
   end
@@ -93,6 +109,12 @@ for lane, words in pairs(sets) do
     many("ZADD", DUE .. lane, words)
     call("ZADD", LANES, 0, lane)
   end
+end
+for _, each in ipairs(in_turn) do
+  local lane, key = each[1], each[2]
+  call("ZADD", DUE_OF_KEY .. #key .. ":" .. key .. ":" .. lane, each[3], each[4])
+  call("ZADD", DUE_KEYS .. lane, 0, key)
+  call("ZADD", LANES, 0, lane)
 end
 for queue, number in pairs(queues) do call("HINCRBY", COUNTS, PENDING .. ":" .. queue, number) end
 call("PUBLISH", ARGV[2] .. "work", "")

@@ -23,6 +23,9 @@ end
 for _, lane in ipairs(call("ZRANGE", LANES, 0, -1)) do
   local _, queue = name_in(lane)
   look_into(DUE .. lane, queue)
+  for _, key in ipairs(call("ZRANGE", DUE_KEYS .. lane, 0, -1)) do
+    look_into(due_of_key(key, lane), queue)
+  end
 end
 for _, group in ipairs(call("ZRANGE", ASIDE, 0, -1)) do
   local _, rest = name_in(group)

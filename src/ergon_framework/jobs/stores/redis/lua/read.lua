@@ -32,7 +32,12 @@ elseif where == "named" then
   end
   local prefix = named(from[1])
   local stop = "(" .. sub(prefix, 1, -2) .. ";"
-  for _, lane in ipairs(call("ZRANGEBYLEX", LANES, "[" .. prefix, stop)) do look_into(DUE .. lane) end
+  for _, lane in ipairs(call("ZRANGEBYLEX", LANES, "[" .. prefix, stop)) do
+    look_into(DUE .. lane)
+    for _, key in ipairs(call("ZRANGE", DUE_KEYS .. lane, 0, most - 1)) do
+      look_into(due_of_key(key, lane))
+    end
+  end
 elseif where == "after" then
   local size = 0
   for n, id in ipairs(call("ZRANGEBYSCORE", ALL, "(" .. from, "+inf", "LIMIT", 0, most)) do

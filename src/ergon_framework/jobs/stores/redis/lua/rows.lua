@@ -72,6 +72,7 @@ local function id_in_place(text) return sub(text, 17) end
 local function named(text) return #text .. ":" .. text .. ":" end
 local function lane_of(executor, queue) return named(executor) .. queue end
 local function key_in(queue, key) return named(queue) .. key end
+local function due_of_key(key, lane) return DUE_OF_KEY .. named(key) .. lane end
 
 local function group_of(job)
   return named(job[LIMIT_KEY]) .. named(job[EXECUTOR]) .. job[MOST_OF_KEY] .. ":" .. job[QUEUE]
@@ -244,6 +245,27 @@ local function write_labels()
   end
 end
 
+-- A lane has due jobs of its own, or limit keys that have some: those are listed first.
+local function list_lanes()
+  local due = {}
+  for key, listed in pairs(lanes) do
+    if listed[1] == LANES then
+      due[key] = listed[2]
+    elseif call("EXISTS", key) == 1 then
+      call("ZADD", listed[1], 0, listed[2])
+    else
+      call("ZREM", listed[1], listed[2])
+    end
+  end
+  for key, lane in pairs(due) do
+    if call("EXISTS", key) == 1 or call("EXISTS", DUE_KEYS .. lane) == 1 then
+      call("ZADD", LANES, 0, lane)
+    else
+      call("ZREM", LANES, lane)
+    end
+  end
+end
+
 local function flush()
   for id, job in pairs(changed) do
     local row = row_of(job)
@@ -258,13 +280,7 @@ local function flush()
   if book then book.write() end
   for key, members in pairs(sets) do write_set(key, members) end
   for key, found in pairs(sums) do write_sums(key, found) end
-  for key, listed in pairs(lanes) do
-    if call("EXISTS", key) == 1 then
-      call("ZADD", listed[1], 0, listed[2])
-    else
-      call("ZREM", listed[1], listed[2])
-    end
-  end
+  list_lanes()
   local ids = {}
   for id in pairs(gone) do ids[#ids + 1] = id end
   many("HDEL", JOB, ids)

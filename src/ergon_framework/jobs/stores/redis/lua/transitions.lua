@@ -28,6 +28,8 @@ local function gate_of(queue)
   return gate
 end
 
+local function limits_keys(gate) return gate.key_most or gate.key_rate end
+
 local function count(status, queue, number)
   local names = titles[status]
   if not names then
@@ -57,7 +59,16 @@ local function line_up(job, is_there)
   local stage = job[STAGE]
   if stage == WAITS then
     local lane = lane_of(job[EXECUTOR], job[QUEUE])
-    rank(DUE .. lane, place(job), is_there and -job[PRIORITY])
+    local takes_turns = has(job, HAS_KEY) and limits_keys(gate_of(job[QUEUE]))
+    if takes_turns then
+      local key = due_of_key(job[LIMIT_KEY], lane)
+      rank(key, place(job), is_there and -job[PRIORITY])
+      lanes[key] = {DUE_KEYS .. lane, job[LIMIT_KEY]}
+    end
+    -- One that was due before the keys of its queue took turns stands in the lane itself.
+    if not takes_turns or not is_there then
+      rank(DUE .. lane, place(job), is_there and -job[PRIORITY])
+    end
     lanes[DUE .. lane] = {LANES, lane}
   elseif stage == ACTIVE then
     rank(LEASES, job[TAG], is_there and job[LEASED_UNTIL])
@@ -272,7 +283,7 @@ local function wake(key, number, only)
     local free_slots, gate = limit - number_running, gate_of(queue)
     if only and queue ~= only then
       free_slots = 0
-    elseif gate.key_most or gate.key_rate then
+    elseif limits_keys(gate) then
       free_slots = waits_for_token(queue, key, gate) and 0 or number
     end
     if free_slots > 0 then

@@ -13,3 +13,7 @@ CREATE TABLE ergon_queue_keys (
 ) WITHOUT ROWID;
 CREATE INDEX ergon_queue_keys_wakes ON ergon_queue_keys (wakes_at) WHERE wakes_at IS NOT NULL;
 CREATE INDEX ergon_queue_keys_full ON ergon_queue_keys (full_at) WHERE wakes_at IS NULL;
+-- For taking turns: the next key with due jobs, and the first jobs of a key.
+CREATE INDEX ergon_jobs_due_keys ON ergon_jobs (
+    stage, executor, queue, limit_key, priority DESC, run_at
+) WHERE limit_key IS NOT NULL AND stage = 2;

@@ -15,3 +15,7 @@ CREATE TABLE ergon_queue_keys (
 );
 CREATE INDEX ergon_queue_keys_wakes ON ergon_queue_keys (wakes_at) WHERE wakes_at IS NOT NULL;
 CREATE INDEX ergon_queue_keys_full ON ergon_queue_keys (full_at) WHERE wakes_at IS NULL;
+-- For taking turns: the next key with due jobs, and the first jobs of a key.
+CREATE INDEX ergon_jobs_due_keys ON ergon_jobs (
+    executor, queue, limit_key, priority DESC, run_at, seq
+) WHERE stage = 2 AND limit_key IS NOT NULL;
