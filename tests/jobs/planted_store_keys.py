@@ -109,6 +109,13 @@ class KeyTokensComeLate(Honest):
             queue.next_key_token = late  # type: ignore[method-assign]
 
 
+class NobodyIsToldOfTokens(Honest):
+    """Does not say when a key has a token."""
+
+    def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
+        return None
+
+
 class TokenComesBack(Honest):
     """Gives the token of a job back when the job is given back."""
 
@@ -259,6 +266,7 @@ PLANTED: list[tuple[type[Honest], str]] = [
     (KeyTokensNeverCome, "rate_of_a_key_saves_no_more_than_its_burst"),
     (KeyTokensNeverCome, "cancelled_job_passes_its_token_on"),
     (KeyTokensComeLate, "rate_of_a_key_says_when_to_come_again"),
+    (NobodyIsToldOfTokens, "next_token_of_a_key_is_told"),
     (TokenComesBack, "rate_of_a_key_counts_every_start"),
     (TokenComesBack, "worker_that_dies_leaves_the_token_spent"),
     (PruneFillsBuckets, "full_buckets_of_keys_are_forgotten"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     Discarded,
@@ -23,7 +25,8 @@ from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.why import Starters, explain_job
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+from ergon_framework.jobs.why import Starters, explain_job, token_of
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
 from tests.jobs.manual_worker import BROKEN, Clock, Hand
 
@@ -56,10 +59,17 @@ class OneJob:
     def job(self) -> Job:
         return self.client.find(self.id)
 
-    def why(self, *workers: WorkerRecord, job: Job | None = None, **queue: Any) -> str:
+    def why(
+        self,
+        *workers: WorkerRecord,
+        job: Job | None = None,
+        token_at: float | None = None,
+        **queue: Any,
+    ) -> str:
         job = job or self.job()
         found = Queue(name=job.queue, **queue) if queue else None
-        return "\n".join(explain_job(job, found, workers, self.clock.now, SETTINGS))
+        sentences = explain_job(job, found, workers, self.clock.now, SETTINGS, token_at=token_at)
+        return "\n".join(sentences)
 
 
 @pytest.fixture
@@ -113,6 +123,34 @@ def test_a_limit_key(one: OneJob, limit: int, told: str) -> None:
     job = msgspec.structs.replace(one.job(), is_limited=True)
     expected = f"{told} with the limit key 'customer-1' may run at once."
     assert expected in one.why(worker(), job=job)
+
+
+def test_a_queue_that_limits_its_keys(one: OneJob) -> None:
+    """The key is named, what the queue allows it, and when it has the next token."""
+    one.add(limit_key="customer-1", queue="mail")
+    job = msgspec.structs.replace(one.job(), is_limited=True)
+    told = one.why(worker(), job=job, key_rate=2.5, token_at=one.clock.now + 4)
+    assert "Its queue 'mail' starts 2.5 jobs of each limit key per second" in told
+    assert f"'customer-1' has the next token at {format_rfc3339(one.clock.now + 4)}." in told
+    told = one.why(worker(), job=job, key_max_active=2, key_rate=2.5)
+    assert "Its queue 'mail' runs at most 2 jobs of each limit key at once" in told
+    assert "as many of 'customer-1' run now." in told
+    told = one.why(worker(), job=job, key_rate=2.5)
+    assert "'customer-1' comes with the next claim." in told
+
+
+def test_the_next_token_is_asked_of_the_store(tmp_path: Path) -> None:
+    """Only for a job that waits for its limit key."""
+    with closing(SqliteJobStore(tmp_path / "jobs.db")) as store:
+        client = JobClient(store=store)
+        store.set_queue("mail", key_rate=0.001)
+        ids = [client.enqueue("send", queue="mail", limit_key="k").id for _ in range(2)]
+        assert token_of(client.find(ids[1]), store) is None
+        asked = ClaimRequest(worker="w", lease=60.0, slots={"": 9})
+        assert len(store.settle_and_claim([], asked)[1].jobs) == 1
+        assert token_of(client.find(ids[0]), store) is None
+        assert token_of(client.find(ids[1]), store) == store.key_wakes_at("mail", "k")
+        assert store.key_wakes_at("mail", "k") is not None
 
 
 def test_no_worker_is_alive(one: OneJob) -> None:

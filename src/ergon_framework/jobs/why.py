@@ -38,7 +38,7 @@ from ergon_framework.jobs.views import (
     progress_text,
 )
 from ergon_framework.ports.flow import CANCELLED_BY_FLOW
-from ergon_framework.ports.jobstore import CancelRequest, Job, Queue, WorkerRecord
+from ergon_framework.ports.jobstore import CancelRequest, Job, JobAdmin, Queue, WorkerRecord
 from ergon_framework.storage.urls import pasteable
 
 MAX_EVENTS = 10
@@ -77,11 +77,13 @@ def explain_job(
     options: str = "",
     starters: Starters = UNKNOWN,
     step: StepWhy = NO_STEP,
+    token_at: float | None = None,
 ) -> list[str]:
     """Sentences: first where the job stands and why, then what led there.
 
     ``options`` name the store, for the commands that are told. ``step`` is what a step waits for,
-    and which flow it belongs to.
+    and which flow it belongs to. ``token_at`` is when its limit key has a token again: see
+    :func:`token_of`.
     """
     flow = step.sentences
     if step.is_stopped and job.status in (JobStatus.PENDING, JobStatus.RETRYING):
@@ -89,7 +91,7 @@ def explain_job(
     if is_bound(job):
         return [*flow, *_expiry(job), *_past(job, options)]
     start = _starting(job, starters, options)
-    state = _state(job, queue, workers, now, settings, options, start, step)
+    state = _state(job, queue, workers, now, settings, options, start, step, token_at)
     return [*state, *flow, *_past(job, options), *_trace(job)]
 
 
@@ -109,12 +111,13 @@ def _state(
     options: str,
     start: str,
     step: StepWhy,
+    token_at: float | None,
 ) -> Iterator[str]:
     match job.status:
         case JobStatus.PENDING | JobStatus.RETRYING if job.run_at > now:
             yield _later(job, now, settings)
         case JobStatus.PENDING | JobStatus.RETRYING:
-            yield from _due(job, queue, workers, now, settings, options, start)
+            yield from _due(job, queue, workers, now, settings, options, start, token_at)
         case JobStatus.ACTIVE:
             yield from _running(job, workers, now, start)
         case JobStatus.COMPLETED:
@@ -158,11 +161,12 @@ def _due(
     settings: JobsSettings,
     options: str,
     start: str,
+    token_at: float | None,
 ) -> Iterator[str]:
     yield f"It has been due for {duration(now - job.run_at)} and waits."
     reasons = [
         *_held_by_queue(queue, options),
-        *_held_by_key(job),
+        *_held_by_key(job, queue, now, token_at),
         *_held_by_workers(job, workers, now, settings, start),
     ]
     yield from reasons
@@ -185,15 +189,42 @@ def _held_by_queue(queue: Queue | None, options: str) -> Iterator[str]:
         yield f"Its queue {queue.name!r} is limited to {queue.rate:g} jobs per second."
 
 
-def _held_by_key(job: Job) -> Iterator[str]:
+def token_of(job: Job, store: JobAdmin) -> float | None:
+    """When the limit key that a job waits for has a token again, by the limits of its queue."""
+    if not job.is_limited or job.limit_key is None:
+        return None
+    return store.key_wakes_at(job.queue, job.limit_key)
+
+
+def _held_by_key(
+    job: Job, queue: Queue | None, now: float, token_at: float | None
+) -> Iterator[str]:
     if job.is_limited and job.limit_key is not None:
-        most = "one job" if job.limit == 1 else f"{job.limit} jobs"
-        yield f"Only {most} with the limit key {job.limit_key!r} may run at once."
+        yield _held_by_own_key(job, queue, now, token_at)
     if job.is_solo:
         yield (
             "It was in a process that died with several jobs in hand, so it is run alone,"
             " when a process has nothing else to do."
         )
+
+
+def _held_by_own_key(job: Job, queue: Queue | None, now: float, token_at: float | None) -> str:
+    """Which limit of its key holds a job back, and until when."""
+    if queue is not None and queue.key_rate is not None and token_at is not None:
+        return (
+            f"Its queue {queue.name!r} starts {queue.key_rate:g} jobs of each limit key per second,"
+            f" and {job.limit_key!r} has the next token at {format_rfc3339(max(token_at, now))}."
+        )
+    if queue is not None and queue.key_max_active is not None:
+        most = "one job" if queue.key_max_active == 1 else f"{queue.key_max_active} jobs"
+        return (
+            f"Its queue {queue.name!r} runs at most {most} of each limit key at once, and as many"
+            f" of {job.limit_key!r} run now."
+        )
+    if queue is not None and queue.key_rate is not None:
+        return f"Its turn at the limit key {job.limit_key!r} comes with the next claim."
+    most = "one job" if job.limit == 1 else f"{job.limit} jobs"
+    return f"Only {most} with the limit key {job.limit_key!r} may run at once."
 
 
 def _held_by_workers(

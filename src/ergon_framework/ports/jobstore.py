@@ -462,6 +462,9 @@ class JobAdmin(Protocol):
         key in the queue: ``key_max_active``, ``key_rate``, ``key_burst``. Notifies ``WORK``.
         """
 
+    def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
+        """When jobs that wait for a token of this limit key are due; None: none waits for one."""
+
     def heartbeat(self, record: WorkerRecord) -> None:
         """Record that a worker lives; one with state ``gone`` is removed.
 

@@ -18,7 +18,7 @@ from ergon_framework.jobs.finding import search_of
 from ergon_framework.jobs.flow_why import what_a_step_waits_for
 from ergon_framework.jobs.scheduler import Scheduler
 from ergon_framework.jobs.views import job_view, queue_views, schedule_view, worker_view
-from ergon_framework.jobs.why import Starters, explain_job
+from ergon_framework.jobs.why import Starters, explain_job, token_of
 from ergon_framework.ports.jobstore import Job, Search, WorkerRecord
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
@@ -190,6 +190,7 @@ def _why(source: JobBackend, job_id: str) -> dict[str, Any]:
             client.settings,
             starters=starters,
             step=what_a_step_waits_for(job, store, ""),
+            token_at=token_of(job, store),
         )
     return {"id": job.id, "status": job.status.value, "why": sentences}
 

@@ -20,7 +20,7 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_why import explain_flow, what_a_step_waits_for
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.views import executor_of
-from ergon_framework.jobs.why import Starters, explain_job
+from ergon_framework.jobs.why import Starters, explain_job, token_of
 from ergon_framework.ports.jobstore import FlowStore, Job
 from ergon_framework.ports.journal import JournalEntry
 from ergon_framework.ports.notice import CATALOGUE
@@ -51,7 +51,15 @@ def explain_job_id(asked: Question) -> Iterator[Explanation]:
         starters = Starters(setup.executors, _script(setup.url, executor_of(found, setup.jobs)))
         step = what_a_step_waits_for(found, store, options)
         why = explain_job(
-            found, queue, store.workers(), store.now(), client.settings, options, starters, step
+            found,
+            queue,
+            store.workers(),
+            store.now(),
+            client.settings,
+            options,
+            starters,
+            step,
+            token_of(found, store),
         )
         gates = list(_gates(asked, found, store.now()))
         yield Explanation("job", found.id, found.status.value, [why[0], *gates, *why[1:]])

@@ -379,6 +379,10 @@ class QueueSet:
             heapq.heappop(heap)
         return heap[0][0] if heap else math.inf
 
+    def key_wakes_at(self, queue: str, key: str) -> float | None:
+        """When jobs of this limit key that wait for a token are due again."""
+        return self._wakes.get((queue, key))
+
     def wake(self, now: float) -> None:
         """Make jobs due whose limit keys have tokens again."""
         while self.wakes_at <= now:

@@ -265,6 +265,11 @@ class MemoryJobStore:
             ledger.queues.forget(name)
             return shown
 
+    def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
+        """When jobs that wait for a token of this limit key are due; None: none waits for one."""
+        with self.step() as ledger:
+            return ledger.queues.key_wakes_at(queue, limit_key)
+
     # ---- workers and upkeep ---------------------------------------------------------------------
 
     def heartbeat(self, record: WorkerRecord) -> None:

@@ -514,6 +514,14 @@ class PostgresJobStore:
 
         return self.transactions.stepwise(work, "desk", topics={Topic.WORK})
 
+    def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
+        """When jobs that wait for a token of this limit key are due; None: none waits for one."""
+        values = {"queue": queue, "limit_key": limit_key}
+        found = self.transactions.read(
+            lambda tx: tx.execute(_ADMIN["key_wakes_at"], values).fetchall()
+        )
+        return found[0][0] if found else None
+
     # ---- workers --------------------------------------------------------------------------------
 
     def heartbeat(self, record: WorkerRecord) -> None:

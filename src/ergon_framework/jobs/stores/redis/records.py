@@ -17,7 +17,7 @@ from ergon_framework.jobs.stores.records import (
 )
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.flows import RedisFlows
-from ergon_framework.jobs.stores.redis.scripts import JOBS, MARK, script
+from ergon_framework.jobs.stores.redis.scripts import JOBS, KEY_BUCKETS, MARK, script
 from ergon_framework.jobs.stores.redis.transactions import BIRTH, RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import Transitions
 from ergon_framework.jobs.stores.unreadable import cannot_move
@@ -32,7 +32,6 @@ from ergon_framework.ports.transfer import (
 )
 from ergon_framework.storage.redis.client import Script
 
-_KEY_BUCKETS = "blocked:tokens"
 _LOAD = script(*JOBS, "delete", "load")
 _DISCARD = script(*JOBS, "delete", "discard")
 _SET_STATE = script("rows", "move_state")
@@ -121,7 +120,7 @@ class RedisJobRecords:
 
     def key_buckets(self) -> KeyBuckets:
         """When the bucket of each limit key of which tokens were taken will be full."""
-        found = self._transactions.call("ZRANGE", _KEY_BUCKETS, 0, -1, "WITHSCORES")
+        found = self._transactions.call("ZRANGE", KEY_BUCKETS, 0, -1, "WITHSCORES")
         names = (rows.key_of_queue(name) for name in found[::2])
         return by_queue(
             (*name, float(full_at)) for name, full_at in zip(names, found[1::2], strict=True)
@@ -132,7 +131,7 @@ class RedisJobRecords:
         for queue, keys in full_at.items():
             for key, instant in keys.items():
                 member = rows.name_of_key(queue, key)
-                self._transactions.call("ZADD", _KEY_BUCKETS, repr(instant), member)
+                self._transactions.call("ZADD", KEY_BUCKETS, repr(instant), member)
 
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""

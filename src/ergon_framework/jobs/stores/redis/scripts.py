@@ -166,6 +166,7 @@ _LABEL_NAMES = {
 }
 """Most stores have no job with tags: these are no words of their own in every call, either."""
 
+KEY_WAKES, KEY_BUCKETS = (f"{KEYS['BLOCKED']}{each}" for each in ("wakes", "tokens"))
 _KEY_LIMIT_NAMES = {
     name: f'(KEYS[{list(KEYS).index("BLOCKED") + 1}] .. "{key}")'
     for name, key in {

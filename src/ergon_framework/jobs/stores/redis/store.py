@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.admin import count_in, search
 from ergon_framework.jobs.stores.redis.flows import RedisFlows
 from ergon_framework.jobs.stores.redis.records import RedisJobRecords
-from ergon_framework.jobs.stores.redis.scripts import JOBS, script
+from ergon_framework.jobs.stores.redis.scripts import JOBS, KEY_WAKES, script
 from ergon_framework.jobs.stores.redis.transactions import INSPECT_INTERVAL, RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import (
     EXCHANGE,
@@ -462,6 +462,12 @@ class RedisJobStore:
             return queue_of(name, after)
 
         return self._retried(attempt)
+
+    def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
+        """When jobs that wait for a token of this limit key are due; None: none waits for one."""
+        name = rows.name_of_key(queue, limit_key)
+        found = self.transactions.call("ZSCORE", KEY_WAKES, name)
+        return None if found is None else float(found)
 
     # ---- workers --------------------------------------------------------------------------------
 

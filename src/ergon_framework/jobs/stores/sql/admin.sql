@@ -160,3 +160,6 @@ DELETE FROM ergon_queue_keys WHERE (queue, limit_key) IN (
     SELECT queue, limit_key FROM ergon_queue_keys
     WHERE wakes_at IS NULL AND full_at <= ? ORDER BY full_at LIMIT ?
 );
+
+-- key_wakes_at: when jobs that wait for a token of a limit key are due again
+SELECT wakes_at FROM ergon_queue_keys WHERE queue = ? AND limit_key = ?;

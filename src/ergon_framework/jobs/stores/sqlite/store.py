@@ -330,6 +330,11 @@ class SqliteJobStore:
 
         return self.transactions.write(work, "desk", is_work=True)
 
+    def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
+        """When jobs that wait for a token of this limit key are due; None: none waits for one."""
+        found = self.transactions.first(_ADMIN["key_wakes_at"], (queue, limit_key))
+        return None if found is None else found[0]
+
     # ---- workers --------------------------------------------------------------------------------
 
     def heartbeat(self, record: WorkerRecord) -> None:

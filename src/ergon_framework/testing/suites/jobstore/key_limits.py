@@ -177,6 +177,19 @@ def rate_of_a_key_says_when_to_come_again(s: JobStoreSubject) -> None:
 
 
 @check()
+def next_token_of_a_key_is_told(s: JobStoreSubject) -> None:
+    """An operator can ask when a limit key has the token that its jobs wait for."""
+    s.store.set_queue("q", key_rate=0.5)
+    s.put("a", "b", queue="q", limit_key="k")
+    same(s.store.key_wakes_at("q", "k"), None, "before anybody waits")
+    s.take("a")
+    same(s.ids(9), [], "without a token")
+    same(s.store.key_wakes_at("q", "k"), START + 2.0, "while one waits")
+    same(s.store.key_wakes_at("q", "other"), None, "of another key")
+    same(s.store.key_wakes_at("other", "k"), None, "in another queue")
+
+
+@check()
 def rate_of_a_key_counts_every_start(s: JobStoreSubject) -> None:
     """A job that is delivered again takes a token again, and its end gives none back."""
     s.store.set_queue("q", key_rate=0.1, key_burst=2)

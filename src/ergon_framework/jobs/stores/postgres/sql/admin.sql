@@ -263,3 +263,6 @@ SELECT id, seen_at, record FROM ergon_workers ORDER BY id;
 
 -- forget_workers: those that have not been heard of for long
 DELETE FROM ergon_workers WHERE seen_at < {now} - %(age)s::float8;
+
+-- key_wakes_at: when jobs that wait for a token of a limit key are due again
+SELECT wakes_at FROM ergon_queue_keys WHERE queue = %(queue)s AND limit_key = %(limit_key)s;
