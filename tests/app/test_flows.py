@@ -34,7 +34,7 @@ from ergon_framework.telemetry import add_listener, remove_listener
 pytestmark = pytest.mark.req("JOBS:store")
 
 
-class Shop:
+class FlowApp:
     """An App on a store, with a few handlers."""
 
     def __init__(self, path: Path, url: str = "") -> None:
@@ -61,27 +61,27 @@ def _total(numbers: list[int | None]) -> int:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shop]:
+def flow_app(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FlowApp]:
     """One on a fresh file, or on the server that the test names."""
     server = getattr(request, "param", "")
-    made = Shop(tmp_path, request.getfixturevalue(f"{server}_url") if server else "")
+    made = FlowApp(tmp_path, request.getfixturevalue(f"{server}_url") if server else "")
     yield made
     made.app.close()
 
 
-on_every_store = pytest.mark.parametrize("shop", ["", "redis"], indirect=True)
+on_every_store = pytest.mark.parametrize("flow_app", ["", "redis"], indirect=True)
 
 
 @on_every_store
-def test_results_are_handed_on(shop: Shop) -> None:
+def test_results_are_handed_on(flow_app: FlowApp) -> None:
     """Through chains and groups in each other, and by name."""
-    app, add, total = shop.app, shop.add, shop.total
+    app, add, total = flow_app.app, flow_app.add, flow_app.total
     one = add.step(1)
     flow = app.chain(
         one,
         add.step(10),
         app.group([app.chain(add.step(), add.step()), add.step(5)], then=total.step()),
-        app.group([add.step(one.result), shop.shaky.step().without_result()]),
+        app.group([add.step(one.result), flow_app.shaky.step().without_result()]),
     )
     with pytest.raises(JobError, match="stands in a flow twice"):
         app.chain(one, one).enqueue()
@@ -98,11 +98,11 @@ def test_results_are_handed_on(shop: Shop) -> None:
 
 
 @on_every_store
-def test_a_flow_returns_what_its_last_part_returned(shop: Shop) -> None:
+def test_a_flow_returns_what_its_last_part_returned(flow_app: FlowApp) -> None:
     """One value, or the values of a group, also none; by keyword as well."""
-    app, add = shop.app, shop.add
+    app, add = flow_app.app, flow_app.add
     many = app.group([add.step(n) for n in range(20)]).enqueue()
-    empty = app.group([], then=shop.total.step()).enqueue()
+    empty = app.group([], then=flow_app.total.step()).enqueue()
     first = add.step(3)
     named = app.group([first, add.step(1, second=first.result)]).enqueue()
     loop = app.chain(add.step(1), add.step())
@@ -118,16 +118,18 @@ def test_a_flow_returns_what_its_last_part_returned(shop: Shop) -> None:
     assert asyncio.run(enqueued()) == ("completed", 3)
 
 
-def test_a_flow_in_the_callers_transaction(shop: Shop) -> None:
+def test_a_flow_in_the_callers_transaction(flow_app: FlowApp) -> None:
     """It is there when that is committed, and never when it is rolled back."""
-    shop.app.client.store.now()
+    flow_app.app.client.store.now()
     for is_kept in (False, True):
-        connection = sqlite3.connect(shop.path, isolation_level=None)
+        connection = sqlite3.connect(flow_app.path, isolation_level=None)
         connection.execute("BEGIN")
-        flow = shop.app.chain(shop.add.step(1), shop.add.step()).enqueue(connection=connection)
+        flow = flow_app.app.chain(flow_app.add.step(1), flow_app.add.step()).enqueue(
+            connection=connection
+        )
         connection.execute("COMMIT" if is_kept else "ROLLBACK")
         connection.close()
-        shop.app.drain()
+        flow_app.app.drain()
         if is_kept:
             assert flow.result(1) == 3
         else:
@@ -135,9 +137,9 @@ def test_a_flow_in_the_callers_transaction(shop: Shop) -> None:
                 flow.status()
 
 
-def test_mistakes_are_told_before_anything_is_stored(shop: Shop) -> None:
+def test_mistakes_are_told_before_anything_is_stored(flow_app: FlowApp) -> None:
     """Each with what to do about it."""
-    app, add = shop.app, shop.add
+    app, add = flow_app.app, flow_app.add
     other = add.step(1)
     mistakes: dict[str, Callable[[], Any]] = {
         "does not come before": lambda: app.chain(add.step(other.result), other),
@@ -171,59 +173,61 @@ def test_a_store_without_flows_says_so() -> None:
         client.chain("a", "b").enqueue()
 
 
-def ergon(shop: Shop, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def ergon(flow_app: FlowApp, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What a command prints."""
-    store = () if words[0] == "db" else ("--store", shop.url)
+    store = () if words[0] == "db" else ("--store", flow_app.url)
     code = invoke([*words, *store])
     told = capsys.readouterr()
     return told.out if code == 0 else f"{code} {told.err}"
 
 
 @on_every_store
-def test_commands_show_decide_and_explain(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_show_decide_and_explain(
+    flow_app: FlowApp, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A held flow: what it waits for, in words, and each command that is told works."""
-    app = shop.app
+    app = flow_app.app
     flow = app.chain(
-        app.group([shop.shaky.step(), shop.add.step(1)]),
-        shop.total.step(),
+        app.group([flow_app.shaky.step(), flow_app.add.step(1)]),
+        flow_app.total.step(),
         app.wait_for_signal("approved"),
-        shop.add.step(),
+        flow_app.add.step(),
         name="order",
         on_failure="hold",
     ).enqueue()
     app.drain()
-    listed = json.loads(ergon(shop, capsys, "flows", "--json"))
+    listed = json.loads(ergon(flow_app, capsys, "flows", "--json"))
     assert [(each["name"], each["status"], each["failed"]) for each in listed] == [
         ("order", "held", 1)
     ]
-    why = ergon(shop, capsys, "why", flow)
+    why = ergon(flow_app, capsys, "why", flow)
     assert "1 of 5 steps completed, 1 failed" in why
     assert "ConnectionError: it is away" in why
     assert f"ergon flows skip {flow}" in why
-    step = ergon(shop, capsys, "why", f"{flow}.3")
+    step = ergon(flow_app, capsys, "why", f"{flow}.3")
     assert "It waits for 1 step before it." in step
     assert f"Step {flow}.1" in step
-    tree = ergon(shop, capsys, "flows", "show", flow)
+    tree = ergon(flow_app, capsys, "flows", "show", flow)
     assert re.search(r"chain\n  group\n    \S*shaky  failed", tree)
-    refused = ergon(shop, capsys, "jobs", "retry", f"{flow}.3")
+    refused = ergon(flow_app, capsys, "jobs", "retry", f"{flow}.3")
     assert refused.startswith("1 error: the job")
     assert "waits for other steps" in refused
-    shop.is_up = True
-    assert "running" in ergon(shop, capsys, "flows", "retry", flow)
+    flow_app.is_up = True
+    assert "running" in ergon(flow_app, capsys, "flows", "retry", flow)
     app.drain()
-    assert "ergon flows signal" in ergon(shop, capsys, "why", flow)
-    assert "no step of the flow" in ergon(shop, capsys, "flows", "signal", flow, "other")
+    assert "ergon flows signal" in ergon(flow_app, capsys, "why", flow)
+    assert "no step of the flow" in ergon(flow_app, capsys, "flows", "signal", flow, "other")
     with pytest.raises(ResultTimeoutError, match="still running"):
         flow.result(0.0)
-    ergon(shop, capsys, "flows", "signal", flow, "approved", "41")
+    ergon(flow_app, capsys, "flows", "signal", flow, "approved", "41")
     app.drain()
     assert flow.result(1) == 42
-    assert "cannot be cancelled" in ergon(shop, capsys, "flows", "cancel", flow)
-    shown = json.loads(ergon(shop, capsys, "jobs", "show", f"{flow}.1", "--json"))
+    assert "cannot be cancelled" in ergon(flow_app, capsys, "flows", "cancel", flow)
+    shown = json.loads(ergon(flow_app, capsys, "jobs", "show", f"{flow}.1", "--json"))
     assert shown["flow_id"] == flow
 
 
-def test_who_listens_hears_of_flows_that_fail_or_are_held(shop: Shop) -> None:
+def test_who_listens_hears_of_flows_that_fail_or_are_held(flow_app: FlowApp) -> None:
     """With the step that did it; a flow that goes on, or completes, is no news."""
     heard: list[tuple[str, Any, Any]] = []
 
@@ -231,15 +235,15 @@ def test_who_listens_hears_of_flows_that_fail_or_are_held(shop: Shop) -> None:
         if notice.name.startswith("flow."):
             heard.append((notice.name, notice["flow"], notice["job_id"]))
 
-    steps = shop.shaky.step, shop.add.step
+    steps = flow_app.shaky.step, flow_app.add.step
     add_listener(listen)
     try:
         made = {
-            policy: shop.app.chain(*(step() for step in steps), name=policy, on_failure=policy)
+            policy: flow_app.app.chain(*(step() for step in steps), name=policy, on_failure=policy)
             for policy in ("hold", "cancel", "continue")
         }
         flows = {policy: draft.enqueue() for policy, draft in made.items()}
-        shop.app.drain()
+        flow_app.app.drain()
     finally:
         remove_listener(listen)
     assert heard == [
@@ -250,27 +254,27 @@ def test_who_listens_hears_of_flows_that_fail_or_are_held(shop: Shop) -> None:
 
 @on_every_store
 def test_a_signal_that_comes_too_late_is_refused(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
+    flow_app: FlowApp, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where no worker has come to its step, which fails; and a drain ends such a step."""
-    app = shop.app
+    app = flow_app.app
     gate = app.wait_for_signal("approved", timeout=0.05)
-    signalled, drained = (app.chain(gate, shop.add.step()).enqueue() for _ in range(2))
+    signalled, drained = (app.chain(gate, flow_app.add.step()).enqueue() for _ in range(2))
     time.sleep(0.1)
-    assert "and the time limit is over since" in ergon(shop, capsys, "why", signalled)
+    assert "and the time limit is over since" in ergon(flow_app, capsys, "why", signalled)
     with pytest.raises(JobStateError, match="'approved' came too late") as caught:
         signalled.signal("approved", 1)
     assert f"ergon why {signalled}" in caught.value.remedy
     assert (signalled.status(), drained.status()) == ("failed", "running")
     app.drain()
     assert drained.status() == "failed"
-    step = ergon(shop, capsys, "why", f"{drained}.1")
+    step = ergon(flow_app, capsys, "why", f"{drained}.1")
     assert "The signal 'approved' did not come within its time limit." in step
 
 
-def test_a_flow_waits_for_a_signal_once(shop: Shop) -> None:
+def test_a_flow_waits_for_a_signal_once(flow_app: FlowApp) -> None:
     """Whoever approves one thing must not approve another; and a value is what JSON can carry."""
-    app, add = shop.app, shop.add
+    app, add = flow_app.app, flow_app.add
     wait = app.wait_for_signal
     both = r"steps 1 and 3 of the flow both wait for the signal 'ok' \(give each .* 'ok-3'"
     with pytest.raises(JobError, match=both):
@@ -288,11 +292,11 @@ def test_a_flow_waits_for_a_signal_once(shop: Shop) -> None:
 
 
 def test_refusals_name_commands_that_find_the_store(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
+    flow_app: FlowApp, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a flow that is not there, goes on or is over; and of a step that is kept with its flow."""
-    app, option = shop.app, f" --store {shop.url}"
-    flow = app.chain(shop.shaky.step(), shop.add.step()).enqueue()
+    app, option = flow_app.app, f" --store {flow_app.url}"
+    flow = app.chain(flow_app.shaky.step(), flow_app.add.step()).enqueue()
     refused: dict[str, Callable[[], object]] = {
         f"ergon flows{option}": lambda: app.client.flow("none").cancel(),
         f"ergon flows cancel {flow}{option}": flow.purge,
@@ -303,51 +307,57 @@ def test_refusals_name_commands_that_find_the_store(
         assert caught.value.remedy.endswith(f"  {command}")
     app.drain()
     with pytest.raises(JobStateError, match="takes no more steps") as caught:
-        shop.add.options(after=[f"{flow}.1"]).enqueue(1)
+        flow_app.add.options(after=[f"{flow}.1"]).enqueue(1)
     assert caught.value.remedy.endswith(f"  ergon flows retry {flow}{option}")
-    assert invoke(["dlq", "purge", f"{flow}.1", "--store", shop.url]) == 1
+    assert invoke(["dlq", "purge", f"{flow}.1", "--store", flow_app.url]) == 1
     assert f"this deletes the flow:  ergon flows purge {flow}{option}" in capsys.readouterr().err
     for after in (5, [5], [None], b"x"):
         with pytest.raises(JobError, match="after"):
-            shop.add.options(after=after).enqueue(1)  # type: ignore[arg-type]
+            flow_app.add.options(after=after).enqueue(1)  # type: ignore[arg-type]
 
 
 @on_every_store
 def test_a_large_flow_is_stopped_and_explained_whole(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
+    flow_app: FlowApp, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """However many steps it has: all are counted, and all are cancelled when the call returns."""
-    steps = [shop.add.step(1) for _ in range(1_100)]
-    flow = shop.app.group(steps, then=shop.total.step()).enqueue()
-    why = ergon(shop, capsys, "why", flow)
+    steps = [flow_app.add.step(1) for _ in range(1_100)]
+    flow = flow_app.app.group(steps, then=flow_app.total.step()).enqueue()
+    why = ergon(flow_app, capsys, "why", flow)
     assert "1,097 more are pending, 1 wait for steps before them." in why
-    store = shop.app.client.store
+    store = flow_app.app.client.store
     flows_of(store).apply(flow, CancelFlow())  # as far as one commit goes
-    assert "cannot be purged" in ergon(shop, capsys, "flows", "purge", flow)
-    told = ergon(shop, capsys, "why", f"{flow}.1099")
+    assert "cannot be purged" in ergon(flow_app, capsys, "flows", "purge", flow)
+    told = ergon(flow_app, capsys, "why", f"{flow}.1099")
     assert "no worker starts it any more" in told
     assert "ergon worker" not in told
-    assert "steps before" not in ergon(shop, capsys, "why", f"{flow}.1101")
-    assert ergon(shop, capsys, "flows", "retry", flow).count("running")
+    assert "steps before" not in ergon(flow_app, capsys, "why", f"{flow}.1101")
+    assert ergon(flow_app, capsys, "flows", "retry", flow).count("running")
     assert flow.cancel() == "cancelled"
     assert flow.show().state.cancelled == 1_101
-    assert "purged" in ergon(shop, capsys, "flows", "purge", flow)
-    assert shop.app.client.store.count(Search(flow=flow)) == 0
+    assert "purged" in ergon(flow_app, capsys, "flows", "purge", flow)
+    assert flow_app.app.client.store.count(Search(flow=flow)) == 0
 
 
 @pytest.mark.req("SCALE:move")
-@pytest.mark.parametrize("shop", ["", "redis", "postgres"], indirect=True)
-def test_a_store_with_flows_is_exported_imported_and_moved(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flow_app", ["", "redis", "postgres"], indirect=True)
+def test_a_store_with_flows_is_exported_imported_and_moved(
+    flow_app: FlowApp, tmp_path: Path
+) -> None:
     """Its joins come along: each step starts in its turn over there, nothing is decided here."""
-    app, add = shop.app, shop.add
+    app, add = flow_app.app, flow_app.add
     flow = app.chain(add.step(1), app.wait_for_signal("more"), add.step()).enqueue()
     flow.signal("more", 5)
     file = str(tmp_path / "flows.jsonl")
     copy, last = (f"sqlite:///{tmp_path}/{name}.db" for name in ("copy", "last"))
-    words = (["export", shop.url, file], ["import", file, copy], ["move", shop.url, last, "--shut"])
+    words = (
+        ["export", flow_app.url, file],
+        ["import", file, copy],
+        ["move", flow_app.url, last, "--shut"],
+    )
     assert [invoke(each) for each in words] == [0, 0, 0]
     for url in (copy, last):
-        there = Shop(tmp_path, url)
+        there = FlowApp(tmp_path, url)
         there.app.drain()
         assert there.app.client.flow(flow).result(timeout=10) == 6
         there.app.close()
@@ -356,16 +366,16 @@ def test_a_store_with_flows_is_exported_imported_and_moved(shop: Shop, tmp_path:
 
 
 @on_every_store
-def test_a_step_of_a_stopped_flow_names_the_flow(shop: Shop) -> None:
+def test_a_step_of_a_stopped_flow_names_the_flow(flow_app: FlowApp) -> None:
     """Whoever sends it back alone is told what to do instead."""
-    flow = shop.app.chain(shop.shaky.step(), shop.add.step()).enqueue()
-    shop.app.drain()
+    flow = flow_app.app.chain(flow_app.shaky.step(), flow_app.add.step()).enqueue()
+    flow_app.app.drain()
     with pytest.raises(JobStateError, match="flow that was stopped") as caught:
-        shop.app.client.requeue(f"{flow}.1")
+        flow_app.app.client.requeue(f"{flow}.1")
     assert f"ergon flows retry {flow}" in caught.value.remedy
-    other = shop.app.chain(shop.add.step(1)).enqueue()
+    other = flow_app.app.chain(flow_app.add.step(1)).enqueue()
     with pytest.raises(JobError, match="belong to 2 flows"):
-        shop.app.client.enqueue("add", [1], after=[f"{flow}.1", f"{other}.1"])
+        flow_app.app.client.enqueue("add", [1], after=[f"{flow}.1", f"{other}.1"])
 
 
 def test_results_that_are_too_large_are_not_handed_on() -> None:

@@ -46,7 +46,7 @@ class PlayedChild:
         self.done.append("kill")
 
 
-class Stage(SimpleQueue[Event]):
+class TimedEvents(SimpleQueue[Event]):
     """A queue of events that moves the time on when there is none."""
 
     def __init__(self, *events: Event) -> None:
@@ -119,29 +119,29 @@ def test_restarts_back_off_and_end() -> None:
 
 def test_all_done() -> None:
     """Every worker ended well: so did the run."""
-    stage = Stage(WorkerEnded(1, 0), WorkerEnded(0, 0))
-    assert stage.supervise(2).run() is ExitCode.DONE
-    assert stage.starts == [(0.0, 0), (0.0, 1)]
+    timed = TimedEvents(WorkerEnded(1, 0), WorkerEnded(0, 0))
+    assert timed.supervise(2).run() is ExitCode.DONE
+    assert timed.starts == [(0.0, 0), (0.0, 1)]
 
 
 def test_only_the_dead_one_is_started_again() -> None:
     """After its backoff, while the other one goes on."""
-    stage = Stage(WorkerEnded(0, -9), WorkerEnded(0, 0), WorkerEnded(1, 0))
-    supervisor = stage.supervise(2)
+    timed = TimedEvents(WorkerEnded(0, -9), WorkerEnded(0, 0), WorkerEnded(1, 0))
+    supervisor = timed.supervise(2)
     assert supervisor.run() is ExitCode.DONE
-    assert stage.starts == [(0.0, 0), (0.0, 1), (0.5, 0)]
+    assert timed.starts == [(0.0, 0), (0.0, 1), (0.5, 0)]
     assert supervisor.restarts == 1
 
 
 def test_one_that_keeps_dying_ends_them_all() -> None:
     """The others are asked to stop, and the run has failed."""
-    stage = Stage(*[WorkerEnded(0, 1)] * 4, WorkerEnded(1, 143))
-    supervisor = stage.supervise(2)
+    timed = TimedEvents(*[WorkerEnded(0, 1)] * 4, WorkerEnded(1, 143))
+    supervisor = timed.supervise(2)
     assert supervisor.run() is ExitCode.FAILED
     assert supervisor.reason is not None
     assert "worker 0 died more than 3 times within 60 s" in supervisor.reason.message
-    assert [at for at, worker in stage.starts if worker == 0] == [0.0, 0.5, 1.5, 3.5]
-    assert stage.children[1][2].done == [signal.SIGTERM]
+    assert [at for at, worker in timed.starts if worker == 0] == [0.0, 0.5, 1.5, 3.5]
+    assert timed.children[1][2].done == [signal.SIGTERM]
 
 
 def _told(message: str) -> dict[str, Any]:
@@ -151,25 +151,25 @@ def _told(message: str) -> dict[str, Any]:
 
 def test_what_was_overcome_is_not_what_it_ended_with() -> None:
     """One was started again and stopped well, the other waited for its start."""
-    stage = Stage(
+    timed = TimedEvents(
         WorkerEnded(0, 1, _told("the store is away")),
         Heartbeat(0, Snapshot()),
         WorkerEnded(1, 1, _told("no such folder")),
         SignalReceived(signal.SIGTERM),
         WorkerEnded(0, 143),
     )
-    supervisor = stage.supervise(2)
+    supervisor = timed.supervise(2)
     code = supervisor.run()
     outcome = WorkersOutcome("orders", code, supervisor.restarts, supervisor.slots)
     assert code == 143
-    assert stage.starts == [(0.0, 0), (0.0, 1), (0.5, 0)]
+    assert timed.starts == [(0.0, 0), (0.0, 1), (0.5, 0)]
     assert [error["message"] for error in outcome.errors] == ["no such folder"]
 
 
 def test_a_refusal_ends_them_all() -> None:
     """What one worker refuses, the next would refuse as well."""
-    stage = Stage(WorkerEnded(0, 2), WorkerEnded(1, 143))
-    supervisor = stage.supervise(2)
+    timed = TimedEvents(WorkerEnded(0, 2), WorkerEnded(1, 143))
+    supervisor = timed.supervise(2)
     assert supervisor.run() is ExitCode.REFUSED
     assert supervisor.reason is not None
     assert "worker 0 ended with code 2" in supervisor.reason.message
@@ -178,7 +178,7 @@ def test_a_refusal_ends_them_all() -> None:
 def test_a_refusal_that_is_told_is_reason_enough() -> None:
     """The worker's own words say it better than its supervisor could."""
     refusal = {"error": {"message": "no such task"}, "report": None}
-    supervisor = Stage(WorkerEnded(0, 2, refusal)).supervise(1)
+    supervisor = TimedEvents(WorkerEnded(0, 2, refusal)).supervise(1)
     assert supervisor.run() is ExitCode.REFUSED
     assert supervisor.reason is None
 
@@ -186,7 +186,7 @@ def test_a_refusal_that_is_told_is_reason_enough() -> None:
 def test_the_reason_tells_how_the_worker_ended() -> None:
     """The last ends stay with it, each with what the worker told."""
     told = {"error": {"message": "no hope"}, "report": None}
-    supervisor = Stage(WorkerEnded(0, -11), *[WorkerEnded(0, 1, told)] * 3).supervise(1)
+    supervisor = TimedEvents(WorkerEnded(0, -11), *[WorkerEnded(0, 1, told)] * 3).supervise(1)
     supervisor.run()
     assert supervisor.reason is not None
     assert supervisor.reason.details == {
@@ -198,42 +198,42 @@ def test_the_reason_tells_how_the_worker_ended() -> None:
 def test_a_run_with_defects_has_failed_without_a_restart() -> None:
     """A worker that came to its end with code 1 is not started again."""
     outcome = {"is_complete": True, "error": None, "report": None}
-    stage = Stage(WorkerEnded(0, 1, outcome))
-    assert stage.supervise(1).run() is ExitCode.FAILED
-    assert len(stage.starts) == 1
+    timed = TimedEvents(WorkerEnded(0, 1, outcome))
+    assert timed.supervise(1).run() is ExitCode.FAILED
+    assert len(timed.starts) == 1
 
 
 @pytest.mark.req("T3.30")
 def test_two_signals_are_forwarded_and_the_third_kills() -> None:
     """Workers tell the first two apart by themselves; nobody is started again."""
-    stage = Stage(
+    timed = TimedEvents(
         WorkerEnded(0, -9),
         SignalReceived(signal.SIGINT),
         SignalReceived(signal.SIGTERM),
         SignalReceived(signal.SIGTERM),
         WorkerEnded(1, -9),
     )
-    assert stage.supervise(2).run() is ExitCode.INTERRUPTED
-    assert stage.children[1][2].done == [signal.SIGINT, signal.SIGTERM, "kill"]
-    assert len(stage.starts) == 2
-    assert stage.time == 0.0
+    assert timed.supervise(2).run() is ExitCode.INTERRUPTED
+    assert timed.children[1][2].done == [signal.SIGINT, signal.SIGTERM, "kill"]
+    assert len(timed.starts) == 2
+    assert timed.time == 0.0
 
 
 @pytest.mark.req("T3.30")
 def test_who_outlives_the_second_signal_is_killed() -> None:
     """A worker has its own time to be cut off and to report, and then a little more."""
-    stage = Stage(
+    timed = TimedEvents(
         SignalReceived(signal.SIGTERM), SignalReceived(signal.SIGTERM), WorkerEnded(0, -9)
     )
-    assert stage.supervise(1).run() is ExitCode.TERMINATED
-    assert stage.children[0][2].done == [signal.SIGTERM, signal.SIGTERM, "kill"]
-    assert stage.time == KILL_AFTER
+    assert timed.supervise(1).run() is ExitCode.TERMINATED
+    assert timed.children[0][2].done == [signal.SIGTERM, signal.SIGTERM, "kill"]
+    assert timed.time == KILL_AFTER
 
 
 def test_who_ends_after_the_second_signal_is_not_killed() -> None:
     """Then there is nothing left to wait for."""
-    stage = Stage()
-    supervisor = stage.supervise(1)
+    timed = TimedEvents()
+    supervisor = timed.supervise(1)
     supervisor.start_due()
     for event in (
         SignalReceived(signal.SIGTERM),
@@ -242,36 +242,36 @@ def test_who_ends_after_the_second_signal_is_not_killed() -> None:
     ):
         supervisor.take(event)
     assert supervisor.run() is ExitCode.TERMINATED
-    assert stage.children[0][2].done == [signal.SIGTERM, signal.SIGTERM]
+    assert timed.children[0][2].done == [signal.SIGTERM, signal.SIGTERM]
 
 
 def test_a_signal_after_giving_up_is_the_second_stop() -> None:
     """The workers were asked to stop before: now they are cut off, and the verdict stays."""
-    stage = Stage(WorkerEnded(0, 2), SignalReceived(signal.SIGINT), WorkerEnded(1, 143))
-    assert stage.supervise(2).run() is ExitCode.REFUSED
-    assert stage.children[1][2].done == [signal.SIGTERM, signal.SIGINT, "kill"]
+    timed = TimedEvents(WorkerEnded(0, 2), SignalReceived(signal.SIGINT), WorkerEnded(1, 143))
+    assert timed.supervise(2).run() is ExitCode.REFUSED
+    assert timed.children[1][2].done == [signal.SIGTERM, signal.SIGINT, "kill"]
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
     """A lack of processes may pass; it counts like a death."""
-    stage = Stage(WorkerEnded(0, 0))
+    timed = TimedEvents(WorkerEnded(0, 0))
     refusals = [OSError("no more processes")]
 
     def start(worker: int) -> PlayedChild:
         if refusals:
             raise refusals.pop()
-        return stage.start(worker)
+        return timed.start(worker)
 
-    supervisor = Supervisor(start, worker_specs(1), stage, rule=RULE, now=lambda: stage.time)
+    supervisor = Supervisor(start, worker_specs(1), timed, rule=RULE, now=lambda: timed.time)
     assert supervisor.run() is ExitCode.DONE
-    assert stage.starts == [(0.5, 0)]
+    assert timed.starts == [(0.5, 0)]
     assert supervisor.slots[0].ends[0] == "with code 1 (OSError: no more processes)"
 
 
 def test_how_the_workers_are() -> None:
     """As the worst of them; one that says nothing for long is stalled; stopping is stopping."""
-    stage = Stage()
-    supervisor = stage.supervise(2, has_beats=True)
+    timed = TimedEvents()
+    supervisor = timed.supervise(2, has_beats=True)
     assert supervisor.snapshot().state is LivenessState.STARTING
     supervisor.start_due()
     for worker in range(2):
@@ -282,7 +282,7 @@ def test_how_the_workers_are() -> None:
     supervisor.take(Heartbeat(1, Snapshot(LivenessState.HEALTHY)))
     supervisor.take(WorkerEnded(0, 0))
     assert supervisor.snapshot().state is LivenessState.HEALTHY
-    stage.time += 31.0
+    timed.time += 31.0
     assert supervisor.snapshot() == Snapshot(LivenessState.STALLED, "worker 1 is silent")
     supervisor.take(SignalReceived(signal.SIGTERM))
     assert supervisor.snapshot().state is LivenessState.STOPPING

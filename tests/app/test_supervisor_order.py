@@ -17,7 +17,7 @@ from ergon_framework.app.supervisor import (
     WorkerEnded,
     WorkerReady,
 )
-from tests.app.test_supervisor import RULE, Stage
+from tests.app.test_supervisor import RULE, TimedEvents
 
 pytestmark = pytest.mark.req("ONE:run")
 
@@ -29,7 +29,7 @@ POSTS = [
 ]
 
 
-class Patient(Stage):
+class Patient(TimedEvents):
     """Moves the time on only when the next event is of a process that does not run yet."""
 
     past: list[Event]
@@ -57,21 +57,21 @@ class Play:
     """A supervisor of the three posts above, with a script of events."""
 
     def __init__(self, *events: Event) -> None:
-        self.stage = Patient(*events)
-        self.stage.past = []
+        self.timed = Patient(*events)
+        self.timed.past = []
         self.lines: list[str] = []
         self.supervisor = Supervisor(
-            self.stage.start,
+            self.timed.start,
             POSTS,
-            self.stage,
+            self.timed,
             rule=RULE,
             tell=self.lines.append,
-            now=lambda: self.stage.time,
+            now=lambda: self.timed.time,
         )
 
     def done_to(self, worker: int) -> list[int | str]:
         """What was done to the last process of a post."""
-        return [child.done for _, number, child in self.stage.children if number == worker][-1]
+        return [child.done for _, number, child in self.timed.children if number == worker][-1]
 
 
 STOP = SignalReceived(signal.SIGTERM)
@@ -83,7 +83,7 @@ def test_tasks_wait_for_the_others() -> None:
     """Until each of them is ready; what happens is told in lines."""
     play = Play(*UP, WorkerReady(TASK), STOP, *DOWN)
     assert play.supervisor.run() is ExitCode.TERMINATED
-    assert play.stage.starts == [(0.0, ZONE), (0.0, WORKER), (0.0, TASK)]
+    assert play.timed.starts == [(0.0, ZONE), (0.0, WORKER), (0.0, TASK)]
     assert play.lines == [
         "ready zones.plant listen=here",
         "ready worker",
@@ -99,10 +99,10 @@ def test_they_do_not_wait_for_ever() -> None:
     play = Play(WorkerReady(ZONE))
     supervisor = play.supervisor
     supervisor.start_due()
-    assert len(play.stage.starts) == 2
-    play.stage.time = LATE_AFTER
+    assert len(play.timed.starts) == 2
+    play.timed.time = LATE_AFTER
     supervisor.start_due()
-    assert play.stage.starts[2] == (LATE_AFTER, TASK)
+    assert play.timed.starts[2] == (LATE_AFTER, TASK)
 
 
 def test_each_is_asked_to_stop_when_those_before_it_are_over() -> None:
@@ -154,7 +154,7 @@ def test_a_stop_before_all_are_started_starts_no_more() -> None:
         WorkerEnded(ZONE, 0),
     )
     assert play.supervisor.run() is ExitCode.INTERRUPTED
-    assert [worker for _, worker in play.stage.starts] == [ZONE, WORKER]
+    assert [worker for _, worker in play.timed.starts] == [ZONE, WORKER]
 
 
 def test_what_has_no_end_is_started_again_after_any() -> None:

@@ -20,7 +20,7 @@ WAIT = 20.0
 pytestmark = pytest.mark.req("BOUNDARY:store")
 
 
-class Kitchen:
+class PausedCommits:
     """Serves what it is asked for, doubled; the first group waits until it is told to go on."""
 
     def __init__(self) -> None:
@@ -40,17 +40,17 @@ class Kitchen:
 
 
 @pytest.fixture
-def kitchen() -> Kitchen:
+def paused_commits() -> PausedCommits:
     """A fresh one."""
-    return Kitchen()
+    return PausedCommits()
 
 
 @pytest.fixture
-def grouping(kitchen: Kitchen) -> Iterator[GroupCommit[int, int]]:
+def grouping(paused_commits: PausedCommits) -> Iterator[GroupCommit[int, int]]:
     """Groups for the kitchen."""
-    grouping: GroupCommit[int, int] = GroupCommit(kitchen.serve)
+    grouping: GroupCommit[int, int] = GroupCommit(paused_commits.serve)
     yield grouping
-    kitchen.may_end.set()
+    paused_commits.may_end.set()
     grouping.close()
 
 
@@ -83,34 +83,38 @@ def in_line(grouping: GroupCommit[int, int], count: int) -> None:
     raise AssertionError("they did not come")
 
 
-def crowd(kitchen: Kitchen, grouping: GroupCommit[int, int], count: int) -> list[Caller]:
+def crowd(
+    paused_commits: PausedCommits, grouping: GroupCommit[int, int], count: int
+) -> list[Caller]:
     """One caller who is being served, and others who have come meanwhile."""
     callers = [Caller(grouping, 0)]
-    assert kitchen.began.wait(WAIT)
+    assert paused_commits.began.wait(WAIT)
     callers += [Caller(grouping, number) for number in range(1, count)]
     in_line(grouping, count - 1)
-    kitchen.may_end.set()
+    paused_commits.may_end.set()
     for each in callers:
         each.join(WAIT)
         assert not each.is_alive()
     return callers
 
 
-def test_a_single_caller_serves_itself(kitchen: Kitchen, grouping: GroupCommit[int, int]) -> None:
+def test_a_single_caller_serves_itself(
+    paused_commits: PausedCommits, grouping: GroupCommit[int, int]
+) -> None:
     """There is no thread and no waiting."""
-    kitchen.may_end.set()
+    paused_commits.may_end.set()
     assert (grouping.call(1), grouping.call(2)) == (2, 4)
-    assert kitchen.groups == [[1], [2]]
+    assert paused_commits.groups == [[1], [2]]
 
 
 def test_those_who_come_meanwhile_are_one_group(
-    kitchen: Kitchen, grouping: GroupCommit[int, int]
+    paused_commits: PausedCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """Each gets its own answer."""
-    callers = crowd(kitchen, grouping, 9)
+    callers = crowd(paused_commits, grouping, 9)
     assert [each.answer for each in callers] == [number * 2 for number in range(9)]
-    assert kitchen.groups[0] == [0]
-    assert sorted(kitchen.groups[1]) == list(range(1, 9))
+    assert paused_commits.groups[0] == [0]
+    assert sorted(paused_commits.groups[1]) == list(range(1, 9))
 
 
 @pytest.mark.parametrize(
@@ -122,11 +126,11 @@ def test_those_who_come_meanwhile_are_one_group(
     ids=["store", "zone"],
 )
 def test_everybody_of_a_group_is_told_its_error(
-    kitchen: Kitchen, grouping: GroupCommit[int, int], error: ErgonError
+    paused_commits: PausedCommits, grouping: GroupCommit[int, int], error: ErgonError
 ) -> None:
     """Each has an instance of its own to raise, which says all that the first one says."""
-    kitchen.error = error
-    errors = [each.error for each in crowd(kitchen, grouping, 4)]
+    paused_commits.error = error
+    errors = [each.error for each in crowd(paused_commits, grouping, 4)]
     assert len({id(each) for each in errors[1:]}) == 3
     for each in errors:
         assert type(each) is type(error)
@@ -134,14 +138,14 @@ def test_everybody_of_a_group_is_told_its_error(
 
 
 def test_an_interrupt_is_raised_where_it_came_and_leaves_the_others_in_doubt(
-    kitchen: Kitchen, grouping: GroupCommit[int, int]
+    paused_commits: PausedCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """They are told to do the same again, and the next one is served."""
-    kitchen.error = KeyboardInterrupt()
-    callers = crowd(kitchen, grouping, 3)
+    paused_commits.error = KeyboardInterrupt()
+    callers = crowd(paused_commits, grouping, 3)
     kinds = [type(each.error).__name__ for each in callers]
     assert kinds == ["KeyboardInterrupt", "StoreUnavailableError", "StoreUnavailableError"]
-    kitchen.error = None
+    paused_commits.error = None
     assert grouping.call(7) == 14
 
 
@@ -152,7 +156,9 @@ def test_a_call_within_a_call_is_refused(grouping: GroupCommit[int, int]) -> Non
         inner.call(1)
 
 
-def test_what_is_left_to_the_thread(kitchen: Kitchen, grouping: GroupCommit[int, int]) -> None:
+def test_what_is_left_to_the_thread(
+    paused_commits: PausedCommits, grouping: GroupCommit[int, int]
+) -> None:
     """Answers come one by one, and after each group one word for all."""
     told: list[object] = []
     ended = threading.Semaphore(0)
@@ -162,20 +168,20 @@ def test_what_is_left_to_the_thread(kitchen: Kitchen, grouping: GroupCommit[int,
         ended.release()
 
     grouping.call_soon(1, told.append, group_done)
-    assert kitchen.began.wait(WAIT)
+    assert paused_commits.began.wait(WAIT)
     for number in (2, 3, 4):
         grouping.call_soon(number, told.append, group_done)
-    kitchen.may_end.set()
+    paused_commits.may_end.set()
     for _ in range(2):
         assert ended.acquire(timeout=WAIT)
     assert told == [2, "group", 4, 6, 8, "group"]
 
 
 def test_a_callback_that_fails_harms_nobody(
-    kitchen: Kitchen, grouping: GroupCommit[int, int], caplog: pytest.LogCaptureFixture
+    paused_commits: PausedCommits, grouping: GroupCommit[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others are told, and the thread goes on."""
-    kitchen.may_end.set()
+    paused_commits.may_end.set()
     told = threading.Semaphore(0)
     grouping.call_soon(1, lambda _: 1 / 0)  # type: ignore[arg-type]
     grouping.call_soon(2, lambda _: told.release())
@@ -184,37 +190,39 @@ def test_a_callback_that_fails_harms_nobody(
 
 
 def test_an_error_reaches_what_was_left_to_the_thread(
-    kitchen: Kitchen, grouping: GroupCommit[int, int]
+    paused_commits: PausedCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """``done`` is given the exception; one that is no error of the store is told as doubt."""
     told: list[object] = []
-    kitchen.may_end.set()
+    paused_commits.may_end.set()
     for error in (StoreBrokenError("broken"), ZeroDivisionError("of our own")):
-        kitchen.error = error
+        paused_commits.error = error
         ended = threading.Event()
         grouping.call_soon(1, told.append, ended.set)
         assert ended.wait(WAIT)
     assert [type(each) for each in told] == [StoreBrokenError, StoreUnavailableError]
 
 
-def test_a_group_is_not_made_too_heavy(kitchen: Kitchen) -> None:
+def test_a_group_is_not_made_too_heavy(paused_commits: PausedCommits) -> None:
     """What was left to the thread is taken until there is enough of it."""
-    grouping: GroupCommit[int, int] = GroupCommit(kitchen.serve, weigh=lambda _: 2000)
+    grouping: GroupCommit[int, int] = GroupCommit(paused_commits.serve, weigh=lambda _: 2000)
     grouping.call_soon(0, lambda _: None)
-    assert kitchen.began.wait(WAIT)
+    assert paused_commits.began.wait(WAIT)
     for number in range(1, 6):
         grouping.call_soon(number, lambda _: None)
-    kitchen.may_end.set()
+    paused_commits.may_end.set()
     grouping.close()
-    assert kitchen.groups == [[0], [1, 2, 3], [4, 5]]
+    assert paused_commits.groups == [[0], [1, 2, 3], [4, 5]]
 
 
-def test_closing_answers_what_was_left(kitchen: Kitchen, grouping: GroupCommit[int, int]) -> None:
+def test_closing_answers_what_was_left(
+    paused_commits: PausedCommits, grouping: GroupCommit[int, int]
+) -> None:
     """Nothing is dropped, and nothing more is taken."""
     told: list[object] = []
     grouping.call_soon(1, told.append)
     grouping.call_soon(2, told.append)
-    kitchen.may_end.set()
+    paused_commits.may_end.set()
     grouping.close()
     grouping.close()
     assert told == [2, 4]

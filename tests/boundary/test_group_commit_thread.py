@@ -13,13 +13,13 @@ import pytest
 
 from ergon_framework.boundary.factstore.group_commit import AnsweredCallers, GroupCommit, Waiter
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from tests.boundary.test_group_commit import WAIT, Caller, Kitchen, crowd, in_line
+from tests.boundary.test_group_commit import WAIT, Caller, PausedCommits, crowd, in_line
 from tests.waiting import until
 
 pytestmark = pytest.mark.req("BOUNDARY:store")
 
 
-class Stage:
+class ManualCommits:
     """Serves groups one by one, each when the test says so, and notes which thread did."""
 
     def __init__(self) -> None:
@@ -50,21 +50,21 @@ class Stage:
 
 
 @pytest.fixture
-def kitchen() -> Kitchen:
+def paused_commits() -> PausedCommits:
     """A fresh one."""
-    return Kitchen()
+    return PausedCommits()
 
 
 @pytest.fixture
-def stage() -> Stage:
+def commits() -> ManualCommits:
     """A fresh one."""
-    return Stage()
+    return ManualCommits()
 
 
 @pytest.fixture
-def grouping(stage: Stage) -> Iterator[GroupCommit[int, int]]:
+def grouping(commits: ManualCommits) -> Iterator[GroupCommit[int, int]]:
     """Groups whose members are let go by who serves the next."""
-    grouping: GroupCommit[int, int] = GroupCommit(stage.serve, lets_go=True)
+    grouping: GroupCommit[int, int] = GroupCommit(commits.serve, lets_go=True)
     yield grouping
     grouping.close()
 
@@ -76,7 +76,7 @@ def at_rest(grouping: GroupCommit[int, int]) -> None:
 
 @pytest.mark.parametrize("is_called", [True, False], ids=["let go", "not let go"])
 def test_who_was_served_is_woken_while_the_next_group_waits(
-    stage: Stage, grouping: GroupCommit[int, int], is_called: bool
+    commits: ManualCommits, grouping: GroupCommit[int, int], is_called: bool
 ) -> None:
     """Not before, where it would only stand in the way; and at the latest when that one ends."""
     callers: dict[int, Caller] = {}
@@ -97,17 +97,17 @@ def test_who_was_served_is_woken_while_the_next_group_waits(
                 callers[number].join(WAIT)
                 seen.append(callers[number].answer)
 
-    stage.acts = [add(1, 2), add(3), look]
+    commits.acts = [add(1, 2), add(3), look]
     assert grouping.call(0) == 0
     for number in (1, 2, 3):
         callers[number].join(WAIT)
     assert [callers[number].answer for number in (1, 2, 3)] == [2, 4, 6]
-    assert stage.groups == [[0], [1, 2], [3]]
+    assert commits.groups == [[0], [1, 2], [3]]
     assert seen == ([None, None, 2, 4] if is_called else [None, None])
 
 
 def test_who_was_served_is_woken_when_the_next_group_fails(
-    stage: Stage, grouping: GroupCommit[int, int]
+    commits: ManualCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """What happens to others is no reason to sleep on."""
     callers: list[Caller] = []
@@ -119,7 +119,7 @@ def test_who_was_served_is_woken_when_the_next_group_fails(
     def fail() -> None:
         raise StoreUnavailableError("gone")
 
-    stage.acts = [come, come, fail]
+    commits.acts = [come, come, fail]
     grouping.call(0)
     for each in callers:
         each.join(WAIT)
@@ -129,7 +129,7 @@ def test_who_was_served_is_woken_when_the_next_group_fails(
 
 
 def test_the_thread_serves_a_crowd_and_then_rests(
-    stage: Stage, grouping: GroupCommit[int, int]
+    commits: ManualCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """Who is alone again serves itself again."""
     callers: list[Caller] = []
@@ -138,21 +138,21 @@ def test_the_thread_serves_a_crowd_and_then_rests(
         callers.extend(Caller(grouping, number) for number in (1, 2, 3))
         in_line(grouping, 3)
 
-    stage.acts = [come]
+    commits.acts = [come]
     grouping.call(0)
     for each in callers:
         each.join(WAIT)
     at_rest(grouping)
     grouping.call(4)
-    me, thread, again = stage.threads
+    me, thread, again = commits.threads
     assert me == again == threading.get_ident() != thread
 
 
 def test_a_caller_that_is_interrupted_in_line_is_not_served(
-    stage: Stage, grouping: GroupCommit[int, int]
+    commits: ManualCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """It heard of no outcome, so there is none unless it was being served."""
-    began, may_end = stage.wait_once()
+    began, may_end = commits.wait_once()
     first = Caller(grouping, 1)
     assert began.wait(WAIT)
     second = Caller(grouping, 2)
@@ -170,15 +170,15 @@ def test_a_caller_that_is_interrupted_in_line_is_not_served(
     for each in (first, second):
         each.join(WAIT)
     assert (first.answer, second.answer) == (2, 4)
-    assert stage.groups == [[1], [2]]
+    assert commits.groups == [[1], [2]]
 
 
 def test_where_no_thread_can_be_had_callers_take_turns(
-    monkeypatch: pytest.MonkeyPatch, stage: Stage
+    monkeypatch: pytest.MonkeyPatch, commits: ManualCommits
 ) -> None:
     """Too many threads, or an interpreter on its way out, are no reason to refuse a fact."""
-    grouping: GroupCommit[int, int] = GroupCommit(stage.serve)
-    began, may_end = stage.wait_once()
+    grouping: GroupCommit[int, int] = GroupCommit(commits.serve)
+    began, may_end = commits.wait_once()
     first = Caller(grouping, 1)
     assert began.wait(WAIT)
     start = threading.Thread.start
@@ -197,13 +197,13 @@ def test_where_no_thread_can_be_had_callers_take_turns(
     for each in (first, second):
         each.join(WAIT)
     assert (first.answer, second.answer) == (2, 4)
-    assert stage.groups == [[1], [2]]
+    assert commits.groups == [[1], [2]]
 
 
-def test_a_call_that_meets_a_closed_line_takes_its_turn(stage: Stage) -> None:
+def test_a_call_that_meets_a_closed_line_takes_its_turn(commits: ManualCommits) -> None:
     """Whoever serves it says what is wrong with it."""
-    grouping: GroupCommit[int, int] = GroupCommit(stage.serve)
-    began, may_end = stage.wait_once()
+    grouping: GroupCommit[int, int] = GroupCommit(commits.serve)
+    began, may_end = commits.wait_once()
     first = Caller(grouping, 1)
     assert began.wait(WAIT)
     grouping.close()
@@ -215,21 +215,21 @@ def test_a_call_that_meets_a_closed_line_takes_its_turn(stage: Stage) -> None:
     assert (first.answer, second.answer) == (2, 4)
 
 
-def test_closing_ends_a_thread_in_the_middle_of_a_crowd(kitchen: Kitchen) -> None:
+def test_closing_ends_a_thread_in_the_middle_of_a_crowd(paused_commits: PausedCommits) -> None:
     """All who stood in line are answered, and the thread is gone."""
-    grouping: GroupCommit[int, int] = GroupCommit(kitchen.serve, lets_go=True)
-    callers = crowd(kitchen, grouping, 5)
+    grouping: GroupCommit[int, int] = GroupCommit(paused_commits.serve, lets_go=True)
+    callers = crowd(paused_commits, grouping, 5)
     grouping.close()
     assert [each.answer for each in callers] == [0, 2, 4, 6, 8]
     until(lambda: not grouping.has_thread)
 
 
 def test_who_has_to_stand_in_line_does_something_else_first(
-    stage: Stage, grouping: GroupCommit[int, int]
+    commits: ManualCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """It is told before it waits, and not where it serves itself."""
     told: list[int] = []
-    began, may_end = stage.wait_once()
+    began, may_end = commits.wait_once()
 
     def end(number: int) -> None:
         told.append(number)
@@ -245,23 +245,23 @@ def test_who_has_to_stand_in_line_does_something_else_first(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_has_a_line_of_its_own(kitchen: Kitchen) -> None:
+def test_a_forked_process_has_a_line_of_its_own(paused_commits: PausedCommits) -> None:
     """Neither the thread nor whoever stood in line is there."""
-    grouping: GroupCommit[int, int] = GroupCommit(kitchen.serve)
+    grouping: GroupCommit[int, int] = GroupCommit(paused_commits.serve)
     first = Caller(grouping, 1)
-    assert kitchen.began.wait(WAIT)
+    assert paused_commits.began.wait(WAIT)
     told: list[object] = []
     grouping.call_soon(2, told.append)
     in_line(grouping, 1)
     pid = os.fork()
     if not pid:
         is_fresh = grouping.pending == 0 and not grouping.is_serving and not grouping.has_thread
-        kitchen.may_end.set()
-        is_alone = grouping.call(3) == 6 and kitchen.groups == [[1], [3]]
+        paused_commits.may_end.set()
+        is_alone = grouping.call(3) == 6 and paused_commits.groups == [[1], [3]]
         grouping.close()
         os._exit(0 if is_fresh and is_alone and not told else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    kitchen.may_end.set()
+    paused_commits.may_end.set()
     first.join(WAIT)
     grouping.close()
     assert told == [4]
@@ -285,17 +285,17 @@ def answered(callers: Sequence[Caller]) -> list[int | None]:
 
 
 def test_closing_in_the_middle_of_a_crowd_wakes_who_was_served(
-    stage: Stage, grouping: GroupCommit[int, int]
+    commits: ManualCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """The end of the line is no reason to sleep on."""
     callers: list[Caller] = []
-    stage.acts = [lambda: come(grouping, callers, 1, 2), grouping.close]
+    commits.acts = [lambda: come(grouping, callers, 1, 2), grouping.close]
     grouping.call(0)
     assert answered(callers) == [2, 4]
 
 
 def test_closing_within_a_call_does_not_wait_for_itself(
-    stage: Stage, grouping: GroupCommit[int, int]
+    commits: ManualCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """As a signal's handler may do; whoever stands in line is served all the same."""
     callers: list[Caller] = []
@@ -304,15 +304,15 @@ def test_closing_within_a_call_does_not_wait_for_itself(
         come(grouping, callers, 1)
         grouping.close()
 
-    stage.acts = [close]
+    commits.acts = [close]
     assert grouping.call(0) == 0
     assert answered(callers) == [2]
 
 
-def test_closing_does_not_wait_for_callers(stage: Stage) -> None:
+def test_closing_does_not_wait_for_callers(commits: ManualCommits) -> None:
     """A store that hangs keeps them, and nobody else."""
-    grouping: GroupCommit[int, int] = GroupCommit(stage.serve, lets_go=True, close_timeout=0.0)
-    began, may_end = stage.wait_once()
+    grouping: GroupCommit[int, int] = GroupCommit(commits.serve, lets_go=True, close_timeout=0.0)
+    began, may_end = commits.wait_once()
     callers = [Caller(grouping, 1)]
     assert began.wait(WAIT)
     come(grouping, callers, 2)
@@ -322,10 +322,10 @@ def test_closing_does_not_wait_for_callers(stage: Stage) -> None:
 
 
 def test_a_signal_that_closes_while_a_caller_comes(
-    monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: GroupCommit[int, int]
+    monkeypatch: pytest.MonkeyPatch, commits: ManualCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """Its handler does not wait for the thread that it runs in, and the caller is served."""
-    began, may_end = stage.wait_once()
+    began, may_end = commits.wait_once()
     first = Caller(grouping, 1)
     assert began.wait(WAIT)
     start = threading.Thread.start
@@ -342,10 +342,10 @@ def test_a_signal_that_closes_while_a_caller_comes(
 
 
 def test_an_interrupt_while_the_thread_begins(
-    monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: GroupCommit[int, int]
+    monkeypatch: pytest.MonkeyPatch, commits: ManualCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """Then it says itself that it is there, and a second one would go at once."""
-    began, may_end = stage.wait_once()
+    began, may_end = commits.wait_once()
     first = Caller(grouping, 1)
     assert began.wait(WAIT)
     start, started = threading.Thread.start, list[threading.Thread]()
@@ -378,7 +378,7 @@ class OddError(StoreError):
 
 
 def test_an_error_that_cannot_be_copied_is_told_as_doubt(
-    stage: Stage, grouping: GroupCommit[int, int]
+    commits: ManualCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """And the thread lives to serve the next."""
     callers: list[Caller] = []
@@ -386,18 +386,18 @@ def test_an_error_that_cannot_be_copied_is_told_as_doubt(
     def fail() -> None:
         raise OddError("very", "odd")
 
-    stage.acts = [lambda: come(grouping, callers, 1, 2), fail]
+    commits.acts = [lambda: come(grouping, callers, 1, 2), fail]
     grouping.call(0)
     assert answered(callers) == [None, None]
     assert {type(each.error) for each in callers} == {StoreUnavailableError}
-    stage.acts += [lambda: come(grouping, callers, 4)]
+    commits.acts += [lambda: come(grouping, callers, 4)]
     at_rest(grouping)
     grouping.call(3)
     assert answered(callers) == [None, None, 8]
 
 
 def test_callbacks_may_call_again_and_may_end_as_they_like(
-    stage: Stage, grouping: GroupCommit[int, int]
+    commits: ManualCommits, grouping: GroupCommit[int, int]
 ) -> None:
     """They are called out of turn, and what they raise is logged."""
     told: list[object] = []
@@ -413,9 +413,11 @@ def test_callbacks_may_call_again_and_may_end_as_they_like(
     assert told == [10, 6]
 
 
-def test_a_thread_that_stumbles_goes_on(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_that_stumbles_goes_on(
+    commits: ManualCommits, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whatever went wrong there, the next ones are served, and closing comes to an end."""
-    grouping: GroupCommit[int, int] = GroupCommit(stage.serve)
+    grouping: GroupCommit[int, int] = GroupCommit(commits.serve)
     ended = threading.Event()
 
     class Unhashable:

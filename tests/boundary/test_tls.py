@@ -25,7 +25,7 @@ from ergon_framework.boundary.node import certificates_of
 from ergon_framework.boundary.reloading import ReloadingFile
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, ErgonError, NotPermittedError
-from tests.boundary.http.workbench import Bench, Wire, run, serving
+from tests.boundary.http.workbench import RunningServer, Wire, run, serving
 
 pytestmark = pytest.mark.req("BOUNDARY:security")
 NOW = dt.datetime.now(dt.UTC)
@@ -51,19 +51,19 @@ def _client(folder: Path, name: str = "Plant A", ca: Path | None = None) -> ssl.
     return client_context(folder / f"{name}.pem", folder / f"{name}.key", trusted)
 
 
-async def _refused(bench: Bench, context: ssl.SSLContext) -> tuple[str, str]:
+async def _refused(running: RunningServer, context: ssl.SSLContext) -> tuple[str, str]:
     """Why the server let a client not in, and what the client heard, at its first read at last."""
 
     async def call() -> None:
-        wire = await bench.wire(context)
+        wire = await running.wire(context)
         wire.ask("GET", "/who")
         await wire.rest()
 
-    bench.was_denied.clear()
+    running.was_denied.clear()
     with pytest.raises(ssl.SSLError) as caught:
         await call()
-    await bench.was_denied.wait()
-    return bench.denied[-1], caught.value.reason
+    await running.was_denied.wait()
+    return running.denied[-1], caught.value.reason
 
 
 async def _who(wire: Wire) -> bytes:
@@ -74,14 +74,14 @@ def test_a_caller_is_who_its_certificate_says(folder: Path) -> None:
     """The application sees the zone of the client's certificate."""
 
     async def main() -> None:
-        async with serving(_server(folder)) as bench:
-            wire = await bench.wire(_client(folder))
+        async with serving(_server(folder)) as running:
+            wire = await running.wire(_client(folder))
             assert await _who(wire) == b'{"identity": "Plant A", "secure": true}'
             body = b"x" * 3_000_000
             assert (await wire.call("POST", "/echo", body)).body == body
             assert (await wire.call("PUT", "/upload", body)).body == b"3000000"
             assert wire.writer.get_extra_info("ssl_object").version() == "TLSv1.3"
-            assert bench.denied == []
+            assert running.denied == []
 
     run(main())
 
@@ -90,8 +90,8 @@ def test_many_callers_at_once(folder: Path) -> None:
     """Requests that come right behind the handshake are not lost."""
 
     async def main() -> None:
-        async with serving(_server(folder)) as bench:
-            wires = [await bench.wire(_client(folder)) for _ in range(10)]
+        async with serving(_server(folder)) as running:
+            wires = [await running.wire(_client(folder)) for _ in range(10)]
             for wire in wires:
                 wire.ask("GET", "/who")
             for wire in wires:
@@ -121,12 +121,12 @@ def test_a_bad_certificate_is_not_let_in(folder: Path, case: str, why: str, aler
     context = _bad_client(folder, case)
 
     async def main() -> None:
-        async with serving(_server(folder)) as bench:
-            told, heard = await _refused(bench, context)
+        async with serving(_server(folder)) as running:
+            told, heard = await _refused(running, context)
             assert heard == alert
             assert any(part in told for part in why.split("|")), told
-            assert len(bench.denied) == 1
-            assert b"Plant A" in await _who(await bench.wire(_client(folder)))
+            assert len(running.denied) == 1
+            assert b"Plant A" in await _who(await running.wire(_client(folder)))
 
     run(main())
 
@@ -176,11 +176,11 @@ def test_a_certificate_without_a_name_is_answered_401(folder: Path) -> None:
     issue(folder, "")
 
     async def main() -> None:
-        async with serving(_server(folder)) as bench:
-            wire = await bench.wire(_client(folder, "nobody"))
+        async with serving(_server(folder)) as running:
+            wire = await running.wire(_client(folder, "nobody"))
             answer = await wire.call("GET", "/who")
             assert (answer.status, answer.error["code"]) == (401, "unauthenticated")
-            assert bench.denied == ["the certificate names no zone"]
+            assert running.denied == ["the certificate names no zone"]
 
     run(main())
 
@@ -193,28 +193,28 @@ def test_what_is_no_handshake_does_no_harm(folder: Path) -> None:
     """
 
     async def main() -> None:
-        async with serving(_server(folder), connections=3) as bench:
-            plain = await bench.wire()
+        async with serving(_server(folder), connections=3) as running:
+            plain = await running.wire()
             plain.ask("GET", "/who")
             await plain.rest()
-            await bench.until(lambda: len(bench.denied) == 1)
-            assert "http request" in bench.denied[0]
-            rubbish = await bench.wire()
+            await running.until(lambda: len(running.denied) == 1)
+            assert "http request" in running.denied[0]
+            rubbish = await running.wire()
             rubbish.send(b"\x00" * 100)
             await rubbish.rest()
-            await bench.until(lambda: len(bench.denied) == 2)
-            probe = await bench.wire()
+            await running.until(lambda: len(running.denied) == 2)
+            probe = await running.wire()
             await probe.close()
-            await bench.until(lambda: bench.server.connections == 0)
-            gone = await bench.wire()
+            await running.until(lambda: running.server.connections == 0)
+            gone = await running.wire()
             gone.send(b"\x16\x03\x01")  # the beginning of a handshake
             await gone.close()
-            await bench.until(lambda: len(bench.denied) == 3)
-            assert "hung up" in bench.denied[2]
-            silent = await bench.wire()
-            await bench.until(lambda: bench.server.connections == 1)
-            assert b"Plant A" in await _who(await bench.wire(_client(folder)))
-            await bench.server.stop(5)
+            await running.until(lambda: len(running.denied) == 3)
+            assert "hung up" in running.denied[2]
+            silent = await running.wire()
+            await running.until(lambda: running.server.connections == 1)
+            assert b"Plant A" in await _who(await running.wire(_client(folder)))
+            await running.server.stop(5)
             assert await silent.rest() == b""
 
     run(main())
@@ -225,11 +225,11 @@ def test_a_handshake_does_not_take_for_ever(folder: Path) -> None:
     """A client that never finishes it is sent away."""
 
     async def main() -> None:
-        async with serving(_server(folder), handshake_seconds=0.05) as bench:
-            silent = await bench.wire()
+        async with serving(_server(folder), handshake_seconds=0.05) as running:
+            silent = await running.wire()
             assert await silent.rest() == b""
-            await bench.until(lambda: bool(bench.denied))
-            assert bench.server.connections == 0
+            await running.until(lambda: bool(running.denied))
+            assert running.server.connections == 0
 
     run(main())
 
@@ -238,17 +238,17 @@ def test_unfinished_handshakes_take_no_places(folder: Path) -> None:
     """Silent connections end each other, the oldest first, and never keep a client from coming."""
 
     async def main() -> None:
-        async with serving(_server(folder), connections=2, handshakes=2) as bench:
-            silent = [await bench.wire() for _ in range(5)]
+        async with serving(_server(folder), connections=2, handshakes=2) as running:
+            silent = [await running.wire() for _ in range(5)]
             for gone in silent[:3]:
                 assert await gone.rest() == b""
-            assert set(bench.denied) == {"too many TLS handshakes are under way"}
+            assert set(running.denied) == {"too many TLS handshakes are under way"}
             for _ in range(2):
-                wire = await bench.wire(_client(folder))
+                wire = await running.wire(_client(folder))
                 assert (await wire.call("GET", "/who")).status == 200
             with pytest.raises(OSError, match="reset"):
-                await bench.wire(_client(folder))
-            assert bench.denied[-1] == "2 connections are open already"
+                await running.wire(_client(folder))
+            assert running.denied[-1] == "2 connections are open already"
 
     run(main())
 
@@ -258,15 +258,15 @@ def test_a_server_of_another_authority_or_name_is_refused(folder: Path) -> None:
     issue(folder, "elsewhere", hosts=("elsewhere.example",))
 
     async def main() -> None:
-        async with serving(_server(folder)) as bench:
+        async with serving(_server(folder)) as running:
             with pytest.raises(ssl.SSLCertVerificationError, match="certificate verify failed"):
-                await bench.wire(_client(folder, ca=folder.parent / "other"))
-        async with serving(_server(folder, "elsewhere")) as bench:
+                await running.wire(_client(folder, ca=folder.parent / "other"))
+        async with serving(_server(folder, "elsewhere")) as running:
             with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
-                await bench.wire(_client(folder))
+                await running.wire(_client(folder))
             by_zone = _client(folder)
             by_zone.check_hostname = False
-            wire = await bench.wire(by_zone)
+            wire = await running.wire(by_zone)
             certificate = wire.writer.get_extra_info("ssl_object").getpeercert()
             assert peer_identity(certificate) == "elsewhere"
 
@@ -278,17 +278,17 @@ def test_certificates_are_renewed_without_a_restart(folder: Path) -> None:
 
     async def main() -> None:
         certificates = _server(folder)
-        async with serving(certificates) as bench:
-            before = await bench.wire(_client(folder))
+        async with serving(certificates) as running:
+            before = await running.wire(_client(folder))
             assert b"Plant A" in await _who(before)
             for name in ("ca.pem", "node.pem", "node.key"):
                 shutil.copy(folder.parent / "other" / name, folder / name)
             other = folder.parent / "other"
-            assert b"Plant A" in await _who(await bench.wire(_client(other)))
-            bench.later(1)
+            assert b"Plant A" in await _who(await running.wire(_client(other)))
+            running.later(1)
             assert await before.rest() == b""
             old = client_context(folder / "Plant A.pem", folder / "Plant A.key", other / "ca.pem")
-            assert "certificate" in (await _refused(bench, old))[0]
+            assert "certificate" in (await _refused(running, old))[0]
 
     run(main())
 
@@ -297,12 +297,12 @@ def test_a_busy_connection_outlives_a_renewal_until_its_answer(folder: Path) -> 
     """The answer is given, and says that the connection ends."""
 
     async def main() -> None:
-        async with serving(_server(folder)) as bench:
-            wire = await bench.wire(_client(folder))
+        async with serving(_server(folder)) as running:
+            wire = await running.wire(_client(folder))
             wire.ask("POST", "/hold")
-            exchange = await bench.app.held.get()
+            exchange = await running.app.held.get()
             issue(folder, "node", force=True)
-            bench.later(1)
+            running.later(1)
             exchange.reply(200, b"done")
             answer = await wire.answer()
             assert (answer.body, answer.headers["connection"]) == (b"done", "close")
@@ -315,14 +315,14 @@ def test_a_connection_ends_with_its_certificate(folder: Path) -> None:
     issue(folder, "soon", not_after=NOW + DAY)
 
     async def main() -> None:
-        async with serving(_server(folder)) as bench:
-            wire = await bench.wire(_client(folder, "soon"))
+        async with serving(_server(folder)) as running:
+            wire = await running.wire(_client(folder, "soon"))
             await _who(wire)
-            bench.wall.now = (NOW + DAY / 2).timestamp()
-            bench.later(1)
+            running.wall.now = (NOW + DAY / 2).timestamp()
+            running.later(1)
             assert b"soon" in await _who(wire)
-            bench.wall.now = (NOW + 2 * DAY).timestamp()
-            bench.later(1)
+            running.wall.now = (NOW + 2 * DAY).timestamp()
+            running.later(1)
             assert await wire.rest() == b""
 
     run(main())
@@ -354,9 +354,9 @@ def test_bad_new_files_leave_the_old_ones_in_force(folder: Path) -> None:
     assert all(isinstance(each, ConfigurationError) for each in problems)
 
     async def main() -> None:
-        async with serving(certificates) as bench:
+        async with serving(certificates) as running:
             (folder / "node.pem").unlink()
-            assert b"Plant A" in await _who(await bench.wire(_client(folder)))
+            assert b"Plant A" in await _who(await running.wire(_client(folder)))
 
     run(main())
 
@@ -437,13 +437,13 @@ def test_a_withdrawn_certificate_is_not_let_in(folder: Path) -> None:
     issue(folder, "Plant B")
 
     async def main() -> None:
-        async with serving(certificates) as bench:
-            told, heard = await _refused(bench, _client(folder))
+        async with serving(certificates) as running:
+            told, heard = await _refused(running, _client(folder))
             assert "certificate revoked" in told
             assert heard == "SSLV3_ALERT_CERTIFICATE_REVOKED"
-            assert b"Plant B" in await _who(await bench.wire(_client(folder, "Plant B")))
+            assert b"Plant B" in await _who(await running.wire(_client(folder, "Plant B")))
             write_list(NOW - DAY)  # nobody can be checked by it, and that is not the client's fault
-            told, heard = await _refused(bench, _client(folder, "Plant B"))
+            told, heard = await _refused(running, _client(folder, "Plant B"))
             assert "the list of revoked certificates of this node has run out" in told
             assert heard == "SSLV3_ALERT_CERTIFICATE_EXPIRED"
 
@@ -455,9 +455,9 @@ def test_a_plain_context_will_do_as_well(folder: Path) -> None:
     context = server_context(folder / "node.pem", folder / "node.key", folder / "ca.pem")
 
     async def main() -> None:
-        async with serving(context) as bench:
-            wire = await bench.wire(_client(folder))
-            bench.later(1)
+        async with serving(context) as running:
+            wire = await running.wire(_client(folder))
+            running.later(1)
             assert b"Plant A" in await _who(wire)
 
     run(main())
@@ -533,9 +533,9 @@ def test_a_port_is_not_held_after_a_stop(folder: Path) -> None:
     """The address can be had again at once."""
 
     async def main() -> tuple[str, int]:
-        async with serving(_server(folder)) as bench:
-            await _who(await bench.wire(_client(folder)))
-            return bench.server.address
+        async with serving(_server(folder)) as running:
+            await _who(await running.wire(_client(folder)))
+            return running.server.address
 
     address = run(main())
     with socket.socket() as again:

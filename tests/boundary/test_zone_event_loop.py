@@ -87,7 +87,7 @@ class WatchedZone(LocalZone):
         return admission
 
 
-class Scene:
+class BusyZone:
     """A zone where some producers come while the store waits, and are checked meanwhile."""
 
     def __init__(self) -> None:
@@ -133,34 +133,34 @@ def _until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def scene() -> Scene:
+def busy() -> BusyZone:
     """A fresh one."""
-    return Scene()
+    return BusyZone()
 
 
-def test_what_was_checked_meanwhile_is_appended_with_the_next_group(scene: Scene) -> None:
+def test_what_was_checked_meanwhile_is_appended_with_the_next_group(busy: BusyZone) -> None:
     """In the order of coming."""
-    told = scene.play(message("1"), message("2"))
-    assert scene.zone.checked == [True, True]
+    told = busy.play(message("1"), message("2"))
+    assert busy.zone.checked == [True, True]
     assert [each.offset for each in told if isinstance(each, Receipt)] == [3, 4]
-    assert scene.store.sizes == [1, 1, 2]
+    assert busy.store.sizes == [1, 1, 2]
 
 
-def test_a_bad_fact_is_refused_in_its_group(scene: Scene) -> None:
+def test_a_bad_fact_is_refused_in_its_group(busy: BusyZone) -> None:
     """Alone, and told once: whoever listens is not called in the middle of a commit."""
-    bad, good = scene.play(message("1", float("nan")), message("2"))
-    assert scene.zone.checked == [False, True]
-    assert scene.counted == {}
+    bad, good = busy.play(message("1", float("nan")), message("2"))
+    assert busy.zone.checked == [False, True]
+    assert busy.counted == {}
     assert isinstance(bad, FactInvalidError)
     assert isinstance(good, Receipt)
-    assert scene.zone.telling.counts["append_failures", "range"] == 1
+    assert busy.zone.telling.counts["append_failures", "range"] == 1
 
 
-def test_a_mapping_of_ones_own_kind_is_not_read_meanwhile(scene: Scene) -> None:
+def test_a_mapping_of_ones_own_kind_is_not_read_meanwhile(busy: BusyZone) -> None:
     """It may take its time, and the store would stand still."""
     envelope, fact = message("1")
-    [told] = scene.play((UserDict(envelope), fact))
-    assert scene.zone.checked == []
+    [told] = busy.play((UserDict(envelope), fact))
+    assert busy.zone.checked == []
     assert isinstance(told, Receipt)
 
 
@@ -170,27 +170,27 @@ def artifact(zone: LocalZone) -> dict[str, Any]:
     return {"bucket": "b", "key": "k", "digest": receipt.digest, "size": receipt.size}
 
 
-def test_the_bytes_of_what_was_checked_meanwhile_are_looked_for(scene: Scene) -> None:
+def test_the_bytes_of_what_was_checked_meanwhile_are_looked_for(busy: BusyZone) -> None:
     """A fact whose artifact the disk has lost is refused, whenever it was checked."""
-    referred = artifact(scene.zone)
-    scene.zone.objects.delete(bytes.fromhex(referred["digest"].removeprefix("sha256:")))
-    bad, good = scene.play(message("1", referred), message("2"))
-    assert scene.zone.checked == [True, True]
+    referred = artifact(busy.zone)
+    busy.zone.objects.delete(bytes.fromhex(referred["digest"].removeprefix("sha256:")))
+    bad, good = busy.play(message("1", referred), message("2"))
+    assert busy.zone.checked == [True, True]
     assert isinstance(bad, ArtifactError)
     assert isinstance(good, Receipt)
-    assert scene.zone.telling.counts["append_failures", bad.reason or bad.code] == 1
+    assert busy.zone.telling.counts["append_failures", bad.reason or bad.code] == 1
 
 
 def test_a_store_that_cannot_tell_of_an_artifact(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    busy: BusyZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only whoever refers to it hears of the trouble."""
-    referred = artifact(scene.zone)
+    referred = artifact(busy.zone)
 
     def away(*_: object) -> None:
         raise StoreUnavailableError("away")
 
-    monkeypatch.setattr(scene.store, "object", away)
-    bad, good = scene.play(message("1", referred), message("2"))
+    monkeypatch.setattr(busy.store, "object", away)
+    bad, good = busy.play(message("1", referred), message("2"))
     assert isinstance(bad, NodeUnavailableError)
     assert isinstance(good, Receipt)

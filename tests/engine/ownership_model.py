@@ -181,7 +181,7 @@ class Source:
 
 
 @dataclass
-class Scene:
+class SeededRun:
     """What a seed stands for."""
 
     colour: Colour
@@ -456,7 +456,7 @@ class Critical(logging.Handler):
 
 def live(colour: Colour, seed: int) -> str:
     """Play one seed and check it; the seam it had its fault at."""
-    scene = Scene(colour, seed)
-    scene.play()
-    scene.check()
-    return str(scene.seam)
+    seeded = SeededRun(colour, seed)
+    seeded.play()
+    seeded.check()
+    return str(seeded.seam)

@@ -11,7 +11,7 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import WorkerRecord
 from tests.jobs.real_worker import job
-from tests.jobs.test_rescue_time import LEASE, Clock, Hand
+from tests.jobs.test_rescue_time import LEASE, Clock, ThreadlessStoreLink
 
 pytestmark = pytest.mark.req("X13")
 
@@ -30,7 +30,7 @@ class Watched(MemoryJobStore):
         return super().shorten_waits()
 
 
-def passed(hand: Hand, seconds: float) -> None:
+def passed(hand: ThreadlessStoreLink, seconds: float) -> None:
     """Let a worker run for so long."""
     for _ in range(4):
         hand.clock.seconds += seconds / 4
@@ -46,7 +46,7 @@ def test_a_clock_that_was_set_forward_deletes_no_job_for_an_hour(is_corrected: b
     store.add([job("one")])
     with InlineWorker(store, registry) as inline:
         assert inline.drain().completed == 1
-    hand = Hand("w", store, clock, JobsSettings(lease=LEASE))
+    hand = ThreadlessStoreLink("w", store, clock, JobsSettings(lease=LEASE))
     passed(hand, 60.0)
     wall.seconds += YEAR
     passed(hand, PRUNE_DELAY_AFTER_JUMP - 60.0)
@@ -61,11 +61,11 @@ def test_waits_are_looked_at_only_where_the_clock_may_have_been_set_back() -> No
     """That goes through all jobs that wait; a worker that starts knows when others told last."""
     clock, wall = Clock(), Clock()
     store, settings = Watched(clock, wall), JobsSettings(lease=LEASE)
-    first = Hand("first", store, clock, settings)
+    first = ThreadlessStoreLink("first", store, clock, settings)
     passed(first, 1.0)
     assert store.looks == 1, "nobody has told anything of the clock"
     for name in ("second", "third"):
-        passed(Hand(name, store, clock, settings), 1.0)
+        passed(ThreadlessStoreLink(name, store, clock, settings), 1.0)
     assert store.looks == 1
     wall.seconds -= 3600.0
     passed(first, 1.0)
@@ -76,5 +76,5 @@ def test_waits_are_looked_at_only_where_the_clock_may_have_been_set_back() -> No
         )
         wall.seconds -= 3600.0
         looks = store.looks
-        passed(Hand(f"after {state}", store, clock, settings), 1.0)
+        passed(ThreadlessStoreLink(f"after {state}", store, clock, settings), 1.0)
         assert store.looks == looks + 1, "the last that was told is yet to come"

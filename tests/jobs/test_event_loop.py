@@ -23,7 +23,7 @@ _steps = st.lists(
 )
 
 
-class Bench:
+class PipesOnLoop:
     """A loop, three pipes, and what was done and heard."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -78,15 +78,15 @@ def test_everything_is_heard_once_and_posts_are_called_in_order(
 ) -> None:
     """A byte is read once while it is watched for; what is posted is called once, in its order."""
     with ExitStack() as stack:
-        bench = Bench(stack)
+        case = PipesOnLoop(stack)
         for name, number in steps:
-            getattr(bench, name)(number)
+            getattr(case, name)(number)
         for number in range(PIPES):
-            bench.watch(number)
+            case.watch(number)
         for _ in range(len(steps) + 1):
-            bench.turn()
-        assert bench.heard == bench.written
-        assert bench.called == list(range(bench.posted))
+            case.turn()
+        assert case.heard == case.written
+        assert case.called == list(range(case.posted))
 
 
 @given(st.integers(1, 4), st.integers(1, 30))
@@ -94,20 +94,20 @@ def test_everything_is_heard_once_and_posts_are_called_in_order(
 def test_a_post_wakes_a_loop_that_waits(threads: int, posts: int) -> None:
     """No post is lost between the look for posts and the wait for descriptors."""
     with ExitStack() as stack:
-        bench = Bench(stack)
+        case = PipesOnLoop(stack)
         called: list[int] = []
 
         def work() -> None:
             for number in range(posts):
-                bench.loop.post(partial(called.append, number))
+                case.loop.post(partial(called.append, number))
 
         workers = [threading.Thread(target=work) for _ in range(threads)]
         for worker in workers:
             worker.start()
-        until = bench.loop.now() + 30.0
+        until = case.loop.now() + 30.0
         while len(called) < threads * posts:
-            assert bench.loop.now() < until
-            bench.loop.turn(until)
+            assert case.loop.now() < until
+            case.loop.turn(until)
         for worker in workers:
             worker.join()
         assert Counter(called) == Counter(dict.fromkeys(range(posts), threads))

@@ -35,7 +35,7 @@ class Clock:
         return self.seconds
 
 
-class Hand:
+class ThreadlessStoreLink:
     """A worker's link to the store, without its thread."""
 
     def __init__(self, name: str, store: MemoryJobStore, clock: Clock, settings: JobsSettings):
@@ -76,11 +76,11 @@ def test_it_is_at_most_the_lease(alive: float, ahead: float) -> None:
     clock = Clock()
     store = MemoryJobStore(clock=clock.now)
     settings = JobsSettings(lease=LEASE)
-    other = Hand("other", store, clock, settings)
+    other = ThreadlessStoreLink("other", store, clock, settings)
     other.store_thread.run_once()
     clock.seconds += ahead
     store.add([job("echo")])
-    holder = Hand("holder", store, clock, settings)
+    holder = ThreadlessStoreLink("holder", store, clock, settings)
     holder.store_thread.offer("python", 1)
     died_at = clock.seconds + alive
     holder.store_thread.run_once()
@@ -102,11 +102,11 @@ def test_a_worker_that_starts_after_the_clock_was_set_forward_takes_no_job_from_
     store = MemoryJobStore(clock=lambda: wall.seconds + clock.seconds)
     settings = JobsSettings(lease=LEASE)
     store.add([job("echo")])
-    holder = Hand("holder", store, clock, settings)
+    holder = ThreadlessStoreLink("holder", store, clock, settings)
     holder.store_thread.offer("python", 1)
     holder.store_thread.run_once()
     wall.seconds += 3600.0
-    begun = Hand("begun", store, clock, settings)
+    begun = ThreadlessStoreLink("begun", store, clock, settings)
     begun.store_thread.run_once()
     began_at = clock.seconds
     while get(store, "echo").deliveries == 1 and clock.seconds < began_at + LEASE:

@@ -106,7 +106,7 @@ class Slow(MemoryJobStore):
             self.heartbeat(msgspec.structs.replace(record, state="gone"))
 
 
-class Bench:
+class ManualStoreThread:
     """What a worker's thread does, by hand, with a job in its hands."""
 
     def __init__(
@@ -177,19 +177,19 @@ class Bench:
         return bool(self.store.expired_leases(1))
 
 
-Make = Callable[..., Bench]
+Make = Callable[..., ManualStoreThread]
 
 
 @pytest.fixture
-def bench() -> Make:
+def case() -> Make:
     """Makes one with a clock that only the store and the test move."""
     clock = Clock()
-    return lambda schedules=MANY, queues=NO_QUEUES: Bench(clock, schedules, queues)
+    return lambda schedules=MANY, queues=NO_QUEUES: ManualStoreThread(clock, schedules, queues)
 
 
-def test_leases_are_renewed_while_schedules_are_written(bench: Make) -> None:
+def test_leases_are_renewed_while_schedules_are_written(case: Make) -> None:
     """However many there are, no running job looks lost, and nothing counts as a hang."""
-    subject = bench()
+    subject = case()
     store, losses = subject.store, []
     store.between = lambda: losses.append(subject.is_lost())
     began = subject.clock.seconds
@@ -200,9 +200,9 @@ def test_leases_are_renewed_while_schedules_are_written(bench: Make) -> None:
     assert not any(losses)
 
 
-def test_leases_are_renewed_while_schedules_fire(bench: Make) -> None:
+def test_leases_are_renewed_while_schedules_fire(case: Make) -> None:
     """All of them at the same instant; each fires once, and the worker comes back in time."""
-    subject = bench()
+    subject = case()
     store, losses = subject.store, []
     subject.finish()
     subject.clock.seconds += 3600.0
@@ -216,9 +216,9 @@ def test_leases_are_renewed_while_schedules_fire(bench: Make) -> None:
     assert len(jobs) == COUNT
 
 
-def test_leases_are_renewed_while_schedules_are_dropped(bench: Make) -> None:
+def test_leases_are_renewed_while_schedules_are_dropped(case: Make) -> None:
     """An application that had thousands, and has none any more."""
-    subject = bench({})
+    subject = case({})
     store, losses = subject.store, []
     Scheduler(store, MANY).sync()
     store.between = lambda: losses.append(subject.is_lost())
@@ -228,9 +228,9 @@ def test_leases_are_renewed_while_schedules_are_dropped(bench: Make) -> None:
     assert not any(losses)
 
 
-def test_a_stop_between_two_pieces_is_heard(bench: Make) -> None:
+def test_a_stop_between_two_pieces_is_heard(case: Make) -> None:
     """Nothing more is written; the next worker does the rest."""
-    subject = bench()
+    subject = case()
     assert subject.turn()
     written = len(subject.store.names())
     assert 0 < written < COUNT
@@ -240,9 +240,9 @@ def test_a_stop_between_two_pieces_is_heard(bench: Make) -> None:
     assert len(Scheduler(subject.store, MANY).sync().added) == COUNT - written
 
 
-def test_nothing_fires_before_all_is_written(bench: Make) -> None:
+def test_nothing_fires_before_all_is_written(case: Make) -> None:
     """What the store holds may be of earlier settings, or gone from these."""
-    subject = bench()
+    subject = case()
     states: list[tuple[bool, bool]] = []
     Scheduler(subject.store, {"gone": HOURLY, "s59": HOURLY}).sync()
     subject.clock.seconds += 3600.0
@@ -254,10 +254,10 @@ def test_nothing_fires_before_all_is_written(bench: Make) -> None:
     assert (False, True) not in states
 
 
-def test_what_waits_longest_fires_first(bench: Make) -> None:
+def test_what_waits_longest_fires_first(case: Make) -> None:
     """Else those that fire all the time would keep the others from firing at all."""
     often = {f"a{n}": ScheduleSettings(every=1, handler="echo") for n in range(9)}
-    subject = bench({**often, "z": ScheduleSettings(every=60, handler="echo")})
+    subject = case({**often, "z": ScheduleSettings(every=60, handler="echo")})
     while "z" not in subject.store.names():
         subject.turn()
     subject.clock.seconds += 60.0
@@ -266,9 +266,9 @@ def test_what_waits_longest_fires_first(bench: Make) -> None:
     assert "z" in subject.store.fired
 
 
-def test_what_others_do_meanwhile_stays(bench: Make) -> None:
+def test_what_others_do_meanwhile_stays(case: Make) -> None:
     """An operator pauses one, and another worker fires one, between two pieces."""
-    subject = bench({name: changed(HOURLY, priority=1) for name in MANY})
+    subject = case({name: changed(HOURLY, priority=1) for name in MANY})
     store = subject.store
     Scheduler(store, MANY).sync()
     at = next(each.next_at for each in store.schedules() if each.name == "s59")
@@ -284,9 +284,9 @@ def test_what_others_do_meanwhile_stays(bench: Make) -> None:
     assert found["s59"].job == found["s00"].job  # and the rest of it is as the settings say
 
 
-def test_two_with_other_settings_come_to_an_end(bench: Make) -> None:
+def test_two_with_other_settings_come_to_an_end(case: Make) -> None:
     """They write the same names piece by piece, in turns; the last has its way."""
-    store = bench().store
+    store = case().store
 
     def scheduler(priority: int) -> Scheduler:
         return Scheduler(store, {name: changed(HOURLY, priority=priority) for name in MANY})
@@ -305,10 +305,10 @@ def test_two_with_other_settings_come_to_an_end(bench: Make) -> None:
 
 
 def test_an_emptied_store_is_told_of_once_and_wholly(
-    bench: Make, caplog: pytest.LogCaptureFixture
+    case: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """When everything is written again, however many pieces that took."""
-    subject = bench()
+    subject = case()
     subject.finish()
     subject.store.lose_everything()
     subject.clock.seconds += LEASE / 3
@@ -324,10 +324,10 @@ def test_an_emptied_store_is_told_of_once_and_wholly(
 
 @pytest.mark.parametrize("is_emptied", [False, True])
 def test_only_what_was_written_is_lost(
-    bench: Make, caplog: pytest.LogCaptureFixture, is_emptied: bool
+    case: Make, caplog: pytest.LogCaptureFixture, is_emptied: bool
 ) -> None:
     """The worker's record is gone while it writes for the first time: by a namesake, or not."""
-    subject = bench()
+    subject = case()
     subject.turn()
     written = subject.store.names()
     if is_emptied:
@@ -342,10 +342,10 @@ def test_only_what_was_written_is_lost(
 
 
 def test_what_fails_is_tried_again_and_waited_for_by_nobody(
-    bench: Make, monkeypatch: pytest.MonkeyPatch
+    case: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A burst may leave; a worker that stays goes on where it failed."""
-    subject = bench()
+    subject = case()
     assert subject.turn()
 
     def put(_schedule: Schedule) -> None:
@@ -399,9 +399,9 @@ def changed(settings: ScheduleSettings, **changes: Any) -> ScheduleSettings:
 
 
 @pytest.mark.req("SCALE:fleet-outage", "SCALE:fleet-versions")
-def test_after_an_outage_the_schedules_of_whoever_started_last_stay(bench: Make) -> None:
+def test_after_an_outage_the_schedules_of_whoever_started_last_stay(case: Make) -> None:
     """An older worker that lost its connection does not bring its own back."""
-    old = bench({"report": HOURLY, "removed": HOURLY})
+    old = case({"report": HOURLY, "removed": HOURLY})
     old.finish()
     half_hourly = ScheduleSettings(every=1800, handler="echo")
     newer = Scheduler(old.store, {"report": half_hourly, "added": HOURLY})
@@ -417,9 +417,9 @@ def test_after_an_outage_the_schedules_of_whoever_started_last_stay(bench: Make)
 
 
 @pytest.mark.req("SCALE:fleet-outage")
-def test_after_an_outage_the_last_to_start_writes_what_was_lost(bench: Make) -> None:
+def test_after_an_outage_the_last_to_start_writes_what_was_lost(case: Make) -> None:
     """A store that does not sync may have kept the worker's record, and lost its schedules."""
-    subject = bench({"report": HOURLY})
+    subject = case({"report": HOURLY})
     subject.finish()
     subject.store.lose_schedules()
     subject.pass_outage()
@@ -440,9 +440,9 @@ def newcomer_left(store: Slow, name: str) -> None:
 
 @pytest.mark.req("SCALE:fleet-versions")
 @pytest.mark.parametrize("name", ["newer", "me"])
-def test_a_namesake_that_leaves_brings_no_schedule_back(bench: Make, name: str) -> None:
+def test_a_namesake_that_leaves_brings_no_schedule_back(case: Make, name: str) -> None:
     """What a newer worker has changed meanwhile stays as it is, also if that was the namesake."""
-    old = bench({"report": HOURLY, "removed": HOURLY})
+    old = case({"report": HOURLY, "removed": HOURLY})
     old.finish()
     half_hourly = ScheduleSettings(every=1800, handler="echo")
     Scheduler(old.store, {"report": half_hourly, "added": HOURLY}).sync()
@@ -459,9 +459,9 @@ def test_a_namesake_that_leaves_brings_no_schedule_back(bench: Make, name: str) 
 
 
 @pytest.mark.req("SCALE:fleet-versions")
-def test_a_namesake_that_leaves_finds_the_last_to_start_on_guard(bench: Make) -> None:
+def test_a_namesake_that_leaves_finds_the_last_to_start_on_guard(case: Make) -> None:
     """Whoever started last looks whether everything is as its settings say."""
-    subject = bench({"report": HOURLY})
+    subject = case({"report": HOURLY})
     subject.finish()
     newcomer(subject.store, subject.began - 60.0)  # it started earlier
     subject.store.lose_schedules()
@@ -471,9 +471,9 @@ def test_a_namesake_that_leaves_finds_the_last_to_start_on_guard(bench: Make) ->
     assert subject.store.names() == ["report"]
 
 
-def test_an_emptied_store_gets_the_schedules_of_every_application(bench: Make) -> None:
+def test_an_emptied_store_gets_the_schedules_of_every_application(case: Make) -> None:
     """Those of another, whose worker is newer and was faster, are not ours."""
-    subject = bench({"report": HOURLY})
+    subject = case({"report": HOURLY})
     subject.finish()
     subject.store.lose_everything()
     newcomer(subject.store, subject.store.now())
@@ -488,10 +488,10 @@ def test_an_emptied_store_gets_the_schedules_of_every_application(bench: Make) -
 
 
 def test_leases_are_renewed_while_limits_are_written(
-    bench: Make, caplog: pytest.LogCaptureFixture
+    case: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By a worker that finds its store emptied; then come schedules, and all is told of once."""
-    subject = bench({"report": HOURLY}, QUEUES)
+    subject = case({"report": HOURLY}, QUEUES)
     subject.finish()
     store, losses = subject.store, []
     store.lose_everything()
@@ -511,10 +511,10 @@ def test_leases_are_renewed_while_limits_are_written(
 
 
 def test_limits_that_could_not_be_written_are_written_later(
-    bench: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    case: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody waits for them meanwhile; those that were written are not lost a second time."""
-    subject = bench({}, QUEUES)
+    subject = case({}, QUEUES)
     subject.finish()
     subject.store.lose_everything()
     subject.clock.seconds += LEASE / 3
@@ -537,9 +537,9 @@ def test_limits_that_could_not_be_written_are_written_later(
     assert f"were written again: {', '.join(QUEUES)}" in caplog.text
 
 
-def test_a_stop_between_two_limits_is_heard(bench: Make) -> None:
+def test_a_stop_between_two_limits_is_heard(case: Make) -> None:
     """The next worker writes the rest when it starts."""
-    subject = bench({}, QUEUES)
+    subject = case({}, QUEUES)
     subject.finish()
     subject.store.lose_everything()
     subject.clock.seconds += LEASE / 3

@@ -81,7 +81,7 @@ class Hanging(MemoryJobStore):
         return super().expired_leases(limit)
 
 
-class Bench:
+class RescueCase:
     """A job that another worker holds, and a worker that may rescue it."""
 
     def __init__(self, clock: Clock) -> None:
@@ -139,37 +139,37 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
+def case() -> RescueCase:
     """With a clock that only the test moves."""
-    return Bench(Clock())
+    return RescueCase(Clock())
 
 
 @pytest.mark.parametrize("call", ["expired_leases", "heartbeat"])
-def test_who_hung_with_the_others_takes_nothing_from_them(bench: Bench, call: str) -> None:
+def test_who_hung_with_the_others_takes_nothing_from_them(case: RescueCase, call: str) -> None:
     """The lease ended while the store hung; its holder, who lives, is heard first."""
-    bench.store.hangs_in = call
-    bench.pass_time(LEASE / 3 + 0.1)
-    assert not bench.store.hangs_in
-    bench.pass_time(LEASE / 5)
-    assert not bench.is_rescued()
-    assert bench.renew() == [True]
-    bench.pass_time(LEASE / 2)
-    assert not bench.is_rescued()
+    case.store.hangs_in = call
+    case.pass_time(LEASE / 3 + 0.1)
+    assert not case.store.hangs_in
+    case.pass_time(LEASE / 5)
+    assert not case.is_rescued()
+    assert case.renew() == [True]
+    case.pass_time(LEASE / 2)
+    assert not case.is_rescued()
 
 
-def test_who_died_meanwhile_is_made_up_for(bench: Bench) -> None:
+def test_who_died_meanwhile_is_made_up_for(case: RescueCase) -> None:
     """Half a lease later, when everybody who lives has renewed."""
-    bench.store.hangs_in = "expired_leases"
-    bench.pass_time(LEASE / 3 + 0.1)
-    bench.pass_time(LEASE / 2 + 0.1)
-    assert bench.is_rescued()
+    case.store.hangs_in = "expired_leases"
+    case.pass_time(LEASE / 3 + 0.1)
+    case.pass_time(LEASE / 2 + 0.1)
+    assert case.is_rescued()
 
 
 @pytest.mark.parametrize("call", ["settle_and_claim", "renew"])
-def test_a_hang_in_another_call_counts_as_well(bench: Bench, call: str) -> None:
+def test_a_hang_in_another_call_counts_as_well(case: RescueCase, call: str) -> None:
     """Whatever the store thread asked when the store hung, what comes next is no rescue."""
-    store, clock = bench.store, bench.clock
-    store_thread = bench.store_thread()
+    store, clock = case.store, case.clock
+    store_thread = case.store_thread()
     store_thread.offer("python", 1)
     store.add([job("echo", id="mine")])
     if call == "renew":
@@ -180,39 +180,37 @@ def test_a_hang_in_another_call_counts_as_well(bench: Bench, call: str) -> None:
     store_thread.run_once()
     assert not store.hangs_in
     store_thread.run_once()
-    assert not bench.is_rescued()
-    assert bench.renew() == [True]
+    assert not case.is_rescued()
+    assert case.renew() == [True]
 
 
-def test_a_connector_rescues_nothing_right_after_an_outage(bench: Bench) -> None:
+def test_a_connector_rescues_nothing_right_after_an_outage(case: RescueCase) -> None:
     """The others could not renew either while the store was away."""
     serves = ("default", "python")
-    settler = Settler(bench.settings, "me")
-    now = bench.clock.now
-    holding = HeldClaims(
-        bench.store, bench.settings, settler, "me", serves, lambda *_: None, now=now
-    )
-    bench.clock.seconds += HANGS
-    bench.store.refused = {"heartbeat": StoreUnavailableError("away")}
+    settler = Settler(case.settings, "me")
+    now = case.clock.now
+    holding = HeldClaims(case.store, case.settings, settler, "me", serves, lambda *_: None, now=now)
+    case.clock.seconds += HANGS
+    case.store.refused = {"heartbeat": StoreUnavailableError("away")}
     holding.run_once()
-    bench.store.refused = {}
+    case.store.refused = {}
     holding.run_once()
-    assert not bench.is_rescued()
-    bench.clock.seconds += LEASE + 0.1
-    bench.store.refused = {"heartbeat": StoreError("no room")}  # one that answers is not away
+    assert not case.is_rescued()
+    case.clock.seconds += LEASE + 0.1
+    case.store.refused = {"heartbeat": StoreError("no room")}  # one that answers is not away
     holding.run_once()
-    bench.store.refused = {}
+    case.store.refused = {}
     holding.run_once()
-    assert bench.is_rescued()
+    assert case.is_rescued()
 
 
 def test_a_chore_that_the_store_refuses_is_told_in_a_line(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    case: RescueCase, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the store says is enough; only what nobody expects comes with a traceback."""
-    bench.store.refused = {"prune": StoreUnavailableError("prune takes too long")}
-    bench.maintenance.run_soon()
-    bench.maintenance.run(bench.clock.now())
+    case.store.refused = {"prune": StoreUnavailableError("prune takes too long")}
+    case.maintenance.run_soon()
+    case.maintenance.run(case.clock.now())
     [record] = [each for each in caplog.records if "a chore failed" in each.getMessage()]
     assert record.getMessage().endswith("prune: prune takes too long")
     assert record.exc_info is None
@@ -222,51 +220,51 @@ def test_a_chore_that_the_store_refuses_is_told_in_a_line(
     ("refused", "rescues"), [(("prune",), True), (("prune", "heartbeat"), False)]
 )
 def test_one_chore_that_always_fails_is_no_outage(
-    bench: Bench, refused: tuple[str, ...], rescues: bool
+    case: RescueCase, refused: tuple[str, ...], rescues: bool
 ) -> None:
     """Others are rescued while it is in trouble; when the store takes nothing, they are not."""
-    store_thread = bench.store_thread()
-    bench.store.refused = dict.fromkeys(refused, StoreUnavailableError("it takes too long"))
-    bench.maintenance.restart_all()
+    store_thread = case.store_thread()
+    case.store.refused = dict.fromkeys(refused, StoreUnavailableError("it takes too long"))
+    case.maintenance.restart_all()
     for _ in range(20):
-        bench.clock.seconds += LEASE / 10
+        case.clock.seconds += LEASE / 10
         store_thread.run_once()
-    assert bench.is_rescued() is rescues
+    assert case.is_rescued() is rescues
 
 
 def test_a_chore_that_fails_slowly_leaves_time_for_a_rescue(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    case: RescueCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of its failures looks like a hang, after which nothing is rescued for a while."""
 
     def prune(_limit: int) -> Any:
-        bench.clock.seconds += LEASE * 2 / 3
+        case.clock.seconds += LEASE * 2 / 3
         raise StoreUnavailableError("canceled: it waited for a lock")
 
-    monkeypatch.setattr(bench.store, "prune", prune)
-    bench.maintenance.restart_all()
-    store_thread = bench.store_thread()
-    until = bench.clock.seconds + 10 * LEASE
-    while not bench.is_rescued() and bench.clock.seconds < until:
-        bench.clock.seconds += 0.5
+    monkeypatch.setattr(case.store, "prune", prune)
+    case.maintenance.restart_all()
+    store_thread = case.store_thread()
+    until = case.clock.seconds + 10 * LEASE
+    while not case.is_rescued() and case.clock.seconds < until:
+        case.clock.seconds += 0.5
         store_thread.run_once()
-    assert bench.is_rescued()
+    assert case.is_rescued()
 
 
 def test_a_rescue_that_failed_waits_for_those_who_live(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    case: RescueCase, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Jobs cannot be written, though other things can: their holders could not renew either."""
-    store_thread = bench.store_thread()
-    bench.clock.seconds += 2 * LEASE
-    bench.store.refused = {"settle_and_claim": StoreUnavailableError("no room")}
+    store_thread = case.store_thread()
+    case.clock.seconds += 2 * LEASE
+    case.store.refused = {"settle_and_claim": StoreUnavailableError("no room")}
     store_thread.run_once()
     assert caplog.messages[-1] == "the store does not answer, and is asked again: no room"
-    bench.store.refused = {}
-    bench.clock.seconds += LEASE / 2
+    case.store.refused = {}
+    case.clock.seconds += LEASE / 2
     store_thread.run_once()
-    assert not bench.is_rescued()
-    assert bench.renew() == [True]
+    assert not case.is_rescued()
+    assert case.renew() == [True]
 
 
 @pytest.mark.parametrize(
@@ -274,65 +272,67 @@ def test_a_rescue_that_failed_waits_for_those_who_live(
     [(StoreBrokenError, "store.broken", False), (StoreReadOnlyError, "store.lost", True)],
 )
 def test_what_concerns_everybody_is_told_at_once(
-    bench: Bench, kind: type[StoreError], told: str, *, goes_on: bool
+    case: RescueCase, kind: type[StoreError], told: str, *, goes_on: bool
 ) -> None:
     """Whatever chore finds out that the disk failed, or that all was moved to another store."""
-    bench.store.refused = {"prune": kind("nobody writes here any more")}
-    bench.clock.seconds += PRUNE_INTERVAL + 1.0
-    assert bench.store_thread().run_once() is goes_on
-    assert bench.told == [told]
+    case.store.refused = {"prune": kind("nobody writes here any more")}
+    case.clock.seconds += PRUNE_INTERVAL + 1.0
+    assert case.store_thread().run_once() is goes_on
+    assert case.told == [told]
 
 
-def test_a_worker_that_gets_jobs_all_the_time_renews_its_leases(bench: Bench) -> None:
+def test_a_worker_that_gets_jobs_all_the_time_renews_its_leases(case: RescueCase) -> None:
     """However busy it is, what it holds for long must not look lost."""
-    store, clock = bench.store, bench.clock
-    store_thread = bench.store_thread()
+    store, clock = case.store, case.clock
+    store_thread = case.store_thread()
     for n in range(60):
         store.add([job("echo", id=f"mine-{n}")])
         store_thread.offer("python", 1)
         clock.seconds += LEASE / 20
         store_thread.run_once()
         assert get(store, f"mine-{n}").status is JobStatus.ACTIVE
-        bench.renew()
+        case.renew()
         assert not store.expired_leases(1)
 
 
-def test_an_outage_tells_each_reason_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_tells_each_reason_once(
+    case: RescueCase, caplog: pytest.LogCaptureFixture
+) -> None:
     """The first is often a symptom; that the password is wrong comes with the next attempt."""
-    store_thread = bench.store_thread()
+    store_thread = case.store_thread()
     store_thread.probe()
     for reason in ("hung up", "wrong password", "wrong password", "hung up"):
-        bench.store.refused = {"settle_and_claim": StoreUnavailableError(reason)}
+        case.store.refused = {"settle_and_claim": StoreUnavailableError(reason)}
         store_thread.run_once()
     told = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
     assert told == ["hung up", "wrong password"]
     assert store_thread.counters["outages"] == 1
 
 
-def test_connections_that_drop_now_and_then_put_off_no_rescue(bench: Bench) -> None:
+def test_connections_that_drop_now_and_then_put_off_no_rescue(case: RescueCase) -> None:
     """Each is replaced at once: nobody's lease has ended by that."""
-    store_thread = bench.store_thread()
-    until = bench.clock.seconds + LEASE + 4.0
-    while not bench.is_rescued() and bench.clock.seconds < until:
-        bench.clock.seconds += 1.0
+    store_thread = case.store_thread()
+    until = case.clock.seconds + LEASE + 4.0
+    while not case.is_rescued() and case.clock.seconds < until:
+        case.clock.seconds += 1.0
         store_thread.probe()
-        bench.store.refused = {"settle_and_claim": StoreUnavailableError("connection lost")}
+        case.store.refused = {"settle_and_claim": StoreUnavailableError("connection lost")}
         store_thread.run_once()
-        bench.store.refused = {}
-        bench.clock.seconds += 0.1
+        case.store.refused = {}
+        case.clock.seconds += 0.1
         store_thread.run_once()
-    assert bench.is_rescued()
+    assert case.is_rescued()
     assert store_thread.counters["outages"] > LEASE / 2
 
 
-def test_an_outage_of_many_short_failures_puts_off_a_rescue(bench: Bench) -> None:
+def test_an_outage_of_many_short_failures_puts_off_a_rescue(case: RescueCase) -> None:
     """It is as long as all of them together, and others could not renew either."""
-    store_thread = bench.store_thread()
+    store_thread = case.store_thread()
     store_thread.probe()
-    bench.store.refused = {"settle_and_claim": StoreUnavailableError("away")}
-    while bench.clock.seconds < 1_000_000.0 + LEASE + 4.0:
+    case.store.refused = {"settle_and_claim": StoreUnavailableError("away")}
+    while case.clock.seconds < 1_000_000.0 + LEASE + 4.0:
         store_thread.run_once()
-        bench.clock.seconds += 1.0
-    bench.store.refused = {}
+        case.clock.seconds += 1.0
+    case.store.refused = {}
     store_thread.run_once()
-    assert not bench.is_rescued()
+    assert not case.is_rescued()

@@ -19,7 +19,7 @@ RULE = BreakerRule()
 
 
 @dataclass
-class Fleet:
+class SimulatedProcesses:
     """Processes with several callers each, which call without a pause, in simulated time."""
 
     processes: int
@@ -76,23 +76,23 @@ def test_a_fleet_opens_no_more_often_than_one_process() -> None:
     Five failures in a row are one in a hundred thousand; a process that saw none of the successes
     of the others would take five failures of the fleet for that.
     """
-    fleet = sum(Fleet(4, 8, seed).run(9_050) for seed in range(4))
-    alone = sum(Fleet(1, 32, seed).run(9_050) for seed in range(4))
-    assert fleet <= alone <= 2
+    simulated = sum(SimulatedProcesses(4, 8, seed).run(9_050) for seed in range(4))
+    alone = sum(SimulatedProcesses(1, 32, seed).run(9_050) for seed in range(4))
+    assert simulated <= alone <= 2
 
 
 @pytest.mark.parametrize("processes", [1, 4])
 def test_a_provider_that_is_down_is_cut_off_soon(processes: int) -> None:
     """At the fifth failure by one process, and by a fleet within a second and a half."""
-    fleet = Fleet(processes, 8, seed=1)
-    fleet.run(1000)
-    assert fleet.openings == 0
-    down_at, fleet.failing = fleet.now, 1.0
+    simulated = SimulatedProcesses(processes, 8, seed=1)
+    simulated.run(1000)
+    assert simulated.openings == 0
+    down_at, simulated.failing = simulated.now, 1.0
     for _ in range(40):  # not one of them more: behind an open circuit they take long
-        if fleet.opened_at is None:
-            fleet.run(100)
-    assert fleet.opened_at is not None
-    assert fleet.opened_at - down_at < (0.1 if processes == 1 else 1.5)
+        if simulated.opened_at is None:
+            simulated.run(100)
+    assert simulated.opened_at is not None
+    assert simulated.opened_at - down_at < (0.1 if processes == 1 else 1.5)
 
 
 def test_a_burst_of_failures_is_cleared_by_a_process_that_saw_a_success() -> None:

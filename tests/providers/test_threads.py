@@ -93,7 +93,7 @@ def test_no_failure_is_lost_between_threads(store: ProviderStore) -> None:
     assert lane_state(provider).failures == THREADS
 
 
-class Room:
+class WaitingProbes:
     """Where probes wait until all the others were refused, and which holds only so many."""
 
     def __init__(self, places: int, others: int) -> None:
@@ -126,19 +126,19 @@ def test_twenty_probes_race_for_the_places(
     breaker = CircuitBreaker(1, 5, half_open_max_calls=cap, half_open_success_threshold=100)
     provider = Scripted(store=store, timeout_budget_seconds=None, circuit_breaker=breaker)
     circuit = Circuit(store, LANE, breaker.rule())
-    room = Room(cap, 20 - cap)
+    waiting = WaitingProbes(cap, 20 - cap)
 
     def one(_: int) -> str | None:
         reason = call(provider).reason_code
         if reason is not None:
-            room.refuse()
+            waiting.refuse()
         return reason
 
     for _ in range(5):
         circuit.force(CircuitState.OPEN)
         clock.advance(5.0)
-        room = Room(cap, 20 - cap)
-        provider.steps.extend([room.probe] * 20)
+        waiting = WaitingProbes(cap, 20 - cap)
+        provider.steps.extend([waiting.probe] * 20)
         found = Counter(together(one, 20))
         assert found == {None: cap, "circuit_open": 20 - cap}
         provider.steps.clear()

@@ -30,7 +30,7 @@ from tests.boundary.client.scripted import (
     ScriptedTransport,
     produce,
 )
-from tests.boundary.zones.test_puller import Bench, on_bench
+from tests.boundary.zones.test_puller import PulledPair, with_pulled_pair
 
 pytestmark = pytest.mark.req("ONE:trace")
 
@@ -180,17 +180,17 @@ def test_a_refused_append_is_a_failed_span(kept: list[SpanRecord]) -> None:
 def test_a_pulled_fact_goes_on_with_its_trace(kept: list[SpanRecord]) -> None:
     """One span for each fact that brought a trace, when it is on disk here."""
 
-    @on_bench
-    async def pull(bench: Bench) -> None:
+    @with_pulled_pair
+    async def pull(pair: PulledPair) -> None:
         for name, labels in (
             ("one", {"traceparent": PARENT}),
             ("two", {}),
             ("odd", {"traceparent": "x"}),
         ):
             envelope = {"message_id": name, "from_zone": "a", "to_zone": "b"}
-            bench.a.append({**envelope, "produced_at_unix_ms": 1, "labels": labels}, FACT)
-        await bench.puller.turn()
-        assert bench.inbound() == ["one", "two", "odd"]
+            pair.a.append({**envelope, "produced_at_unix_ms": 1, "labels": labels}, FACT)
+        await pair.puller.turn()
+        assert pair.inbound() == ["one", "two", "odd"]
 
     pull()
     append, pulled = kept

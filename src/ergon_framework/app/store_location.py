@@ -1,4 +1,8 @@
-"""What FROM and TO of a move mean, and whether two names mean one store."""
+"""What FROM and TO of a move mean, and whether two names mean one store.
+
+It opens nothing: ``store_urls`` of ``jobs``, ``providers`` and ``boundary`` do that, each for its
+own kind of store.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which stores a zone has: its facts by a URL, its objects by a URL or a folder."""
+"""Opens the stores of a zone: its facts by a URL, its objects by a URL or a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which store a URL names."""
+"""Opens the store of jobs that a URL names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which store a URL names. A process has one store object per URL."""
+"""Opens the store of provider calls that a URL names. A process has one object per URL."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ class Wire:
 
 
 @dataclass
-class Bench:
+class RunningServer:
     """A running server and its application."""
 
     app: Sample
@@ -252,25 +252,27 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def serving(tls: Any = None, host: str = "127.0.0.1", **limits: Any) -> AsyncIterator[Bench]:
+async def serving(
+    tls: Any = None, host: str = "127.0.0.1", **limits: Any
+) -> AsyncIterator[RunningServer]:
     """A server with these limits."""
     app, clock, wall = Sample(), Clock(), Clock()
-    bench = Bench(app, None, clock, wall)  # type: ignore[arg-type]
-    bench.server = Server(
+    running = RunningServer(app, None, clock, wall)  # type: ignore[arg-type]
+    running.server = Server(
         app,
         host=host,
         port=0,
         limits=LimitSettings(**limits),
         tls=tls,
-        on_denied=bench.on_denied,
-        on_error=bench.on_error,
+        on_denied=running.on_denied,
+        on_error=running.on_error,
         clock=clock,
         wall=wall,
     )
-    await bench.server.start()
+    await running.server.start()
     try:
-        yield bench
+        yield running
     finally:
-        await bench.server.stop(0)
-        for wire in bench.wires:
+        await running.server.stop(0)
+        for wire in running.wires:
             await wire.close()

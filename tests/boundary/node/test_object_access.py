@@ -18,7 +18,7 @@ from tests.boundary.node.test_call_permissions import Site
 ZONES = ("plant-b", "plant-c")
 
 
-class Shop:
+class ZoneWithArtifacts:
     """Zone plant-a with one artifact for each of its peers, and one that no fact refers to."""
 
     def __init__(self, site: Site) -> None:
@@ -58,14 +58,14 @@ class Shop:
         return await self.site.ask(f"{ADMIN}{operation}", body, caller)
 
 
-def in_shop(test: Callable[[Shop], Awaitable[None]]) -> Callable[[], None]:
+def in_shop(test: Callable[[ZoneWithArtifacts], Awaitable[None]]) -> Callable[[], None]:
     """Run a coroutine test in virtual time, under the default policy for two peers."""
 
     def run() -> None:
         clock = VirtualClock()
 
         async def whole() -> None:
-            await test(Shop(Site(clock, Policy.default("plant-a", ZONES))))
+            await test(ZoneWithArtifacts(Site(clock, Policy.default("plant-a", ZONES))))
 
         clock.run(whole())
 
@@ -75,13 +75,13 @@ def in_shop(test: Callable[[Shop], Awaitable[None]]) -> Callable[[], None]:
 
 @pytest.mark.req("BOUNDARY:security")
 @in_shop
-async def test_a_peer_gets_what_a_fact_for_it_refers_to(shop: Shop) -> None:
+async def test_a_peer_gets_what_a_fact_for_it_refers_to(prepared: ZoneWithArtifacts) -> None:
     """It names the fact; the digest may be left out, and is then the one the fact gives."""
-    fact = shop.offsets["plant-b"]
-    assert await shop.get("plant-b", "plant-b", fact) == b"plant-b"
-    assert await shop.get("plant-b", "plant-b", fact, digest=False) == b"plant-b"
-    assert (await shop.ask("HeadObject", "plant-b", "plant-b", fact))["size"] == 7
-    assert (await shop.ask("GetObject", "plant-b", "plant-b", fact))["size"] == 7
+    fact = prepared.offsets["plant-b"]
+    assert await prepared.get("plant-b", "plant-b", fact) == b"plant-b"
+    assert await prepared.get("plant-b", "plant-b", fact, digest=False) == b"plant-b"
+    assert (await prepared.ask("HeadObject", "plant-b", "plant-b", fact))["size"] == 7
+    assert (await prepared.ask("GetObject", "plant-b", "plant-b", fact))["size"] == 7
 
 
 @pytest.mark.req("BOUNDARY:security")
@@ -90,57 +90,63 @@ def test_a_peer_gets_nothing_else(whose: str) -> None:
     """Neither another peer's artifact nor an unreferenced one, whichever fact it names, or none."""
 
     @in_shop
-    async def test(shop: Shop) -> None:
-        await shop.site.ask(
+    async def test(prepared: ZoneWithArtifacts) -> None:
+        await prepared.site.ask(
             f"{ADMIN}CreateConsumer",
             {"consumer_name": "zone:plant-b", "log": "outbound"},
             "plant-b",
         )
-        await shop.site.ask(f"{BOUNDARY}FetchFacts", {"consumer_name": "zone:plant-b"}, "plant-b")
-        for fact in (None, *shop.offsets.values(), 99):
+        await prepared.site.ask(
+            f"{BOUNDARY}FetchFacts", {"consumer_name": "zone:plant-b"}, "plant-b"
+        )
+        for fact in (None, *prepared.offsets.values(), 99):
             with pytest.raises(NotPermittedError, match="fact"):
-                await shop.get(whose, "plant-b", fact)
+                await prepared.get(whose, "plant-b", fact)
             for operation in ("HeadObject", "GetObject"):
                 with pytest.raises(NotPermittedError):
-                    await shop.ask(operation, whose, "plant-b", fact)
+                    await prepared.ask(operation, whose, "plant-b", fact)
 
     test()
 
 
 @pytest.mark.req("BOUNDARY:security")
 @in_shop
-async def test_a_refusal_does_not_tell_whether_the_object_exists(shop: Shop) -> None:
+async def test_a_refusal_does_not_tell_whether_the_object_exists(
+    prepared: ZoneWithArtifacts,
+) -> None:
     """A name that stands for nothing is refused in the same words as one that does."""
-    shop.parts["gone"] = {**shop.parts["nobody"], "key": "never-put"}
+    prepared.parts["gone"] = {**prepared.parts["nobody"], "key": "never-put"}
     told = set()
     for whose in ("gone", "nobody"):
         with pytest.raises(NotPermittedError) as caught:
-            await shop.get(whose, "plant-b", shop.offsets["plant-b"])
-        told.add(caught.value.message.replace(shop.parts[whose]["key"], "KEY"))
+            await prepared.get(whose, "plant-b", prepared.offsets["plant-b"])
+        told.add(caught.value.message.replace(prepared.parts[whose]["key"], "KEY"))
     assert len(told) == 1
 
 
 @pytest.mark.req("BOUNDARY:security")
 @in_shop
-async def test_a_peer_of_an_older_version_gets_what_it_was_served(shop: Shop) -> None:
+async def test_a_peer_of_an_older_version_gets_what_it_was_served(
+    prepared: ZoneWithArtifacts,
+) -> None:
     """It names no fact: the page it has been given, and not yet confirmed, is looked through."""
     name = {"consumer_name": "zone:plant-b"}
-    await shop.site.ask(f"{ADMIN}CreateConsumer", {**name, "log": "outbound"}, "plant-b")
+    await prepared.site.ask(f"{ADMIN}CreateConsumer", {**name, "log": "outbound"}, "plant-b")
     with pytest.raises(NotPermittedError):
-        await shop.get("plant-b", "plant-b")
-    await shop.site.ask(f"{BOUNDARY}FetchFacts", name, "plant-b")
-    assert await shop.get("plant-b", "plant-b") == b"plant-b"
-    done = {**name, "offset": shop.offsets["plant-b"]}
-    await shop.site.ask(f"{BOUNDARY}ConfirmReceipt", done, "plant-b")
+        await prepared.get("plant-b", "plant-b")
+    await prepared.site.ask(f"{BOUNDARY}FetchFacts", name, "plant-b")
+    assert await prepared.get("plant-b", "plant-b") == b"plant-b"
+    done = {**name, "offset": prepared.offsets["plant-b"]}
+    await prepared.site.ask(f"{BOUNDARY}ConfirmReceipt", done, "plant-b")
     with pytest.raises(NotPermittedError, match="fact_offset"):
-        await shop.get("plant-b", "plant-b")
+        await prepared.get("plant-b", "plant-b")
 
 
 @in_shop
-async def test_the_zone_itself_gets_everything(shop: Shop) -> None:
+async def test_the_zone_itself_gets_everything(prepared: ZoneWithArtifacts) -> None:
     """Who may use a bucket needs no fact, and is told when a name stands for nothing."""
-    for zone in shop.parts:
-        assert await shop.get(zone, "plant-a") == zone.encode()
-    shop.parts["gone"] = {**shop.parts["nobody"], "key": "never-put"}
+    for zone in prepared.parts:
+        assert await prepared.get(zone, "plant-a") == zone.encode()
+    prepared.parts["gone"] = {**prepared.parts["nobody"], "key": "never-put"}
     with pytest.raises(BoundaryNotFoundError):
-        await shop.get("gone", "plant-a")
+        await prepared.get("gone", "plant-a")

@@ -24,7 +24,7 @@ from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, NodeUnavailableError, NotPermittedError
 from ergon_framework.testing import VirtualClock
 from tests.boundary.zones.links import FaultyLink
-from tests.boundary.zones.test_puller import Bench, on_bench
+from tests.boundary.zones.test_puller import PulledPair, with_pulled_pair
 
 pytestmark = pytest.mark.req("BOUNDARY:zones")
 
@@ -132,23 +132,23 @@ def test_an_older_copy_whose_cursor_lags_is_noticed(others: int, tmp_path: Path)
     VirtualClock().run(whole())
 
 
-@on_bench
-async def test_a_peer_that_comes_after_retention(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_peer_that_comes_after_retention(pair: PulledPair) -> None:
     """A new peer is told what was dropped before it came, once, and gets all the rest."""
     for number in range(4):
-        bench.append(f"order:{number}")
-    bench.a.store.create_consumer("audit", "outbound")
-    bench.a.store.serve("audit", 9, 1 << 20)
-    bench.a.store.confirm("audit", 2)
-    assert bench.a.store.truncate("outbound", 2) == 2
+        pair.append(f"order:{number}")
+    pair.a.store.create_consumer("audit", "outbound")
+    pair.a.store.serve("audit", 9, 1 << 20)
+    pair.a.store.confirm("audit", 2)
+    assert pair.a.store.truncate("outbound", 2) == 2
     for _ in range(5):
-        await bench.puller.turn()
-    assert bench.inbound() == ["order:2", "order:3"]
-    (gap,) = bench.b.store.gaps("inbound:a")
+        await pair.puller.turn()
+    assert pair.inbound() == ["order:2", "order:3"]
+    (gap,) = pair.b.store.gaps("inbound:a")
     assert (gap.first, gap.source_first, gap.source_last) == (1, 1, 2)
     assert gap.reason == "dropped before we came"
-    assert "loss" in bench.alerts()
-    assert bench.a.store.consumer("zone:b").cursor == 4
+    assert "loss" in pair.alerts()
+    assert pair.a.store.consumer("zone:b").cursor == 4
 
 
 @pytest.mark.parametrize("is_heard", [False, True])
@@ -174,16 +174,16 @@ def test_a_gap_is_recorded_once(is_heard: bool, tmp_path: Path) -> None:
     VirtualClock().run(whole())
 
 
-@on_bench
-async def test_a_wrongly_named_peer_is_refused(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_wrongly_named_peer_is_refused(pair: PulledPair) -> None:
     """Without certificates, too, nothing is filed under the name of another zone."""
-    bench.append("order:1")
-    puller = listening(bench.b, "c", bench.link)
+    pair.append("order:1")
+    puller = listening(pair.b, "c", pair.link)
     with pytest.raises(NotPermittedError, match="the peer called c is zone 'a'") as caught:
         await puller.turn()
     assert caught.value.reason == "zone_mismatch"
-    assert held(bench.b, "inbound:c") == []
-    assert bench.b.store.link("c").epoch is None
+    assert held(pair.b, "inbound:c") == []
+    assert pair.b.store.link("c").epoch is None
 
 
 @pytest.mark.parametrize("names", [("Plant A", "Plant B"), ("Werk Köln", "大阪 2")])
@@ -338,53 +338,53 @@ def test_what_is_no_fact_is_set_aside() -> None:
     VirtualClock().run(whole())
 
 
-@on_bench
-async def test_a_seal_during_a_waiting_fetch_lets_nothing_in(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_seal_during_a_waiting_fetch_lets_nothing_in(pair: PulledPair) -> None:
     """A fetch that waits at the peer when the link is sealed brings its page for nothing."""
-    await bench.puller.turn()  # caught up: the next fetch waits for facts
-    turning = asyncio.create_task(bench.puller.turn())
+    await pair.puller.turn()  # caught up: the next fetch waits for facts
+    turning = asyncio.create_task(pair.puller.turn())
     await asyncio.sleep(0.5)
-    bench.b.store.seal("a", "incident")
-    bench.append("order:1")
+    pair.b.store.seal("a", "incident")
+    pair.append("order:1")
     await turning
-    assert bench.link.calls[-1].endswith("FetchFacts")
-    assert bench.inbound() == []
-    assert bench.a.store.consumer("zone:b").cursor == 0
-    bench.b.store.open("a")
-    await bench.puller.turn()
-    assert bench.inbound() == ["order:1"]
+    assert pair.link.calls[-1].endswith("FetchFacts")
+    assert pair.inbound() == []
+    assert pair.a.store.consumer("zone:b").cursor == 0
+    pair.b.store.open("a")
+    await pair.puller.turn()
+    assert pair.inbound() == ["order:1"]
 
 
-@on_bench
-async def test_an_opening_is_noticed_without_a_wake(bench: Bench) -> None:
+@with_pulled_pair
+async def test_an_opening_is_noticed_without_a_wake(pair: PulledPair) -> None:
     """An operator's call that comes between the look and the wait wakes nobody, and still works."""
-    bench.b.store.seal("a", "maintenance")
-    bench.append("order:1")
-    running = asyncio.create_task(bench.puller.run())
+    pair.b.store.seal("a", "maintenance")
+    pair.append("order:1")
+    running = asyncio.create_task(pair.puller.run())
     await asyncio.sleep(0.5)
-    bench.b.store.open("a")
+    pair.b.store.open("a")
     await asyncio.sleep(5)
-    assert bench.inbound() == ["order:1"]
+    assert pair.inbound() == ["order:1"]
     running.cancel()
 
 
-@on_bench
-async def test_a_released_fact_that_still_conflicts_goes_back(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_released_fact_that_still_conflicts_goes_back(pair: PulledPair) -> None:
     """It is not settled as if it had been taken in; an operator sees it again."""
-    bench.append("order:1", "first")
-    await bench.puller.turn()
-    bench.a.store = MemoryFactStore("a", clock=lambda: bench.now)
-    bench.link.inner = InProcessTransport(NodeApplication(bench.a, Policy.open, threads=0))
-    bench.append("order:1", "second")
-    bench.b.store.accept_epoch("a", None)
-    await bench.puller.turn()
-    (item,) = bench.b.store.quarantine("pull:a")
-    bench.b.store.settle(item.id, "released")
-    await bench.puller.turn()
-    (again,) = bench.b.store.quarantine("pull:a", None)
+    pair.append("order:1", "first")
+    await pair.puller.turn()
+    pair.a.store = MemoryFactStore("a", clock=lambda: pair.now)
+    pair.link.inner = InProcessTransport(NodeApplication(pair.a, Policy.open, threads=0))
+    pair.append("order:1", "second")
+    pair.b.store.accept_epoch("a", None)
+    await pair.puller.turn()
+    (item,) = pair.b.store.quarantine("pull:a")
+    pair.b.store.settle(item.id, "released")
+    await pair.puller.turn()
+    (again,) = pair.b.store.quarantine("pull:a", None)
     assert (again.id, again.state, again.reason) == (item.id, "quarantined", item.reason)
-    assert bench.inbound() == ["order:1"]
-    assert "quarantine" in bench.alerts()
+    assert pair.inbound() == ["order:1"]
+    assert "quarantine" in pair.alerts()
 
 
 # ---- garbage ----
@@ -393,9 +393,9 @@ async def test_a_released_fact_that_still_conflicts_goes_back(bench: Bench) -> N
 class Housekeeper(FaultyLink):
     """A link on which the receiver's house is kept while the artifact ``slow`` is on its way."""
 
-    def __init__(self, inner: InProcessTransport, bench: Bench) -> None:
+    def __init__(self, inner: InProcessTransport, pair: PulledPair) -> None:
         super().__init__(inner)
-        self.bench = bench
+        self.pair = pair
         self.is_failing = True
         self.rounds: list[int] = []
 
@@ -411,34 +411,34 @@ class Housekeeper(FaultyLink):
         if key == "slow":
             if self.is_failing:
                 raise NodeUnavailableError("cut", reason="connection_lost")
-            self.bench.now += 2 * DAY
-            self.rounds.append(run_maintenance(self.bench.b, is_thorough=True).objects)
+            self.pair.now += 2 * DAY
+            self.rounds.append(run_maintenance(self.pair.b, is_thorough=True).objects)
         return await super().get_object(
             bucket, key, start=start, digest=digest, fact_offset=fact_offset
         )
 
 
 @pytest.mark.req("P15", "BOUNDARY:objects")
-@on_bench
-async def test_what_a_pull_has_fetched_is_not_garbage(bench: Bench) -> None:
+@with_pulled_pair
+async def test_what_a_pull_has_fetched_is_not_garbage(pair: PulledPair) -> None:
     """One artifact came days before the other: a round in between takes neither of them."""
-    named = {key: bench.a.put("files", key, key.encode() * 100) for key in ("quick", "slow")}
+    named = {key: pair.a.put("files", key, key.encode() * 100) for key in ("quick", "slow")}
     parts = [
         {"bucket": "files", "key": key, "digest": put.digest, "size": put.size}
         for key, put in named.items()
     ]
-    bench.append("order:1", {"attachments": parts})
-    link = Housekeeper(InProcessTransport(bench.source), bench)
-    puller = listening(bench.b, "a", link)
+    pair.append("order:1", {"attachments": parts})
+    link = Housekeeper(InProcessTransport(pair.source), pair)
+    puller = listening(pair.b, "a", link)
     with pytest.raises(NodeUnavailableError):
         await puller.turn()
-    assert bench.b.store.object("files", "quick") is not None
-    bench.now += 2 * DAY  # the link is down, and what came is an orphan past its grace
+    assert pair.b.store.object("files", "quick") is not None
+    pair.now += 2 * DAY  # the link is down, and what came is an orphan past its grace
     link.is_failing = False
     await puller.turn()
     assert link.rounds == [0]
-    assert bench.inbound() == ["order:1"]
+    assert pair.inbound() == ["order:1"]
     for put in named.values():
-        stored = bench.b.found("files", put.key)
+        stored = pair.b.found("files", put.key)
         assert stored.is_referenced
-        assert bench.b.objects.stat(stored.digest) is not None
+        assert pair.b.objects.stat(stored.digest) is not None

@@ -33,7 +33,7 @@ from tests.boundary.zones.test_link_edge_cases import (
     message,
     page,
 )
-from tests.boundary.zones.test_puller import Bench, on_bench
+from tests.boundary.zones.test_puller import PulledPair, with_pulled_pair
 
 pytestmark = pytest.mark.req("BOUNDARY:zones", "BOUNDARY:consumer")
 LIMITS = LimitSettings()
@@ -60,81 +60,81 @@ def loss(first: int, last: int, at: int | None = 7000) -> Loss:
 # ---- on the way ----
 
 
-@on_bench
-async def test_consumers_hear_of_a_loss_between_the_facts_around_it(bench: Bench) -> None:
+@with_pulled_pair
+async def test_consumers_hear_of_a_loss_between_the_facts_around_it(pair: PulledPair) -> None:
     """In order, once, and also when nothing has come behind it yet."""
-    store = bench.b.store
+    store = pair.b.store
     store.create_consumer("erp", "inbound:a")
-    bench.append("order:1")
-    await bench.puller.turn()
+    pair.append("order:1")
+    await pair.puller.turn()
     for number in range(2, 5):
-        bench.append(f"order:{number}")
-    bench.a.store.truncate("outbound", 4, loss_reason="retention")
-    await bench.puller.turn()
+        pair.append(f"order:{number}")
+    pair.a.store.truncate("outbound", 4, loss_reason="retention")
+    await pair.puller.turn()
     given = store.serve("erp", 9, 1 << 20).page
     assert told(given) == [1, (2, 4, "retention")]
     store.confirm("erp", given.through)
-    bench.append("order:5")
-    bench.puller = bench.made()
-    await bench.puller.turn()
+    pair.append("order:5")
+    pair.puller = pair.made()
+    await pair.puller.turn()
     assert told(store.serve("erp", 9, 1 << 20).page) == [5]
-    assert bench.a.store.consumer("zone:b").cursor == 5
+    assert pair.a.store.consumer("zone:b").cursor == 5
 
 
-@on_bench
-async def test_a_loss_that_goes_on_is_told_in_parts(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_loss_that_goes_on_is_told_in_parts(pair: PulledPair) -> None:
     """The peer widens its gap; what is new of it is told, and nothing twice."""
-    await bench.puller.turn()
+    await pair.puller.turn()
     for number in range(1, 5):
-        bench.append(f"order:{number}")
-    bench.a.store.truncate("outbound", 2, loss_reason="retention")
-    bench.link.script.extend(["", "lose_reply"])  # b has it, and a does not know
+        pair.append(f"order:{number}")
+    pair.a.store.truncate("outbound", 2, loss_reason="retention")
+    pair.link.script.extend(["", "lose_reply"])  # b has it, and a does not know
     with pytest.raises(NodeUnavailableError):
-        await bench.puller.turn()
-    bench.append("order:5")
-    bench.append("order:6")
-    bench.a.store.truncate("outbound", 6, loss_reason="retention")
+        await pair.puller.turn()
+    pair.append("order:5")
+    pair.append("order:6")
+    pair.a.store.truncate("outbound", 6, loss_reason="retention")
     for _ in range(4):
-        await bench.puller.turn()
-    bench.append("order:7")
-    await bench.puller.turn()
-    given = bench.b.store.page("inbound:a", 0, 99, 1 << 20)
+        await pair.puller.turn()
+    pair.append("order:7")
+    await pair.puller.turn()
+    given = pair.b.store.page("inbound:a", 0, 99, 1 << 20)
     assert told(given) == [(1, 2, "retention"), 3, 4, (5, 6, "retention"), 7]
-    assert [gap.at for gap in given.gaps] == [bench.now, bench.now]
+    assert [gap.at for gap in given.gaps] == [pair.now, pair.now]
 
 
-@on_bench
-async def test_a_damaged_fact_behind_a_loss(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_damaged_fact_behind_a_loss(pair: PulledPair) -> None:
     """Both are told, whichever made the other go unnoticed once."""
-    store = bench.a.store
+    store = pair.a.store
     assert isinstance(store, MemoryFactStore)
-    await bench.puller.turn()
+    await pair.puller.turn()
     for number in range(1, 6):
-        bench.append(f"order:{number}")
+        pair.append(f"order:{number}")
     store.truncate("outbound", 2, loss_reason="retention")
     damage_memory(store, "outbound", 3)
     for _ in range(4):
-        await bench.puller.turn()
-    given = bench.b.store.page("inbound:a", 0, 99, 1 << 20)
+        await pair.puller.turn()
+    given = pair.b.store.page("inbound:a", 0, 99, 1 << 20)
     assert told(given) == [(1, 2, "retention"), (3, 3, "corrupted"), 4, 5]
 
 
-@on_bench
-async def test_a_loss_before_a_fact_whose_artifact_is_missing(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_loss_before_a_fact_whose_artifact_is_missing(pair: PulledPair) -> None:
     """The link waits for the artifact behind the loss, which is told already, and once."""
-    await bench.puller.turn()
+    await pair.puller.turn()
     for number in range(1, 3):
-        bench.append(f"order:{number}")
-    bench.attach("order:3")
-    bench.a.store.truncate("outbound", 2, loss_reason="retention")
-    bench.link.script.extend(["", "drop"])
+        pair.append(f"order:{number}")
+    pair.attach("order:3")
+    pair.a.store.truncate("outbound", 2, loss_reason="retention")
+    pair.link.script.extend(["", "drop"])
     with pytest.raises(NodeUnavailableError):
-        await bench.puller.turn()
-    assert told(bench.b.store.page("inbound:a", 0, 99, 1 << 20)) == [(1, 2, "retention")]
-    assert bench.b.store.link("a").offset == 2
+        await pair.puller.turn()
+    assert told(pair.b.store.page("inbound:a", 0, 99, 1 << 20)) == [(1, 2, "retention")]
+    assert pair.b.store.link("a").offset == 2
     for _ in range(2):
-        await bench.puller.turn()
-    assert told(bench.b.store.page("inbound:a", 0, 99, 1 << 20)) == [(1, 2, "retention"), 3]
+        await pair.puller.turn()
+    assert told(pair.b.store.page("inbound:a", 0, 99, 1 << 20)) == [(1, 2, "retention"), 3]
 
 
 def test_an_accepted_epoch_tells_no_loss_twice() -> None:
@@ -193,18 +193,18 @@ def test_a_restart_of_both_zones(tmp_path: Path) -> None:
     VirtualClock().run(whole())
 
 
-@on_bench
-async def test_a_peer_that_does_not_say_what_it_dropped(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_peer_that_does_not_say_what_it_dropped(pair: PulledPair) -> None:
     """The link fails, and is tried again later: nothing is passed that nobody names."""
 
     class Silent(FaultyLink):
         async def call(self, method: str, body: bytes, *, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
             raise BoundaryError("gone", code="out_of_range", reason="truncated")
 
-    bench.link = Silent(InProcessTransport(bench.source))
+    pair.link = Silent(InProcessTransport(pair.source))
     with pytest.raises(BoundaryError, match="gone"):
-        await bench.made().turn()
-    assert bench.b.store.gaps() == []
+        await pair.made().turn()
+    assert pair.b.store.gaps() == []
 
 
 # ---- what is made of a page ----

@@ -44,7 +44,7 @@ SETTINGS = ZoneSettings(
 DATA = b"the bytes of an artifact" * 10
 
 
-class Bench:
+class PulledPair:
     """Zone a, a link, and zone b whose puller is turned by hand."""
 
     def __init__(self, policy: Policy | None = None) -> None:
@@ -104,12 +104,12 @@ class Bench:
         return [alert["kind"] for alert in status(self.b)["alerts"]]
 
 
-def on_bench(test: Any) -> Any:
+def with_pulled_pair(test: Any) -> Any:
     """Run a coroutine test on a virtual event loop, with a bench made in it."""
 
     def run() -> None:
         async def whole() -> None:
-            await test(Bench())
+            await test(PulledPair())
 
         VirtualClock().run(whole())
 
@@ -117,255 +117,255 @@ def on_bench(test: Any) -> Any:
     return run
 
 
-@on_bench
-async def test_pages_arrive_in_order_and_are_confirmed(bench: Bench) -> None:
+@with_pulled_pair
+async def test_pages_arrive_in_order_and_are_confirmed(pair: PulledPair) -> None:
     """Facts to this zone arrive; those to others do not; the peer's cursor follows."""
     for number in range(8):
-        bench.append(f"order:{number}", to_zone="b" if number % 2 else "c")
+        pair.append(f"order:{number}", to_zone="b" if number % 2 else "c")
     for _ in range(3):
-        await bench.puller.turn()
-    assert bench.inbound() == ["order:1", "order:3", "order:5", "order:7"]
-    info = bench.a.store.consumer("zone:b")
+        await pair.puller.turn()
+    assert pair.inbound() == ["order:1", "order:3", "order:5", "order:7"]
+    info = pair.a.store.consumer("zone:b")
     assert (info.cursor, info.lag, info.to_zone) == (8, 0, "b")
-    assert bench.b.store.link("a").offset == 8
+    assert pair.b.store.link("a").offset == 8
 
 
-@on_bench
-async def test_the_gate_has_hysteresis(bench: Bench) -> None:
+@with_pulled_pair
+async def test_the_gate_has_hysteresis(pair: PulledPair) -> None:
     """Two failures shut it; it is normal again only after it was caught up for a while."""
-    bench.link.is_cut = True
-    running = asyncio.create_task(bench.puller.run())
+    pair.link.is_cut = True
+    running = asyncio.create_task(pair.puller.run())
     await asyncio.sleep(3)
-    assert bench.mode() == Mode.AUTONOMOUS
-    assert "link" in bench.alerts()
+    assert pair.mode() == Mode.AUTONOMOUS
+    assert "link" in pair.alerts()
     for number in range(9):
-        bench.append(f"order:{number}")
-    bench.link.is_cut = False
+        pair.append(f"order:{number}")
+    pair.link.is_cut = False
     await asyncio.sleep(2)
-    assert len(bench.inbound()) == 9
-    assert bench.mode() == Mode.RECONCILING
+    assert len(pair.inbound()) == 9
+    assert pair.mode() == Mode.RECONCILING
     await asyncio.sleep(20)
-    assert bench.mode() == Mode.NORMAL
-    assert bench.alerts() == ["unsynced"]  # it is in memory
-    bench.puller.stop()
+    assert pair.mode() == Mode.NORMAL
+    assert pair.alerts() == ["unsynced"]  # it is in memory
+    pair.puller.stop()
     running.cancel()
 
 
-@on_bench
-async def test_a_sign_of_life_cuts_the_wait_short(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_sign_of_life_cuts_the_wait_short(pair: PulledPair) -> None:
     """A peer that asks us for facts lives: the next pull follows at once."""
-    bench.link.is_cut = True
+    pair.link.is_cut = True
     slow = PullSettings(base=1000, cap=1000, wait=1)
-    bench.b.settings = SETTINGS.model_copy(update={"pull": slow})
-    bench.puller = bench.made()
-    running = asyncio.create_task(bench.puller.run())
+    pair.b.settings = SETTINGS.model_copy(update={"pull": slow})
+    pair.puller = pair.made()
+    running = asyncio.create_task(pair.puller.run())
     await asyncio.sleep(1)
-    bench.link.is_cut = False
-    bench.append("order:1")
+    pair.link.is_cut = False
+    pair.append("order:1")
     await asyncio.sleep(1)
-    assert bench.inbound() == []
-    bench.puller.wake()
+    assert pair.inbound() == []
+    pair.puller.wake()
     await asyncio.sleep(0)
     await asyncio.sleep(0.1)
-    assert bench.inbound() == ["order:1"]
-    bench.puller.stop()
+    assert pair.inbound() == ["order:1"]
+    pair.puller.stop()
     running.cancel()
 
 
-@on_bench
-async def test_a_seal_holds_until_it_is_opened(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_seal_holds_until_it_is_opened(pair: PulledPair) -> None:
     """A sealed link asks the peer nothing, and what has piled up comes after the opening."""
-    bench.b.store.seal("a", "maintenance")
-    running = asyncio.create_task(bench.puller.run())
-    bench.append("order:1")
+    pair.b.store.seal("a", "maintenance")
+    running = asyncio.create_task(pair.puller.run())
+    pair.append("order:1")
     await asyncio.sleep(60)
-    assert (bench.link.calls, bench.inbound()) == ([], [])
-    assert "sealed" in bench.alerts()
-    bench.b.store.open("a")
-    bench.puller.wake()
+    assert (pair.link.calls, pair.inbound()) == ([], [])
+    assert "sealed" in pair.alerts()
+    pair.b.store.open("a")
+    pair.puller.wake()
     await asyncio.sleep(1)
-    assert bench.inbound() == ["order:1"]
-    bench.puller.stop()
+    assert pair.inbound() == ["order:1"]
+    pair.puller.stop()
     running.cancel()
 
 
-@on_bench
-async def test_a_sealed_source_serves_no_peer(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_sealed_source_serves_no_peer(pair: PulledPair) -> None:
     """A zone that is sealed keeps its facts from its peers, and takes new ones all the same."""
-    await bench.puller.turn()
-    bench.a.store.seal("", "audit")
-    assert bench.append("order:1") == 1
+    await pair.puller.turn()
+    pair.a.store.seal("", "audit")
+    assert pair.append("order:1") == 1
     with pytest.raises(NodeUnavailableError, match="sealed"):
-        await bench.puller.turn()
-    bench.a.store.open("")
-    await bench.puller.turn()
-    assert bench.inbound() == ["order:1"]
+        await pair.puller.turn()
+    pair.a.store.open("")
+    await pair.puller.turn()
+    assert pair.inbound() == ["order:1"]
 
 
-@on_bench
-async def test_a_peer_that_went_back_in_time_is_refused(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_peer_that_went_back_in_time_is_refused(pair: PulledPair) -> None:
     """A peer with another store is not believed until an operator says so; nothing doubles."""
     for number in range(3):
-        bench.append(f"order:{number}")
-    await bench.puller.turn()
-    bench.a.store = MemoryFactStore("a", clock=lambda: bench.now)
-    bench.link.inner = InProcessTransport(NodeApplication(bench.a, Policy.open, threads=0))
+        pair.append(f"order:{number}")
+    await pair.puller.turn()
+    pair.a.store = MemoryFactStore("a", clock=lambda: pair.now)
+    pair.link.inner = InProcessTransport(NodeApplication(pair.a, Policy.open, threads=0))
     for number in range(2, 6):
-        bench.append(f"order:{number}")
+        pair.append(f"order:{number}")
     with pytest.raises(BoundaryError, match="another one than before"):
-        await bench.puller.turn()
-    assert bench.inbound() == ["order:0", "order:1", "order:2"]
-    bench.b.store.accept_epoch("a", None)
+        await pair.puller.turn()
+    assert pair.inbound() == ["order:0", "order:1", "order:2"]
+    pair.b.store.accept_epoch("a", None)
     for _ in range(4):
-        await bench.puller.turn()
-    assert bench.inbound() == [f"order:{number}" for number in range(6)]
+        await pair.puller.turn()
+    assert pair.inbound() == [f"order:{number}" for number in range(6)]
 
 
-@on_bench
-async def test_a_receiver_that_went_back_asks_again(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_receiver_that_went_back_asks_again(pair: PulledPair) -> None:
     """A receiver whose log ends earlier than the peer believes gets what it lost."""
     for number in range(3):
-        bench.append(f"order:{number}")
-    await bench.puller.turn()
-    bench.b = bench.zone("b")
-    bench.sink = NodeApplication(bench.b, Policy.open, threads=0)
-    bench.puller = bench.made()
-    bench.now += 60  # the lease of the one it was before
+        pair.append(f"order:{number}")
+    await pair.puller.turn()
+    pair.b = pair.zone("b")
+    pair.sink = NodeApplication(pair.b, Policy.open, threads=0)
+    pair.puller = pair.made()
+    pair.now += 60  # the lease of the one it was before
     for _ in range(3):
-        await bench.puller.turn()
-    assert bench.inbound() == ["order:0", "order:1", "order:2"]
-    assert any(action == "seek" for _at, action, _text in bench.a.store.journal())
+        await pair.puller.turn()
+    assert pair.inbound() == ["order:0", "order:1", "order:2"]
+    assert any(action == "seek" for _at, action, _text in pair.a.store.journal())
 
 
-@on_bench
-async def test_an_artifact_comes_before_its_fact(bench: Bench) -> None:
+@with_pulled_pair
+async def test_an_artifact_comes_before_its_fact(pair: PulledPair) -> None:
     """The fact waits while its artifact cannot be had, and the facts before it do not."""
-    bench.append("order:1")
-    told = bench.attach("order:2")
-    bench.append("order:3")
-    bench.link.script.extend(["", "", "drop"])
+    pair.append("order:1")
+    told = pair.attach("order:2")
+    pair.append("order:3")
+    pair.link.script.extend(["", "", "drop"])
     with pytest.raises(BoundaryError):
-        await bench.puller.turn()
-    if bench.inbound() == []:  # the first call made the consumer
-        bench.link.script.extend(["", "drop"])
+        await pair.puller.turn()
+    if pair.inbound() == []:  # the first call made the consumer
+        pair.link.script.extend(["", "drop"])
         with pytest.raises(BoundaryError):
-            await bench.puller.turn()
-    assert bench.inbound() == ["order:1"]
-    await bench.puller.turn()
-    await bench.puller.turn()
-    assert bench.inbound() == ["order:1", "order:2", "order:3"]
-    stored = bench.b.store.object("files", "one")
+            await pair.puller.turn()
+    assert pair.inbound() == ["order:1"]
+    await pair.puller.turn()
+    await pair.puller.turn()
+    assert pair.inbound() == ["order:1", "order:2", "order:3"]
+    stored = pair.b.store.object("files", "one")
     assert stored is not None
     assert stored.is_referenced
     assert stored.digest == hashlib.sha256(DATA).digest()
     assert told["size"] == stored.size
 
 
-@on_bench
-async def test_a_fact_without_its_artifact_is_set_aside(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_fact_without_its_artifact_is_set_aside(pair: PulledPair) -> None:
     """The peer lost the bytes: after a few attempts the link goes on, and an operator decides."""
-    bench.attach("order:1")
-    bench.append("order:2")
+    pair.attach("order:1")
+    pair.append("order:2")
     digest = hashlib.sha256(DATA).digest()
-    bench.a.objects.delete(digest)
+    pair.a.objects.delete(digest)
     with pytest.raises(BoundaryError, match="cut off or changed"):
-        await bench.puller.turn()
+        await pair.puller.turn()
     for _ in range(3):
-        await bench.puller.turn()
-    assert bench.inbound() == ["order:2"]
-    (item,) = bench.b.store.quarantine("pull:a")
+        await pair.puller.turn()
+    assert pair.inbound() == ["order:2"]
+    (item,) = pair.b.store.quarantine("pull:a")
     assert (item.reason, item.offset) == ("artifact_missing", 1)
-    bench.a.put("files", "one", DATA)
-    bench.b.store.settle(item.id, "released")
-    await bench.puller.turn()
-    assert bench.inbound() == ["order:2", "order:1"]
-    assert bench.b.store.quarantine("pull:a", None)[0].state == "settled"
+    pair.a.put("files", "one", DATA)
+    pair.b.store.settle(item.id, "released")
+    await pair.puller.turn()
+    assert pair.inbound() == ["order:2", "order:1"]
+    assert pair.b.store.quarantine("pull:a", None)[0].state == "settled"
 
 
-@on_bench
-async def test_a_name_taken_here_does_not_stop_an_artifact(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_name_taken_here_does_not_stop_an_artifact(pair: PulledPair) -> None:
     """Both zones use one name for different bytes: each can be had by its digest."""
-    bench.b.put("files", "one", b"ours")
-    bench.attach("order:1")
-    await bench.puller.turn()
-    await bench.puller.turn()
-    assert bench.inbound() == ["order:1"]
+    pair.b.put("files", "one", b"ours")
+    pair.attach("order:1")
+    await pair.puller.turn()
+    await pair.puller.turn()
+    assert pair.inbound() == ["order:1"]
     digest = hashlib.sha256(DATA).digest()
-    assert bench.b.found("files", "one", digest).digest == digest
-    assert bench.b.found("files", "one").size == len(b"ours")
+    assert pair.b.found("files", "one", digest).digest == digest
+    assert pair.b.found("files", "one").size == len(b"ours")
 
 
-@on_bench
-async def test_a_conflicting_fact_is_set_aside(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_conflicting_fact_is_set_aside(pair: PulledPair) -> None:
     """A peer that tells other content under an id we have does not stop the link."""
-    bench.append("order:1", 1)
-    await bench.puller.turn()
-    bench.a.store = MemoryFactStore("a", clock=lambda: bench.now)
-    bench.link.inner = InProcessTransport(NodeApplication(bench.a, Policy.open, threads=0))
-    bench.append("order:1", 2)
-    bench.append("order:2")
-    bench.b.store.accept_epoch("a", None)
+    pair.append("order:1", 1)
+    await pair.puller.turn()
+    pair.a.store = MemoryFactStore("a", clock=lambda: pair.now)
+    pair.link.inner = InProcessTransport(NodeApplication(pair.a, Policy.open, threads=0))
+    pair.append("order:1", 2)
+    pair.append("order:2")
+    pair.b.store.accept_epoch("a", None)
     for _ in range(3):
-        await bench.puller.turn()
-    assert bench.inbound() == ["order:1", "order:2"]
-    assert [item.reason for item in bench.b.store.quarantine("pull:a")] == ["conflicting_duplicate"]
+        await pair.puller.turn()
+    assert pair.inbound() == ["order:1", "order:2"]
+    assert [item.reason for item in pair.b.store.quarantine("pull:a")] == ["conflicting_duplicate"]
 
 
-@on_bench
-async def test_a_peer_may_not_speak_for_others(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_peer_may_not_speak_for_others(pair: PulledPair) -> None:
     """A fact of a zone that the peer may not assert is set aside; its own facts pass."""
-    bench.policy = Policy.default("b", ["a"])
-    bench.append("order:1", from_zone="enterprise")
-    bench.append("order:2")
-    await bench.puller.turn()
-    await bench.puller.turn()
-    assert bench.inbound() == ["order:2"]
-    assert [item.reason for item in bench.b.store.quarantine("pull:a")] == ["zone_not_allowed"]
+    pair.policy = Policy.default("b", ["a"])
+    pair.append("order:1", from_zone="enterprise")
+    pair.append("order:2")
+    await pair.puller.turn()
+    await pair.puller.turn()
+    assert pair.inbound() == ["order:2"]
+    assert [item.reason for item in pair.b.store.quarantine("pull:a")] == ["zone_not_allowed"]
 
 
-@on_bench
-async def test_a_policy_that_forgets_the_peer_loses_nothing(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_policy_that_forgets_the_peer_loses_nothing(pair: PulledPair) -> None:
     """A mistake in the policy stops the link instead of setting everything aside."""
-    bench.policy = Policy.default("b", [])
-    bench.append("order:1")
+    pair.policy = Policy.default("b", [])
+    pair.append("order:1")
     with pytest.raises(NotPermittedError, match="policy"):
-        await bench.puller.turn()
-    bench.policy = Policy.default("b", ["a"])
-    await bench.puller.turn()
-    assert bench.inbound() == ["order:1"]
+        await pair.puller.turn()
+    pair.policy = Policy.default("b", ["a"])
+    await pair.puller.turn()
+    assert pair.inbound() == ["order:1"]
 
 
-@on_bench
-async def test_a_loss_at_the_source_is_told(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_loss_at_the_source_is_told(pair: PulledPair) -> None:
     """Facts that the peer gave up are recorded here, and the link goes on behind them."""
-    await bench.puller.turn()
+    await pair.puller.turn()
     for number in range(4):
-        bench.append(f"order:{number}")
-    bench.a.store.truncate("outbound", 2, loss_reason="retention")
+        pair.append(f"order:{number}")
+    pair.a.store.truncate("outbound", 2, loss_reason="retention")
     for _ in range(3):
-        await bench.puller.turn()
-    assert bench.inbound() == ["order:2", "order:3"]
-    (gap,) = bench.b.store.gaps("inbound:a")
+        await pair.puller.turn()
+    assert pair.inbound() == ["order:2", "order:3"]
+    (gap,) = pair.b.store.gaps("inbound:a")
     assert (gap.first, gap.source_first, gap.source_last, gap.reason) == (1, 1, 2, "retention")
-    assert bench.b.store.quarantine("pull:a") == []
-    assert "loss" in bench.alerts()
+    assert pair.b.store.quarantine("pull:a") == []
+    assert "loss" in pair.alerts()
 
 
-@on_bench
-async def test_a_damaged_fact_at_the_source_does_not_stop_the_link(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_damaged_fact_at_the_source_does_not_stop_the_link(pair: PulledPair) -> None:
     """A row that was spoilt at the source is recorded here as a gap; what follows arrives."""
-    await bench.puller.turn()
+    await pair.puller.turn()
     for number in range(6):
-        bench.append(f"order:{number}", to_zone="c" if number == 0 else "b")
-    store = bench.a.store
+        pair.append(f"order:{number}", to_zone="c" if number == 0 else "b")
+    store = pair.a.store
     assert isinstance(store, MemoryFactStore)
     damage_memory(store, "outbound", 2)
     for _ in range(5):
-        await bench.puller.turn()
-    assert bench.inbound() == ["order:2", "order:3", "order:4", "order:5"]
-    (gap,) = bench.b.store.gaps("inbound:a")
+        await pair.puller.turn()
+    assert pair.inbound() == ["order:2", "order:3", "order:4", "order:5"]
+    (gap,) = pair.b.store.gaps("inbound:a")
     assert (gap.first, gap.source_first, gap.source_last, gap.reason) == (1, 2, 2, "corrupted")
-    assert [item.reason for item in bench.a.store.quarantine("zone:b")] == ["corrupted"]
+    assert [item.reason for item in pair.a.store.quarantine("zone:b")] == ["corrupted"]
     assert not any(action == "seek" for _at, action, _text in store.journal())
 
 
@@ -383,36 +383,36 @@ class Refusing(FaultyLink):
         raise self.error
 
 
-async def turned(bench: Bench, times: int) -> None:
+async def turned(pair: PulledPair, times: int) -> None:
     """Some turns, as the link takes them: trouble is met again in the next one."""
     for _ in range(times):
         with contextlib.suppress(BoundaryError):
-            await bench.puller.turn()
+            await pair.puller.turn()
 
 
-@on_bench
-async def test_a_conflicting_artifact_is_set_aside(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_conflicting_artifact_is_set_aside(pair: PulledPair) -> None:
     """Both names it could have here are taken: the link goes on, and an operator decides."""
-    bench.b.put("files", "one", b"ours")
-    other = bench.b.put("files", "other", b"an older one of the peer")
-    bench.b.store.bind("files@a", "one", parsed(other.digest, "digest"), other.size)
-    bench.attach("order:1")
-    bench.append("order:2")
-    await turned(bench, 3)
-    assert bench.inbound() == ["order:2"]
-    assert bench.b.store.link("a").offset == 2
-    (item,) = bench.b.store.quarantine("pull:a")
+    pair.b.put("files", "one", b"ours")
+    other = pair.b.put("files", "other", b"an older one of the peer")
+    pair.b.store.bind("files@a", "one", parsed(other.digest, "digest"), other.size)
+    pair.attach("order:1")
+    pair.append("order:2")
+    await turned(pair, 3)
+    assert pair.inbound() == ["order:2"]
+    assert pair.b.store.link("a").offset == 2
+    (item,) = pair.b.store.quarantine("pull:a")
     assert (item.reason, item.offset, item.attempts) == ("object_conflict", 1, 1)
     assert "files/one" in item.message
-    assert bench.alerts() == ["unsynced", "quarantine"]
-    bench.b.store.settle(item.id, "released")
-    await turned(bench, 1)
-    (again,) = bench.b.store.quarantine("pull:a")
+    assert pair.alerts() == ["unsynced", "quarantine"]
+    pair.b.store.settle(item.id, "released")
+    await turned(pair, 1)
+    (again,) = pair.b.store.quarantine("pull:a")
     assert (again.id, again.state) == (item.id, "quarantined")
-    bench.b.store.unbind("files@a", "one")
-    bench.b.store.settle(item.id, "released")
-    await turned(bench, 1)
-    assert bench.inbound() == ["order:2", "order:1"]
+    pair.b.store.unbind("files@a", "one")
+    pair.b.store.settle(item.id, "released")
+    await turned(pair, 1)
+    assert pair.inbound() == ["order:2", "order:1"]
 
 
 @pytest.mark.parametrize(
@@ -438,77 +438,77 @@ def test_every_error_that_stays_ends_in_quarantine(
 ) -> None:
     """What a peer answers about one artifact stops the link only as long as it may pass."""
 
-    @on_bench
-    async def test(bench: Bench) -> None:
+    @with_pulled_pair
+    async def test(pair: PulledPair) -> None:
         error = BoundaryError("no", code=code, reason=reason)
-        bench.link = Refusing(bench.link.inner, error)
-        bench.puller = bench.made()
-        bench.attach("order:1")
-        bench.append("order:2")
-        await turned(bench, 5)
-        assert bench.inbound() == (["order:2"] if is_for_good else [])
-        assert len(bench.b.store.quarantine("pull:a")) == int(is_for_good)
+        pair.link = Refusing(pair.link.inner, error)
+        pair.puller = pair.made()
+        pair.attach("order:1")
+        pair.append("order:2")
+        await turned(pair, 5)
+        assert pair.inbound() == (["order:2"] if is_for_good else [])
+        assert len(pair.b.store.quarantine("pull:a")) == int(is_for_good)
 
     test()
 
 
-@on_bench
-async def test_an_artifact_above_the_limit_is_set_aside(bench: Bench) -> None:
+@with_pulled_pair
+async def test_an_artifact_above_the_limit_is_set_aside(pair: PulledPair) -> None:
     """A peer cannot fill this zone's disk with what its own producers may not put."""
     limits = LimitSettings(object_bytes=len(DATA) - 1)
-    bench.b.settings = SETTINGS.model_copy(update={"limits": limits})
-    bench.attach("order:1")
-    bench.append("order:2")
-    await turned(bench, 3)
-    assert bench.inbound() == ["order:2"]
-    assert [item.reason for item in bench.b.store.quarantine("pull:a")] == ["object_too_large"]
-    assert bench.b.objects.stat(hashlib.sha256(DATA).digest()) is None
+    pair.b.settings = SETTINGS.model_copy(update={"limits": limits})
+    pair.attach("order:1")
+    pair.append("order:2")
+    await turned(pair, 3)
+    assert pair.inbound() == ["order:2"]
+    assert [item.reason for item in pair.b.store.quarantine("pull:a")] == ["object_too_large"]
+    assert pair.b.objects.stat(hashlib.sha256(DATA).digest()) is None
 
 
-@on_bench
-async def test_a_fact_too_large_for_the_store_is_set_aside(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_fact_too_large_for_the_store_is_set_aside(pair: PulledPair) -> None:
     """A server of this zone takes less than that of the peer."""
-    bench.b.store.largest = 400  # type: ignore[misc]
-    bench.append("order:1", "x" * 400)
-    bench.append("order:2")
-    await turned(bench, 3)
-    assert bench.inbound() == ["order:2"]
-    (item,) = bench.b.store.quarantine("pull:a")
+    pair.b.store.largest = 400  # type: ignore[misc]
+    pair.append("order:1", "x" * 400)
+    pair.append("order:2")
+    await turned(pair, 3)
+    assert pair.inbound() == ["order:2"]
+    (item,) = pair.b.store.quarantine("pull:a")
     assert "bytes" in item.message
 
 
-@on_bench
-async def test_a_released_fact_whose_artifact_stays_refused_goes_back(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_released_fact_whose_artifact_stays_refused_goes_back(pair: PulledPair) -> None:
     """It is not asked for again with every page: an operator decides again, and sees why."""
-    bench.attach("order:1")
-    bench.a.objects.delete(hashlib.sha256(DATA).digest())
-    await turned(bench, 4)
-    (item,) = bench.b.store.quarantine("pull:a")
-    bench.b.store.settle(item.id, "released")
-    await turned(bench, 1)
-    assert bench.b.store.quarantine("pull:a", "released") == []
-    bench.b.store.settle(item.id, "released")
-    bench.link.script.extend(["drop"])  # a line that breaks decides nothing
-    await turned(bench, 1)
-    assert [each.id for each in bench.b.store.quarantine("pull:a", "released")] == [item.id]
+    pair.attach("order:1")
+    pair.a.objects.delete(hashlib.sha256(DATA).digest())
+    await turned(pair, 4)
+    (item,) = pair.b.store.quarantine("pull:a")
+    pair.b.store.settle(item.id, "released")
+    await turned(pair, 1)
+    assert pair.b.store.quarantine("pull:a", "released") == []
+    pair.b.store.settle(item.id, "released")
+    pair.link.script.extend(["drop"])  # a line that breaks decides nothing
+    await turned(pair, 1)
+    assert [each.id for each in pair.b.store.quarantine("pull:a", "released")] == [item.id]
 
 
-@on_bench
-async def test_the_alert_of_a_link_tells_what_is_the_matter(bench: Bench) -> None:
+@with_pulled_pair
+async def test_the_alert_of_a_link_tells_what_is_the_matter(pair: PulledPair) -> None:
     """Only a peer that does not answer is said not to answer."""
 
     async def told(error: Exception) -> str:
-        bench.link.is_cut = False
-        bench.puller = bench.made()
+        pair.link.is_cut = False
+        pair.puller = pair.made()
 
         async def call(*_asked: Any, **_options: Any) -> bytes:
             raise error
 
-        bench.link.call = call  # type: ignore[method-assign]
-        running = asyncio.create_task(bench.puller.run())
+        pair.link.call = call  # type: ignore[method-assign]
+        running = asyncio.create_task(pair.puller.run())
         await asyncio.sleep(30)
         running.cancel()
-        (alert,) = [each for each in status(bench.b)["alerts"] if each["kind"] == "link"]
+        (alert,) = [each for each in status(pair.b)["alerts"] if each["kind"] == "link"]
         return str(alert["text"])
 
     away = NodeUnavailableError("cannot connect", reason="connect_failed")
@@ -519,17 +519,17 @@ async def test_the_alert_of_a_link_tells_what_is_the_matter(bench: Bench) -> Non
     assert await told(full) == "what a sends cannot be kept here: no space left on device"
 
 
-@on_bench
-async def test_a_peer_that_dropped_facts_without_a_record(bench: Bench) -> None:
+@with_pulled_pair
+async def test_a_peer_that_dropped_facts_without_a_record(pair: PulledPair) -> None:
     """Its retention did not wait for this zone: the loss is written down here, and on it goes."""
-    bench.a.store.create_consumer("zone:b", "outbound", to_zone="b", is_required=False)
-    bench.a.store.create_consumer("erp", "outbound")
+    pair.a.store.create_consumer("zone:b", "outbound", to_zone="b", is_required=False)
+    pair.a.store.create_consumer("erp", "outbound")
     for number in range(4):
-        bench.append(f"order:{number}")
-    bench.a.store.serve("erp", 9, 1 << 20)
-    bench.a.store.confirm("erp", 2)
-    assert bench.a.store.truncate("outbound", 2) == 2
-    await turned(bench, 4)
-    assert bench.inbound() == ["order:2", "order:3"]
-    (gap,) = bench.b.store.gaps("inbound:a")
+        pair.append(f"order:{number}")
+    pair.a.store.serve("erp", 9, 1 << 20)
+    pair.a.store.confirm("erp", 2)
+    assert pair.a.store.truncate("outbound", 2) == 2
+    await turned(pair, 4)
+    assert pair.inbound() == ["order:2", "order:3"]
+    (gap,) = pair.b.store.gaps("inbound:a")
     assert (gap.source_first, gap.source_last) == (1, 2)

@@ -21,23 +21,23 @@ from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.testing import VirtualClock
-from tests.boundary.zones.test_puller import SETTINGS, Bench
+from tests.boundary.zones.test_puller import SETTINGS, PulledPair
 
 pytestmark = pytest.mark.req("BOUNDARY:zones", "SCALE:boundary-postgres")
 
 
-def pullers(bench: Bench, count: int) -> list[Puller]:
+def pullers(pair: PulledPair, count: int) -> list[Puller]:
     """One for each node: they share the log of b, and nothing else."""
     made = []
     for number in range(count):
-        zone = LocalZone("b", bench.b.store, MemoryObjectStore(), SETTINGS, clock=bench.b.clock)
+        zone = LocalZone("b", pair.b.store, MemoryObjectStore(), SETTINGS, clock=pair.b.clock)
         made.append(
             Puller(
                 zone,
                 "a",
-                bench.link,
-                in_thread=bench.sink.in_thread,
-                policy=lambda: bench.policy,
+                pair.link,
+                in_thread=pair.sink.in_thread,
+                policy=lambda: pair.policy,
                 dice=lambda: 0.5,
                 holder=f"node-{number}",
             )
@@ -54,22 +54,22 @@ async def until(condition: Callable[[], bool], seconds: float) -> None:
         await signal.wait(loop.time() + 0.05)
 
 
-def holder(bench: Bench) -> str | None:
+def holder(pair: PulledPair) -> str | None:
     """Who holds the name of b at a."""
-    return bench.a.store.consumer("zone:b").holder
+    return pair.a.store.consumer("zone:b").holder
 
 
 def test_nodes_that_pull_at_once_do_not_set_each_other_back() -> None:
     """Every fact arrives once and in order, and nobody moves the cursor at the peer backwards."""
 
     async def whole() -> None:
-        bench = Bench()
+        pair = PulledPair()
         loop, signal = asyncio.get_running_loop(), AsyncSignal()
-        nodes = pullers(bench, 3)
+        nodes = pullers(pair, 3)
         tasks = [asyncio.create_task(node.run()) for node in nodes]
         names = [f"order:{number}" for number in range(60)]
         for name in names:
-            bench.append(name)
+            pair.append(name)
             await signal.wait(loop.time() + 0.3)
         await signal.wait(loop.time() + 20.0)
         for node in nodes:
@@ -77,10 +77,10 @@ def test_nodes_that_pull_at_once_do_not_set_each_other_back() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert bench.inbound() == names
-        assert bench.b.store.link("a").offset == 60
-        assert bench.a.store.consumer("zone:b").cursor == 60
-        assert [action for _, action, _ in bench.a.store.journal()] == []
+        assert pair.inbound() == names
+        assert pair.b.store.link("a").offset == 60
+        assert pair.a.store.consumer("zone:b").cursor == 60
+        assert [action for _, action, _ in pair.a.store.journal()] == []
         assert [node.zone.gates["a"]["mode"] for node in nodes] == ["normal"] * 3
 
     VirtualClock().run(whole())
@@ -90,23 +90,23 @@ def test_one_node_pulls_and_the_others_wait_for_their_turn() -> None:
     """To wait is no trouble: the link is as it should be, and says who pulls."""
 
     async def whole() -> None:
-        bench = Bench()
-        first, second = pullers(bench, 2)
-        bench.append("order:1")
+        pair = PulledPair()
+        first, second = pullers(pair, 2)
+        pair.append("order:1")
         await first.turn()
         waiting = asyncio.create_task(second.run())
         for number in range(2, 30):
-            bench.append(f"order:{number}")
+            pair.append(f"order:{number}")
             await first.turn()
             await asyncio.sleep(0.3)  # the other one looks in between
-            assert holder(bench) == "node-0"
+            assert holder(pair) == "node-0"
         assert second.zone.gates["a"]["held_by"] == "node-0"
-        assert bench.inbound() == [f"order:{number}" for number in range(1, 30)]
+        assert pair.inbound() == [f"order:{number}" for number in range(1, 30)]
         assert [each["kind"] for each in status(second.zone)["alerts"]] == ["unsynced"]  # memory
         assert second.zone.telling.counts["pulled", "a"] == 0
         second.stop()
         await second.leave()  # which takes nothing from the one that pulls
-        assert holder(bench) == "node-0"
+        assert holder(pair) == "node-0"
         await waiting
 
     VirtualClock().run(whole())
@@ -120,30 +120,30 @@ def test_another_node_takes_over(how: str, monkeypatch: pytest.MonkeyPatch) -> N
     """
 
     async def whole() -> None:
-        bench = Bench()
-        first, second = pullers(bench, 2)
-        receive, held_by = bench.b.store.receive, []
+        pair = PulledPair()
+        first, second = pullers(pair, 2)
+        receive, held_by = pair.b.store.receive, []
 
         def received(*arguments: Any, **named: Any) -> Any:
             held_by.append(second.zone.gates["a"].get("held_by"))
             return receive(*arguments, **named)
 
-        monkeypatch.setattr(bench.b.store, "receive", received)
-        bench.append("order:1")
+        monkeypatch.setattr(pair.b.store, "receive", received)
+        pair.append("order:1")
         await first.turn()
         waiting = asyncio.create_task(second.run())
         await until(lambda: second.zone.gates["a"].get("held_by") == "node-0", 5.0)
-        bench.append("order:2")
+        pair.append("order:2")
         if how == "leaves":
             await first.leave()
         else:
             lease = 2 * (SETTINGS.pull.wait + SETTINGS.pull.timeout)
-            bench.now += lease - 0.1
+            pair.now += lease - 0.1
             await asyncio.sleep(5.0)
-            assert bench.inbound() == ["order:1"]
-            bench.now += 0.2
-        await until(lambda: bench.inbound() == ["order:1", "order:2"], 2.0)
-        assert holder(bench) == "node-1"
+            assert pair.inbound() == ["order:1"]
+            pair.now += 0.2
+        await until(lambda: pair.inbound() == ["order:1", "order:2"], 2.0)
+        assert holder(pair) == "node-1"
         assert held_by == [None, None]
         second.stop()
         second.wake()
@@ -156,17 +156,17 @@ def test_who_comes_late_takes_no_turn() -> None:
     """A node that lost its lease while it worked confirms nothing, and waits like the others."""
 
     async def whole() -> None:
-        bench = Bench()
-        first, second = pullers(bench, 2)
-        bench.append("order:1")
+        pair = PulledPair()
+        first, second = pullers(pair, 2)
+        pair.append("order:1")
         await first.turn()
-        bench.now += 3600
-        bench.append("order:2")
+        pair.now += 3600
+        pair.append("order:2")
         await second.turn()
-        assert holder(bench) == "node-1"
+        assert holder(pair) == "node-1"
         with pytest.raises(ConsumerHeldError):
             await first.turn()
-        assert bench.inbound() == ["order:1", "order:2"]
+        assert pair.inbound() == ["order:1", "order:2"]
 
     VirtualClock().run(whole())
 

@@ -31,7 +31,7 @@ class Clock(HandClock):
         return self()
 
 
-class Bench:
+class EmptiedStoreCase:
     """The chores of a worker with a limit and a schedule in its settings."""
 
     def __init__(self, store: Any, clock: Clock) -> None:
@@ -66,16 +66,16 @@ class Bench:
 
 
 @pytest.fixture
-def bench(own_server: RedisServer, open_store: Open) -> tuple[Bench, Any]:
+def case(own_server: RedisServer, open_store: Open) -> tuple[EmptiedStoreCase, Any]:
     """With a clock that only the test moves, and a way to empty the store."""
-    return Bench(open_store(own_server.url), Clock()), own_server
+    return EmptiedStoreCase(open_store(own_server.url), Clock()), own_server
 
 
 def test_limits_and_schedules_are_written_again(
-    bench: tuple[Bench, RedisServer], caplog: pytest.LogCaptureFixture
+    case: tuple[EmptiedStoreCase, RedisServer], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody has to start a worker anew for cron to go on and for limits to hold; it is told."""
-    worker, server = bench
+    worker, server = case
     before = worker.kept()
     assert before == (["nightly"], [("images", 1)])
     with redis.Redis.from_url(server.url) as client:
@@ -90,9 +90,9 @@ def test_limits_and_schedules_are_written_again(
     assert worker.told == ["store.emptied"]
 
 
-def test_what_an_operator_changed_stays(bench: tuple[Bench, RedisServer]) -> None:
+def test_what_an_operator_changed_stays(case: tuple[EmptiedStoreCase, RedisServer]) -> None:
     """Only a store that has forgotten the worker is given what the settings say."""
-    worker, _ = bench
+    worker, _ = case
     worker.store.set_queue("images", max_active=7)
     worker.maintenance.restart_all()
     worker.pass_time(LEASE)
@@ -101,10 +101,10 @@ def test_what_an_operator_changed_stays(bench: tuple[Bench, RedisServer]) -> Non
 
 
 def test_two_workers_with_one_name_are_told_of_and_alarm_nobody(
-    bench: tuple[Bench, RedisServer], caplog: pytest.LogCaptureFixture
+    case: tuple[EmptiedStoreCase, RedisServer], caplog: pytest.LogCaptureFixture
 ) -> None:
     """When one of them leaves, the record of both is gone, and the store has lost nothing."""
-    worker, _ = bench
+    worker, _ = case
     twin = WorkerRecord(id="me", host="there", pid=7, version="1", started_at=2.0)
     worker.store.heartbeat(twin)
     worker.pass_time(LEASE)
