@@ -26,7 +26,7 @@ def letter_document(stored: StoredLetter, *, shows_payload: bool = False) -> dic
     """A letter, what has become of it, and whether its call could be made again."""
     from ergon_framework.providers.delivery.dead_letters import letter_message, redrive_refusal
 
-    shape = {
+    view = {
         "kind": "provider",
         "id": stored.letter.dead_letter_id,
         "status": stored.status.value,
@@ -35,7 +35,7 @@ def letter_document(stored: StoredLetter, *, shows_payload: bool = False) -> dic
         "redriven_at": _moment(stored.redriven_at),
         "why_not_sendable": redrive_refusal(stored.letter),
     }
-    return {**shape, "payload": stored.letter.payload} if shows_payload else shape
+    return {**view, "payload": stored.letter.payload} if shows_payload else view
 
 
 def _moment(at: float | None) -> str | None:
@@ -175,16 +175,16 @@ def letter_rows(
 
 
 def _line(stored: StoredLetter) -> dict[str, Any]:
-    shape = letter_document(stored)
+    view = letter_document(stored)
     return {
         "kind": LetterKind.PROVIDER.value,
-        "id": shape["id"],
-        "status": shape["status"],
-        "handler": shape["task_name"],
-        "queue": f"{shape['provider_name']}/{shape['capability']}",
-        "tries": shape["attempts"],
-        "created_at": shape["occurred_at"],
-        "why": shape["reason_code"],
+        "id": view["id"],
+        "status": view["status"],
+        "handler": view["task_name"],
+        "queue": f"{view['provider_name']}/{view['capability']}",
+        "tries": view["attempts"],
+        "created_at": view["occurred_at"],
+        "why": view["reason_code"],
     }
 
 

@@ -156,7 +156,7 @@ class Trace:
             "trace_id": self.trace_id,
             "began_at": self.began_at,
             "seconds": self.seconds,
-            "spans": [_shape(line, self.began_at) for line in lines(self.spans)],
+            "spans": [_view(line, self.began_at) for line in lines(self.spans)],
             "others": list(self.others),
         }
 
@@ -293,7 +293,7 @@ def _cyclic_spans(spans: Sequence[SpanRecord]) -> set[str]:
     return found
 
 
-def _shape(line: SpanRow, began_at: float) -> dict[str, Any]:
+def _view(line: SpanRow, began_at: float) -> dict[str, Any]:
     span = line.span
     if span is None:
         return {"name": None, "depth": line.depth, "is_recorded": False}

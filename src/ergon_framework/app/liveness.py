@@ -54,13 +54,13 @@ class Snapshot:
         return {**asdict(self), "state": self.state.value}
 
     @classmethod
-    def from_dict(cls, shape: Mapping[str, Any]) -> Snapshot:
+    def from_dict(cls, document: Mapping[str, Any]) -> Snapshot:
         """The inverse of :meth:`to_dict`."""
         return cls(
-            LivenessState(shape["state"]),
-            str(shape.get("reason", "")),
-            int(shape.get("in_flight", 0)),
-            int(shape.get("abandoned", 0)),
+            LivenessState(document["state"]),
+            str(document.get("reason", "")),
+            int(document.get("in_flight", 0)),
+            int(document.get("abandoned", 0)),
         )
 
 

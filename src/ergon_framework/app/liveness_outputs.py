@@ -123,7 +123,7 @@ class _Writer:
                 return
 
     def _replace(self, snapshot: Snapshot) -> None:
-        shape = {
+        document = {
             "task": self._task,
             "pid": os.getpid(),
             **snapshot.to_dict(),
@@ -134,7 +134,7 @@ class _Writer:
             fd = folder.open_file(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 with open(fd, "w", encoding="utf-8") as file:
-                    file.write(json.dumps(shape) + "\n")
+                    file.write(json.dumps(document) + "\n")
                 folder.replace(beside, self._path.name)
             except BaseException:
                 with suppress(OSError):
@@ -146,16 +146,16 @@ def read_liveness(path: Path, max_age: float = MAX_AGE) -> tuple[bool, dict[str,
     """Whether the process behind the file is live, and what the file or its absence tells."""
     try:
         with open(open_file(path, os.O_RDONLY), "rb") as file:
-            shape = json.loads(file.read(_MAX_BYTES))
-        snapshot = Snapshot.from_dict(shape)
-        age = max(0.0, time.time() - float(shape["written_at"]))
+            document = json.loads(file.read(_MAX_BYTES))
+        snapshot = Snapshot.from_dict(document)
+        age = max(0.0, time.time() - float(document["written_at"]))
     except FileNotFoundError:
         return False, {"state": "unknown", "reason": f"there is no file {path}"}
     except OSError as error:
         return False, {"state": "unknown", "reason": f"cannot read {path}: {error.strerror}"}
     except (ValueError, KeyError, TypeError, AttributeError):
         return False, {"state": "unknown", "reason": f"{path} is no liveness file"}
-    told = {**shape, "age": round(age, 1)}
+    told = {**document, "age": round(age, 1)}
     if age > max_age:
         return False, {**told, "reason": f"written {age:.0f} s ago, {max_age:g} s are allowed"}
     return snapshot.is_live, told

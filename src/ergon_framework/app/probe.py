@@ -51,28 +51,28 @@ class _Handler(BaseHTTPRequestHandler):
             return
         snapshot = self.server.snapshot()
         is_fine = getattr(snapshot, PATHS[path])
-        shape = snapshot.to_dict()
-        shape["status"] = shape.pop("state")
-        self._answer(HTTPStatus.OK if is_fine else HTTPStatus.SERVICE_UNAVAILABLE, shape)
+        document = snapshot.to_dict()
+        document["status"] = document.pop("state")
+        self._answer(HTTPStatus.OK if is_fine else HTTPStatus.SERVICE_UNAVAILABLE, document)
 
     do_HEAD = do_GET  # noqa: N815 - the name http.server looks for
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """The product's one shape of errors, for malformed requests too."""
         status = HTTPStatus(code)
-        shape = {
+        document = {
             "code": status.name.lower(),
             "message": message or status.phrase,
             "details": {"explain": explain} if explain else {},
         }
         self.close_connection = True
-        self._answer(status, shape)
+        self._answer(status, document)
 
     def log_message(self, format: str, *args: Any) -> None:
         """A probe every few seconds is no news."""
 
-    def _answer(self, status: HTTPStatus, shape: dict[str, Any]) -> None:
-        body = json.dumps(shape).encode()
+    def _answer(self, status: HTTPStatus, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

@@ -185,15 +185,15 @@ class SupervisorLink:
 
     def tell_outcome(self, outcome: RunOutcome) -> None:
         """Say how this worker ended; of long lists of ids, only the beginning."""
-        shape = outcome.to_dict()
-        report = shape["report"] or {}
+        document = outcome.to_dict()
+        report = document["report"] or {}
         for name in ("stranded", "duplicates"):
             if name in report:
                 report[name] = report[name][:MAX_IDS]
-        self._tell({"kind": "outcome", "is_complete": outcome.is_complete, **shape})
+        self._tell({"kind": "outcome", "is_complete": outcome.is_complete, **document})
 
-    def _tell(self, shape: Mapping[str, Any]) -> None:
-        line = json.dumps(shape).encode() + b"\n"
+    def _tell(self, document: Mapping[str, Any]) -> None:
+        line = json.dumps(document).encode() + b"\n"
         with self._lock, suppress(OSError):  # a parent that is gone needs no answer
             while line:
                 # A pipe may take a part of a long line; the lock keeps the parts of two threads
@@ -318,19 +318,19 @@ def total(groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any] | Non
     reports = [report for group in groups for report in group]
     if not reports:
         return None
-    shape: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for name, value in reports[0].items():
         values = [report[name] for report in reports]
         if name == "elapsed":
-            shape[name] = max(values)
+            document[name] = max(values)
         elif isinstance(value, list):
             joined = [each for some in values for each in some]
-            shape[name] = list(dict.fromkeys(joined)) if name == "dead_letters" else joined
+            document[name] = list(dict.fromkeys(joined)) if name == "dead_letters" else joined
         elif isinstance(value, int):
-            shape[name] = sum(values)
+            document[name] = sum(values)
         else:
-            shape[name] = value if len(set(values)) == 1 else "several"
-    return shape
+            document[name] = value if len(set(values)) == 1 else "several"
+    return document
 
 
 def _reports(slot: Slot) -> list[Mapping[str, Any]]:

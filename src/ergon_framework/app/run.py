@@ -317,16 +317,16 @@ def describe_wiring(wiring: Wiring) -> dict[str, Any]:
     }
 
 
-def _without_extra(shape: dict[str, Any]) -> dict[str, Any]:
+def _without_extra(table: dict[str, Any]) -> dict[str, Any]:
     """Of the arguments of each fetch only the names: they are options, too."""
-    fetch = shape.get("steps", {}).get("fetch", {})
+    fetch = table.get("steps", {}).get("fetch", {})
     if "extra" in fetch:
         fetch["extra"] = sorted(fetch["extra"])
-    return shape
+    return table
 
 
-def _flat(shape: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in shape.items():
+def _flat(table: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{above}{name}.")
         else:

@@ -46,16 +46,16 @@ class SingleOutcome:
 
     def to_dict(self, *, shows_result: bool = False) -> dict[str, Any]:
         """Plain values; the result only as its type, unless the caller asked to see it."""
-        shape: dict[str, Any] = {
+        view: dict[str, Any] = {
             "transaction_id": self.transaction_id,
             "outcome": self.outcome,
             "exit_code": int(self.exit_code),
             "result_type": type(self.result).__name__ if self.outcome == "succeeded" else None,
         }
         if shows_result:
-            shape["result"] = self.result if _is_json(self.result) else self.result_text
-        shape["error"] = None if self.error is None else error_shape(self.error)
-        return shape
+            view["result"] = self.result if _is_json(self.result) else self.result_text
+        view["error"] = None if self.error is None else error_shape(self.error)
+        return view
 
     @property
     def result_text(self) -> str:

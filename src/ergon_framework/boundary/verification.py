@@ -28,7 +28,7 @@ class Finding:
     what: str
     about: dict[str, Any]
 
-    def shape(self) -> dict[str, Any]:
+    def view(self) -> dict[str, Any]:
         """Plain values."""
         return {"kind": self.kind, "where": self.where, "what": self.what, **self.about}
 

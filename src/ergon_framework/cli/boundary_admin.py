@@ -46,18 +46,18 @@ def status(node: Node, data: DataFolder = None, as_json: JsonFlag = False) -> in
     With --data the folder is looked at without its node; then nothing is known about links.
     """
     if data is None:
-        shape = node.ask(ADMIN + "GetStatus")
+        view = node.ask(ADMIN + "GetStatus")
     else:
         from ergon_framework.boundary.backup import open_read_only
         from ergon_framework.boundary.node.status import status as status_of
 
         with open_read_only(data) as zone:
-            shape = status_of(zone)
+            view = status_of(zone)
     if as_json:
-        show_one(shape, as_json=True)
+        show_one(view, as_json=True)
     else:
-        _show(shape)
-    return 1 if shape["alerts"] else 0
+        _show(view)
+    return 1 if view["alerts"] else 0
 
 
 @asks_node
@@ -76,19 +76,19 @@ def gaps(
         found = node.ask(ADMIN + "ListGaps")["gaps"]
     else:
         from ergon_framework.boundary.backup import open_read_only
-        from ergon_framework.boundary.node.wire import gap_shape
+        from ergon_framework.boundary.node.wire import gap_view
 
         with open_read_only(data) as zone:
-            found = [gap_shape(gap) for gap in zone.store.gaps()]
+            found = [gap_view(gap) for gap in zone.store.gaps()]
     shown = [_gap(each) for each in found if log in (None, each["log"])]
     show_list(shown, GAP, as_json=as_json)
 
 
-def _gap(shape: dict[str, Any]) -> dict[str, Any]:
+def _gap(view: dict[str, Any]) -> dict[str, Any]:
     """A gap with how many facts were lost, where that happened."""
-    first = shape.get("source_first_offset", shape["first_offset"])
-    last = shape.get("source_last_offset", shape["last_offset"])
-    return {"source_first_offset": None, "source_last_offset": None, **shape} | {
+    first = view.get("source_first_offset", view["first_offset"])
+    last = view.get("source_last_offset", view["last_offset"])
+    return {"source_first_offset": None, "source_last_offset": None, **view} | {
         "facts": last - first + 1
     }
 
@@ -135,24 +135,24 @@ def _checked(peer: str | None) -> str | None:
     return None if peer is None else check_zone_name(peer)
 
 
-def _show(shape: dict[str, Any]) -> None:
-    main = {name: shape.get(name) for name in _MAIN}
+def _show(view: dict[str, Any]) -> None:
+    main = {name: view.get(name) for name in _MAIN}
     if main["sqlite_version"] is None:
         del main["sqlite_version"]
-    expiry = shape.get("certificate_expires_unix_ms")
+    expiry = view.get("certificate_expires_unix_ms")
     if expiry is not None:
         main["certificate_expires"] = f"{datetime.fromtimestamp(expiry / 1000, UTC):%Y-%m-%d %H:%M}"
     show_one(main, as_json=False)
     for name, columns in _TABLES.items():
-        rows = shape.get(name) or []
+        rows = view.get(name) or []
         if rows:
             print()
             used = [each for each in columns if any(row.get(each) is not None for row in rows)]
             show_list(rows, used, as_json=False)
     print()
-    for alert in shape["alerts"]:
+    for alert in view["alerts"]:
         print(f"alert: {alert['kind']}: {printable(str(alert['text']))}")
-    if not shape["alerts"]:
+    if not view["alerts"]:
         print("no alerts")
 
 
@@ -179,7 +179,7 @@ def verify(
     ):
         for told in verified(looked):
             if isinstance(told, Finding):
-                found.append(told.shape())
+                found.append(told.view())
             else:
                 done = told
                 move(done.facts + done.objects)
@@ -212,9 +212,9 @@ def backup(
 
     with _looked_at(data, config, zone) as looked, progress("objects") as move:
         made = backed_up(looked, folder, shares=not copy, report=move)
-    shape = asdict(made)
-    missing = shape.pop("missing")
-    show_one({**shape, "missing": missing} if as_json else shape, as_json=as_json)
+    view = asdict(made)
+    missing = view.pop("missing")
+    show_one({**view, "missing": missing} if as_json else view, as_json=as_json)
     if missing and not as_json:
         print(f"not whole: {printable(missing)}")
     return 1 if missing else 0

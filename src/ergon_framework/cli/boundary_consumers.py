@@ -160,11 +160,11 @@ def _items(
         items: list[dict[str, Any]] = answer["items"]
         return items
     from ergon_framework.boundary.backup import open_read_only
-    from ergon_framework.boundary.node.wire import quarantine_shape
+    from ergon_framework.boundary.node.wire import quarantine_view
 
     chosen = None if state is QuarantineState.ALL else state.value
     with open_read_only(data) as zone:
-        return [quarantine_shape(each) for each in zone.store.quarantine(consumer, chosen)]
+        return [quarantine_view(each) for each in zone.store.quarantine(consumer, chosen)]
 
 
 @quarantine_app.command()
@@ -179,8 +179,8 @@ def show(node: Node, item: ItemId, data: DataFolder = None, as_json: JsonFlag = 
             f"nothing was set aside under the id {item}",
             remedy="`ergon boundary quarantine list --state all` shows what was",
         )
-    (shape,) = found
-    show_one({**shape, "what_helps": help_for(shape["reason"])}, as_json=as_json)
+    (view,) = found
+    show_one({**view, "what_helps": help_for(view["reason"])}, as_json=as_json)
 
 
 def help_for(reason: str) -> str:

@@ -199,5 +199,5 @@ def get(
     if not download.is_done(force=force):
         with progress(f"get {name}", download.about.size, in_bytes=True) as move:
             download.run(move)
-    shape = {"bucket": bucket, "key": name, "digest": download.about.digest}
-    show_one({**shape, "size": download.about.size, "file": str(output)}, as_json=as_json)
+    view = {"bucket": bucket, "key": name, "digest": download.about.digest}
+    show_one({**view, "size": download.about.size, "file": str(output)}, as_json=as_json)

@@ -57,14 +57,14 @@ def show(file: OutboxFile, as_json: JsonFlag = False) -> None:
     """
     with _opened(file) as spool:
         figures, kept, oldest = spool.figures(), spool.kept(), spool.oldest_at()
-    shape = asdict(figures) | {
+    view = asdict(figures) | {
         "oldest_at": oldest,
         "kept": kept.items,
         "kept_bytes": kept.bytes,
         "kept_from": kept.first_sent_at,
         "kept_to": kept.last_sent_at,
     }
-    show_one(shape, as_json=as_json)
+    show_one(view, as_json=as_json)
 
 
 @app.command()

@@ -68,8 +68,8 @@ def issue(
     cert, key = issue_certificate(
         folder, check_zone_name(zone), hosts=hosts, days=days, force=force
     )
-    shape = {"cert": str(cert), "key": str(key), "ca": str(folder / "ca.pem")}
-    show_one({"zone": zone, **shape}, as_json=as_json)
+    view = {"cert": str(cert), "key": str(key), "ca": str(folder / "ca.pem")}
+    show_one({"zone": zone, **view}, as_json=as_json)
 
 
 def serve(
@@ -153,8 +153,8 @@ def serve(
     )
 
     def ready(address: str) -> None:
-        shape = {"zone": setup.name, "listen": address}
-        announce(f"ready zone={setup.name} listen={address}", shape, as_json=as_json)
+        view = {"zone": setup.name, "listen": address}
+        announce(f"ready zone={setup.name} listen={address}", view, as_json=as_json)
 
     try:
         with observed(load_settings(config), f"zone {setup.name}"):

@@ -94,13 +94,13 @@ def cancel(
     with opened(config, url) as client:
         is_now = client.cancel(job, running=running, by=by, reason=reason)
         found = client.find(job)
-        shape = {
+        view = {
             "id": job,
             "status": str(found.status),
             "was_cancelled_before": not is_now,
             "is_requested": found.cancel_request is not None,
         }
-        show_one(shape, as_json=as_json)
+        show_one(view, as_json=as_json)
     return 0
 
 
@@ -223,8 +223,8 @@ def _many(
             _confirm(verb, matched, chosen)
             with progress(done, matched) as move:
                 changed = change(client, search, chosen.limit, move)
-        shape = {"matched": matched, done: changed, "dry_run": chosen.is_dry}
-        show_one(shape, as_json=as_json)
+        view = {"matched": matched, done: changed, "dry_run": chosen.is_dry}
+        show_one(view, as_json=as_json)
     return 0 if matched else 1
 
 

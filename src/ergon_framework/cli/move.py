@@ -261,8 +261,8 @@ def transfer_progress(*, as_json: bool) -> Iterator[Tell]:
 
 
 def _tell_program(told: TransferProgress) -> None:
-    shape = {"part": told.part, "doing": told.what, "done": told.done, "total": told.total}
-    show_one(shape, as_json=True)
+    view = {"part": told.part, "doing": told.what, "done": told.done, "total": told.total}
+    show_one(view, as_json=True)
 
 
 class _Lines:

@@ -64,12 +64,12 @@ def process(
             texts = _read("payload", payload), _read("metadata", metadata)
             transaction = transaction_from(texts[0] or "", transaction_id, texts[1])
             outcome = process_one(wiring, transaction, shutdown)
-    shape = outcome.to_dict(shows_result=shows_result)
+    view = outcome.to_dict(shows_result=shows_result)
     if not as_json:
-        shape = {name: value for name, value in shape.items() if name not in ("error", "exit_code")}
+        view = {name: value for name, value in view.items() if name not in ("error", "exit_code")}
         if shows_result:
-            shape["result"] = outcome.result_text
-    show_one(shape, as_json=as_json)
+            view["result"] = outcome.result_text
+    show_one(view, as_json=as_json)
     if outcome.error is not None:
         show_error(outcome.error)
     if session_of(context).is_process:

@@ -30,14 +30,14 @@ def new(
     project = new_project(name, parent, origin())
     commands = next_commands(project)
     if as_json:
-        shape = {
+        view = {
             "name": project.name,
             "package": project.package,
             "folder": str(project.folder),
             "files": list(project.files),
             "next": commands,
         }
-        show_one(shape, as_json=True)
+        show_one(view, as_json=True)
         return
     print(f"{printable(str(project.folder))} is there. Next:\n")
     for command in commands:
@@ -116,8 +116,8 @@ def live(
     """
     from ergon_framework.app.liveness_outputs import read_liveness
 
-    is_live, shape = read_liveness(path, max_age)
-    show_one({"live": is_live, **shape}, as_json=as_json)
+    is_live, view = read_liveness(path, max_age)
+    show_one({"live": is_live, **view}, as_json=as_json)
     return 0 if is_live else 1
 
 

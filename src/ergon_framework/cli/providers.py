@@ -122,7 +122,7 @@ def circuit(
         pause = after.cooldown_until if after.cooldown_until > opened.store.now() else None
     _check_written(before, after)
     until = after.breaker.open_until
-    shape = {
+    view = {
         **key._asdict(),
         "before": before.breaker.state.value,
         "now": after.breaker.state.value,
@@ -132,7 +132,7 @@ def circuit(
     title = f"the circuit is {after.breaker.state.value} now; every process sees it in a second"
     if ended is not None:
         title += f"; the pause that the provider asked for, until {format_rfc3339(ended)}, is over"
-    show_one(shape, as_json=as_json, title=title)
+    show_one(view, as_json=as_json, title=title)
 
 
 @app.command()

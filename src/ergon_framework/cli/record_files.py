@@ -117,7 +117,7 @@ def _show_exported(exported: Exported, path: Path, *, as_json: bool) -> None:
     if trailer.objects:
         rows.insert(0, {"what": "object_data", "count": trailer.objects, "digest": ""})
     if as_json:
-        shape: dict[str, Any] = {
+        view: dict[str, Any] = {
             "file": str(path),
             "parts": list(exported.header.parts),
             "zone": exported.header.zone,
@@ -127,7 +127,7 @@ def _show_exported(exported: Exported, path: Path, *, as_json: bool) -> None:
             "digest": trailer.digest,
             "notes": exported.notes,
         }
-        show_one(shape, as_json=True)
+        show_one(view, as_json=True)
         return
     short = [{**row, "digest": str(row["digest"])[:16]} for row in rows]
     show_list(short, ["what", "count", "digest"], as_json=False)
@@ -193,14 +193,14 @@ def _show_imported(imported: Imported, *, is_trial: bool, as_json: bool) -> None
         for each in imported.moved
     ]
     if as_json:
-        shape = {
+        view = {
             "parts": list(imported.header.parts),
             "zone": imported.header.zone,
             "kinds": rows,
             "digest": imported.digest,
             "notes": imported.notes,
         }
-        show_one(shape, as_json=True)
+        show_one(view, as_json=True)
         return
     columns = ["part", "what", "written"] + ([] if is_trial else ["count", "digest"])
     show_list([{**row, "digest": row["digest"][:16]} for row in rows], columns, as_json=False)

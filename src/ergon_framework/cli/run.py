@@ -272,8 +272,8 @@ def _run_app(app: App, *, burst: bool, as_json: bool) -> int:
         report = app.run(burst=burst)
     if as_json:
         consumers = {name: each.to_dict() for name, each in report.consumers.items()}
-        shape = {"jobs": msgspec.structs.asdict(report.jobs), "consumers": consumers}
-        show_one(shape, as_json=True)
+        view = {"jobs": msgspec.structs.asdict(report.jobs), "consumers": consumers}
+        show_one(view, as_json=True)
         return 0
     rows = [{"part": "jobs", **msgspec.structs.asdict(report.jobs)}]
     for name, each in report.consumers.items():
@@ -341,22 +341,22 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
 
 
 def _show(outcome: RunOutcome, as_json: bool) -> None:
-    shape = outcome.to_dict()
+    view = outcome.to_dict()
     if not as_json:
-        shape = {"task": shape["task"], "exit_code": shape["exit_code"], **_short(shape["report"])}
-    show_one(shape, as_json=as_json)
+        view = {"task": view["task"], "exit_code": view["exit_code"], **_short(view["report"])}
+    show_one(view, as_json=as_json)
     if outcome.error is not None:
         show_error(outcome.error)
 
 
 def _show_workers(outcome: WorkersOutcome, as_json: bool) -> int:
-    shape = outcome.to_dict()
+    view = outcome.to_dict()
     if as_json:
-        show_one(shape, as_json=True)
+        show_one(view, as_json=True)
     else:
-        rows = [{**each, **_short(each["report"])} for each in shape["workers"]]
-        total = {"worker": "all", **{name: shape[name] for name in ("exit_code", "restarts")}}
-        rows.append({**total, **_short(shape["report"])})
+        rows = [{**each, **_short(each["report"])} for each in view["workers"]]
+        total = {"worker": "all", **{name: view[name] for name in ("exit_code", "restarts")}}
+        rows.append({**total, **_short(view["report"])})
         columns = ["worker", "exit_code", "restarts", "succeeded", "failed", "timed_out"]
         columns += ["malformed", "parked", "discarded", "stop_reason", "elapsed"]
         show_list(rows, columns, as_json=False)
@@ -366,12 +366,12 @@ def _show_workers(outcome: WorkersOutcome, as_json: bool) -> int:
 
 def _short(report: dict[str, Any] | None) -> dict[str, Any]:
     """A report for people: of many ids only the first."""
-    shape = dict(report or {})
+    view = dict(report or {})
     for name in ("stranded", "duplicates"):
-        ids = shape.get(name, [])
+        ids = view.get(name, [])
         if len(ids) > MAX_SHOWN_IDS:
-            shape[name] = [*ids[:MAX_SHOWN_IDS], f"and {len(ids) - MAX_SHOWN_IDS} more"]
-    return shape
+            view[name] = [*ids[:MAX_SHOWN_IDS], f"and {len(ids) - MAX_SHOWN_IDS} more"]
+    return view
 
 
 def _end(session: Session, outcome: RunOutcome) -> int:

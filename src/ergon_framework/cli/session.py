@@ -122,14 +122,14 @@ def supervised_by(parent: SupervisorLink) -> Iterator[None]:
         _parents.pop()
 
 
-def announce(text: str, shape: Mapping[str, Any], *, as_json: bool) -> None:
+def announce(text: str, view: Mapping[str, Any], *, as_json: bool) -> None:
     """Print that it is ready, for people or programs; the stream may be closed."""
     if _parents:
-        tell_parent(shape)
+        tell_parent(view)
         return
     try:
         if as_json:
-            show_one(shape, as_json=True)
+            show_one(view, as_json=True)
         else:
             print(text, flush=True)
     except OSError:
@@ -141,10 +141,10 @@ def is_supervised() -> bool:
     return bool(_parents)
 
 
-def tell_parent(shape: Mapping[str, Any]) -> None:
+def tell_parent(view: Mapping[str, Any]) -> None:
     """Tell the supervisor alone, if there is one."""
     for parent in _parents:
-        parent.tell_ready(" ".join(f"{name}={value}" for name, value in shape.items()))
+        parent.tell_ready(" ".join(f"{name}={value}" for name, value in view.items()))
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

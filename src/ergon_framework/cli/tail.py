@@ -173,13 +173,13 @@ def _found(journal: SqliteJournal, wanted: JournalQuery, after: int) -> Iterator
 
 def _printer(*, as_json: bool) -> Callable[[JournalEntry], None]:
     if as_json:
-        return lambda entry: show_one(shape(entry), as_json=True)
+        return lambda entry: show_one(view(entry), as_json=True)
     if sys.stdout.isatty():
         return _show_coloured()
     return lambda entry: print("  ".join(part for part in columns(entry) if part), flush=True)
 
 
-def shape(entry: JournalEntry) -> dict[str, Any]:
+def view(entry: JournalEntry) -> dict[str, Any]:
     """An entry as programs get it."""
     from ergon_framework.core.rfc3339 import format_rfc3339
 

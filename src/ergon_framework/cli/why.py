@@ -76,8 +76,8 @@ def why(
             note(f"{other.found}; {other.remedy()}")
         raise not_found(unit, asked.looked, asked.troubles)
     if as_json:
-        shapes = [each.shape() for each in found]
-        show_one(shapes[0] if len(shapes) == 1 else {"id": unit, "found": shapes}, as_json=True)
+        views = [each.view() for each in found]
+        show_one(views[0] if len(views) == 1 else {"id": unit, "found": views}, as_json=True)
         return
     for number, each in enumerate(found):
         if number:

@@ -114,10 +114,10 @@ class Report(int):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as the command line prints them."""
-        shape = {name: getattr(self, name) for name in _FIELDS}
-        shape["stop_reason"] = self.stop_reason.value
-        shape.update({name: list(shape[name]) for name in _LISTS})
-        return {"processed": int(self), **shape}
+        document = {name: getattr(self, name) for name in _FIELDS}
+        document["stop_reason"] = self.stop_reason.value
+        document.update({name: list(document[name]) for name in _LISTS})
+        return {"processed": int(self), **document}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By its fields: pickled as an ``int``, it would be restored from its number, which

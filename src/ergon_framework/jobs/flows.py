@@ -241,10 +241,10 @@ class FlowPlanner:
         draft = self._draft
         if not isinstance(draft, Chain | Group):
             raise JobError("only a chain or a group can be enqueued as a flow")
-        _, result, shape = self._place(draft, _Wait(), _NOTHING)
+        _, result, tree = self._place(draft, _Wait(), _NOTHING)
         self._end()
         policy = draft.on_failure or OnFailure.CANCEL
-        plan = _encode({"tree": shape, "result": None if result is _NOTHING else result})
+        plan = _encode({"tree": tree, "result": None if result is _NOTHING else result})
         flow = NewFlow(
             id=self.id,
             name=draft.name,
@@ -264,11 +264,11 @@ class FlowPlanner:
                 remedy="give both to the outermost one: they are those of the whole flow",
             )
         if isinstance(part, Chain):
-            shapes = []
+            trees = []
             for each in part.parts:
-                wait, result, shape = self._place(each, wait, result)
-                shapes.append(shape)
-            return wait, result, {"chain": shapes}
+                wait, result, tree = self._place(each, wait, result)
+                trees.append(tree)
+            return wait, result, {"chain": trees}
         return self._place_group(part, wait, result)
 
     def _place_group(self, group: Group, wait: _Wait, result: Any) -> tuple[_Wait, Any, Any]:
@@ -276,11 +276,11 @@ class FlowPlanner:
         members = [n for each, _, _ in placed for n in each.members]
         after = _Wait(members) if placed else wait
         results = as_runs(each for _, each, _ in placed)
-        shape: dict[str, Any] = {"group": _shown([each for _, _, each in placed])}
+        tree: dict[str, Any] = {"group": _shown([each for _, _, each in placed])}
         if group.then is None:
-            return after, results, shape
+            return after, results, tree
         after, result, then = self._place(group.then, after, results)
-        return after, result, shape | {"then": then}
+        return after, result, tree | {"then": then}
 
     def _place_step(
         self, part: Step[Any] | SignalStep, wait: _Wait, result: Any
@@ -405,17 +405,17 @@ def _step_options(step: Step[Any]) -> Mapping[str, Any]:
     return step.options
 
 
-def _shown(shapes: list[Any]) -> list[Any]:
+def _shown(trees: list[Any]) -> list[Any]:
     """Steps of one handler side by side as one entry, and not more entries than people read."""
     found: list[Any] = []
-    for shape in shapes:
+    for tree in trees:
         last = found[-1] if found else {}
         count = last.get("count", 1)
-        is_next = "step" in shape and shape["step"] == last.get("step", 0) + count
-        if is_next and shape["handler"] == last.get("handler"):
+        is_next = "step" in tree and tree["step"] == last.get("step", 0) + count
+        if is_next and tree["handler"] == last.get("handler"):
             last["count"] = count + 1
         else:
-            found.append(shape)
+            found.append(tree)
     if len(found) > MAX_SHOWN:
         return [*found[:MAX_SHOWN], {"more": len(found) - MAX_SHOWN}]
     return found

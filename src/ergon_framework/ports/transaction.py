@@ -159,25 +159,25 @@ class Transaction(Generic[T_co]):
 
     def to_dict(self) -> dict[str, Any]:
         """The envelope as plain values, ``created_at`` as RFC 3339 text, without unset fields."""
-        shape: dict[str, Any] = {"transaction_id": self.transaction_id, "payload": self.payload}
+        document: dict[str, Any] = {"transaction_id": self.transaction_id, "payload": self.payload}
         if self.metadata:
-            shape["metadata"] = dict(self.metadata)
+            document["metadata"] = dict(self.metadata)
         for name in ("correlation_id", "trace_id", "source", "parent_id"):
             value = getattr(self, name)
             if value is not None:
-                shape[name] = value
-        shape["created_at"] = self.created_at.isoformat()
-        return shape
+                document[name] = value
+        document["created_at"] = self.created_at.isoformat()
+        return document
 
     @classmethod
-    def from_dict(cls, shape: Mapping[str, Any]) -> Transaction:
+    def from_dict(cls, document: Mapping[str, Any]) -> Transaction:
         """The inverse of :meth:`to_dict`. Fields a later version may add are ignored."""
-        if not isinstance(shape, Mapping):
+        if not isinstance(document, Mapping):
             raise EnvelopeError(
-                f"a transaction must be an object, not {type(shape).__name__}",
+                f"a transaction must be an object, not {type(document).__name__}",
                 remedy='for example {"transaction_id": "t1", "payload": {}}',
             )
-        known = {name: shape[name] for name in (*FIELDS, "id") if name in shape}
+        known = {name: document[name] for name in (*FIELDS, "id") if name in document}
         created = known.get("created_at")
         if isinstance(created, str):
             try:

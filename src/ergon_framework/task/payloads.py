@@ -55,9 +55,9 @@ def payload_converter(owner: str, hint: Any) -> Converter | None:
     title = name_of_type(hint)
     try:
         # A struct with one field remembers how its type is read; a bare type is read each time.
-        shape = msgspec.defstruct("Payload", [(_FIELD, hint)])
+        struct = msgspec.defstruct("Payload", [(_FIELD, hint)])
         decoder: Any = msgspec.json.Decoder(hint, dec_hook=_made)
-        msgspec.json.Decoder(shape, dec_hook=_made)
+        msgspec.json.Decoder(struct, dec_hook=_made)
     except Exception as error:
         raise HookError(
             f"the consumer {owner!r} cannot take a payload of the type {title}: {describe(error)}",
@@ -74,7 +74,7 @@ def payload_converter(owner: str, hint: Any) -> Converter | None:
         try:
             if is_json:
                 return decoder.decode(payload)
-            made: Any = msgspec.convert({_FIELD: payload}, shape, dec_hook=_made)
+            made: Any = msgspec.convert({_FIELD: payload}, struct, dec_hook=_made)
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
             reason = _told(error, "" if is_json else f".{_FIELD}")
             raise InvalidPayloadError(f"the payload is no {title}: {reason}") from None

@@ -144,14 +144,14 @@ class JournalTracer(_PassThroughTracer):
         if not parent.is_valid:
             if name not in EDGES:
                 return INVALID_SPAN
-            shape = SpanContext(_new_id(128), _new_id(64), False, _SAMPLED)
-            return JournalSpan(self._provider, name, shape, None, start_time, attributes)
+            made = SpanContext(_new_id(128), _new_id(64), False, _SAMPLED)
+            return JournalSpan(self._provider, name, made, None, start_time, attributes)
         if not parent.trace_flags.sampled:
             return NonRecordingSpan(parent)
-        shape = SpanContext(
+        made = SpanContext(
             parent.trace_id, _new_id(64), False, parent.trace_flags, parent.trace_state
         )
-        return JournalSpan(self._provider, name, shape, parent, start_time, attributes)
+        return JournalSpan(self._provider, name, made, parent, start_time, attributes)
 
     @contextmanager
     def start_as_current_span(  # type: ignore[override]

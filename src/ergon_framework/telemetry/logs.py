@@ -96,21 +96,21 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
-        shape = self._shape(record)
+        document = self._document(record)
         extra = {
             name: value
             for name, value in vars(record).items()
-            if name not in _STANDARD and name not in shape and value is not None
+            if name not in _STANDARD and name not in document and value is not None
         }
-        shape = _shown(shape)
+        document = _shown(document)
         try:
-            return _dumps({**shape, **_shown(extra)})
+            return _dumps({**document, **_shown(extra)})
         except Exception:
-            return _dumps({**shape, **{str(name): _text(extra[name]) for name in extra}})
+            return _dumps({**document, **{str(name): _text(extra[name]) for name in extra}})
 
-    def _shape(self, record: logging.LogRecord) -> dict[str, Any]:
+    def _document(self, record: logging.LogRecord) -> dict[str, Any]:
         at = datetime.fromtimestamp(record.created, UTC)
-        shape: dict[str, Any] = {
+        document: dict[str, Any] = {
             "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
@@ -119,14 +119,14 @@ class JsonFormatter(logging.Formatter):
         for name in FIELDS:
             value = getattr(record, name, None)
             if value is not None:
-                shape[name] = value if isinstance(value, int) else str(value)
+                document[name] = value if isinstance(value, int) else str(value)
         if record.exc_info and not record.exc_text:
             record.exc_text = self.formatException(record.exc_info)
         if record.exc_text:
-            shape["exception"] = record.exc_text
+            document["exception"] = record.exc_text
         if record.stack_info:
-            shape["stack"] = record.stack_info
-        return shape
+            document["stack"] = record.stack_info
+        return document
 
 
 def _shown(value: Any, name: str = "") -> Any:
@@ -140,8 +140,8 @@ def _shown(value: Any, name: str = "") -> Any:
     return value
 
 
-def _dumps(shape: dict[str, Any]) -> str:
-    return json.dumps(shape, default=str, allow_nan=False)
+def _dumps(document: dict[str, Any]) -> str:
+    return json.dumps(document, default=str, allow_nan=False)
 
 
 def _text(value: Any) -> str:

@@ -266,8 +266,8 @@ class SdkSpanWriter:
         if type(below.span) is not self._lean and not self._is_sampled(parent):
             return self._start_otherwise(name, below, at, attributes, links, kind)
         # What SpanContext(...) makes of ids that are known to be valid.
-        shape = (parent[0], self._new_id(), False, parent[3], parent[4], True)
-        context = _new(SpanContext, shape)
+        fields = (parent[0], self._new_id(), False, parent[3], parent[4], True)
+        context = _new(SpanContext, fields)
         resource = self._tracer.resource
         span = self._begin(name, context, parent, at, attributes, resource, links, kind)
         processors = self._processors

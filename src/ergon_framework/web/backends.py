@@ -235,31 +235,31 @@ class ZoneBackend:
 
     def consumers(self) -> dict[str, Any]:
         """Every consumer with its cursor and its backlog."""
-        from ergon_framework.boundary.node.wire import consumer_shape
+        from ergon_framework.boundary.node.wire import consumer_view
 
         def look(zone: LocalZone) -> dict[str, Any]:
             now = zone.clock()
-            return {"consumers": [consumer_shape(each, now) for each in zone.store.consumers()]}
+            return {"consumers": [consumer_view(each, now) for each in zone.store.consumers()]}
 
         return self._asked("ListConsumers", {}, look)
 
     def quarantine(self, state: str, consumer: str | None) -> dict[str, Any]:
         """What was set aside; its content stays out."""
-        from ergon_framework.boundary.node.wire import quarantine_shape
+        from ergon_framework.boundary.node.wire import quarantine_view
 
         def look(zone: LocalZone) -> dict[str, Any]:
             found = zone.store.quarantine(consumer, None if state == "all" else state)
-            return {"items": [quarantine_shape(each) for each in found]}
+            return {"items": [quarantine_view(each) for each in found]}
 
         wanted = {"state": state} | ({} if consumer is None else {"consumer_name": consumer})
         return self._asked("ListQuarantine", wanted, look)
 
     def gaps(self) -> dict[str, Any]:
         """Every recorded loss."""
-        from ergon_framework.boundary.node.wire import gap_shape
+        from ergon_framework.boundary.node.wire import gap_view
 
         return self._asked(
-            "ListGaps", {}, lambda zone: {"gaps": [gap_shape(each) for each in zone.store.gaps()]}
+            "ListGaps", {}, lambda zone: {"gaps": [gap_view(each) for each in zone.store.gaps()]}
         )
 
     def check(self) -> None:

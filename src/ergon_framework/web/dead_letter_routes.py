@@ -113,7 +113,7 @@ class _Found(msgspec.Struct):
     """One item, when it was made, and where it stands in its list."""
 
     at: str
-    shape: dict[str, Any]
+    view: dict[str, Any]
     place: Any
 
 
@@ -129,9 +129,9 @@ def dead_letter_routes(pool: BackendPool) -> APIRouter:
         both = merge(jobs, calls, key=lambda each: each.at, reverse=True)
         shown = list(islice(both, asked.limit))
         for each in shown:
-            setattr(place, "job" if each.shape["kind"] == "job" else "call", each.place)
+            setattr(place, "job" if each.view["kind"] == "job" else "call", each.place)
         is_more = len(jobs) + len(calls) > len(shown)
-        items = [each.shape for each in shown]
+        items = [each.view for each in shown]
         return json_response(page(items, cursor_text(place) if is_more else None))
 
     @router.get(
@@ -164,9 +164,9 @@ async def _jobs(pool: BackendPool, asked: LettersParams, place: _Place) -> list[
     def look() -> list[_Found]:
         with source.opened() as client:
             return [
-                _Found(shape["created_at"], {"kind": "job", **shape}, job.key)
+                _Found(view["created_at"], {"kind": "job", **view}, job.key)
                 for job in found_jobs(client, search, asked.limit + 1)
-                for shape in [shown_job(client, job, is_whole=is_whole)]
+                for view in [shown_job(client, job, is_whole=is_whole)]
             ]
 
     return await pool.call("jobs", look)
@@ -180,7 +180,7 @@ async def _calls(pool: BackendPool, asked: LettersParams, place: _Place) -> list
 
     def look(source: ProviderBackend) -> list[_Found]:
         found = letters_page(source, asked.reason, place.call, asked.limit + 1, is_whole=is_whole)
-        return [_Found(shape["occurred_at"], shape, where) for where, shape in found]
+        return [_Found(view["occurred_at"], view, where) for where, view in found]
 
     stores = pool.backends.providers.items()
     pages = [await pool.call(part, partial(look, source)) for part, source in stores]

@@ -122,13 +122,13 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 async def _told(_request: Request, error: Any) -> Response:
-    shape = error.to_dict()
+    document = error.to_dict()
     if isinstance(error, BackendUnavailableError):
-        return unavailable(**shape)
+        return unavailable(**document)
     if isinstance(error, ResourceNotFoundError | JobNotFoundError | BoundaryNotFoundError):
-        return error_response(404, **shape)
+        return error_response(404, **document)
     if isinstance(error, InvalidParameterError):
-        return error_response(422, **shape)
+        return error_response(422, **document)
     logger.error("a request failed: %s", error)
     if isinstance(error, StoreError | BoundaryError):
         return unavailable(error.code, "what was asked does not answer")
@@ -212,11 +212,11 @@ def cursor_text(place: Any) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
 
 
-def cursor_place(text: str, shape: type[T]) -> T:
+def cursor_place(text: str, document: type[T]) -> T:
     """The place that :func:`cursor_text` wrote down; ``BadInputError`` for anything else."""
     try:
         padded = text.encode("ascii") + b"=" * (-len(text) % 4)
-        return msgspec.json.decode(base64.b64decode(padded, b"-_", validate=True), type=shape)
+        return msgspec.json.decode(base64.b64decode(padded, b"-_", validate=True), type=document)
     except (UnicodeEncodeError, binascii.Error, msgspec.DecodeError, msgspec.ValidationError):
         problem = "is not the next_cursor of such a list"
         raise InvalidParameterError("cursor", problem, CURSOR_REMEDY) from None

@@ -14,7 +14,7 @@ from ergon_framework.boundary.node import replication_plan
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy
-from ergon_framework.boundary.node.wire import gap_shape
+from ergon_framework.boundary.node.wire import gap_view
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.cli.boundary_facts import show_page
@@ -318,7 +318,7 @@ def test_the_command_line_shows_both_offsets(capsys: pytest.CaptureFixture[str])
     """A page on a terminal says where a loss lies here, and what it was at the peer."""
     peers = Gap("inbound:a", 3, 3, "retention", 1.0, 7, 9)
     ours = Gap("inbound:a", 4, 5, "disk", 1.0)
-    shown = {"facts": [], "gaps": [gap_shape(gap) for gap in (peers, ours)]}
+    shown = {"facts": [], "gaps": [gap_view(gap) for gap in (peers, ours)]}
     show_page(shown, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == ["lost: 3, at the peer 7 to 9 (retention)", "lost: 4 to 5 (disk)"]

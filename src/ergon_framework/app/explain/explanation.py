@@ -66,11 +66,11 @@ class Explanation(msgspec.Struct, frozen=True):
         whose = "" if self.tenant is None else f" of tenant {self.tenant}"
         return f"{self.kind.capitalize()} {self.id}{whose} {self.standing}."
 
-    def shape(self) -> dict[str, Any]:
+    def view(self) -> dict[str, Any]:
         """As programs get it."""
-        shape = {"kind": self.kind, "id": self.id, "status": self.status, "why": self.why}
+        view = {"kind": self.kind, "id": self.id, "status": self.status, "why": self.why}
         more = {"as_of": self.as_of, "tenant": self.tenant}
-        return shape | {name: value for name, value in more.items() if value is not None}
+        return view | {name: value for name, value in more.items() if value is not None}
 
 
 @dataclass

@@ -16,7 +16,7 @@ from ergon_framework.app.node import node_address
 from ergon_framework.app.zones import all_zones
 from ergon_framework.boundary.backup import looked_at
 from ergon_framework.boundary.node.status import status
-from ergon_framework.boundary.node.wire import gap_shape, quarantine_shape
+from ergon_framework.boundary.node.wire import gap_view, quarantine_view
 from ergon_framework.boundary.store_urls import fact_file
 from ergon_framework.boundary.zone import PEER, LocalZone
 from ergon_framework.core.rfc3339 import format_rfc3339
@@ -91,8 +91,8 @@ def _everywhere(asked: Question) -> Iterator[FactStatus]:
 def _local_site(zone: LocalZone, options: str) -> Site:
     return Site(
         status(zone),
-        [quarantine_shape(each) for each in zone.store.quarantine(state=None)],
-        [gap_shape(each) for each in zone.store.gaps()],
+        [quarantine_view(each) for each in zone.store.quarantine(state=None)],
+        [gap_view(each) for each in zone.store.gaps()],
         zone.lookup,
         lambda log, offset: _stored(zone, log, offset),
         options,

@@ -64,10 +64,10 @@ _PLACES = frozenset({"url", "store"})
 registered_sections: dict[str, Section] = {}
 
 
-def register_section(name: str, shape: Any, *, has_secrets: bool = False) -> None:
+def register_section(name: str, kind: Any, *, has_secrets: bool = False) -> None:
     """Let ``ergon.toml`` have a section ``name``, found checked in ``settings.extensions[name]``.
 
-    ``shape`` is a pydantic model, or any type pydantic can check, such as ``dict[str, Model]`` for
+    ``kind`` is a pydantic model, or any type pydantic can check, such as ``dict[str, Model]`` for
     a section of named tables. With ``has_secrets``, ``env:`` and ``file:`` references in it become
     ``SecretStr`` values before they are checked.
     """
@@ -76,7 +76,7 @@ def register_section(name: str, shape: Any, *, has_secrets: bool = False) -> Non
             f"the settings section {name!r} is registered already",
             remedy="register each section once, where its part is imported",
         )
-    registered_sections[name] = Section(shape, has_secrets)
+    registered_sections[name] = Section(kind, has_secrets)
 
 
 def load_settings(
@@ -234,7 +234,7 @@ def _part(
     table = source.tables[name]
     if section.has_secrets:
         table = Resolver(source, environ, section.has_free_options).resolve(table, (name,))
-    return source.check((name,), table, TypeAdapter(section.shape))
+    return source.check((name,), table, TypeAdapter(section.kind))
 
 
 def check_server_packages() -> None:

@@ -85,7 +85,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
 class Section:
     """How a section is read. Free options have no model that knows their types."""
 
-    shape: Any
+    kind: Any
     has_secrets: bool = False
     has_free_options: bool = False
 

@@ -252,8 +252,8 @@ class SettingsSource:
             self.problems.append(mistake)
         self.mistaken.add(path)
 
-    def check(self, path: KeyPath, value: object, shape: TypeAdapter[T]) -> T | None:
-        """``value`` as ``shape``, with its mistakes noted.
+    def check(self, path: KeyPath, value: object, kind: TypeAdapter[T]) -> T | None:
+        """``value`` as ``kind``, with its mistakes noted.
 
         What is wrong is left out of it, and no more around it than does not stand without it; None
         when nothing is left.
@@ -261,7 +261,7 @@ class SettingsSource:
         gone: set[KeyPath] = set()
         while True:
             try:
-                return shape.validate_python(value)
+                return kind.validate_python(value)
             except ValidationError as error:
                 wrong = self._note(path, error, value, gone)
             places = {_reached(value, keys) for keys in wrong}

@@ -213,17 +213,17 @@ def called(
     return answer
 
 
-def understood(answer: bytes, shape: type[T]) -> T:
+def understood(answer: bytes, kind: type[T]) -> T:
     """The answer as a record."""
     try:
-        decoder = _DECODERS.get(shape)
+        decoder = _DECODERS.get(kind)
         if decoder is None:
-            decoder = _DECODERS[shape] = msgspec.json.Decoder(shape)
+            decoder = _DECODERS[kind] = msgspec.json.Decoder(kind)
         found: T = decoder.decode(answer)
         return found
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BoundaryError(
-            f"the node's answer is no {shape.__name__}: {error}",
+            f"the node's answer is no {kind.__name__}: {error}",
             reason="bad_answer",
             remedy="check the URL, and that node and client are of versions that fit",
         ) from None

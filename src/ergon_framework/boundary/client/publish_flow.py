@@ -30,7 +30,7 @@ from ergon_framework.boundary.client.flow import (
 )
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY, BlobSource, Report
 from ergon_framework.boundary.facts.admission import admitted
-from ergon_framework.boundary.http.codec import error_of_shape
+from ergon_framework.boundary.http.codec import error_of_document
 from ergon_framework.boundary.model import (
     Envelope,
     EnvelopeLike,
@@ -154,7 +154,7 @@ def _outcomes(answer: bytes, count: int) -> list[Receipt | BoundaryError]:
 
 def _outcome(result: dict[str, Any]) -> Receipt | BoundaryError:
     if "error" in result:
-        return error_of_shape(result["error"])
+        return error_of_document(result["error"])
     return understood(msgspec.json.encode(result), Receipt)
 
 

@@ -247,14 +247,14 @@ _PROXY_REMEDY = "check the URL, and the proxy if there is one between here and t
 
 def error_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> BoundaryError:
     """The error in an answer whose status is no success."""
-    return _completed(error_of_shape(_shape(body) or _elsewhere(status)), status, headers)
+    return _completed(error_of_document(_document(body) or _elsewhere(status)), status, headers)
 
 
 def error_of_head(status: int, headers: Mapping[str, str]) -> BoundaryError:
     """The error of an answer to HEAD, which has no body that could say more."""
     told = f"the answer has the HTTP status {status}"
-    shape = {"code": _code(status), "message": told, "details": {"remedy": _GET_REMEDY}}
-    return _completed(error_of_shape(shape), status, headers)
+    document = {"code": _code(status), "message": told, "details": {"remedy": _GET_REMEDY}}
+    return _completed(error_of_document(document), status, headers)
 
 
 def _elsewhere(status: int) -> dict[str, Any]:
@@ -275,16 +275,16 @@ def _completed(error: BoundaryError, status: int, headers: Mapping[str, str]) ->
     return error
 
 
-def error_of_shape(shape: Mapping[str, Any]) -> BoundaryError:
+def error_of_document(document: Mapping[str, Any]) -> BoundaryError:
     """The error that ``{code, message, details}`` stands for."""
-    code, given = str(shape.get("code") or "unknown"), shape.get("details")
+    code, given = str(document.get("code") or "unknown"), document.get("details")
     details = dict(given) if isinstance(given, Mapping) else {}
     reason = str(details.pop("reason", ""))
     remedy = str(details.pop("remedy", ""))
     wait = details.pop("retry_after_ms", None)
     kind = ERROR_OF_REASON.get((code, reason)) or ERROR_OF_CODE.get(code, BoundaryError)
     error = kind(
-        str(shape.get("message") or "the node refused"),
+        str(document.get("message") or "the node refused"),
         code=code,
         reason=reason,
         remedy=remedy,
@@ -296,12 +296,14 @@ def error_of_shape(shape: Mapping[str, Any]) -> BoundaryError:
     return error
 
 
-def _shape(body: bytes) -> dict[str, Any] | None:
+def _document(body: bytes) -> dict[str, Any] | None:
     try:
-        shape = msgspec.json.decode(body)
+        document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return shape if isinstance(shape, dict) and isinstance(shape.get("code"), str) else None
+    return (
+        document if isinstance(document, dict) and isinstance(document.get("code"), str) else None
+    )
 
 
 def _seconds(text: str | None) -> float | None:

@@ -311,12 +311,12 @@ def _read_own(cert: File) -> tuple[str, float]:
         if isinstance(each.value, x509.SubjectAlternativeName):
             uris = each.value.get_values_for_type(x509.UniformResourceIdentifier)
     common = leaf.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    shape = {
+    certificate = {
         "subjectAltName": [("URI", uri) for uri in uris],
         "subject": [[("commonName", str(each.value))] for each in common],
     }
     try:
-        return peer_identity(shape), leaf.not_valid_after_utc.timestamp()
+        return peer_identity(certificate), leaf.not_valid_after_utc.timestamp()
     except NotPermittedError as error:
         raise ConfigurationError(
             f"{cert} cannot be used: {error.message}", remedy=error.remedy

@@ -634,9 +634,9 @@ class NodeApplication:
 
     async def _operate(self, operation: Operation, exchange: Exchange) -> None:
         permit = self.permitted(exchange.caller, operation.name)
-        asked = operations.read(exchange.body, operation.shape)
-        shape = await self.in_thread(lambda: operation.run(self.zone, permit, asked))
-        exchange.reply(200, json.dumps(shape).encode())
+        asked = operations.read(exchange.body, operation.kind)
+        view = await self.in_thread(lambda: operation.run(self.zone, permit, asked))
+        exchange.reply(200, json.dumps(view).encode())
         # These change what a waiting consumer or link would see: they must look again.
         if operation.name in ("Open", "AcceptEpoch", "ReleaseQuarantine", "Seal", "SeekConsumer"):
             self._heard("")

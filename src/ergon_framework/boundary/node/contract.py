@@ -126,16 +126,16 @@ def _openapi() -> bytes:
 
 def openapi() -> dict[str, Any]:
     """The description of every operation."""
-    shapes: dict[str, tuple[type, str]] = {
+    kinds: dict[str, tuple[type, str]] = {
         f"{CORE}/AppendFact": (AppendFact, "Append one fact; the answer means it is on disk."),
         f"{CORE}/FetchFacts": (FetchFacts, "A page of facts for a consumer."),
         f"{ADMIN}/AppendFacts": (AppendFacts, "Append facts in order, in one commit."),
     }
     for path, operation in OPERATIONS.items():
-        shapes[path] = (operation.shape, (operation.run.__doc__ or "").strip())
-    wanted = [shape for shape, _text in shapes.values()] + [*_ANSWERS.values(), Error]
+        kinds[path] = (operation.kind, (operation.run.__doc__ or "").strip())
+    wanted = [kind for kind, _text in kinds.values()] + [*_ANSWERS.values(), Error]
     _schemas, components = msgspec.json.schema_components(wanted, ref_template=_REF)
-    paths = {f"/{path}": _unary(path, *about) for path, about in sorted(shapes.items())}
+    paths = {f"/{path}": _unary(path, *about) for path, about in sorted(kinds.items())}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Ergon boundary node", "version": "1"},
@@ -144,7 +144,7 @@ def openapi() -> dict[str, Any]:
     }
 
 
-def _unary(path: str, shape: type, text: str) -> dict[str, Any]:
+def _unary(path: str, kind: type, text: str) -> dict[str, Any]:
     service, _, name = path.rpartition("/")
     answer = _ANSWERS.get(name)
     schema = {"type": "object"} if answer is None else _ref(answer)
@@ -152,7 +152,7 @@ def _unary(path: str, shape: type, text: str) -> dict[str, Any]:
         "post": {
             "operationId": f"{service}.{name}",
             "summary": text,
-            "requestBody": {"required": True, "content": _json(_ref(shape))},
+            "requestBody": {"required": True, "content": _json(_ref(kind))},
             "responses": {"200": {"description": "Done.", "content": _json(schema)}, **_refusals()},
         }
     }
@@ -209,8 +209,8 @@ def _refusals() -> dict[str, Any]:
     }
 
 
-def _ref(shape: type) -> dict[str, str]:
-    return {"$ref": _REF.format(name=shape.__name__)}
+def _ref(kind: type) -> dict[str, str]:
+    return {"$ref": _REF.format(name=kind.__name__)}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from ergon_framework.boundary.node.operations import (
     operation,
 )
 from ergon_framework.boundary.node.policy import Permit
-from ergon_framework.boundary.node.wire import object_shape
+from ergon_framework.boundary.node.wire import object_view
 from ergon_framework.boundary.zone import PEER, LocalZone
 from ergon_framework.errors import BoundaryError, DataLossError, FactInvalidError, NotPermittedError
 from ergon_framework.ports.factstore import OUTBOUND, StoredFact, StoredObject
@@ -264,7 +264,7 @@ def head_object(zone: LocalZone, permit: Permit, asked: ObjectName) -> dict[str,
     blob = zone.objects.stat(stored.digest)
     if blob is None or blob.size != stored.size:
         raise damaged(stored.bucket, stored.key)
-    return object_shape(stored)
+    return object_view(stored)
 
 
 @operation(ADMIN, ObjectName)
@@ -289,7 +289,7 @@ def get_object(zone: LocalZone, permit: Permit, asked: ObjectName) -> dict[str, 
     # promises others.
     if source is None or hashlib.sha256(data).digest() != stored.digest:
         raise damaged(stored.bucket, stored.key)
-    return {**object_shape(stored), "blob": base64.b64encode(data).decode()}
+    return {**object_view(stored), "blob": base64.b64encode(data).decode()}
 
 
 def damaged(bucket: str, key: str) -> DataLossError:
@@ -385,13 +385,13 @@ class ObjectRoutes:
             raise
         # The same bytes were put again and are on disk now.
         self._spoilt.discard(parsed(receipt.digest, "digest"))
-        shape = {
+        view = {
             "bucket": receipt.bucket,
             "key": receipt.key,
             "digest": receipt.digest,
             "size": receipt.size,
         }
-        exchange.reply(200, json.dumps(shape).encode())
+        exchange.reply(200, json.dumps(view).encode())
 
     def _length(self, length: str | None, encoding: str | None) -> int | None:
         """How many bytes were announced; None when they come in chunks."""

@@ -16,10 +16,10 @@ import msgspec
 from ergon_framework.boundary.node.policy import Permit
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.node.wire import (
-    consumer_shape,
-    gap_shape,
-    link_shape,
-    quarantine_shape,
+    consumer_view,
+    gap_view,
+    link_view,
+    quarantine_view,
 )
 from ergon_framework.boundary.zone import PEER, LocalZone, check_log
 from ergon_framework.errors import BoundaryNotFoundError, FactInvalidError, NotPermittedError
@@ -148,7 +148,7 @@ class Nothing(OperationRequest):
     """A request without fields."""
 
 
-def read(body: bytes, shape: type[RequestT]) -> RequestT:
+def read(body: bytes, kind: type[RequestT]) -> RequestT:
     """The request in a body; ``FactInvalidError`` names the field that is wrong."""
     try:
         # An operation without fields may be called without a body.
@@ -168,7 +168,7 @@ def read(body: bytes, shape: type[RequestT]) -> RequestT:
             # Not strict, and both spellings of names: clients made from the ``.proto`` send 64-bit
             # numbers as text, and names in lowerCamelCase.
             {snake(key): value for key, value in data.items()},
-            shape,
+            kind,
             strict=False,
         )
     except msgspec.ValidationError as error:
@@ -258,7 +258,7 @@ class Operation(NamedTuple):
 
     name: str
     service: str
-    shape: type[OperationRequest]
+    kind: type[OperationRequest]
     run: Callable[[LocalZone, Permit, Any], dict[str, Any]]
 
 
@@ -267,7 +267,7 @@ OPERATIONS: dict[str, Operation] = {}
 
 
 def operation(
-    service: str, shape: type[R]
+    service: str, kind: type[R]
 ) -> Callable[[Callable[[LocalZone, Permit, R], dict[str, Any]]], Callable[..., dict[str, Any]]]:
     """Make a function an operation of that service, under its own name in CamelCase."""
 
@@ -275,7 +275,7 @@ def operation(
         run: Callable[[LocalZone, Permit, R], dict[str, Any]],
     ) -> Callable[..., dict[str, Any]]:
         name = "".join(part.capitalize() for part in run.__name__.split("_"))
-        OPERATIONS[f"{service}/{name}"] = Operation(name, service, shape, run)
+        OPERATIONS[f"{service}/{name}"] = Operation(name, service, kind, run)
         return run
 
     return register
@@ -366,7 +366,7 @@ def create_consumer(zone: LocalZone, permit: Permit, asked: CreateConsumer) -> d
         to_zone=to_zone,
         is_required=asked.required,
     )
-    return consumer_shape(info, zone.clock())
+    return consumer_view(info, zone.clock())
 
 
 @operation(ADMIN, Nothing)
@@ -374,7 +374,7 @@ def list_consumers(zone: LocalZone, permit: Permit, asked: Nothing) -> dict[str,
     """Every consumer with its cursor and its backlog."""
     now = zone.clock()
     seen = [info for info in zone.store.consumers() if permit.may_consume(info.name)]
-    return {"consumers": [consumer_shape(info, now) for info in seen]}
+    return {"consumers": [consumer_view(info, now) for info in seen]}
 
 
 @operation(ADMIN, ConsumerOnly)
@@ -420,7 +420,7 @@ def quarantine_fact(zone: LocalZone, permit: Permit, asked: QuarantineFact) -> d
         why=item.reason,
         attempts=item.attempts,
     )
-    return quarantine_shape(item)
+    return quarantine_view(item)
 
 
 @operation(ADMIN, ListQuarantine)
@@ -429,7 +429,7 @@ def list_quarantine(zone: LocalZone, permit: Permit, asked: ListQuarantine) -> d
     state = None if asked.state == "all" else asked.state
     items = zone.store.quarantine(asked.consumer_name, state)
     seen = [item for item in items if permit.may_consume(item.consumer)]
-    return {"items": [quarantine_shape(item) for item in seen]}
+    return {"items": [quarantine_view(item) for item in seen]}
 
 
 @operation(ADMIN, QuarantineItem)
@@ -437,7 +437,7 @@ def release_quarantine(zone: LocalZone, permit: Permit, asked: QuarantineItem) -
     """Deliver a fact that was set aside once more."""
     item = _settled(zone, permit, asked, "released")
     zone.telling.tell("quarantine.released", id=item.id, consumer=item.consumer)
-    return quarantine_shape(item)
+    return quarantine_view(item)
 
 
 @operation(ADMIN, QuarantineItem)
@@ -445,7 +445,7 @@ def discard_quarantine(zone: LocalZone, permit: Permit, asked: QuarantineItem) -
     """Give a fact that was set aside up for good, for that consumer."""
     item = _settled(zone, permit, asked, "discarded")
     zone.telling.tell("quarantine.discarded", id=item.id, consumer=item.consumer)
-    return quarantine_shape(item)
+    return quarantine_view(item)
 
 
 def _settled(zone: LocalZone, permit: Permit, asked: QuarantineItem, state: str) -> Quarantined:
@@ -465,7 +465,7 @@ def _settled(zone: LocalZone, permit: Permit, asked: QuarantineItem, state: str)
 @operation(ADMIN, Nothing)
 def list_gaps(zone: LocalZone, permit: Permit, asked: Nothing) -> dict[str, Any]:
     """Every recorded loss."""
-    return {"gaps": [gap_shape(gap) for gap in zone.store.gaps()]}
+    return {"gaps": [gap_view(gap) for gap in zone.store.gaps()]}
 
 
 @operation(ADMIN, Nothing)
@@ -508,7 +508,7 @@ def seal(zone: LocalZone, permit: Permit, asked: Seal) -> dict[str, Any]:
         peer=asked.peer,
         reason=asked.reason,
     )
-    return link_shape(link)
+    return link_view(link)
 
 
 @operation(ADMIN, Seal)
@@ -521,7 +521,7 @@ def open_(zone: LocalZone, permit: Permit, asked: Seal) -> dict[str, Any]:
         peer=asked.peer,
         reason=asked.reason,
     )
-    return link_shape(link)
+    return link_view(link)
 
 
 @operation(ADMIN, AcceptEpoch)
@@ -531,4 +531,4 @@ def accept_epoch(zone: LocalZone, permit: Permit, asked: AcceptEpoch) -> dict[st
     zone.telling.note(
         "link.accepted", f"the changed store of {asked.peer} was accepted", peer=asked.peer
     )
-    return link_shape(link)
+    return link_view(link)

@@ -10,7 +10,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
-from ergon_framework.boundary.node.wire import consumer_shape, link_shape, milliseconds
+from ergon_framework.boundary.node.wire import consumer_view, link_view, milliseconds
 from ergon_framework.boundary.settings import DAY
 from ergon_framework.errors import BoundaryError, StoreError
 from ergon_framework.ports.factstore import NEW_EPOCH, ConsumerInfo, LogInfo, StoredObject
@@ -95,20 +95,20 @@ def status(zone: LocalZone, *, objects_timeout: float = OBJECTS_TIMEOUT) -> dict
     info, mark = store.info(), move_state_of(store)
     logs, consumers = store.logs(), store.consumers()
     quarantined = store.quarantine()
-    links = [{**link_shape(link), **zone.gates.get(link.peer, {})} for link in store.links()]
+    links = [{**link_view(link), **zone.gates.get(link.peer, {})} for link in store.links()]
     known = {link["peer"] for link in links}
     links += [
         {"peer": peer, "sealed": False, **gate}
         for peer, gate in sorted(zone.gates.items())
         if peer not in known
     ]
-    shape: dict[str, Any] = {
+    view: dict[str, Any] = {
         "zone": info.zone,
         "epoch": info.epoch,
         "created_at_unix_ms": milliseconds(info.created_at),
         "now_unix_ms": milliseconds(now),
-        "logs": [_log_shape(log, zone) for log in logs],
-        "consumers": [consumer_shape(each, now) for each in consumers],
+        "logs": [_log_view(log, zone) for log in logs],
+        "consumers": [consumer_view(each, now) for each in consumers],
         "links": links,
         "quarantined": len(quarantined),
         "gaps": len(store.gaps()),
@@ -126,9 +126,9 @@ def status(zone: LocalZone, *, objects_timeout: float = OBJECTS_TIMEOUT) -> dict
         "little_room": zone.little_room(),
         "new_epoch": _new_epoch(store.attribute(NEW_EPOCH), now),
     }
-    shape["alerts"] = list(_alerts(shape, consumers, now))
-    shape["notes"] = list(_notes()) if is_file else []
-    return shape
+    view["alerts"] = list(_alerts(view, consumers, now))
+    view["notes"] = list(_notes()) if is_file else []
+    return view
 
 
 def _new_epoch(written: str | None, now: float) -> str | None:
@@ -137,7 +137,7 @@ def _new_epoch(written: str | None, now: float) -> str | None:
     return why if float(at) > 0 and now - float(at) < EPOCH_ALERT else None
 
 
-def _log_shape(log: LogInfo, zone: LocalZone) -> dict[str, Any]:
+def _log_view(log: LogInfo, zone: LocalZone) -> dict[str, Any]:
     capacity = zone.settings.capacity_bytes
     return {
         "log": log.name,
@@ -150,55 +150,53 @@ def _log_shape(log: LogInfo, zone: LocalZone) -> dict[str, Any]:
 
 
 def _alerts(
-    shape: dict[str, Any], consumers: list[ConsumerInfo], now: float
+    view: dict[str, Any], consumers: list[ConsumerInfo], now: float
 ) -> Iterator[dict[str, Any]]:
-    yield from _move_alerts(shape)
-    if shape["is_read_only"]:
+    yield from _move_alerts(view)
+    if view["is_read_only"]:
         yield _alert("read_only", "the disk did not confirm a write: start the node again")
-    if shape["objects_trouble"] is not None:
-        yield _alert("objects", f"objects cannot be had: {shape['objects_trouble']}")
-    yield from _store_alerts(shape)
-    for log in shape["logs"]:
+    if view["objects_trouble"] is not None:
+        yield _alert("objects", f"objects cannot be had: {view['objects_trouble']}")
+    yield from _store_alerts(view)
+    for log in view["logs"]:
         fill = log["fill_percent"]
         if fill is not None and fill >= 50:
             yield _alert("fill", f"{log['log']} is {fill} % full", log=log["log"])
     for info in consumers:
         if info.lag >= BACKLOG_ALERT:
             yield _alert("backlog", f"{info.lag} facts wait for {info.name}", consumer=info.name)
-    for link in shape["links"]:
+    for link in view["links"]:
         yield from _link_alerts(link)
-    if shape["quarantined"]:
-        yield _alert("quarantine", f"{shape['quarantined']} facts are set aside")
-    if shape["lost_facts"]:
-        yield _alert(
-            "loss", f"{shape['lost_facts']} facts were given up: see `ergon boundary gaps`"
-        )
-    expiry = shape["certificate_expires_unix_ms"]
+    if view["quarantined"]:
+        yield _alert("quarantine", f"{view['quarantined']} facts are set aside")
+    if view["lost_facts"]:
+        yield _alert("loss", f"{view['lost_facts']} facts were given up: see `ergon boundary gaps`")
+    expiry = view["certificate_expires_unix_ms"]
     if expiry is not None and expiry / 1000 - now < EXPIRY_ALERT:
         days = max(0, int((expiry / 1000 - now) / DAY))
         yield _alert("certificate", f"the certificate ends in {days} days")
 
 
-def _store_alerts(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if shape["append_trouble"] is not None:
-        yield _alert("appends", f"the last append failed: {shape['append_trouble']}")
-    if shape["damage"] is not None:
-        yield _alert("damage", shape["damage"])
-    if shape["little_room"] is not None:
-        yield _alert("disk", shape["little_room"])
-    if not shape["is_synced"]:
-        yield _alert("unsynced", shape["acknowledgement"])
-    if shape["new_epoch"] is not None:
-        text = f"the store began a new epoch: {shape['new_epoch']}"
+def _store_alerts(view: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if view["append_trouble"] is not None:
+        yield _alert("appends", f"the last append failed: {view['append_trouble']}")
+    if view["damage"] is not None:
+        yield _alert("damage", view["damage"])
+    if view["little_room"] is not None:
+        yield _alert("disk", view["little_room"])
+    if not view["is_synced"]:
+        yield _alert("unsynced", view["acknowledgement"])
+    if view["new_epoch"] is not None:
+        text = f"the store began a new epoch: {view['new_epoch']}"
         yield _alert("new_epoch", f"{text}; peers pull again when they accept it")
 
 
-def _move_alerts(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if shape["is_half_moved"]:
+def _move_alerts(view: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if view["is_half_moved"]:
         yield _alert("move", "a move into it has not ended: run the same `ergon move` again")
-    if shape["moved_to"] is not None:
-        text = f"what it held was moved to {shape['moved_to']}: nothing more is taken in here"
-        yield _alert("moved", text, place=shape["moved_to"])
+    if view["moved_to"] is not None:
+        text = f"what it held was moved to {view['moved_to']}: nothing more is taken in here"
+        yield _alert("moved", text, place=view["moved_to"])
 
 
 def _link_alerts(link: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -39,7 +39,7 @@ def page_json(serving: Fetched, epoch: str, zone: str) -> bytes:
         "deliveries": consumer.deliveries,
         "chain": page.chain.hex(),
         "through_chain": page.end_chain.hex(),
-        "gaps": [gap_shape(gap) for gap in page.gaps],
+        "gaps": [gap_view(gap) for gap in page.gaps],
     }
     facts = b",".join([_fact_json(fact, serving.is_released) for fact in page.facts])
     return b'{"facts":[' + facts + b"]," + json.dumps(rest).encode()[1:]
@@ -62,9 +62,9 @@ def _fact_json(fact: StoredFact, is_released: bool) -> bytes:
     )
 
 
-def gap_shape(gap: Gap) -> dict[str, Any]:
+def gap_view(gap: Gap) -> dict[str, Any]:
     """A recorded loss."""
-    shape = {
+    view = {
         "log": gap.log,
         "first_offset": gap.first,
         "last_offset": gap.last,
@@ -72,11 +72,11 @@ def gap_shape(gap: Gap) -> dict[str, Any]:
         "recorded_at_unix_ms": milliseconds(gap.at),
     }
     if gap.source_first is not None:
-        shape |= {"source_first_offset": gap.source_first, "source_last_offset": gap.source_last}
-    return shape
+        view |= {"source_first_offset": gap.source_first, "source_last_offset": gap.source_last}
+    return view
 
 
-def consumer_shape(info: ConsumerInfo, now: float) -> dict[str, Any]:
+def consumer_view(info: ConsumerInfo, now: float) -> dict[str, Any]:
     """A consumer."""
     is_held = info.is_held(now)
     return {
@@ -94,7 +94,7 @@ def consumer_shape(info: ConsumerInfo, now: float) -> dict[str, Any]:
     }
 
 
-def quarantine_shape(item: Quarantined) -> dict[str, Any]:
+def quarantine_view(item: Quarantined) -> dict[str, Any]:
     """A fact that was set aside; its content stays out of listings."""
     return {
         "id": item.id,
@@ -109,7 +109,7 @@ def quarantine_shape(item: Quarantined) -> dict[str, Any]:
     }
 
 
-def link_shape(link: Link) -> dict[str, Any]:
+def link_view(link: Link) -> dict[str, Any]:
     """A link to a peer, as the store knows it."""
     return {
         "peer": link.peer or None,
@@ -120,7 +120,7 @@ def link_shape(link: Link) -> dict[str, Any]:
     }
 
 
-def object_shape(stored: StoredObject) -> dict[str, Any]:
+def object_view(stored: StoredObject) -> dict[str, Any]:
     """An object's name and what it stands for."""
     return {
         "bucket": stored.bucket,

@@ -59,14 +59,14 @@ def encode(transaction: Transaction, max_bytes: int) -> bytes:
             f"dispatch_transactions takes Transactions, not {type(transaction).__name__}",
             remedy="wrap the payload: Transaction(transaction_id=..., payload=...)",
         )
-    shape = transaction.to_dict()
+    document = transaction.to_dict()
     try:
-        line = msgspec.json.encode(shape)
-        is_lossless = msgspec.json.decode(line) == shape
+        line = msgspec.json.encode(document)
+        is_lossless = msgspec.json.decode(line) == document
     except (*_BAD_JSON, TypeError) as error:
-        raise _refused(transaction, shape) from error
+        raise _refused(transaction, document) from error
     if not is_lossless:
-        raise _refused(transaction, shape)
+        raise _refused(transaction, document)
     if len(line) > max_bytes:
         raise PayloadError(
             f"transaction {transaction.transaction_id!r} is {len(line)} bytes long as a line; "
@@ -104,15 +104,15 @@ def shown(name: str) -> str:
 
 def letter(reason: str, where: dict[str, Any], line: bytes) -> bytes:
     """A dead letter: the reason, the place, and the line as its JSON ``value`` or as text."""
-    shape = _envelope(reason, where)
+    document = _envelope(reason, where)
     if "transaction_id" in where:
-        shape["value"] = msgspec.Raw(line.strip())
-        return msgspec.json.encode(shape) + NEWLINE
+        document["value"] = msgspec.Raw(line.strip())
+        return msgspec.json.encode(document) + NEWLINE
     try:
-        shape["text"] = line.decode("utf-8")
+        document["text"] = line.decode("utf-8")
     except UnicodeDecodeError:
-        shape["base64"] = base64.b64encode(line).decode("ascii")
-    return msgspec.json.encode(shape) + NEWLINE
+        document["base64"] = base64.b64encode(line).decode("ascii")
+    return msgspec.json.encode(document) + NEWLINE
 
 
 def long_letter(reason: str, where: dict[str, Any], pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -131,9 +131,9 @@ def _envelope(reason: str, where: dict[str, Any]) -> dict[str, Any]:
     return {"at": datetime.now(UTC).isoformat(), **where, "reason": text}
 
 
-def _refused(transaction: Transaction, shape: dict[str, Any]) -> PayloadError:
+def _refused(transaction: Transaction, document: dict[str, Any]) -> PayloadError:
     path, what, remedy = "payload", "a value that JSON does not give back equal", ""
-    for field, value in shape.items():
+    for field, value in document.items():
         found = _culprit(value, field, 0)
         if found is not None:
             path, what, remedy = found
