@@ -34,7 +34,7 @@ FINE_IN_COMPOUNDS = frozenset({"line"})
 PLAIN_IN_NAMES = frozenset(
     {
         *("bar", "hands", "hurry", "keeping", "line", "looking", "looks", "moves", "moving"),
-        *("quick", "review", "reviewed", "ring", "shape", "shapes", "straight", "tale", "telling"),
+        *("quick", "review", "reviewed", "ring", "shape", "shapes", "straight", "tale"),
         *("trail", "words"),
     }
 )

@@ -48,7 +48,7 @@ def test_an_outage_is_two_lines(
                     zone.append(envelope(f"m{n}"), FACT)
         zone.append(envelope("m0"), FACT)
         zone.append(envelope("m1"), FACT)
-        assert zone.telling.counts["append_failures", "store_unavailable"] == 50
+        assert zone.events.counts["append_failures", "store_unavailable"] == 50
     assert [record.getMessage() for record in caplog.records] == [
         "the store of zone plant: the server cannot be reached",
         "the store of zone plant takes facts again",
@@ -111,13 +111,13 @@ def test_the_content_of_a_fact_is_told_nowhere(
 def test_what_lasts_or_is_new_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """Every minute again, also after the clock was set back; and what differs at once."""
     clock = HandClock()
-    telling = ZoneEvents(clock)
+    events = ZoneEvents(clock)
     for wait, lines in ((0, 1), (REPEAT_INTERVAL - 1, 1), (1, 2), (-3600, 3), (1, 3)):
         clock.forward(wait)
-        telling.troubled("plant", AWAY, is_append=True)
+        events.troubled("plant", AWAY, is_append=True)
         assert len(caplog.records) == lines
     for n in range(3 * MAX_TROUBLES):
-        telling.troubled("plant", StoreUnavailableError(f"trouble {n}"), is_append=False)
+        events.troubled("plant", StoreUnavailableError(f"trouble {n}"), is_append=False)
     assert len(caplog.records) == 3 + 3 * MAX_TROUBLES
 
 
@@ -125,23 +125,23 @@ def test_trouble_with_objects_is_not_over_when_a_fact_comes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The store of facts was never in trouble."""
-    telling = ZoneEvents(HandClock())
+    events = ZoneEvents(HandClock())
     for _ in range(100):
-        telling.troubled("plant", StoreUnavailableError("the bucket is away"), is_append=False)
-        telling.committed(1, 0.001)
+        events.troubled("plant", StoreUnavailableError("the bucket is away"), is_append=False)
+        events.committed(1, 0.001)
     assert len(caplog.records) == 1
 
 
 def test_warnings_of_one_kind_are_logged_in_sums(caplog: pytest.LogCaptureFixture) -> None:
     """A thousand refusals are two lines: the first at once, the others as a number."""
     now = [100.0]
-    telling = ZoneEvents(lambda: now[0])
+    events = ZoneEvents(lambda: now[0])
     for number in range(1000):
-        telling.warn_in_sums("full", "call.denied", f"10.0.0.{number} was refused")
-    telling.warn_in_sums("other", "call.denied", "somebody else")
+        events.warn_in_sums("full", "call.denied", f"10.0.0.{number} was refused")
+    events.warn_in_sums("other", "call.denied", "somebody else")
     now[0] += 11
-    telling.tell_sums()
-    telling.tell_sums(is_last=True)
+    events.tell_sums()
+    events.tell_sums(is_last=True)
     assert [record.getMessage() for record in caplog.records] == [
         "10.0.0.0 was refused",
         "somebody else",

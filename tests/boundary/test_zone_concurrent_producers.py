@@ -65,7 +65,7 @@ def produce_in_a_crowd(zone: LocalZone) -> None:
             fact.offset,
             True,
         )
-    assert zone.telling.counts["duplicates", ""] == PRODUCERS * EACH
+    assert zone.events.counts["duplicates", ""] == PRODUCERS * EACH
 
 
 def test_each_producer_hears_of_its_own_facts(tmp_path: Path) -> None:

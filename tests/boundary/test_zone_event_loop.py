@@ -112,7 +112,7 @@ class BusyZone:
             zone.is_waiting = True
             self.store.seen(lambda: len(zone.checked) == len(messages))
             zone.is_waiting = False
-            self.counted = dict(zone.telling.counts)
+            self.counted = dict(zone.events.counts)
 
         self.store.acts = [first, second]
         self.zone.append(*message("alone"))
@@ -153,7 +153,7 @@ def test_a_bad_fact_is_refused_in_its_group(busy: BusyZone) -> None:
     assert busy.counted == {}
     assert isinstance(bad, FactInvalidError)
     assert isinstance(good, Receipt)
-    assert busy.zone.telling.counts["append_failures", "range"] == 1
+    assert busy.zone.events.counts["append_failures", "range"] == 1
 
 
 def test_a_mapping_of_ones_own_kind_is_not_read_meanwhile(busy: BusyZone) -> None:
@@ -178,7 +178,7 @@ def test_the_bytes_of_what_was_checked_meanwhile_are_looked_for(busy: BusyZone) 
     assert busy.zone.checked == [True, True]
     assert isinstance(bad, ArtifactError)
     assert isinstance(good, Receipt)
-    assert busy.zone.telling.counts["append_failures", bad.reason or bad.code] == 1
+    assert busy.zone.events.counts["append_failures", bad.reason or bad.code] == 1
 
 
 def test_a_store_that_cannot_tell_of_an_artifact(

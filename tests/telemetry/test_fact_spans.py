@@ -160,7 +160,7 @@ def test_a_duplicate_in_another_trace_is_no_conflict(
     assert (again.offset, again.duplicate) == (first.offset, True)
     (stored,) = zone.store.page("outbound", 0, 9, 1 << 20).facts
     assert json.loads(stored.envelope)["labels"] == {"traceparent": PARENT}
-    assert zone.telling.counts.get(("envelope_differences", ""), 0) == 0
+    assert zone.events.counts.get(("envelope_differences", ""), 0) == 0
     assert [(span.name, span.trace_id, span.attributes["ergon.duplicate"]) for span in kept] == [
         ("boundary.append", TRACE, False),
         ("boundary.append", "f" * 32, True),

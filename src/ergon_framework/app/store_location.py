@@ -110,7 +110,7 @@ _PORTS = {"postgresql": 5432, "redis": 6379, "nats": 4222}
 _KINDS = {"postgres": "postgresql", "rediss": "redis", "tls": "nats"}
 _DEFAULT_PATHS = {"redis": "0", "nats": "ergon"}
 _HERE = frozenset({"", "localhost", "127.0.0.1", "::1"})
-_TELLING = frozenset({"host", "hostaddr", "port", "dbname", "service", "options", "prefix"})
+_IDENTIFYING = frozenset({"host", "hostaddr", "port", "dbname", "service", "options", "prefix"})
 """Options that say where something is; the others say how to get there."""
 _ACCOUNTS = frozenset({"creds", "nkey", "tls_cert"})
 """What decides about the account on a NATS server; each account has streams of its own."""
@@ -136,8 +136,8 @@ def _plain_url(url: str) -> str:
     kind = _KINDS.get(scheme, scheme)
     hosts = ",".join(sorted(_plain_host(each, kind) for each in parts.netloc.split(",")))
     path = parts.path.strip("/") or _DEFAULT_PATHS.get(kind, "")
-    telling = _TELLING | _ACCOUNTS if kind == "nats" else _TELLING
-    query = {pair for pair in parse_qsl(parts.query) if pair[0] in telling} - _GIVEN
+    identifying = _IDENTIFYING | _ACCOUNTS if kind == "nats" else _IDENTIFYING
+    query = {pair for pair in parse_qsl(parts.query) if pair[0] in identifying} - _GIVEN
     return f"{kind}://{hosts}/{path}?{urlencode(sorted(query))}"
 
 

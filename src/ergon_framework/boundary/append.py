@@ -163,10 +163,10 @@ def _unfounded(outcome: MissingReference) -> ArtifactError:
 class Receipts:
     """The answers of one zone."""
 
-    def __init__(self, zone: str, settings: ZoneSettings, telling: ZoneEvents) -> None:
+    def __init__(self, zone: str, settings: ZoneSettings, events: ZoneEvents) -> None:
         self._zone = zone
         self._settings = settings
-        self._telling = telling
+        self._events = events
 
     def many(
         self, admissions: Sequence[Admission], outcomes: Sequence[Outcome], seconds: float
@@ -187,32 +187,32 @@ class Receipts:
         self, admission: Admission, outcome: Outcome, seconds: float
     ) -> Receipt | BoundaryError:
         """The answer to an append that took so many seconds, counted and told."""
-        new, telling = admission.new_fact, self._telling
+        new, events = admission.new_fact, self._events
         if isinstance(outcome, Appended):
-            telling.damage_met(OUTBOUND, new.message_id, outcome)
+            events.damage_met(OUTBOUND, new.message_id, outcome)
         told = answer(new, outcome, strict_envelope=self._settings.strict_envelope)
         telemetry.appended(self._zone, new, seconds, told)
         if isinstance(told, BoundaryError):
             self.refused(told, new)
             return told
         if told.duplicate:
-            telling.count("duplicates")
+            events.count("duplicates")
             if differs(new, outcome):
-                telling.count("envelope_differences")
-                telling.tell("fact.differed", message_id=new.message_id, offset=told.offset)
+                events.count("envelope_differences")
+                events.tell("fact.differed", message_id=new.message_id, offset=told.offset)
         for warning in admission.warnings:
-            telling.count("warnings")
-            telling.tell("fact.doubted", message_id=new.message_id, why=warning)
-        telling.tell("fact.appended", message_id=new.message_id, offset=told.offset)
+            events.count("warnings")
+            events.tell("fact.doubted", message_id=new.message_id, why=warning)
+        events.tell("fact.appended", message_id=new.message_id, offset=told.offset)
         return told
 
     def refused(self, error: BoundaryError, fact: NewFact | None = None) -> None:
         """Count and tell a refusal."""
-        self._telling.count("append_failures", error.reason or error.code)
+        self._events.count("append_failures", error.reason or error.code)
         if error.reason == "conflicting_duplicate":
-            self._telling.count("conflicts")
+            self._events.count("conflicts")
         message_id = None if fact is None else fact.message_id
-        self._telling.tell("fact.refused", message_id=message_id, code=error.code, why=error.reason)
+        self._events.tell("fact.refused", message_id=message_id, code=error.code, why=error.reason)
 
 
 Answer: TypeAlias = Receipt | BoundaryError

@@ -67,7 +67,7 @@ def truncate(zone: LocalZone) -> tuple[int, int]:
         count = zone.store.truncate(log.name, int(through), loss_reason=reason)
         given_up = _lost(zone, log.name) - before
         if count:
-            zone.telling.tell("log.truncated", log=log.name, facts=count, lost=given_up)
+            zone.events.tell("log.truncated", log=log.name, facts=count, lost=given_up)
         dropped, lost = dropped + count, lost + given_up
     return dropped, lost
 
@@ -99,8 +99,8 @@ def collect(zone: LocalZone, is_stopping: Callable[[], bool] = lambda: False) ->
             except BoundaryError:  # meanwhile a fact refers to it, or it was removed
                 continue
             done += 1
-            zone.telling.count("collected")
-            zone.telling.tell("object.collected", bucket=orphan.bucket, size=orphan.size)
+            zone.events.count("collected")
+            zone.events.tell("object.collected", bucket=orphan.bucket, size=orphan.size)
         removed += done
         # Nothing went although some are orphans: the next look would find the same ones.
         if not done:

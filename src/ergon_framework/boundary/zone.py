@@ -159,8 +159,8 @@ class LocalZone:
         self.store = store
         self.objects = objects
         self.clock = clock
-        self.telling = ZoneEvents(clock)
-        self.answering = Receipts(name, self.settings, self.telling)
+        self.events = ZoneEvents(clock)
+        self.answering = Receipts(name, self.settings, self.events)
         store.watch_commits(self._committed)
         self.blobs = BlobGuard()
         self._batcher = AppendBatcher(self)
@@ -251,7 +251,7 @@ class LocalZone:
         """Append one fact; the answer means that it is on disk."""
         began = time.perf_counter()
         told = self._batcher.append(envelope, fact)
-        self.telling.append_seconds.add(time.perf_counter() - began)
+        self.events.append_seconds.add(time.perf_counter() - began)
         if isinstance(told, BoundaryError):
             raise told
         return told
@@ -345,13 +345,13 @@ class LocalZone:
             self.append_trouble = error.message
         if isinstance(error, StoreSchemaError):
             self.damage = error.message
-        self.telling.troubled(self.name, error, is_append=is_append)
-        self.telling.count("append_failures", told.reason)
+        self.events.troubled(self.name, error, is_append=is_append)
+        self.events.count("append_failures", told.reason)
         return told
 
     def _committed(self, facts: int, seconds: float) -> None:
         self.append_trouble = None
-        self.telling.committed(facts, seconds)
+        self.events.committed(facts, seconds)
 
     def takes_facts(self) -> bool:
         """Whether an append would be taken, as far as can be told without one.
@@ -398,7 +398,7 @@ class LocalZone:
     def bound(self, bucket: str, key: str, blob: Blob) -> ObjectReceipt:
         """Give bytes that are on disk their name."""
         stored = self.store.bind(bucket, key, blob.digest, blob.size)
-        self.telling.count("puts")
+        self.events.count("puts")
         return ObjectReceipt(
             bucket=bucket, key=key, digest=spelled(stored.digest), size=stored.size
         )
@@ -491,7 +491,7 @@ class LocalZone:
         limits = self.settings.limits
         most = min(max_bytes or limits.page_bytes, limits.page_bytes)
         seconds = self.settings.lease if lease is None else lease
-        self.telling.count("fetches")
+        self.events.count("fetches")
         self.check_seal(name)
         return self.store.serve(
             name, min(limit, limits.page_items), most, holder=holder, lease=seconds
@@ -514,7 +514,7 @@ class LocalZone:
         """Set a cursor by hand; it is written down."""
         before = self.store.consumer(name).cursor
         after = self.store.seek(name, offset, reason=reason or "no reason given")
-        self.telling.note(
+        self.events.note(
             "consumer.sought",
             f"the cursor of {name} was set from {before} to {after.cursor}",
             consumer=name,
@@ -531,7 +531,7 @@ class LocalZone:
         why, epoch = self.store.attribute(NEW_EPOCH), self.store.info().epoch
         if why is None or self.store.attribute(TOLD_EPOCH) == epoch:
             return
-        self.telling.warn(
+        self.events.warn(
             "epoch.changed",
             f"the store of zone {self.name} begins a new epoch: {why.partition(' ')[2]}",
             zone=self.name,

@@ -536,16 +536,16 @@ class AsyncioEngine(EngineCall):
     ) -> BaseException | None:
         """Call ack, nack or release_after; what went wrong, if anything did."""
         problem: BaseException | None = None
-        ours, telling = worker.cancels, None
+        ours, settling = worker.cancels, None
         context = self.context.copy()
         self.instrumentation.enter(attempt, context)
         try:
             answer = context.run(tell, *verb_arguments(attempt.run, attempt.verb))
-            telling = inside(context, answer)
-            problem = unawaited_settlement(await telling, attempt.verb.value)
+            settling = inside(context, answer)
+            problem = unawaited_settlement(await settling, attempt.verb.value)
         except BaseException as error:
             problem = error
-        if telling is not None and telling.cancels > worker.cancels - ours:
+        if settling is not None and settling.cancels > worker.cancels - ours:
             self._cancelled_outside(problem)
         # Our own cancellation of an overdue settlement: to the rule of retries it is a timeout, not
         # a stop.

@@ -215,15 +215,15 @@ def test_a_name_that_is_put_again_while_the_list_is_worked_through() -> None:
         site.put("1", b"one")
         site.put("2", b"two")
         site.now += 2 * DAY
-        count = site.zone.telling.count
+        count = site.zone.events.count
 
         def counted(what: str, label: str = "", times: int = 1) -> None:
             if what == "collected":  # the first one has gone; now somebody puts the second again
-                site.zone.telling.count = count  # type: ignore[method-assign]
+                site.zone.events.count = count  # type: ignore[method-assign]
                 site.put("2", b"two")
             count(what, label, times)
 
-        site.zone.telling.count = counted  # type: ignore[method-assign]
+        site.zone.events.count = counted  # type: ignore[method-assign]
         run_maintenance(site.zone)
         assert site.zone.store.object("files", "1") is None
         assert site.zone.found("files", "2").size == 3

@@ -31,5 +31,5 @@ def test_each_producer_hears_of_its_own_facts(
     monkeypatch.setattr(zone, "admit", counted)
     produce_in_a_crowd(zone)
     assert len(checked) == 2 * PRODUCERS * EACH
-    assert zone.telling.counts["append_failures", "range"] == PRODUCERS * EACH
+    assert zone.events.counts["append_failures", "range"] == PRODUCERS * EACH
     zone.close()

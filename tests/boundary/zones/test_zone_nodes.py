@@ -103,7 +103,7 @@ def test_one_node_pulls_and_the_others_wait_for_their_turn() -> None:
         assert second.zone.gates["a"]["held_by"] == "node-0"
         assert pair.inbound() == [f"order:{number}" for number in range(1, 30)]
         assert [each["kind"] for each in status(second.zone)["alerts"]] == ["unsynced"]  # memory
-        assert second.zone.telling.counts["pulled", "a"] == 0
+        assert second.zone.events.counts["pulled", "a"] == 0
         second.stop()
         await second.leave()  # which takes nothing from the one that pulls
         assert holder(pair) == "node-0"

@@ -123,7 +123,7 @@ def _secrets(value: object, name: str = "") -> Iterator[str]:
 
 _STORES = frozenset({"sqlite", "postgresql", "postgres", "redis", "rediss", "memory"})
 """Kinds of stores with no other secret in their URL than a password; NATS also takes a token."""
-_TELLING = frozenset({"ergon"})
+_UNHIDABLE = frozenset({"ergon"})
 """Words that cannot be hidden: every command in a hint would tell which word is left out."""
 
 
@@ -140,7 +140,7 @@ def _with_password(secret: str) -> Iterator[str]:
         url = urlsplit(secret)
         password = url.password or (None if is_store else url.username)
         if password:
-            yield from {password, unquote(password)} - _TELLING
+            yield from {password, unquote(password)} - _UNHIDABLE
 
 
 def revealed(value: Any) -> Any:

@@ -266,7 +266,7 @@ class AppendRoutes:
         """One fact; it is answered when the group it goes into is on disk."""
         began = perf_counter()
         zone = self._zone
-        zone.telling.count("appends")
+        zone.events.count("appends")
         permit = self._permitted(exchange.caller, "AppendFact")
         try:
             admission = zone.admit(*parse_append(exchange.body, zone.settings.limits))
@@ -316,7 +316,7 @@ class AppendRoutes:
         outcome = outcomes[0] if isinstance(outcomes, list) else outcomes
         seconds = perf_counter() - began
         self._reply(exchange, admission, outcome, seconds)
-        zone.telling.append_seconds.add(seconds)
+        zone.events.append_seconds.add(seconds)
 
     def _appended(self, gathered: list[Pending], told: list[Outcome] | BaseException) -> None:
         """In the writer's thread, once per group."""
@@ -324,7 +324,7 @@ class AppendRoutes:
 
     def _answer(self, gathered: list[Pending], told: list[Outcome] | BaseException) -> None:
         outcomes = told if isinstance(told, list) else [told] * len(gathered)
-        now, seen = perf_counter(), self._zone.telling.append_seconds
+        now, seen = perf_counter(), self._zone.events.append_seconds
         for (exchange, admission, began), outcome in zip(gathered, outcomes, strict=True):
             self._reply(exchange, admission, outcome, now - began)
             seen.add(now - began)
@@ -352,7 +352,7 @@ class AppendRoutes:
         fact = admission.new_fact
         is_allowed = permit.may_assert(fact.from_zone)
         if not is_allowed or not permit.may_target(fact.to_zone):
-            self._zone.telling.count("denied", "zone")
+            self._zone.events.count("denied", "zone")
             self._denied(caller, "AppendFact")
         demand(
             is_allowed,
@@ -377,13 +377,13 @@ class AppendRoutes:
             lambda: self._append_batch(permit, exchange.caller, exchange.body)
         )
         exchange.reply(200, answer)
-        self._zone.telling.append_seconds.add(perf_counter() - began, count)
+        self._zone.events.append_seconds.add(perf_counter() - began, count)
 
     def _append_batch(self, permit: Permit, caller: Caller, body: bytes) -> tuple[int, bytes]:
         """How many were asked for, and the answer."""
         zone = self._zone
         items = parse_batch(body, zone.settings.limits)
-        zone.telling.count("appends", times=len(items))
+        zone.events.count("appends", times=len(items))
         admissions: list[Admission | BoundaryError] = []
         for item in items:
             try:
@@ -518,7 +518,7 @@ class NodeApplication:
         permit = self._policy().permit(caller.identity)
         if permit is None:
             code = "permission_denied" if caller.identity else "unauthenticated"
-            self.zone.telling.count("denied", code)
+            self.zone.events.count("denied", code)
             self.denied(caller, operation)
             raise NotPermittedError(
                 f"the policy of zone {self.zone.name} does not know"
@@ -528,7 +528,7 @@ class NodeApplication:
                 remedy="an operator of this zone may add it to the policy file",
             )
         if not permit.allows_operation(operation):
-            self.zone.telling.count("denied", "operation")
+            self.zone.events.count("denied", "operation")
             self.denied(caller, operation)
             demand(False, permit, f"call {operation}", operation=operation)
         return permit
@@ -552,7 +552,7 @@ class NodeApplication:
 
     def denied(self, caller: Caller, operation: str) -> None:
         """Report a client that was refused, and what it asked for."""
-        self.zone.telling.warn_in_sums(
+        self.zone.events.warn_in_sums(
             f"{caller.identity} {operation}",
             "call.denied",
             f"{caller.identity or 'an anonymous caller'} at {caller.address} may not {operation}",

@@ -45,7 +45,7 @@ def metrics(zone: LocalZone) -> str:
 
 
 def _families(zone: LocalZone) -> Iterator[Family | HistogramFamily]:
-    counts = dict(zone.telling.counts)
+    counts = dict(zone.events.counts)
     for metric, (what, text) in _COUNTERS.items():
         label = _LABELS.get(what)
         found = [(value, count) for (name, value), count in counts.items() if name == what]
@@ -54,7 +54,7 @@ def _families(zone: LocalZone) -> Iterator[Family | HistogramFamily]:
         else:
             series = [({label: value}, count) for value, count in found]
         yield Family(metric, "counter", text, series)
-    seen = zone.telling
+    seen = zone.events
     yield _histogram(
         "bsfg_append_latency_seconds",
         "From an append's arrival to its answer.",

@@ -154,7 +154,7 @@ class Node:
             self._tasks.append(asyncio.create_task(puller.run(), name=f"pull {peer}"))
         self._tasks.append(asyncio.create_task(self._keep(), name="maintenance"))
         self._tasks.append(asyncio.create_task(self._tell_sums(), name="tell sums"))
-        zone.telling.tell("zone.started", zone=self.name, address=self.address)
+        zone.events.tell("zone.started", zone=self.name, address=self.address)
 
     async def stop(self, grace: float = SHUTDOWN_GRACE) -> None:
         """Let what runs end, then let go of everything. Nothing happens when nothing runs."""
@@ -175,8 +175,8 @@ class Node:
         if self._health is not None:
             await self._health.stop(grace)
         await self._application.close()
-        self.zone.telling.tell_sums(is_last=True)
-        self.zone.telling.tell("zone.stopped", zone=self.name)
+        self.zone.events.tell_sums(is_last=True)
+        self.zone.events.tell("zone.stopped", zone=self.name)
 
     async def hang_up(self, grace: float = SHUTDOWN_GRACE) -> None:
         """Let requests end and take no more: all that is left to do when the interpreter ends."""
@@ -214,7 +214,7 @@ class Node:
         signal, loop = AsyncSignal(), asyncio.get_running_loop()
         while True:
             await signal.wait(loop.time() + SUMMARY_INTERVAL)
-            self.zone.telling.tell_sums()
+            self.zone.events.tell_sums()
 
     async def _keep(self) -> None:
         """Retention, orphans and what a certificate's end means for the status, round by round."""
@@ -248,8 +248,8 @@ class Node:
                 puller.wake()
 
     def _turned_away(self, address: str, why: str) -> None:
-        self.zone.telling.count("denied", "handshake")
-        self.zone.telling.warn_in_sums(
+        self.zone.events.count("denied", "handshake")
+        self.zone.events.warn_in_sums(
             why,
             "call.denied",
             f"a connection from {address} was refused: {why}",
@@ -270,7 +270,7 @@ class Node:
         )
 
     def _told(self, error: ErgonError) -> None:
-        self.zone.telling.warn(
+        self.zone.events.warn(
             "certificate.rejected", f"new certificates cannot be used: {error}", error=error
         )
 
@@ -318,7 +318,7 @@ class Node:
         return lambda: policy
 
     def _rejected(self, error: ErgonError) -> None:
-        self.zone.telling.warn(
+        self.zone.events.warn(
             "policy.rejected", f"a new policy cannot be used: {error}", error=error
         )
 

@@ -108,7 +108,7 @@ def allowed_digest(
                 return digest
     # The same refusal for an object that is missing and one that is not allowed: otherwise names
     # could be guessed.
-    zone.telling.count("denied", "object")
+    zone.events.count("denied", "object")
     who = permit.identity or "an anonymous caller"
     raise NotPermittedError(
         f"{who} may not get {bucket}/{key}: it may not use the bucket, and names no fact that it"

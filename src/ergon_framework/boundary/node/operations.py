@@ -330,9 +330,9 @@ def confirm_receipt(zone: LocalZone, permit: Permit, asked: ConfirmReceipt) -> d
     # Before the cursor moves: while a link is sealed nothing crosses it, confirmations included.
     zone.check_seal(name)
     offset = at_least("offset", asked.offset, 0)
-    zone.telling.count("confirms")
+    zone.events.count("confirms")
     cursor = zone.store.confirm(name, offset, holder=holder_name(asked.holder))
-    zone.telling.tell("receipt.confirmed", consumer=name, cursor=cursor)
+    zone.events.tell("receipt.confirmed", consumer=name, cursor=cursor)
     return {"cursor": cursor}
 
 
@@ -382,7 +382,7 @@ def delete_consumer(zone: LocalZone, permit: Permit, asked: ConsumerOnly) -> dic
     """Forget a consumer; retention no longer waits for it."""
     name = check_use(zone, permit, asked.consumer_name)
     zone.store.delete_consumer(name)
-    zone.telling.note("consumer.deleted", f"the consumer {name} was deleted", consumer=name)
+    zone.events.note("consumer.deleted", f"the consumer {name} was deleted", consumer=name)
     return {}
 
 
@@ -412,7 +412,7 @@ def quarantine_fact(zone: LocalZone, permit: Permit, asked: QuarantineFact) -> d
         attempts=at_least("attempts", asked.attempts, 0),
         holder=holder_name(asked.holder),
     )
-    zone.telling.warn(
+    zone.events.warn(
         "fact.quarantined",
         f"the fact at {item.offset} of {item.log} was set aside for {name}: {item.reason}",
         consumer=name,
@@ -436,7 +436,7 @@ def list_quarantine(zone: LocalZone, permit: Permit, asked: ListQuarantine) -> d
 def release_quarantine(zone: LocalZone, permit: Permit, asked: QuarantineItem) -> dict[str, Any]:
     """Deliver a fact that was set aside once more."""
     item = _settled(zone, permit, asked, "released")
-    zone.telling.tell("quarantine.released", id=item.id, consumer=item.consumer)
+    zone.events.tell("quarantine.released", id=item.id, consumer=item.consumer)
     return quarantine_view(item)
 
 
@@ -444,7 +444,7 @@ def release_quarantine(zone: LocalZone, permit: Permit, asked: QuarantineItem) -
 def discard_quarantine(zone: LocalZone, permit: Permit, asked: QuarantineItem) -> dict[str, Any]:
     """Give a fact that was set aside up for good, for that consumer."""
     item = _settled(zone, permit, asked, "discarded")
-    zone.telling.tell("quarantine.discarded", id=item.id, consumer=item.consumer)
+    zone.events.tell("quarantine.discarded", id=item.id, consumer=item.consumer)
     return quarantine_view(item)
 
 
@@ -502,7 +502,7 @@ def seal(zone: LocalZone, permit: Permit, asked: Seal) -> dict[str, Any]:
     """Shut the link to a peer, or every link, until an operator opens it."""
     peer = _check_peer(zone, asked.peer)
     link = zone.store.seal(peer, asked.reason[:MAX_REASON] or "no reason given")
-    zone.telling.note(
+    zone.events.note(
         "gate.sealed",
         f"zone {zone.name} was sealed for {asked.peer or 'every peer'}",
         peer=asked.peer,
@@ -515,7 +515,7 @@ def seal(zone: LocalZone, permit: Permit, asked: Seal) -> dict[str, Any]:
 def open_(zone: LocalZone, permit: Permit, asked: Seal) -> dict[str, Any]:
     """Open what was sealed."""
     link = zone.store.open(_check_peer(zone, asked.peer))
-    zone.telling.note(
+    zone.events.note(
         "gate.opened",
         f"zone {zone.name} was opened for {asked.peer or 'every peer'}",
         peer=asked.peer,
@@ -528,7 +528,7 @@ def open_(zone: LocalZone, permit: Permit, asked: Seal) -> dict[str, Any]:
 def accept_epoch(zone: LocalZone, permit: Permit, asked: AcceptEpoch) -> dict[str, Any]:
     """Trust a peer's store although it has changed, and pull from its start."""
     link = zone.store.accept_epoch(_check_peer(zone, asked.peer), None)
-    zone.telling.note(
+    zone.events.note(
         "link.accepted", f"the changed store of {asked.peer} was accepted", peer=asked.peer
     )
     return link_view(link)

@@ -203,7 +203,7 @@ class Artifacts:
             named = await self._in_thread(lambda: self._finished(wanted, upload))
         finally:
             await self._in_thread(upload.pause)  # the next attempt goes on from here
-        self._zone.telling.tell(
+        self._zone.events.tell(
             "artifact.fetched", peer=self._peer, bucket=wanted.bucket, size=wanted.size
         )
         return named
@@ -474,11 +474,11 @@ class Puller:
                 )
                 for fact, outcome in zip(made.facts, outcomes, strict=True):
                     if isinstance(outcome, Appended):
-                        zone.telling.damage_met(INBOUND + self.peer, fact.message_id, outcome)
-                zone.telling.count("pulled", self.peer, len(made.facts))
+                        zone.events.damage_met(INBOUND + self.peer, fact.message_id, outcome)
+                zone.events.count("pulled", self.peer, len(made.facts))
                 self._trace(batch, made, self._loop.time() - came_at)
         if made.facts:
-            zone.telling.tell(
+            zone.events.tell(
                 "link.pulled", peer=self.peer, facts=len(made.facts), source_offset=after.offset
             )
         self._told_lost(made.gaps)
@@ -499,7 +499,7 @@ class Puller:
 
     def _told_lost(self, gaps: Sequence[Gap]) -> None:
         for gap in gaps:
-            self.zone.telling.warn(
+            self.zone.events.warn(
                 "link.gap",
                 f"{self.peer} gave up its facts {gap.first} to {gap.last}: {gap.reason}",
                 peer=self.peer,
@@ -509,7 +509,7 @@ class Puller:
             )
 
     def _told_aside(self, item: Quarantined) -> None:
-        self.zone.telling.warn(
+        self.zone.events.warn(
             "fact.quarantined",
             f"the fact at {item.offset} of {self.peer} was set aside: {item.reason}",
             consumer=item.consumer,
@@ -537,7 +537,7 @@ class Puller:
                 with self.zone.blobs.pulling():
                     await self._artifacts.take_back(item)
             except (BoundaryError, OSError) as error:  # it stays released; the link goes on
-                self.zone.telling.tell("link.failed", peer=self.peer, error=error, delay=0.0)
+                self.zone.events.tell("link.failed", peer=self.peer, error=error, delay=0.0)
 
     # ---- how it stands ----
 
@@ -573,15 +573,15 @@ class Puller:
         self._is_behind = True
         self._show(error=str(error), trouble=_trouble(error), epoch_changed=is_other)
         delay = self._settings.backoff().delay(failures, self._dice())
-        zone.telling.count("pull_failures", self.peer)
-        zone.telling.tell("link.failed", peer=self.peer, error=error, delay=delay)
+        zone.events.count("pull_failures", self.peer)
+        zone.events.tell("link.failed", peer=self.peer, error=error, delay=delay)
         if isinstance(error, StoreError):
             zone.failed(error)
         if not self._is_stopping:
             await self._signal.wait(self._loop.time() + delay)
 
     def _other_store(self, link: Link, batch: Batch) -> BoundaryError:
-        self.zone.telling.tell("link.refused", peer=self.peer, epoch=batch.epoch, known=link.epoch)
+        self.zone.events.tell("link.refused", peer=self.peer, epoch=batch.epoch, known=link.epoch)
         return BoundaryError(
             f"the store of {self.peer} is another one than before, or went back in time",
             code="failed_precondition",
@@ -602,7 +602,7 @@ class Puller:
     def _now_is(self, gate: Gate, why: str) -> None:
         before, self.gate = self.gate, gate
         if gate.mode is not before.mode:
-            self.zone.telling.note(
+            self.zone.events.note(
                 "gate.changed",
                 f"the link to {self.peer} is {gate.mode}: {why}",
                 peer=self.peer,

@@ -34,13 +34,13 @@ class FactPublisher:
     def __init__(
         self,
         link: NodeLink,
-        telling: ProducerBase,
+        producer: ProducerBase,
         zones: tuple[str | None, str | None],
         outbox: str | Path | None,
         drain: float,
     ) -> None:
         self._link = link
-        self._telling = telling
+        self._producer = producer
         self._zones = zones
         self._path = outbox
         self._drain = drain
@@ -60,7 +60,7 @@ class FactPublisher:
                 "this BoundaryConnector has no from_zone, so it cannot produce",
                 remedy='give it the zone that speaks: from_zone="plant-a"',
             )
-        is_strict = self._telling.habits.strict_ids
+        is_strict = self._producer.habits.strict_ids
         return [
             message_of(each, self._zones, self._traces.get(_id_of(each)), strict_ids=is_strict)
             for each in transactions
@@ -82,14 +82,14 @@ class FactPublisher:
     def _publish(self, message: Message) -> Flow[None]:
         try:
             yield from publishing(
-                message.fact, message.envelope, message.files, self._telling.habits, False
+                message.fact, message.envelope, message.files, self._producer.habits, False
             )
         except BoundaryError as error:
             raise _named(message, error) from None
 
     def _append(self, messages: list[Message]) -> Flow[None]:
         items = [(each.envelope, each.fact) for each in messages]
-        outcomes = yield from appending_many(items, self._telling.habits)
+        outcomes = yield from appending_many(items, self._producer.habits)
         for message, outcome in zip(messages, outcomes, strict=True):
             if isinstance(outcome, BoundaryError):
                 raise _named(message, outcome)
@@ -123,7 +123,7 @@ class FactPublisher:
             if self._outbox is None:
                 if self._path is None:
                     raise ConfigurationError("this BoundaryConnector has no outbox")
-                habits = self._telling.habits
+                habits = self._producer.habits
                 producer = Producer(self._link.threads(), retry=habits.rule)
                 self._outbox = Outbox(self._path, producer, strict_ids=habits.strict_ids)
                 self._outbox.start()

@@ -275,7 +275,7 @@ def _details(error: Exception) -> dict[str, str]:
 
 # -- groups --------------------------------------------------------------------------------------
 
-_TELLING = {
+_RANKS = {
     reason: rank
     for rank, reason in enumerate(
         (
@@ -300,11 +300,11 @@ def _of_group(
     group: ExceptionGroup[Exception], rules: Sequence[Rule], now: Callable[[], float]
 ) -> ProviderError:
     members = [canonical(each, rules, now=now) for each in group.exceptions]
-    telling = min(members, key=lambda each: _TELLING[Reason(each.reason_code)])
+    decisive = min(members, key=lambda each: _RANKS[Reason(each.reason_code)])
     waits = [each.retry_after_seconds for each in members if each.retry_after_seconds is not None]
-    return ERROR_OF[telling.reason_code](
-        telling.message,
-        http_status=telling.http_status,
+    return ERROR_OF[decisive.reason_code](
+        decisive.message,
+        http_status=decisive.http_status,
         retry_after_seconds=max(waits, default=None),
         never_sent=all(each.never_sent for each in members),
         details={**_details(group), "members": len(members)},
