@@ -33,6 +33,7 @@
     │   ├── StoreBrokenError                 … because a write may not have reached the disk
     │   ├── StoreSchemaError                 … because its tables are foreign, too old or too new
     │   └── UnreadableJobError               … because the row of a job cannot be read
+    │       └── PayloadKeyError              … without the key that its payload names
     ├── JobError (ValueError)                a job, queue or schedule that is refused at the edge
     │   ├── DuplicateJobError                its id or its unique key is taken
     │   ├── JobStateError                    its state does not allow what was asked
@@ -105,6 +106,7 @@ __all__ = [
     "NotPermittedError",
     "ObjectConflictError",
     "PayloadError",
+    "PayloadKeyError",
     "ProducerLoopTimeoutException",
     "ResultTimeoutError",
     "Retry",
@@ -555,6 +557,12 @@ class UnreadableJobError(StoreError):
     """The row of a job cannot be read: it was damaged, or written by a newer version."""
 
     code = "unreadable_job"
+
+
+class PayloadKeyError(UnreadableJobError):
+    """A payload is encrypted, and the key that it names is missing or is another one."""
+
+    code = "payload_key"
 
 
 class JobError(ErgonError, ValueError):

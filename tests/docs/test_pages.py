@@ -21,6 +21,7 @@ _MUST_HAVE_CODE = {
     "docs/howto/cancel-jobs.md",
     "docs/howto/connect-two-zones.md",
     "docs/howto/consume-effectively-once.md",
+    "docs/howto/encrypt-and-compress-payloads.md",
     "docs/howto/enqueue-in-your-transaction.md",
     "docs/howto/flows.md",
     "docs/howto/limit-and-prioritise-jobs.md",

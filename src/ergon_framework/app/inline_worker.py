@@ -60,8 +60,9 @@ from ergon_framework.executor.batch import Answer, JobBatch
 from ergon_framework.executor.hooks import HookRunner, HookStep
 from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Handler, Registry
-from ergon_framework.jobs.claims import Claim, Settler, told_of
+from ergon_framework.jobs.claims import Claim, Settler, decode_claims, told_of
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.encoded_store import with_codec
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import PRUNE_BATCH
@@ -147,10 +148,11 @@ class InlineWorker:
         self.name = f"inline-{os.getpid()}"
         self.next_at: float | None = None
         """When the next job or schedule is due, by the store's clock, as the last drain saw it."""
-        self._store = store
-        self._registry = registry
         setup = setup or JobSetup("memory://")
         self._settings = setup.jobs
+        self._store = store = with_codec(store, self._settings)
+        self._codec = self._settings.codec.compiled()
+        self._registry = registry
         self._settler = Settler(self._settings, self.name)
         self._leases = InlineLeases(store, self._settings.claimed_for)
         self._rescue = Rescue(
@@ -348,10 +350,11 @@ class InlineWorker:
 
     def _run_group(self, group: Sequence[Claim]) -> list[Settlement]:
         """One attempt of each, from their requests to their settlements."""
+        decode_claims(group, self._codec)
         flows: FlowStore | None = getattr(self._store, "flows", None)
         hand_over(group, None if flows is None else flows.results)
         refused = [each for each in group if each.outcome is not None]
-        if refused:  # the results that they use cannot be had
+        if refused:  # their arguments, or the results that they use, cannot be had
             self._leases.drop(refused)
             usable = [each for each in group if each.outcome is None]
             return [*map(self._refusal, refused), *(self._run_group(usable) if usable else ())]

@@ -14,6 +14,7 @@ from ergon_framework.app.settings.sections import Name, Section, Settings
 from ergon_framework.app.settings.stores import base_of, resolve_url, store_url, without
 from ergon_framework.errors import JobError, SettingsError
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.encoded_store import with_codec
 from ergon_framework.jobs.scheduler import Scheduler, Schedules, ScheduleSettings
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, JobAdmin
@@ -107,6 +108,7 @@ class JobSetup:
         """A worker for these executors and schedules on an open store."""
         from ergon_framework.jobs.worker import Worker
 
+        store = with_codec(store, self.jobs)  # schedules add jobs, too
         return Worker(
             store,
             executors=self.executors,

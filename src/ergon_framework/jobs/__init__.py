@@ -17,6 +17,7 @@ Where to look first:
   that run handlers, and the loop that talks to them
 - ``scheduler``, ``schedule_client``, ``cron``: schedules
 - ``views``, ``why``: jobs and queues as people see them
+- ``payload_codec``, ``encoded_store``: compressed and encrypted arguments and results
 - ``settings``, ``store_urls``: the section ``[jobs]``, and which store a URL names
 - ``totals``, ``tracing``: counters that outlive a worker, and spans
 - ``stores``: memory, SQLite, PostgreSQL and Redis, all held to one suite

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,8 @@ from ergon_framework.core.job import (
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import several_lines
+from ergon_framework.errors import PayloadKeyError, UnreadableJobError
+from ergon_framework.jobs.payload_codec import ENCODED_ARGS, PayloadCodec
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 from ergon_framework.ports.dice import roll
 from ergon_framework.ports.jobstore import (
@@ -105,6 +107,34 @@ def told_progress(claim: Claim, report: ProgressReport, now: float) -> dict[str,
     }
 
 
+def decode_claims(claims: Iterable[Claim], codec: PayloadCodec) -> None:
+    """Give claimed jobs their plain arguments; one whose cannot be read gets an outcome instead.
+
+    Workers do this whatever their settings say: a handler must never be called with what a client
+    with other settings encoded.
+    """
+    for claim in claims:
+        job = claim.job
+        if job.args.startswith(ENCODED_ARGS):
+            try:
+                args, kwargs = codec.decode_arguments(job.args, job.kwargs)
+            except UnreadableJobError as error:
+                claim.outcome = unreadable_outcome(error)
+            else:
+                claim.job = msgspec.structs.replace(job, args=args, kwargs=kwargs)
+
+
+def unreadable_outcome(error: UnreadableJobError) -> Failed | HeldBack:
+    """What becomes of a job whose payload a worker cannot read.
+
+    A missing key is a mistake in the settings of this worker: the job waits uncharged until they
+    are mended, or another worker has the key. A damaged payload stays damaged.
+    """
+    if isinstance(error, PayloadKeyError):
+        return HeldBack(Failure(Kind.HELD, error.code, f"{error.message}; {error.remedy}"))
+    return Failed(Failure(Kind.REJECTED, "unreadable_payload", error.message), is_written=False)
+
+
 _TOLD = ("message", "traceback", "output", "by", "reason")
 """What the history tells of an event, where it has it."""
 
@@ -116,6 +146,8 @@ class Settler:
         self._settings = settings
         self._worker = worker
         self._quoted = _encode(worker).decode()
+        self._codec = settings.codec.compiled()
+        self._encodes = self._codec.encodes  # asked for each job
         self._rule = settings.rule()
         self._give_up_on = settings.final_codes()
         self._result_ttl = settings.result_ttl
@@ -187,6 +219,8 @@ class Settler:
             if transition.status is not JobStatus.COMPLETED or transition.event == DISCARDED:
                 result = None
             keep = self.keep(transition.status, job.result_ttl)
+        if self._encodes and result is not None:
+            result = self._codec.encode_result(result)
         return Settlement(  # by position: this is done for each job, and by name it takes longer
             job.key,
             job.id,

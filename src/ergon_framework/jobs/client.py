@@ -37,6 +37,7 @@ from ergon_framework.jobs.admin import (
 )
 from ergon_framework.jobs.bulk import BulkChange
 from ergon_framework.jobs.claims import Settler
+from ergon_framework.jobs.encoded_store import with_codec
 from ergon_framework.jobs.finding import JobFilter, search_of
 from ergon_framework.jobs.flow_client import (
     EnqueuedFlow,
@@ -189,7 +190,7 @@ class JobClient:
         self._max_batch = max_batch
         self._max_steps = max_steps
         self._url = url  # empty when only an open store was given
-        self.store = _open(url) if store is None else store
+        self.store = with_codec(_open(url) if store is None else store, self.settings)
         self.before_storing: Callable[[], None] | None = None
         """Called before jobs are stored in a commit of their own; what it raises stops that."""
         self._settler = Settler(self.settings, "client")

@@ -10,8 +10,8 @@ import msgspec
 from ergon_framework.core.executor_protocol import MAX_LINE
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, Released
-from ergon_framework.errors import StoreError
-from ergon_framework.jobs.claims import Claim
+from ergon_framework.errors import PayloadKeyError, StoreError
+from ergon_framework.jobs.claims import Claim, unreadable_outcome
 from ergon_framework.ports.flow import from_runs, step_id
 from ergon_framework.ports.jobstore import ClaimedJob
 
@@ -66,11 +66,14 @@ def hand_over(claims: Sequence[Claim], read: ReadResults | None) -> None:
     """
     for claim in claims:
         job = claim.job
-        if job.uses is None:
+        if job.uses is None or claim.outcome is not None:
             continue
         ids = [each for _, source in job.uses for each in used_ids(source, job.flow_id or "")]
         try:
             results = {} if read is None else read(ids)
+        except PayloadKeyError as error:
+            claim.outcome = unreadable_outcome(error)
+            continue
         except StoreError:
             claim.outcome = Released()
             continue

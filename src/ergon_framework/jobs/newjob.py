@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, Unpack
 
 from ergon_framework.core.job import route
 from ergon_framework.errors import JobError
+from ergon_framework.jobs.payload_codec import refuse_mark
 from ergon_framework.ports.job_fields import (
     CHECKS,
     TEN_YEARS,
@@ -125,6 +126,7 @@ def new_job(
     handler = name("handler", handler)
     executor = route(handler)[0] if "#" in handler else ""
     encoded_args, encoded_kwargs = encode_args(args), encode_kwargs(kwargs)
+    refuse_mark(encoded_args)
     size = len(encoded_args) + len(encoded_kwargs)
     if size > max_payload:
         raise JobError(

@@ -19,6 +19,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
     UnreadableJobError,
 )
+from ergon_framework.jobs.payload_codec import PLAIN
 from ergon_framework.jobs.views import decoded, error_view, last_told
 from ergon_framework.ports.jobstore import Job, JobStore, Subscription, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET
@@ -209,7 +210,7 @@ def result_of(job: Job, url: str = "") -> Any:
 
 def _read(job: Job) -> Any:
     """The result of a completed job; an executor may write numbers that Python cannot read."""
-    value = decoded(job.result or b"null")
+    value = decoded(PLAIN.decode_result(job.result or b"null"))
     if value is None and job.result is not None and job.result.strip() != b"null":
         raise UnreadableJobError(
             f"the job {job.id} is completed, but its result cannot be read: it has a number that is"

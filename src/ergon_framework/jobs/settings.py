@@ -20,6 +20,7 @@ from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JOB_RETRIES, JobRule
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import JobError
+from ergon_framework.jobs.payload_codec import PLAIN, PayloadCodec
 from ergon_framework.ports.job_fields import name, refusal
 from ergon_framework.ports.settings_model import (
     Count,
@@ -154,6 +155,36 @@ GIVEN_UP = frozenset(
 RetryPolicy: TypeAlias = RetrySettings | Mapping[str, Any]
 
 
+class CodecSettings(SettingsModel):
+    """``[jobs.codec]``: how arguments and results are kept."""
+
+    compress_above: Annotated[CountOrZero | None, OrNone] = None
+    active_key: str = ""
+    keys: Annotated[Mapping[str, SecretStr], AfterValidator(FrozenDict)] = Field(
+        default_factory=FrozenDict
+    )
+
+    @model_validator(mode="after")
+    def _checked(self) -> CodecSettings:
+        self.compiled()
+        return self
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a payload may be encoded, or a key is there to read one."""
+        return self.compress_above is not None or bool(self.keys) or bool(self.active_key)
+
+    def compiled(self) -> PayloadCodec:
+        """The codec that these settings describe."""
+        if not self.is_set:
+            return PLAIN
+        return PayloadCodec(
+            compress_above=self.compress_above,
+            active_key=self.active_key,
+            keys={name: each.get_secret_value() for name, each in self.keys.items()},
+        )
+
+
 class JobsSettings(SettingsModel):
     """``[jobs]``: how jobs are tried, held and kept."""
 
@@ -186,6 +217,7 @@ class JobsSettings(SettingsModel):
     queues: Annotated[Mapping[Queue, QueueSettings], AfterValidator(FrozenDict)] = Field(
         default_factory=FrozenDict
     )
+    codec: CodecSettings = CodecSettings()
 
     @property
     def claimed_for(self) -> float:

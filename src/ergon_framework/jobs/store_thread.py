@@ -20,7 +20,7 @@ from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
-from ergon_framework.jobs.claims import Claim
+from ergon_framework.jobs.claims import Claim, decode_claims
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import Maintenance
@@ -283,6 +283,7 @@ class StoreThread:
         self.is_left = False  # something due could not be claimed
         self.due_at: float | None = None  # when the next job may become due, by our clock
         self._settings = settings
+        self._codec = settings.codec.compiled()
         self._make_request = make_request
         self._deliver = deliver
         self._settled = settled
@@ -614,6 +615,7 @@ class StoreThread:
         claims = [Claim(job) for job in claimed.jobs]
         if claims:
             self.leases.add(claims, now)
+            decode_claims(claims, self._codec)
             if any(job.uses is not None for job in claimed.jobs):
                 flows: FlowStore | None = getattr(self.store, "flows", None)
                 hand_over(claims, None if flows is None else flows.results)

@@ -10,6 +10,8 @@ import msgspec
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import DISCARDED, JobStatus, route
 from ergon_framework.core.rfc3339 import format_rfc3339
+from ergon_framework.jobs.encoded_store import decoded_job
+from ergon_framework.jobs.payload_codec import PLAIN, encoding_of
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import Job, JobStore, Named, Queue, Schedule, WorkerRecord
 
@@ -38,9 +40,7 @@ def job_view(
         "max_deliveries": rule.max_deliveries,
         "excused": job.excused,
         "priority": job.priority,
-        "args": decoded(job.args),
-        "kwargs": decoded(job.kwargs),
-        "result": None if job.result is None else decoded(job.result),
+        **_payload_view(job),
         "last_error": None if job.last_error is None else error_view(job.last_error),
         "why": None if job.status is JobStatus.ACTIVE else job.why or None,
         "history": list(entries(job)),
@@ -64,6 +64,21 @@ def job_view(
         **_cancel_view(job),
         **_progress_view(job, workers),
     }
+
+
+def _payload_view(job: Job) -> dict[str, Any]:
+    """Arguments and result; what is encrypted, and no key opened it, is shown as such."""
+    job = decoded_job(job, PLAIN)  # what is only compressed needs no key
+    view = {
+        "args": decoded(job.args),
+        "kwargs": decoded(job.kwargs),
+        "result": None if job.result is None else decoded(job.result),
+    }
+    hidden = {"args": encoding_of(job.args), "result": encoding_of(job.result or b"")}
+    encoded = {name: how for name, how in hidden.items() if how is not None}
+    if not encoded:
+        return view
+    return {**view, **dict.fromkeys(encoded), "encoded": encoded}
 
 
 def _label_view(job: Job) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from ergon_framework.errors import (
     StoreError,
 )
 from ergon_framework.jobs.claims import Claim, Settler, told_of
+from ergon_framework.jobs.encoded_store import with_codec
 from ergon_framework.jobs.event_loop import EventLoop
 from ergon_framework.jobs.executor_process import CONFUSED_AFTER
 from ergon_framework.jobs.maintenance import Maintenance
@@ -262,7 +263,7 @@ class Worker:
         # be claimed by others, and must not run twice.
         self.watchdog = Watchdog(self.settings.claimed_for)
         self.queues = tuple(queues) if queues else None
-        self._store = store
+        self._store = with_codec(store, self.settings)
         self._burst = burst
         self._timing = timing = timing or WorkerTiming()
         self._poll_interval = timing.burst_poll_interval if burst else timing.poll_interval

@@ -30,6 +30,11 @@ def placeholder(name: str) -> str:
     return f"withheld-{name}:"
 
 
+def is_withheld(value: str) -> bool:
+    """Whether a value is a placeholder, and not the secret itself."""
+    return _WITHHELD.fullmatch(value) is not None
+
+
 def refuse_withheld(value: object) -> None:
     """Refuse a placeholder before anybody takes it for the secret."""
     found = _WITHHELD.fullmatch(value) if isinstance(value, str) else None

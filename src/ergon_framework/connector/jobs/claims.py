@@ -20,10 +20,10 @@ from ergon_framework.connector.base import Delivered, DroppedDeliveries
 from ergon_framework.connector.jobs.codec import JobsConnectorError, LeaseLostError
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Event, Failed, Released
+from ergon_framework.core.job import Event, Failed, HeldBack, Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError, describe
-from ergon_framework.jobs.claims import Claim, Settler, told_of
+from ergon_framework.jobs.claims import Claim, Settler, decode_claims, told_of
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.maintenance import ClockWatch, Maintenance
@@ -255,6 +255,7 @@ class QueueConsumer:
         self._executor = executor
         self._worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.settler = Settler(settings, self._worker)
+        self._codec = settings.codec.compiled()
         self._sink = NoticeDispatcher(None, (), ())
         self._lock = threading.Lock()
         self._client: JobClient | None = None
@@ -352,7 +353,11 @@ class QueueConsumer:
         """
         _, held = self._consuming()
         handed: list[D] = []
+        decode_claims(claims, self._codec)
         for claim in claims:
+            if isinstance(claim.outcome, Failed | HeldBack):  # its payload cannot be decoded
+                self._settle_unread(claim, claim.outcome)
+                continue
             try:
                 delivery = make(claim)
             except Exception as error:  # its arguments are nested too deeply, for one
@@ -364,9 +369,12 @@ class QueueConsumer:
 
     def _refuse(self, claim: Claim, error: Exception) -> None:
         told = f"its payload cannot be read: {describe(error)}"
-        logger.error("job %s: %s", claim.job.id, told)
+        self._settle_unread(claim, Failed(Failure(Kind.REJECTED, "unreadable_payload", told)))
+
+    def _settle_unread(self, claim: Claim, event: Failed | HeldBack) -> None:
+        logger.error("job %s: %s", claim.job.id, event.failure.message)
         with suppress(StoreError, LeaseLostError):  # then its lease ends, and it comes again
-            self.settle(claim, Failed(Failure(Kind.REJECTED, "unreadable_payload", told)), 0.0)
+            self.settle(claim, event, 0.0)
 
     def wake(self) -> None:
         """Let a fetch that waits for work look round."""

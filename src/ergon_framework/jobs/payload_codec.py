@@ -1,0 +1,264 @@
+"""How arguments and results of jobs are kept: as they are, compressed, or encrypted.
+
+``PayloadCodec`` is made from ``[jobs.codec]``. Clients encode arguments, workers decode them and
+encode results. An encoded payload is JSON of the same type as the plain one, so stores, moves and
+exports keep it without knowing of it. What is only compressed can be read without any setting. What
+is encrypted needs the key that the payload names.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ergon_framework.errors import JobError, PayloadKeyError, UnreadableJobError
+from ergon_framework.storage.urls import is_withheld, refuse_withheld
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+MARK = "ergon.codec"
+"""The field by which an encoded payload is known. Users cannot write it: see ``refuse_mark``."""
+VERSION = 1
+ENCODED_ARGS = b'[{"' + MARK.encode() + b'":'
+"""How encoded arguments begin. A claim compares this with each job, so it is one prefix."""
+ENCODED_RESULT = ENCODED_ARGS[1:]
+
+DEFLATE = "deflate"
+AES_GCM = "aes-gcm"
+KEY_BYTES = 32
+_NONCE_BYTES = 12
+MAX_DECODED = 64 * 1024 * 1024
+"""Bytes that a payload may have when it is decompressed: a damaged row must not fill the memory."""
+_WORTH_IT = 0.9
+"""Compression that saves less than a tenth is not kept: it costs each reader, and shows nothing."""
+
+
+class _Encoded(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An encoded payload. ``steps`` names what was done to it, in that order."""
+
+    version: int = msgspec.field(name=MARK)
+    steps: tuple[str, ...]
+    data: str
+    key: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_result = msgspec.json.Decoder(_Encoded).decode
+_args = msgspec.json.Decoder(tuple[_Encoded]).decode
+_pair = msgspec.json.Decoder(tuple[msgspec.Raw, msgspec.Raw]).decode
+
+
+class PayloadCodec:
+    """Encodes payloads as the settings say, and decodes whatever was encoded.
+
+    ``compress_above`` is in bytes of JSON; None: nothing is compressed. ``keys`` are keys by name,
+    each 32 bytes in base64. ``active_key`` names the one that new payloads are encrypted with; the
+    others only decrypt, for payloads of the time before a rotation.
+    """
+
+    def __init__(
+        self,
+        *,
+        compress_above: int | None = None,
+        active_key: str = "",
+        keys: Mapping[str, str] | None = None,
+    ) -> None:
+        self._compress_above = compress_above
+        self._active_key = active_key
+        self._keys: dict[str, bytes] = {}
+        self._withheld: dict[str, str] = {}
+        for name, text in (keys or {}).items():
+            # Executors get no secrets unless they are told to. One that needs no key must start all
+            # the same, and one that enqueues must never write plain text instead.
+            if is_withheld(text):
+                self._withheld[name] = text
+            else:
+                self._keys[name] = key_bytes(name, text)
+        self._ciphers: dict[str, AESGCM] = {}
+        if active_key and active_key not in {**self._keys, **self._withheld}:
+            raise JobError(
+                f"active_key is {active_key!r}, and keys has no key of that name",
+                remedy="add it to keys of [jobs.codec], or name one that is there",
+                details={"field": "active_key", "keys": sorted(self._keys)},
+            )
+
+    @property
+    def encodes(self) -> bool:
+        """Whether any new payload may be encoded."""
+        return bool(self._active_key) or self._compress_above is not None
+
+    def encode_arguments(self, args: bytes, kwargs: bytes) -> tuple[bytes, bytes]:
+        """Args and kwargs as the store keeps them: both in one payload, or as they are."""
+        if args == b"[]" and kwargs == b"{}":
+            return args, kwargs  # nothing to hide, and nothing to save
+        encoded = self._encoded(b"[" + args + b"," + kwargs + b"]", b"args")
+        return (args, kwargs) if encoded is None else (b"[" + encoded + b"]", b"{}")
+
+    def decode_arguments(self, args: bytes, kwargs: bytes) -> tuple[bytes, bytes]:
+        """Plain args and kwargs of what ``encode_arguments`` gave, or of any version's plain ones.
+
+        Raises PayloadKeyError where the key is missing, UnreadableJobError for a damaged payload.
+        """
+        if not args.startswith(ENCODED_ARGS):
+            return args, kwargs
+        try:
+            (encoded,) = _args(args)
+            plain_args, plain_kwargs = _pair(self._decoded(encoded, b"args"))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise _damaged(error) from None
+        return bytes(plain_args), bytes(plain_kwargs)
+
+    def encode_result(self, result: bytes) -> bytes:
+        """A result as the store keeps it."""
+        if result in (b"null", b"true", b"false"):
+            return result
+        return self._encoded(result, b"result") or result
+
+    def decode_result(self, result: bytes) -> bytes:
+        """The plain result; raises like ``decode_arguments``."""
+        if not result.startswith(ENCODED_RESULT):
+            return result
+        try:
+            return self._decoded(_result(result), b"result")
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise _damaged(error) from None
+
+    # ---- inside ----
+
+    def _encoded(self, plain: bytes, purpose: bytes) -> bytes | None:
+        data, steps = plain, []
+        if self._compress_above is not None and len(plain) > self._compress_above:
+            smaller = zlib.compress(plain, 6)
+            # What is encrypted is base64 in any case. Otherwise compression has to pay for that.
+            size = len(smaller) if self._active_key else 4 * len(smaller) / 3
+            if size < _WORTH_IT * len(plain):
+                data, steps = smaller, [DEFLATE]
+        if self._active_key:
+            # A random nonce for each payload: 2**32 of them under one key is the bound of GCM,
+            # after which the key has to be rotated.
+            nonce = os.urandom(_NONCE_BYTES)
+            data = nonce + self._cipher(self._active_key).encrypt(nonce, data, purpose)
+            steps.append(AES_GCM)
+        if not steps:
+            return None
+        text = base64.b64encode(data).decode()
+        return _encode(_Encoded(VERSION, tuple(steps), text, self._active_key))
+
+    def _decoded(self, encoded: _Encoded, purpose: bytes) -> bytes:
+        if encoded.version != VERSION or not {*encoded.steps} <= {DEFLATE, AES_GCM}:
+            raise UnreadableJobError(
+                "a payload was encoded by a later version of Ergon, or by another program",
+                remedy="let a worker of that version run the job",
+                details={"version": encoded.version, "steps": list(encoded.steps)},
+            )
+        try:
+            data = base64.b64decode(encoded.data, validate=True)
+            for step in reversed(encoded.steps):
+                if step == AES_GCM:
+                    data = self._decrypted(encoded.key, data, purpose)
+                else:
+                    data = _inflated(data)
+        except (binascii.Error, zlib.error) as error:
+            raise _damaged(error) from None
+        return data
+
+    def _decrypted(self, key: str, data: bytes, purpose: bytes) -> bytes:
+        from cryptography.exceptions import InvalidTag
+
+        if key not in self._keys:
+            raise PayloadKeyError(
+                f"a payload is encrypted with the key {key!r}, which is not at hand",
+                remedy=f"add {key} to keys of [jobs.codec]; keep a key until no job needs it",
+                details={"key": key},
+            )
+        try:
+            return self._cipher(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], purpose)
+        except (InvalidTag, ValueError):
+            raise PayloadKeyError(
+                f"a payload does not open with the key {key!r}: it was encrypted with another one"
+                " of that name, or damaged",
+                remedy=f"give {key} in keys of [jobs.codec] the value it had then",
+                details={"key": key},
+            ) from None
+
+    def _cipher(self, key: str) -> AESGCM:
+        found = self._ciphers.get(key)
+        if found is None:
+            refuse_withheld(self._withheld.get(key))
+            # Late: OpenSSL takes 20 ms to load, and most processes encrypt nothing.
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+            found = self._ciphers[key] = AESGCM(self._keys[key])
+        return found
+
+
+PLAIN = PayloadCodec()
+"""Encodes nothing, and reads what is not encrypted."""
+
+
+def key_bytes(name: str, text: str) -> bytes:
+    """The key of that name, which is written in base64; an error never shows it."""
+    try:
+        key = base64.b64decode(text.strip(), altchars=b"-_" if {*"-_"} & {*text} else None)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise JobError(
+            f"the key {name!r} is not {KEY_BYTES} bytes in base64",
+            remedy="make one:  python -c 'import base64, os;"
+            " print(base64.b64encode(os.urandom(32)).decode())'",
+            details={"field": f"keys.{name}"},
+        )
+    return key
+
+
+def refuse_mark(args: bytes) -> None:
+    """Raise JobError if plain arguments look like encoded ones: they could not be told apart."""
+    if args.startswith(ENCODED_ARGS):
+        raise JobError(
+            f"the field {MARK!r} marks payloads that Ergon has encoded",
+            remedy="give that field another name",
+            details={"field": "args"},
+        )
+
+
+def encoding_of(payload: bytes) -> dict[str, Any] | None:
+    """What is known of an encoded payload without its key: its steps and the key's name.
+
+    None for a plain payload. It is for those who look at jobs and may not see what is in them.
+    """
+    if not payload.startswith((ENCODED_ARGS, ENCODED_RESULT)):
+        return None
+    try:
+        found = _args(payload)[0] if payload.startswith(b"[") else _result(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {"steps": ["unknown"]}
+    shown: dict[str, Any] = {"steps": list(found.steps)}
+    return {**shown, "key": found.key} if found.key else shown
+
+
+def _inflated(data: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    plain = inflater.decompress(data, MAX_DECODED)
+    if inflater.unconsumed_tail:
+        raise UnreadableJobError(
+            f"a compressed payload has more than {MAX_DECODED:,} bytes",
+            remedy="it was not written by Ergon; delete the job",
+        )
+    if not inflater.eof:
+        raise zlib.error("it ends too early")
+    return plain
+
+
+def _damaged(error: Exception) -> UnreadableJobError:
+    return UnreadableJobError(
+        f"an encoded payload cannot be read: {error}",
+        remedy="the row was changed by hand or damaged; enqueue the work again",
+    )
