@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +144,66 @@ def test_a_worker_with_a_limit_gives_up_on_an_executor_that_never_came_up(tmp_pa
         wait_until(lambda: executor_status(subject)["failed_starts"] >= 2)
         cure.touch()
         wait_until(lambda: get(store, "last").status.is_final)
+
+
+def let_pass(seconds: float) -> None:
+    """Let a process live for so long; longer does no harm."""
+    until = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() >= until)
+
+
+def silent(folder: Path, **options: Any) -> tuple[ExecutorSettings, Callable[[], list[int]]]:
+    """An executor in another language that knows of no ready descriptor, and who its processes are.
+
+    It reads requests to the end of its input, and answers none.
+    """
+    program, pids = folder / "silent.sh", folder / "pids"
+    pids.touch()
+    program.write_text(f"#!/bin/sh\necho $$ >> {pids}\nexec cat > /dev/null\n")
+    program.chmod(0o755)
+    values = {"command": (str(program),), "pool_size": 1, "kill_grace": 0.5, **options}
+    return ExecutorSettings(**values), lambda: [*map(int, pids.read_text().split())]
+
+
+@pytest.mark.req("X7")
+def test_an_idle_executor_that_is_killed_from_outside_is_replaced_however_often(
+    tmp_path: Path,
+) -> None:
+    """One that lived through its startup grace did start, though it never said or answered any."""
+    executor, started = silent(tmp_path, startup_grace=0.3)
+    subject = worker(MemoryJobStore(), executor=executor, max_failed_starts=1)
+    with at_work(subject):
+        for number in range(1, 5):
+            wait_until(lambda n=number: len(started()) == n)  # type: ignore[misc]
+            let_pass(0.6)
+            os.kill(started()[-1], signal.SIGKILL)
+        wait_until(lambda: len(started()) == 5)
+    # the end of the block raises what the worker raised: it has not failed
+
+
+@pytest.mark.req("X7")
+@pytest.mark.parametrize("grace", [0.3, 10.0])
+def test_an_idle_executor_that_cannot_be_replaced_makes_the_worker_fail(
+    tmp_path: Path, grace: float
+) -> None:
+    """It goes on trying, in case somebody mends the program; asked to stop, it says what it lacks.
+
+    Whether the process that was killed had lived through its startup grace makes no difference.
+    """
+    executor, started = silent(tmp_path, startup_grace=grace)
+    subject = worker(MemoryJobStore(), executor=executor)
+
+    def kill_and_stop() -> None:
+        with at_work(subject):
+            wait_until(lambda: len(started()) == 1)
+            let_pass(0.6)
+            (tmp_path / "silent.sh").unlink()
+            os.kill(started()[0], signal.SIGKILL)
+            wait_until(lambda: executor_status(subject)["failed_starts"] >= 2)
+
+    with pytest.raises(ExecutorError, match="'python' was not running at the end") as raised:
+        kill_and_stop()
+    assert "silent.sh" in raised.value.message
 
 
 @pytest.mark.req("X7")

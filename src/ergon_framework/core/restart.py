@@ -3,7 +3,9 @@
 Rules for editors: the waits come from the one ``Backoff``, and whether a worker is started again
 from ``judge``. The start of an executor counts as failed when the process ended before it answered
 anything; one that had answered before is replaced at once, the first time. Any answer of a process
-that was started after the last failure resets the count.
+that was started after the last failure resets the count. One that has lived through its startup
+grace counts as one that has answered: an executor may have nothing to do, and in another language
+nothing to say.
 """
 
 from __future__ import annotations

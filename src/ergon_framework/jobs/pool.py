@@ -183,6 +183,8 @@ class ExecutorPool:
         self._offered = 0
         self._says_ready = False  # an earlier process of this executor did
         self._has_answered = False
+        self._has_lasted = False  # a process of it lived through its startup grace
+        self._failed_starts = 0  # in a row, by this pool's own count
         self._stopping = False
 
     # ---- what the worker asks ----
@@ -204,8 +206,15 @@ class ExecutorPool:
 
     @property
     def never_started(self) -> bool:
-        """Whether no process of it has ever said that it is ready, or answered a request."""
-        return not self._says_ready and not self._has_answered
+        """Whether no process of it has ever said that it is ready, answered, or lasted."""
+        return not (self._says_ready or self._has_answered or self._has_lasted)
+
+    @property
+    def start_problem(self) -> str:
+        """Why no process is there, where the last start has failed; empty: one is, or may be."""
+        now = self._now()
+        is_down = not any(self._is_usable(process, now) for process in self.processes)
+        return self.gate.reason if self._failed_starts and is_down else ""
 
     @property
     def is_gone(self) -> bool:
@@ -499,21 +508,29 @@ class ExecutorPool:
             logger.warning(text, self.name, with_reason(how, last))
             if self._stopping:
                 self.bad_end = self.bad_end or with_reason(how, last)
+        has_lasted = now >= max(process.up_at, process.started_at + ASSUMED_UP_AFTER)
+        if process.is_up or has_lasted:
+            self._failed_starts = 0
         if is_expected or is_clean:
             return
+        if not process.is_up and not has_lasted:
+            self._failed_starts += 1
+        if has_lasted:
+            self._has_lasted = True
+            self.gate.answered(process.started_at)
         reason = with_reason(how, last)
         delay = self.gate.died(
             now,
             _dice(),
             reason,
-            had_answered=process.answers > 0,
+            had_answered=process.answers > 0 or has_lasted,
             started_at=process.started_at,
         )
         logger.warning(
             "executor %r: %s%s; the next start waits %.1f s%s",
             self.name,
             how,
-            "" if process.answers else " before it had answered anything",
+            "" if process.answers or has_lasted else " before it had answered anything",
             delay,
             f"; its last words:\n{indented(last)}" if last else "",
         )
@@ -562,6 +579,7 @@ class ExecutorPool:
             child = ChildProcess(settings.command, env, settings.cwd, self._owner.watchdog)
         except OSError as error:
             reason = f"cannot start {settings.command[0]!r}: {error.strerror or error}"
+            self._failed_starts += 1
             delay = self.gate.died(now, _dice(), reason, had_answered=False)
             logger.warning("executor %r: %s; trying again in %.1f s", self.name, reason, delay)
             self._owner.tell("executor.held_back", executor=self.name, delay=delay, reason=reason)

@@ -413,6 +413,17 @@ class Worker:
                 )
         return None
 
+    def _not_running(self) -> ErgonError | None:
+        """The error of an executor that could not be started when the worker was asked to stop."""
+        for name, pool in self._pools.items():
+            if pool.start_problem:
+                return ExecutorError(
+                    f"executor {name!r} was not running at the end, for it does not start:"
+                    f" {pool.start_problem}",
+                    remedy="mend it and start again; the jobs wait, and lost no attempt",
+                )
+        return None
+
     def _bad_end(self) -> ErgonError | None:
         """The error of an executor that left something open."""
         for name, pool in self._pools.items():
@@ -473,6 +484,8 @@ class Worker:
         # Not waited for: a claim under way may hang with its server, and what it brings is given
         # back in ``_leave``.
         self._store_thread.stop_claiming(0.0)
+        if self._stops and not self._burst:
+            self._error = self._error or self._not_running()
         for pool in self._pools.values():
             pool.stop_taking()
         # The loop goes on through the grace, for the outcomes of jobs that end now have to be read
