@@ -11,6 +11,7 @@ import pytest
 from ergon_framework import App
 from ergon_framework.errors import ConfigurationError, JobError, WiringError
 from ergon_framework.executor import InvalidArgumentsError
+from ergon_framework.jobs import Unique
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings, job_of
 from ergon_framework.jobs.store_urls import open_store
 
@@ -43,6 +44,25 @@ def test_a_schedule_has_the_options_of_its_handler() -> None:
     assert (job.kwargs, job.unique_key) == (b'{"days":3}', "schedule:shop.sweep")
     assert schedule.zone == "Europe/Berlin"
     sweep(days=1)  # still the function
+
+
+greeter = App("memory://", name="greeter")
+
+
+@greeter.schedule("*/15 * * * *", args=[7])
+@greeter.job(unique=Unique(fields=["customer"], period=60), on_duplicate="extend")
+def greet(customer: int) -> None:
+    """Scheduled, and enqueued by others."""
+
+
+def test_a_schedule_has_the_unique_key_of_its_handler() -> None:
+    """That of a call with the same arguments, and what becomes of a duplicate."""
+    written(greeter)
+    (schedule,) = greeter.client.store.schedules()
+    job = job_of(schedule, 0.0)
+    called = greeter.client.find(greet.enqueue(customer=7))
+    assert (job.unique_key, job.unique) == (called.unique_key, called.unique)
+    assert job.on_duplicate == "extend"
 
 
 def test_a_schedule_that_is_no_longer_declared_is_dropped(tmp_path: Path) -> None:

@@ -116,6 +116,54 @@ def test_enqueue_with_an_id_of_ones_own(ergon: JobCommands) -> None:
     assert ergon.client.show("mine")["deliveries"] == 0
 
 
+def test_enqueue_makes_a_key_of_arguments(ergon: JobCommands) -> None:
+    """Of all, of some by name, or of the handler; for a while, and only while it waits."""
+    by = ["--unique-by", "customer,order.id", "--unique-for", "60"]
+    first = ergon("enqueue", "h", "--kwargs", '{"customer": 1, "order": {"id": 2}}', *by)
+    told = '{"customer": 1, "order": {"id": 2, "note": "x"}}'
+    again = ergon("enqueue", "h", "--kwargs", told, *by, "--json").json
+    assert (again["id"], again["is_new"]) == (first.out.strip(), False)
+    shape = ergon("jobs", "show", first.out.strip(), "--json").json
+    assert shape["unique_key"].startswith("h:")
+    assert shape["unique_states"] == ["pending", "active", "completed"]
+    assert shape["unique_until"] > shape["created_at"]
+    said = ergon("why", first.out.strip()).out
+    assert f"It holds the unique key {shape['unique_key']!r} until it ends" in said
+    assert shape["unique_until"] in said
+
+
+def test_enqueue_debounces(ergon: JobCommands) -> None:
+    """The job that waits gets the arguments and the due time of the last call."""
+    options = ["--unique-by", "handler", "--unique-states", "pending", "--on-duplicate", "extend"]
+    first = ergon("enqueue", "h", "--args", "[1]", "--delay", "5", *options).out.strip()
+    before = ergon("jobs", "show", first, "--json").json
+    assert ergon("enqueue", "h", "--args", "[2]", "--delay", "50", *options).out.strip() == first
+    after = ergon("jobs", "show", first, "--json").json
+    assert after["args"] == [2]
+    assert after["run_at"] > before["run_at"]
+    assert (after["unique_states"], after["unique_until"]) == (["pending"], None)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--unique-by", "customer"], "which this call does not have"),
+        (["--unique", "k", "--unique-by", "args"], "both by and key"),
+        (["--unique-for", "0"], "has the period 0"),
+        (["--unique-states", "done"], "has the state 'done'"),
+        (["--unique-states", "pending,active,completed"], "without a period"),
+    ],
+)
+def test_enqueue_refuses_what_makes_no_key(
+    ergon: JobCommands, options: list[str], problem: str
+) -> None:
+    """With what to write instead; nothing is stored."""
+    told = ergon("enqueue", "h", *options)
+    assert told.code == 2
+    assert problem in told.err
+    assert ergon("jobs", "list", "--json").json == []
+
+
 def test_enqueue_answers_with_the_job_that_holds_the_unique_key(ergon: JobCommands) -> None:
     """By default; reject and replace are there too."""
     first = ergon("enqueue", "h", "--unique", "k").out.strip()

@@ -22,6 +22,7 @@ from ergon_framework.core.job import (
     RequeueRequested,
     RunRequested,
 )
+from ergon_framework.core.unique import OnDuplicate, UniqueRule
 from ergon_framework.errors import DuplicateJobError, JobNotFoundError, JobStateError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import (
@@ -30,7 +31,6 @@ from ergon_framework.ports.jobstore import (
     FullJobStore,
     Job,
     NewJob,
-    OnDuplicate,
     Schedule,
     Search,
     WorkerRecord,
@@ -77,6 +77,12 @@ SEARCHES = (
     Search(handler="work", statuses=(JobStatus.PENDING, JobStatus.ACTIVE)),
     Search(code="flaky"),
     Search(error="transient"),
+)
+RULES = (
+    None,
+    UniqueRule(),
+    UniqueRule(("pending", "active", "completed"), 12.0),
+    UniqueRule(("pending", "active", "completed", "failed", "cancelled"), 30.0),
 )
 PATIENCE = 15.0
 MOST_HELD = 40
@@ -153,6 +159,7 @@ class JobTwins(Twins):
         if dice.random() < 0.25:
             fields["unique_key"] = f"u{dice.randint(0, 4)}"
             fields["on_duplicate"] = dice.choice(list(OnDuplicate))
+            fields["unique"] = dice.choice(RULES)
         # The stores notice at different times that a job expired while it waited for its key.
         if dice.random() < 0.3:
             fields |= {"limit_key": f"l{dice.randint(0, 1)}", "limit": 2}

@@ -137,7 +137,7 @@ class StoresHalfAFlow(Flows):
     """Finds out that an id is taken when the flow is stored already."""
 
     class PlantedLedger(Flows.PlantedLedger):
-        def check_new(self, jobs: Sequence[NewJob]) -> None:
+        def check_new(self, jobs: Sequence[NewJob], now: float) -> None:
             """Let anything through."""
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus, Transition
+from ergon_framework.core.unique import OnDuplicate
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.queues import MemoryQueue, Offer, QueueSet
@@ -23,7 +24,6 @@ from ergon_framework.ports.jobstore import (
     EnqueueResult,
     Job,
     NewJob,
-    OnDuplicate,
     Search,
     Settlement,
     WorkerRecord,

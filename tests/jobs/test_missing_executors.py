@@ -18,6 +18,7 @@ from ergon_framework.testing.suites.jobstore.subject import ask, new
 from tests.jobs.real_worker import burst, get, job, quick
 
 HOUR = 3600.0
+INDEXES = ("flow", "join", "signal", "due_keys")
 NEW_COLUMNS = ("flow_id", "join_id", "feeds", "wait", "signal")
 """Those that later versions have added."""
 NEW_OF_SCHEDULES = ("jitter", "ends_at")
@@ -166,9 +167,10 @@ def test_an_existing_file_learns_to_note_executors(tmp_path: Path) -> None:
             for each in (
                 "DROP TABLE ergon_executors",
                 *(f"DROP TABLE ergon_{each}" for each in ("flows", "flow_joins", "flow_work")),
-                *(f"DROP INDEX ergon_jobs_{each}" for each in ("flow", "join", "signal")),
+                *(f"DROP INDEX ergon_jobs_{each}" for each in INDEXES),
                 *(f"ALTER TABLE ergon_jobs DROP COLUMN {each}" for each in NEW_COLUMNS),
                 *("DROP TABLE ergon_job_tags", "DROP TABLE ergon_queue_keys"),
+                "DROP TABLE ergon_job_keys",
                 *(f"ALTER TABLE ergon_queues DROP COLUMN {each}" for each in NEW_OF_QUEUES),
                 "DROP INDEX ergon_schedules_next",
                 *(f"ALTER TABLE ergon_schedules DROP COLUMN {each}" for each in NEW_OF_SCHEDULES),

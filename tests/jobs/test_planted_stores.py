@@ -16,6 +16,7 @@ from tests.jobs import planted_store_flows as flows
 from tests.jobs import planted_store_keys as keys
 from tests.jobs import planted_store_rows as on_disk
 from tests.jobs import planted_store_transitions as moves
+from tests.jobs import planted_store_unique as unique
 from tests.jobs import planted_stores as planted
 
 PLANTED: list[tuple[type[planted.Honest], str]] = [
@@ -39,6 +40,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (planted.KeyLeaksOnCancel, "key_is_freed_by_cancelling"),
     (planted.KeyFreeWhileRetrying, "key_is_held_while_retrying"),
     (planted.KeyOfTwo, "requeue_does_not_share_a_key"),
+    *unique.PLANTED,
     (planted.TiesById, "ties_go_by_order_of_adding"),
     (planted.OrderOfAddingOnly, "due_time_comes_before_order_of_adding"),
     (planted.LowestPriorityFirst, "higher_priority_comes_first"),

@@ -21,6 +21,7 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.unique import Unique
 
 pytestmark = pytest.mark.req("JOBS:cron")
 NOON = parse_rfc3339("2026-06-01T12:00:00Z")
@@ -77,6 +78,22 @@ def test_workers_fire_what_a_client_has_put(client: JobClient, clock: Clock) -> 
     assert (job.args, job.kwargs) == (b'["acme"]', b'{"days":3}')
     (found,) = client.schedules.all()
     assert (found.next_at, found.last_at) == (NOON + 2 * HOUR, NOON + HOUR)
+
+
+def test_a_fire_passes_while_a_job_of_the_same_key_holds_it(
+    client: JobClient, clock: Clock
+) -> None:
+    """Also for a period after its end, and whoever enqueued it."""
+    unique = Unique(fields=["day"], period=2.5 * HOUR)
+    client.schedules.put(
+        "sweep", "sweep", kwargs={"day": 1}, every=timedelta(hours=1), unique=unique
+    )
+    assert client.enqueue("sweep", kwargs={"day": 1}, unique=unique, id="mine").is_new
+    fire(client, clock, NOON + 1, NOON + HOUR + 1, NOON + 2 * HOUR + 1)
+    assert ids(client) == ["mine"]
+    client.cancel("mine")
+    fire(client, clock, NOON + 3 * HOUR + 1)
+    assert ids(client) == ["mine", "sweep@2026-06-01T15:00:00Z"]
 
 
 def test_putting_it_again_keeps_the_next_fire(client: JobClient, clock: Clock) -> None:

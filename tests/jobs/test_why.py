@@ -28,6 +28,7 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.jobs.why import Starters, explain_job, token_of
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
+from ergon_framework.ports.unique import Unique
 from tests.jobs.manual_worker import BROKEN, Clock, Hand
 
 pytestmark = pytest.mark.req("JOBS:operator")
@@ -424,3 +425,33 @@ def test_durations_have_readable_units(one: OneJob, seconds: float, told: str) -
     """The largest unit that fits twice."""
     one.add(delay=seconds)
     assert f"in {told}." in one.why()
+
+
+# ---- unique keys ----
+
+
+def test_a_key_that_is_held_until_the_end(one: OneJob) -> None:
+    """The plain one."""
+    one.add(unique="nightly")
+    assert "It holds the unique key 'nightly' until it ends." in one.why()
+
+
+def test_a_key_that_is_held_for_a_period(one: OneJob) -> None:
+    """Also after the end of the job, with the instant at which it is free."""
+    one.add(unique=Unique(key="k", period=60))
+    until = format_rfc3339(one.clock.now + 60)
+    told = one.why()
+    assert f"It holds the unique key 'k' until it ends, and if completed, until {until}." in told
+    one.hand.run(Succeeded())
+    told = one.why()
+    assert f"It holds the unique key 'k' until {until}: no other job with it is added" in told
+    one.clock.now += 61
+    assert "unique key" not in one.why()
+
+
+def test_a_key_that_is_held_while_waiting(one: OneJob) -> None:
+    """And no more once it runs."""
+    one.add(unique=Unique(key="k", states="pending"))
+    assert "It holds the unique key 'k' until it begins to run." in one.why()
+    one.hand.claim()
+    assert "It held the unique key 'k' while it waited" in one.why()

@@ -44,12 +44,14 @@ SCHEDULED = frozenset(
         "max_attempts",
         "max_deliveries",
         "metadata",
+        "on_duplicate",
         "priority",
         "queue",
         "result_ttl",
         "retry",
         "tags",
         "timeout",
+        "unique",
     }
 )
 """Options that the jobs of a schedule may have; whether one waits for another is ``overlap``."""
@@ -135,7 +137,7 @@ class JobHandler(Generic[P, T]):
     def spec(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         """The job as :meth:`JobClient.enqueue_many` takes it, for a transaction of yours say."""
         call = self._call(args, kwargs)
-        options = self._own_options()
+        options = self._options_of(call)
         return {"handler": self.routed, "args": call.args, "kwargs": call.kwargs, **options}
 
     @overload
@@ -156,7 +158,11 @@ class JobHandler(Generic[P, T]):
         """
         from ergon_framework.jobs.flows import Step
 
-        options = cast("Mapping[str, Any]", self._own_options())
+        options = dict(self._own_options())
+        declared = self.app.registry.options[self.name]
+        if options.get("unique") == declared.get("unique"):  # a step is no duplicate of another
+            options.pop("unique", None)
+            options.pop("on_duplicate", None)
         return Step(self.routed, args, kwargs, options, check=self._check_step)
 
     def _check_step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -165,13 +171,13 @@ class JobHandler(Generic[P, T]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
         """Have the function called with these arguments by a worker; returns the job's id."""
         call = self._call(args, kwargs)
-        options = self._own_options()
+        options = self._options_of(call)
         return self.app.client.enqueue(self.routed, call.args, call.kwargs, **options)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncEnqueuedJob:
         """Enqueue from an event loop; see :meth:`enqueue`."""
         call = self._call(args, kwargs)
-        options = self._own_options()
+        options = self._options_of(call)
         return await self.app.async_client.enqueue(self.routed, call.args, call.kwargs, **options)
 
     def enqueue_many(
@@ -183,8 +189,20 @@ class JobHandler(Generic[P, T]):
         """
         given = listed("calls", calls, "calls", "enqueue_many([(1,), (2,)])")
         made = (each if isinstance(each, HandlerArguments) else self._of(each) for each in given)
-        specs = ((self.routed, call.args, call.kwargs) for call in made)
-        return self.app.client.enqueue_many(specs, **self._own_options())
+        options = self._own_options()
+        if "unique" not in options:
+            specs = ((self.routed, call.args, call.kwargs) for call in made)
+            return self.app.client.enqueue_many(specs, **options)
+        keyed = (
+            {
+                "handler": self.routed,
+                "args": call.args,
+                "kwargs": call.kwargs,
+                **self._bound(options, call),
+            }
+            for call in made
+        )
+        return self.app.client.enqueue_many(keyed)
 
     def checked_schedule(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a schedule; refused if no worker could carry it out."""
@@ -243,7 +261,19 @@ class JobHandler(Generic[P, T]):
 
         call = self._call(tuple(fields["args"]), dict(fields["kwargs"]))
         own = {"handler": self.routed, "args": call.args, "kwargs": call.kwargs}
-        return ScheduleSettings.model_validate({**self._options, **fields, **own})
+        options = dict(self._options)
+        if options.pop("unique", False) and not fields["unique"]:
+            own["unique_by"] = self._scheduled_key(call)
+        return ScheduleSettings.model_validate({**options, **fields, **own})
+
+    def _scheduled_key(self, call: HandlerArguments) -> dict[str, Any]:
+        """The unique key of a schedule's jobs, whose arguments are always the same."""
+        from ergon_framework.ports.unique import unique_option  # late: few handlers have one
+
+        names = self.app.registry.positional(self.name)
+        unique = unique_option(self._options["unique"])
+        bound = unique.bound(self.routed, call.args, call.kwargs, names)
+        return {"key": bound.key, "period": bound.period, "states": list(bound.states or ())}
 
     def _no_schedule(self, problem: str, remedy: str) -> ConfigurationError:
         return ConfigurationError(f"the schedule of {self.name!r}: {problem}", remedy=remedy)
@@ -264,6 +294,20 @@ class JobHandler(Generic[P, T]):
         # Dates, dataclasses and the like become what JSON can carry; the types of the handler's
         # parameters turn them back on the other side, which the check tries out.
         return HandlerArguments(*self.app.registry.check(self.name, args, kwargs))
+
+    def _options_of(self, call: HandlerArguments) -> JobOptions:
+        return self._bound(self._own_options(), call)
+
+    def _bound(self, options: JobOptions, call: HandlerArguments) -> JobOptions:
+        """The options of one call, with its key where the handler makes one of its arguments."""
+        unique = options.get("unique")
+        if isinstance(unique, str | bool | None):
+            return options
+        from ergon_framework.ports.unique import unique_option  # late: few handlers have one
+
+        names = self.app.registry.positional(self.name)
+        bound = unique_option(unique).bound(self.routed, call.args, call.kwargs, names)
+        return {**options, "unique": bound}
 
     def _own_options(self) -> JobOptions:
         refuse_while_loading("enqueues a job")

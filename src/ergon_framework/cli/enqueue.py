@@ -108,9 +108,26 @@ def enqueue(
     unique: Annotated[
         str | None, typer.Option(metavar="KEY", help="At most one unfinished job has this key.")
     ] = None,
+    unique_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="A key made of args, of the handler, or of named arguments: customer,order.id.",
+        ),
+    ] = None,
+    unique_for: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Seconds that it holds its key even if it completes."),
+    ] = None,
+    unique_states: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STATES", help="In which states it holds its key: pending, or a list of them."
+        ),
+    ] = None,
     on_duplicate: Annotated[
         str | None,
-        typer.Option(metavar="WHAT", help="existing (the default), reject or replace."),
+        typer.Option(metavar="WHAT", help="existing (the default), reject, replace or extend."),
     ] = None,
     after: Annotated[
         list[str] | None,
@@ -158,7 +175,7 @@ def enqueue(
         "expires_in": expires_in,
         "expires_at": expires_at,
         "priority": priority,
-        "unique": unique,
+        "unique": _unique(unique, unique_by, unique_for, unique_states),
         "on_duplicate": on_duplicate,
         "after": after or None,
         "on_failure": on_failure,
@@ -191,6 +208,20 @@ def enqueue(
             raise
         show_error(error, as_json=as_json)
         return 2
+
+
+def _unique(
+    key: str | None, by: str | None, period: float | None, states: str | None
+) -> str | dict[str, Any] | None:
+    """What makes jobs the same, as a client takes it."""
+    if by is None and period is None and states is None:
+        return key
+    from ergon_framework.ports.unique import BY  # late: a command starts without it
+
+    said: dict[str, Any] = {"key": key, "period": period}
+    if by is not None:
+        said |= {"by": by} if by in BY else {"fields": by.split(",")}
+    return said | {"states": None if states is None else states.split(",")}
 
 
 def _check_use(

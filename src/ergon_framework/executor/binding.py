@@ -94,6 +94,11 @@ class Binding:
         }
 
     @property
+    def positional(self) -> list[str]:
+        """The names of arguments that may be given without a name, in their order."""
+        return self._by_position
+
+    @property
     def signature(self) -> str:
         """How the handler is called, without what it is given by others than its caller."""
         own = [_shown(each) for each in self._parameters.values() if each.name not in self._ours]
@@ -228,6 +233,11 @@ class BatchBinding:
         unit = Parameter(self._units.name, kind, annotation=element)
         one.__signature__ = inspect.Signature([unit])  # type: ignore[attr-defined]
         self._one = Binding(name, one)
+
+    @property
+    def positional(self) -> list[str]:
+        """The name of the one argument of a job."""
+        return self._one.positional
 
     @property
     def signature(self) -> str:

@@ -317,6 +317,10 @@ class Registry:
         """The handler of that name."""
         return self._handlers.get(name)
 
+    def positional(self, name: str) -> list[str]:
+        """The names of what a handler takes without a name."""
+        return self._handlers[name].binding.positional
+
     def prepare(self) -> None:
         """Read all signatures now, so that a wrong one is told at the start and not by a job.
 
@@ -368,7 +372,8 @@ class Registry:
         if executor and name not in self._handlers:
             return JobCall(args, kwargs, {})
         sent = self.check(name, args, kwargs)
-        return JobCall(*sent, self._handlers[name].options)
+        found = self._handlers[name]
+        return JobCall(*sent, found.options, found.binding.positional)
 
 
 def _checked_heartbeat(name: str, heartbeat: Any, batch: int | None) -> float | None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.store_urls import open_store
     from ergon_framework.jobs.worker import Worker
     from ergon_framework.ports.jobstore import Job, Search
+    from ergon_framework.ports.unique import Unique
 
 _HOMES = {
     "AsyncJobClient": "jobs.async_client",
@@ -47,6 +48,7 @@ _HOMES = {
     "JobStatus": "core.job",
     "JobsSettings": "jobs.settings",
     "Search": "ports.jobstore",
+    "Unique": "ports.unique",
     "Worker": "jobs.worker",
     "open_store": "jobs.store_urls",
     "read_cron": "jobs.cron",
@@ -60,6 +62,7 @@ __all__ = [
     "JobStatus",
     "JobsSettings",
     "Search",
+    "Unique",
     "Worker",
     "open_store",
     "read_cron",

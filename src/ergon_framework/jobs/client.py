@@ -23,6 +23,7 @@ from ergon_framework.core.job import (
     RescheduleRequested,
     RunRequested,
 )
+from ergon_framework.core.unique import OnDuplicate
 from ergon_framework.errors import JobError, JobStateError
 from ergon_framework.jobs import tracing
 from ergon_framework.jobs.admin import (
@@ -63,6 +64,7 @@ from ergon_framework.jobs.newjob import (
     new_job,
     spread,
     with_handler,
+    without_unique,
 )
 from ergon_framework.jobs.results import (
     POLL_INTERVAL,
@@ -92,7 +94,6 @@ from ergon_framework.ports.jobstore import (
     FullJobStore,
     Job,
     NewJob,
-    OnDuplicate,
     Search,
 )
 from ergon_framework.storage.conflicts import retry_conflicts
@@ -315,7 +316,8 @@ class JobClient:
             options: Mapping[str, Any],
         ) -> NewJob:
             limit, now = self.settings.max_payload, self.store.now
-            merged: dict[str, Any] = {**common, **self._handler_options(handler), **options}
+            own = without_unique(self._handler_options(handler))
+            merged: dict[str, Any] = {**common, **own, **options}
             # No id: the planner gives each step one that names its flow.
             return new_job(
                 handler, args, kwargs, max_payload=limit, now=now, default_id=str, **merged
@@ -591,7 +593,11 @@ class JobClient:
     ) -> EnqueuedJob:
         """Store a job that waits for others: it and they are steps of one flow from then on."""
         if job.unique_key is not None:
-            raise refusal("unique", "cannot be given together with after", "leave one of them out")
+            raise refusal(
+                "unique",
+                "cannot be given together with after",
+                "leave one of them out, or pass unique=False where the handler has it",
+            )
         policy = OnFailure.CANCEL
         if on_failure is not None:
             policy = OnFailure(choice(OnFailure)("on_failure", on_failure))

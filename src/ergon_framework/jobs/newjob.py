@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, Unpack
 
+import msgspec
+
 from ergon_framework.core.job import route
+from ergon_framework.core.unique import OnDuplicate
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.payload_codec import refuse_mark
 from ergon_framework.ports.job_fields import (
-    CHECKS,
     TEN_YEARS,
     Check,
     choice,
@@ -25,13 +27,14 @@ from ergon_framework.ports.job_fields import (
     refusal,
 )
 from ergon_framework.ports.job_options import (
+    CHECKS,
     HandlerOptions,
     Handlers,
     JobOptions,
     job_options,
     unknown_option,
 )
-from ergon_framework.ports.jobstore import NewJob, OnDuplicate
+from ergon_framework.ports.jobstore import NewJob
 
 __all__ = [
     "MAX_PAYLOAD",
@@ -45,6 +48,7 @@ __all__ = [
     "new_job",
     "spread",
     "with_handler",
+    "without_unique",
 ]
 
 _MILLISECOND = 1_000_000
@@ -135,6 +139,11 @@ def new_job(
             details={"field": "args", "size": size, "limit": max_payload},
         )
     fields = check_options(options, now) if options else {}
+    if "unique" in fields:
+        unique = fields["unique"]
+        decode = msgspec.json.decode  # what JSON makes of the arguments, not what was given
+        call = decode(encoded_args), decode(encoded_kwargs)
+        fields |= {"unique_key": unique.key_for(handler, *call), "unique": unique.rule}
     if "id" not in fields:
         fields["id"] = default_id()
     return NewJob(
@@ -170,7 +179,21 @@ def with_handler(
 ) -> tuple[Sequence[Any], Mapping[str, Any], dict[str, Any]]:
     """Args, kwargs and options of a call that its handler has been asked about."""
     call = handlers.job_call(handler, args, kwargs or {})
-    return call.args, call.kwargs, job_options(call.options, options)
+    merged = job_options(call.options, options)
+    if isinstance(merged.get("unique"), str | bool | None):
+        return call.args, call.kwargs, merged
+    # A key by arguments is made here, where the names of those without a name are known.
+    unique = CHECKS["unique"]("unique", merged["unique"])
+    merged["unique"] = unique.bound(handler, call.args, call.kwargs, call.names)
+    return call.args, call.kwargs, merged
+
+
+def without_unique(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a handler for a step of a flow, which is never a duplicate of another."""
+    return {name: each for name, each in options.items() if name not in _OF_DUPLICATES}
+
+
+_OF_DUPLICATES = ("unique", "on_duplicate")
 
 
 def check_options(
@@ -230,8 +253,13 @@ def _due(fields: dict[str, Any], at: float) -> float:
 
 
 def _name_the_key(fields: dict[str, Any]) -> None:
-    if "unique" in fields:
-        fields["unique_key"] = fields.pop("unique")
+    unique = fields.get("unique")
+    if unique is False:
+        del fields["unique"]
+        fields.pop("on_duplicate", None)
+    elif unique is not None:
         fields.setdefault("on_duplicate", OnDuplicate.EXISTING)
+        if isinstance(unique, str):
+            fields["unique_key"] = fields.pop("unique")
     elif "on_duplicate" in fields:
         raise refusal("on_duplicate", "says nothing without a unique key", "give unique as well")

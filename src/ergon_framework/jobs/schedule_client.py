@@ -77,12 +77,15 @@ class ScheduleClient(Generic[E]):
             is_paused_by_hand,
             renewed,
             schedule_of,
+            unique_fields,
         )
 
+        by = options.pop("unique", None)
         settings = checked_settings(
             name,
             {
                 **options,
+                "unique_by": None if by is None else unique_fields(by),
                 "handler": handler,
                 "args": list(args),
                 "kwargs": dict(kwargs or {}),

@@ -65,6 +65,7 @@ from ergon_framework.ports.settings_model import (
     frozen,
     thawed,
 )
+from ergon_framework.ports.unique import Unique, unique_option
 from ergon_framework.telemetry.notices import emit
 
 logger = logging.getLogger("ergon.jobs")
@@ -119,6 +120,41 @@ Kwargs = Annotated[dict[str, Any], BeforeValidator(_json), AfterValidator(frozen
 Name = Annotated[str, Field(pattern=f"^{SCHEDULE_NAME}$", max_length=MAX_SCHEDULE_NAME)]
 
 
+class UniqueSettings(SettingsModel):
+    """``unique_by`` of a schedule: what makes its jobs the same, and for how long."""
+
+    by: Annotated[str | None, OrNone] = None
+    fields: Annotated[list[str], BeforeValidator(_json), AfterValidator(frozen)] = Field(
+        default_factory=FrozenList
+    )
+    key: Annotated[str | None, OrNone] = None
+    period: Annotated[Positive | None, OrNone] = None
+    states: Annotated[list[str] | str | None, OrNone] = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        with _told():
+            self.option()
+        return self
+
+    def option(self) -> Unique:
+        """As a job takes it."""
+        states = self.states if isinstance(self.states, str | None) else tuple(self.states)
+        return Unique(
+            by=self.by, fields=tuple(self.fields), key=self.key, period=self.period, states=states
+        )
+
+
+def unique_fields(given: Any) -> dict[str, Any] | None:
+    """What a program says about unique jobs, as settings say it."""
+    if given is False:
+        return None
+    unique = unique_option(given)
+    states = list(unique.states or ())
+    said = {"by": unique.by, "fields": list(unique.fields), "key": unique.key}
+    return {**said, "period": unique.period, "states": states}
+
+
 class ScheduleSettings(SettingsModel):
     """``[schedules.NAME]``: when to enqueue which job."""
 
@@ -143,12 +179,18 @@ class ScheduleSettings(SettingsModel):
     jitter: PositiveOrZero = 0.0
     ends_at: Annotated[Annotated[float, BeforeValidator(_instant)] | None, OrNone] = None
     unique: Switch = False
+    unique_by: UniqueSettings | None = None
+    on_duplicate: Annotated[Literal["existing", "reject", "replace", "extend"] | None, OrNone] = (
+        None
+    )
     paused: Switch = False
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if (self.cron is None) == (self.every is None):
             raise ValueError("needs either cron or every")
+        if self.unique and self.unique_by is not None:
+            raise ValueError("has both unique and unique_by: give one of the two")
         with _told():
             # Checked as if a client had enqueued it: a schedule must not fail at its first fire, in
             # the night.
@@ -162,6 +204,9 @@ class ScheduleSettings(SettingsModel):
 
     def job(self, unique_key: str | None = None, *, max_payload: int = MAX_PAYLOAD) -> NewJob:
         """The job of every fire, checked as a client's would be; its id is replaced later."""
+        unique: str | Unique | None = unique_key
+        if self.unique_by is not None:
+            unique = self.unique_by.option()
         return new_job(
             self.handler,
             thawed(self.args),
@@ -177,7 +222,8 @@ class ScheduleSettings(SettingsModel):
             result_ttl=self.result_ttl,
             tags=thawed(self.tags),
             metadata=thawed(self.metadata),
-            unique=unique_key,
+            unique=unique,
+            on_duplicate=self.on_duplicate if unique is not None else None,
             max_payload=max_payload,
         )
 
@@ -222,6 +268,8 @@ def schedule_of(name: str, settings: ScheduleSettings, source: str = "") -> Sche
     job = settings.job(key, max_payload=sys.maxsize)  # the settings that have it are checked
     fields = msgspec.to_builtins(job)
     del fields["id"]
+    if job.unique is None:
+        del fields["unique"]  # as earlier versions write it: else each would change the other's
     return Schedule(
         name=name,
         cron=settings.line,

@@ -55,6 +55,7 @@ def job_view(
         "retry": None if job.retry is None else decoded(job.retry),
         "worker": job.worker,
         "unique_key": job.unique_key,
+        **_unique_view(job),
         "limit_key": job.limit_key,
         "limit": job.limit if job.limit_key is not None else None,
         "correlation_id": job.correlation_id,
@@ -79,6 +80,15 @@ def _payload_view(job: Job) -> dict[str, Any]:
     if not encoded:
         return view
     return {**view, **dict.fromkeys(encoded), "encoded": encoded}
+
+
+def _unique_view(job: Job) -> dict[str, Any]:
+    """In which states a job holds its unique key, and until when after its end."""
+    rule = job.unique
+    if rule is None:
+        return {}
+    until = rule.until(job.created_at)
+    return {"unique_states": list(rule.states), "unique_until": until and moment(until)}
 
 
 def _label_view(job: Job) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from ergon_framework.core.text import (
     one_line,
     toml_table,
 )
+from ergon_framework.core.unique import is_held
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.views import (
     SILENT_AFTER,
@@ -130,11 +131,37 @@ def _state(
         case JobStatus.CANCELLED:
             yield f"It was cancelled{_at(job.finished_at)}{_cancelled_for(job)}."
     yield from _expiry(job)
+    yield from _unique(job, now)
 
 
 def _expiry(job: Job) -> Iterator[str]:
     if job.expires_at is not None and not job.status.is_final:
         yield f"If it is not started before {format_rfc3339(job.expires_at)}, it expires."
+
+
+def _unique(job: Job, now: float) -> Iterator[str]:
+    """Which key it holds, and until when."""
+    rule, key = job.unique, f"the unique key {job.unique_key!r}"
+    if job.unique_key is None:
+        return
+    if rule is None:
+        if not job.status.is_final:
+            yield f"It holds {key} until it ends."
+        return
+    until = rule.until(job.created_at)
+    if not is_held(job.status, rule.ended_states, until, now):
+        if job.status is JobStatus.ACTIVE:
+            yield f"It held {key} while it waited; another job may have it now."
+        return
+    if until is None:
+        yield f"It holds {key} until it begins to run."
+    elif job.status.is_final:
+        yield f"It holds {key} until {format_rfc3339(until)}: no other job with it is added before."
+    elif now < until:
+        ends = " or ".join(rule.ended_states)
+        yield f"It holds {key} until it ends, and if {ends}, until {format_rfc3339(until)}."
+    else:
+        yield f"It holds {key} until it ends."
 
 
 # ---- where it stands ----

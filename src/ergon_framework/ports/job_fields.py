@@ -268,7 +268,7 @@ _RETRY_REMEDY = f"the keys are those of RetrySettings: {', '.join(_RETRY)}"
 
 
 def _on_duplicate(field: str, value: Any) -> StrEnum:
-    from ergon_framework.ports.jobstore import OnDuplicate  # late: executors load this file
+    from ergon_framework.core.unique import OnDuplicate  # late: executors load this file
 
     found: StrEnum = choice(OnDuplicate)(field, value)
     return found
@@ -287,7 +287,6 @@ CHECKS: dict[str, Check] = {
     "max_attempts": whole(1, 10_000),
     "max_deliveries": whole(1, 100_000),
     "retry": check_retry,
-    "unique": text(),
     "on_duplicate": _on_duplicate,
     "limit_key": text(),
     "limit": whole(1, 1_000_000),

@@ -12,17 +12,36 @@ checked where it is written, and once more where a job is made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict
 
 from ergon_framework.core.option_values import is_number, shown
 from ergon_framework.errors import JobError
-from ergon_framework.ports.job_fields import CHECKS
+from ergon_framework.ports.job_fields import CHECKS as FIELD_CHECKS
+from ergon_framework.ports.job_fields import Check, text
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ergon_framework.ports.jobstore import OnDuplicate
+    from ergon_framework.core.unique import OnDuplicate
     from ergon_framework.ports.settings_model import SettingsModel
+    from ergon_framework.ports.unique import Unique
+
+
+_text = text()
+
+
+def _unique(field: str, value: Any) -> Any:
+    if value is False:  # a call that does not want what its handler says
+        return False
+    if isinstance(value, str):
+        return _text(field, value)
+    from ergon_framework.ports.unique import unique_option  # late: few jobs have one
+
+    return unique_option(value)
+
+
+CHECKS: dict[str, Check] = {**FIELD_CHECKS, "unique": _unique}
+"""What may stand in each option of a job, by its name."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -39,7 +58,8 @@ class JobOptions(TypedDict, total=False):
     max_attempts: int | None
     max_deliveries: int | None
     retry: SettingsModel | Mapping[str, Any] | None
-    unique: str | None
+    unique: str | Unique | Mapping[str, Any] | Literal[False] | None
+    """A key, or what makes two jobs the same, and for how long. False: neither."""
     on_duplicate: OnDuplicate | str | None
     limit_key: str | None
     limit: int | None
@@ -85,6 +105,8 @@ class JobCall(NamedTuple):
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     options: Mapping[str, Any]
+    names: Sequence[str] | None = None
+    """Of the positional parameters; None: the handler is not known here."""
 
 
 class Handlers(Protocol):

@@ -21,17 +21,13 @@ from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.flow import FlowEvent, FlowStatus
 from ergon_framework.core.job import JobStatus, Transition
+from ergon_framework.core.unique import (
+    OnDuplicate as OnDuplicate,  # noqa: PLC0414 - callers of a store find it here
+)
+from ergon_framework.core.unique import UniqueRule
 from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome, StepPlace
 
 DEFAULT_QUEUE = "default"
-
-
-class OnDuplicate(StrEnum):
-    """What to do with a job whose unique key is held by another that has not ended."""
-
-    REJECT = "reject"
-    EXISTING = "existing"  # answer with the job that is there
-    REPLACE = "replace"  # cancel that one, unless it is running
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -65,6 +61,12 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step: StepPlace | None = None  # None: it belongs to no flow
     tags: tuple[str, ...] = ()
     metadata: dict[str, str] | None = None
+    unique: UniqueRule | None = None  # of ``unique_key``; None: held until the job ends
+
+    @property
+    def is_waiting_only(self) -> bool:
+        """Whether it holds its unique key no more once it runs."""
+        return self.unique is not None and self.unique.is_waiting_only
 
 
 class EnqueueResult(msgspec.Struct, frozen=True):
@@ -201,6 +203,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: StepPlace | None = None
     tags: tuple[str, ...] = ()
     metadata: dict[str, str] | None = None
+    unique: UniqueRule | None = None
+
+    @property
+    def is_waiting_only(self) -> bool:
+        """Whether it holds its unique key no more once it runs."""
+        return self.unique is not None and self.unique.is_waiting_only
 
     @property
     def cancel_request(self) -> CancelRequest | None:

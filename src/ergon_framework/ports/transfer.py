@@ -113,7 +113,7 @@ class TransferRecord(msgspec.Struct, frozen=True):
 
 _OF_THE_STORE: dict[str, Any] = {"key": None, "is_limited": False}
 """Fields of a job that each store fills by itself."""
-_ADDED_LATER: dict[str, Any] = {"tags": [], "metadata": None}
+_ADDED_LATER: dict[str, Any] = {"tags": [], "metadata": None, "unique": None}
 """Fields that are left out where a job has none, so that earlier versions read the record."""
 
 

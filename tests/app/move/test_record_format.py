@@ -7,6 +7,7 @@ program: a renamed field or class must not change one of them.
 from __future__ import annotations
 
 import hashlib
+import json
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.flow import FlowState, FlowStatus, OnFailure
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.unique import UniqueRule
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.factstore import (
     ConsumerInfo,
@@ -284,6 +286,21 @@ def test_a_record_that_is_written_out() -> None:
         b"\x86\xa5queue\xa4mail\xa9is_paused\xc3\xaamax_active\x03"
         b"\xa4rate\xcb@\x04\x00\x00\x00\x00\x00\x00\xa5burst\x04\xa7full_at\xcbA\xd9T\xfc@0\x00\x00"
     )
+
+
+def test_the_rule_of_a_unique_key_is_written_out() -> None:
+    """A job without one is written as it always was, and a record of before is read."""
+    plain = JobRecord(_job(), 5.0)
+    ruled = JobRecord(_job(unique=UniqueRule(("pending", "active", "failed"), 60.0)), 5.0)
+    waiting = JobRecord(_job(unique=UniqueRule()), 5.0)
+    assert "unique" not in plain.document()["job"]
+    told = {"states": ["pending", "active", "failed"], "period": 60.0}
+    assert ruled.document()["job"]["unique"] == told
+    assert waiting.document()["job"]["unique"] == {"states": ["pending"], "period": None}
+    for record in (plain, ruled, waiting):
+        read = JobRecord.from_document(json.loads(json.dumps(record.document())))
+        assert read.document() == record.document()
+        assert (read.job.unique, read.job.unique_key) == (record.job.unique, "u")
 
 
 def test_every_kind_is_pinned() -> None:

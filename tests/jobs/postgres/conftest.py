@@ -12,7 +12,8 @@ from tests.servers.postgres import PostgresServer
 
 TABLES = (
     "ergon_jobs, ergon_queues, ergon_workers, ergon_schedules, ergon_job_moves,"
-    " ergon_job_tags, ergon_queue_keys, ergon_flows, ergon_flow_joins, ergon_flow_work"
+    " ergon_job_tags, ergon_job_keys, ergon_queue_keys, ergon_flows, ergon_flow_joins,"
+    " ergon_flow_work"
 )
 
 

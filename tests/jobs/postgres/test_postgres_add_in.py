@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.unique import OnDuplicate, UniqueRule
 from ergon_framework.errors import (
     DuplicateJobError,
     StoreError,
@@ -23,7 +24,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
+from ergon_framework.ports.jobstore import Search, Topic
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     SUCCEEDED,
@@ -445,6 +446,68 @@ def test_a_long_transaction_keeps_no_job_from_ending(
     told = JobStoreSubject(store, HandClock(), None, PATIENCE).told(job, SUCCEEDED)
     assert store.settle_and_claim([told], None)[0] == [True]
     mine.commit()
+
+
+def test_a_waiting_job_that_stands_for_the_callers_does_not_begin_before_the_commit(
+    store: PostgresJobStore, mine: psycopg.Connection
+) -> None:
+    """It would read the caller's tables as they were, and nobody else would come for the rest."""
+    store.add([new("old", unique_key="k", unique=UniqueRule())])
+    job = new("new", unique_key="k", unique=UniqueRule(), on_duplicate=OnDuplicate.EXISTING)
+    [added] = store.add_in(mine, [job])
+    assert added.id == "old"
+    assert store.settle_and_claim([], ask(1))[1].jobs == []
+    mine.commit()
+    assert [job.id for job in store.settle_and_claim([], ask(1))[1].jobs] == ["old"]
+
+
+@pytest.mark.parametrize("period", [None, 60.0])
+def test_a_long_transaction_with_a_rule_keeps_no_job_from_ending(
+    store: PostgresJobStore, mine: psycopg.Connection, period: float | None
+) -> None:
+    """A job that runs is not held up, whether it holds its key or not."""
+    states = ("pending",) if period is None else ("pending", "active", "completed")
+    rule = UniqueRule(states, period)
+    store.add([new("old", unique_key="k", unique=rule)])
+    [job] = store.settle_and_claim([], ask(1))[1].jobs
+    again = new("new", unique_key="k", unique=rule, on_duplicate=OnDuplicate.EXISTING)
+    [added] = store.add_in(mine, [again])
+    assert added.is_new == (period is None)
+    told = JobStoreSubject(store, HandClock(), None, PATIENCE).told(job, SUCCEEDED)
+    assert store.settle_and_claim([told], None)[0] == [True]
+    mine.commit()
+
+
+def test_a_key_of_a_transaction_that_is_rolled_back_is_free(
+    store: PostgresJobStore, mine: psycopg.Connection
+) -> None:
+    """Neither the job nor its key stays, and what was extended is as it was."""
+    store.add([new("waits", unique_key="w", args=b"[1]", delay=60.0)])
+    before = store.find("waits")
+    store.add_in(mine, [new("a", unique_key="k", unique=UniqueRule())])
+    extending = new("b", unique_key="w", on_duplicate=OnDuplicate.EXTEND, delay=900.0)
+    assert [each.id for each in store.add_in(mine, [extending])] == ["waits"]
+    mine.rollback()
+    assert store.find("waits") == before
+    assert store.add([new("c", unique_key="k", unique=UniqueRule())])[0].is_new
+
+
+@pytest.mark.parametrize("word", [OnDuplicate.EXISTING, OnDuplicate.EXTEND])
+def test_a_rule_in_a_transaction_that_sees_the_past(
+    store: PostgresJobStore, mine: psycopg.Connection, word: OnDuplicate
+) -> None:
+    """REPEATABLE READ does not see a holder that came later: it is answered with it, or refused."""
+    mine.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    mine.execute("SELECT count(*) FROM ergon_jobs")
+    store.add([new("later", unique_key="k", unique=UniqueRule())])
+    job = new("mine", unique_key="k", unique=UniqueRule(), on_duplicate=word)
+    if word is OnDuplicate.EXISTING:
+        assert store.add_in(mine, [job])[0].id == "later"
+    else:
+        with pytest.raises(DuplicateJobError, match="cannot see"):
+            store.add_in(mine, [job])
+    mine.commit()
+    assert ids(store) == ["later"]
 
 
 @pytest.mark.req("SCALE:fleet-clocks")

@@ -103,7 +103,7 @@ def test_a_table_that_was_dropped_is_missed(postgres_url: str) -> None:
         for table in (
             *("ergon_queues", "ergon_schedules", "ergon_job_moves", "ergon_executors"),
             *("ergon_flows", "ergon_flow_joins", "ergon_flow_work", "ergon_job_tags"),
-            "ergon_queue_keys",
+            *("ergon_queue_keys", "ergon_job_keys"),
         ):
             connection.execute(f"DROP TABLE {table}".encode())
         connection.execute("DELETE FROM ergon_schema WHERE part = 'jobs'")

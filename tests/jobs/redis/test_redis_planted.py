@@ -1,4 +1,4 @@
-"""Bugs planted in the scripts that keep flows and limits of keys: the suite rejects them all."""
+"""Bugs planted in the scripts of flows, limits of keys and unique keys: all are rejected."""
 
 from __future__ import annotations
 
@@ -121,6 +121,46 @@ PLANTED = {
         'call("EXISTS", key) == 1 or call("EXISTS", DUE_KEYS .. lane) == 1',
         'call("EXISTS", key) == 1',
         "keys_take_turns",
+    ),
+    "counts every end": (
+        "if status == job[STATUS] then return true end",
+        "return true",
+        "end_that_does_not_count_frees_the_key",
+    ),
+    "ends a period late": (
+        "if not taker[3] or now >= taker[3] then",
+        "if not taker[3] or now > taker[3] then",
+        "completed_job_holds_its_key_for_its_period",
+    ),
+    "purges who holds a key": (
+        "if taker and taker[1] == id and still_holds(taker, job) then",
+        "if false then",
+        "holder_outlives_its_retention",
+    ),
+    "lets jobs come back beside one that waits": (
+        "if is_key_waited_with(job) then return false end",
+        "",
+        "waiting_only_does_not_come_back_beside_another",
+    ),
+    "hurries what it extends": (
+        "max(job[RUN_AT], new[6] or now + new[5]), now",
+        "new[6] or now + new[5], now",
+        "extended_job_is_never_due_sooner",
+    ),
+    "keeps the old arguments": (
+        "sub(body, arguments_in(body))",
+        "sub(old, from, to)",
+        "extended_job_waits_for_the_new_time",
+    ),
+    "reads short arguments only": (
+        'at + 3 + unpack_from(">I2", text, at + 1)',
+        "at + 2 + byte(text, at + 2)",
+        "large_and_small_arguments_take_each_others_place",
+    ),
+    "loads no keys": (
+        "then take_key(job, rule[1], rule[2]) end\n  end\n  return true",
+        "then return true end\n  end\n  return true",
+        "loaded_jobs_hold_their_keys_by_their_rules",
     ),
 }
 """By name: what stands in a script, what stands there instead, and the check that is about it."""

@@ -13,6 +13,7 @@ import msgspec
 from ergon_framework.core.claim import NO_LIMITS, QueueLimits
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.unique import UniqueRule
 from ergon_framework.jobs.stores.unreadable import shown
 from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import (
@@ -41,6 +42,8 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
     flow_id: str | None = None
     tags: tuple[str, ...] = ()
     metadata: dict[str, str] | None = None
+    unique: UniqueRule | None = None
+    waiting_key: str | None = None  # the unique key of a job that holds it only while it waits
 
     @classmethod
     def of(cls, job: NewJob | Job) -> Options:
@@ -57,11 +60,14 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
             None if job.step is None else job.step.flow_id,
             job.tags,
             job.metadata,
+            job.unique,
+            job.unique_key if job.is_waiting_only else None,
         )
 
     def of_job(self) -> dict[str, Any]:
         """As a ``Job`` wants them."""
-        return self.fields() | {"tags": self.tags, "metadata": self.metadata}
+        found = {"tags": self.tags, "metadata": self.metadata, "unique": self.unique}
+        return self.fields() | found
 
     def fields(self) -> dict[str, Any]:
         """As a ``ClaimedJob`` wants them, in its order."""
@@ -129,6 +135,12 @@ def failure_from(text: str | bytes | None) -> Failure | None:
     return None if text is None else _failure(text)
 
 
+@lru_cache(maxsize=16)
+def states_from(text: str) -> tuple[str, ...]:
+    """The ends after which a job holds its unique key, that :func:`text_of` wrote."""
+    return _feeds(text)
+
+
 @lru_cache(maxsize=256)  # all steps of a group count at the same join
 def feeds_from(text: str) -> tuple[str, ...]:
     """The joins at which the end of a step counts, that :func:`text_of` wrote."""
@@ -169,6 +181,11 @@ def is_special(job: NewJob) -> bool:
         or job.tags != ()
         or job.metadata is not None
     )
+
+
+def column_key(job: NewJob | Job) -> str | None:
+    """The unique key that a job has until it ends; None where it gives that back when it runs."""
+    return None if job.is_waiting_only else job.unique_key
 
 
 def has_labels(job: NewJob | Job, wanted: Search) -> bool:

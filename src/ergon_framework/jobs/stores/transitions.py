@@ -26,16 +26,15 @@ from ergon_framework.core.job import (
     next_transition,
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
+from ergon_framework.core.unique import OnDuplicate, decide
 from ergon_framework.errors import DuplicateJobError, StoreError
 from ergon_framework.jobs.stores.unreadable import RowError, UnreadableRowError, status_of
 from ergon_framework.ports.flow import CANCELLED_BY_FLOW
 from ergon_framework.ports.jobstore import (
     CancelRequest,
-    EnqueueResult,
     Job,
     LeaseRenewal,
     NewJob,
-    OnDuplicate,
     Settlement,
 )
 from ergon_framework.storage.failpoints import declare
@@ -68,27 +67,30 @@ def key_unseen(job: NewJob, holder: str) -> DuplicateJobError:
     )
 
 
-def key_held(job: NewJob, holder: str | None = None) -> DuplicateJobError:
-    """Another job that has not ended holds its unique key."""
+def key_held(
+    job: NewJob, holder: str | None = None, *, has_ended: bool = False
+) -> DuplicateJobError:
+    """Another job holds its unique key."""
     details = {"unique_key": job.unique_key}
+    found, remedy = "has not ended", "wait for it, cancel it, or ask for the job that is there"
+    if has_ended:
+        found, remedy = "ended within its period", "wait, or ask for the job that is there"
     return DuplicateJobError(
-        f"a job that has not ended holds the unique key {job.unique_key!r}",
-        remedy="wait for it, cancel it, or ask for the job that is there",
+        f"a job that {found} holds the unique key {job.unique_key!r}",
+        remedy=remedy,
         details=details if holder is None else details | {"id": holder},
     )
 
 
-def on_duplicate(job: NewJob, holder: str, *, is_running: bool) -> EnqueueResult | None:
+def on_duplicate(job: NewJob, holder: str, status: JobStatus) -> OnDuplicate:
     """What becomes of a job whose unique key another one holds, by its ``on_duplicate``.
 
-    The result where the holder stands for the job; None where the holder is to be cancelled for it.
-    Raises ``DuplicateJobError`` where the job is refused: a holder that runs is never replaced.
+    Raises ``DuplicateJobError`` where the job is refused.
     """
-    if job.on_duplicate is OnDuplicate.EXISTING:
-        return EnqueueResult(holder, False)
-    if job.on_duplicate is OnDuplicate.REJECT or is_running:
-        raise key_held(job, holder)
-    return None
+    decided = decide(job.on_duplicate, status)
+    if decided is OnDuplicate.REJECT:
+        raise key_held(job, holder, has_ended=status.is_final)
+    return decided
 
 
 ENDED, RUNNING, DUE, LATER, BLOCKED, JOINING, SIGNALLING = range(7)

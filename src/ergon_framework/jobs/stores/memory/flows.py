@@ -91,7 +91,7 @@ class FlowLedger(Protocol):
     def keep(self, record: Record) -> None:
         """A job that became a step is kept as long as its flow."""
 
-    def check_new(self, jobs: Sequence[NewJob]) -> None:
+    def check_new(self, jobs: Sequence[NewJob], now: float) -> None:
         """Refuse jobs whose ids are taken."""
 
 
@@ -252,7 +252,7 @@ class MemoryFlows:
     def add(self, flow: NewFlow, steps: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store a flow and its steps in one step, or steps of a flow that is there."""
         with self._step() as ledger:
-            ledger.check_new(steps)
+            ledger.check_new(steps, self._now())
             ledger.moves(self._now()).add(flow, steps)
             return [EnqueueResult(step.id, True) for step in steps]
 

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
+
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.flow import FlowChange, StepEnded
 from ergon_framework.core.job import (
@@ -20,6 +22,7 @@ from ergon_framework.core.job import (
     Transition,
     next_transition,
 )
+from ergon_framework.core.unique import WAITING, OnDuplicate, decide, extended
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, returned
 from ergon_framework.jobs.stores.memory.flows import FlowBook, MemoryFlowTables
@@ -43,7 +46,6 @@ from ergon_framework.ports.jobstore import (
     ClaimResult,
     EnqueueResult,
     NewJob,
-    OnDuplicate,
     Settlement,
 )
 
@@ -57,7 +59,8 @@ class Ledger:
         self.records: dict[int, Record] = {}  # in the order of adding
         self.by_id: dict[str, Record] = {}
         self.active: dict[int, Record] = {}
-        self.holders: dict[str, Record] = {}  # of unique keys
+        self.holders: dict[str, Record] = {}  # of unique keys, until they end
+        self.takers: dict[str, Record] = {}  # who took a key last, of jobs with a rule
         self.queues = QueueSet(self.records)
         self.expiring = Heap()
         self.leaving = Heap()  # final jobs, by when they are to be purged
@@ -72,29 +75,38 @@ class Ledger:
 
     def add(self, jobs: Sequence[NewJob], now: float) -> list[EnqueueResult]:
         """Add all of them or none."""
-        self._refuse_duplicates(jobs)
+        self._refuse_duplicates(jobs, now)
         return [self._add(job, now) for job in jobs]
 
-    def can_add(self, job: NewJob) -> bool:
+    def can_add(self, job: NewJob, now: float) -> bool:
         """Whether :meth:`add` would take it."""
         try:
-            self._refuse_duplicates([job])
+            self._refuse_duplicates([job], now)
         except DuplicateJobError:
             return False
         return True
 
-    def _refuse_duplicates(self, jobs: Sequence[NewJob]) -> None:
+    def holder(self, key: str, now: float) -> Record | None:
+        """The job that holds a unique key."""
+        found = self.holders.get(key)
+        if found is None:
+            taker = self.takers.get(key)
+            found = taker if taker is not None and taker.holds_key(now) else None
+        return found
+
+    def _refuse_duplicates(self, jobs: Sequence[NewJob], now: float) -> None:
         ids: set[str] = set()
         keys: set[str] = set()  # that jobs of this batch will hold
         for job in jobs:
             key = job.unique_key
-            holder = None if key is None else self.holders.get(key)
+            holder = None if key is None or key in keys else self.holder(key, now)
             if holder is not None or key in keys:
-                if job.on_duplicate is OnDuplicate.EXISTING:
+                status = JobStatus.PENDING if holder is None else holder.status
+                decided = decide(job.on_duplicate, status)
+                if decided is OnDuplicate.REJECT:
+                    raise key_held(job, has_ended=status.is_final)
+                if decided is not OnDuplicate.REPLACE:
                     continue
-                is_running = holder is not None and holder.status is JobStatus.ACTIVE
-                if job.on_duplicate is OnDuplicate.REJECT or is_running:
-                    raise key_held(job)
             if job.id in ids or job.id in self.by_id:
                 raise id_taken(job)
             ids.add(job.id)
@@ -102,9 +114,11 @@ class Ledger:
                 keys.add(key)
 
     def _add(self, job: NewJob, now: float) -> EnqueueResult:
-        holder = None if job.unique_key is None else self.holders.get(job.unique_key)
+        holder = None if job.unique_key is None else self.holder(job.unique_key, now)
         if holder is not None:
-            if job.on_duplicate is OnDuplicate.EXISTING:
+            if job.on_duplicate is OnDuplicate.EXTEND:
+                self._extend(holder, job, now)
+            if job.on_duplicate is not OnDuplicate.REPLACE:
                 return EnqueueResult(holder.new.id, False)
             if holder.feeds is not None:
                 self.settle(cancel_replaced(holder.position(), now), now)
@@ -124,7 +138,21 @@ class Ledger:
         self.records[record.key] = self.by_id[job.id] = record
         self.queues.get(job.queue).members += 1
         self._enter(record)
+        self._take_key(record)
         return EnqueueResult(job.id, True, None if holder is None else holder.new.id)
+
+    def _extend(self, record: Record, job: NewJob, now: float) -> None:
+        """Let a job that waits do so until the due time of another, with its arguments."""
+        self._leave(record)
+        due = now + job.delay if job.run_at is None else job.run_at
+        record.run_at, record.changed_at = extended(record.run_at, due), now
+        record.expires_at = job.expires_at
+        record.new = msgspec.structs.replace(record.new, args=job.args, kwargs=job.kwargs)
+        self._enter(record)
+
+    def _take_key(self, record: Record) -> None:
+        if record.new.unique is not None and record.new.unique_key is not None:
+            self.takers[record.new.unique_key] = record
 
     # ---- settling -------------------------------------------------------------------------------
 
@@ -216,6 +244,8 @@ class Ledger:
 
     def _move(self, record: Record, transition: Transition, entry: bytes, now: float) -> None:
         self._leave(record)
+        if record.status.is_final and record.new.is_waiting_only:
+            self._take_key(record)  # it comes back, and nobody waits with its key
         record.status = transition.status
         record.attempts, record.excused = transition.attempts, transition.excused
         record.is_charged, record.is_solo = False, transition.is_solo
@@ -241,7 +271,13 @@ class Ledger:
 
     def _is_key_taken(self, record: Record) -> bool:
         """Whether a job that had ended cannot come back: another holds its unique key."""
-        return record.new.unique_key is not None and record.new.unique_key in self.holders
+        key = record.new.unique_key
+        if key is None:
+            return False
+        taker = self.takers.get(key)
+        if taker is None or taker is record or not taker.new.is_waiting_only:
+            return key in self.holders
+        return key in self.holders or taker.status in WAITING
 
     # ---- claiming -------------------------------------------------------------------------------
 
@@ -332,9 +368,9 @@ class Ledger:
         record.purge_at = None
         self.leaving.discard(record.key)
 
-    def check_new(self, jobs: Sequence[NewJob]) -> None:
+    def check_new(self, jobs: Sequence[NewJob], now: float) -> None:
         """Refuse jobs whose ids are taken."""
-        self._refuse_duplicates(jobs)
+        self._refuse_duplicates(jobs, now)
 
     def _place(self, record: Record, now: float) -> None:
         """Put a new step into its flow."""
@@ -370,8 +406,8 @@ class Ledger:
 
     def _enter(self, record: Record) -> None:
         """A job waits from now on."""
-        if record.new.unique_key is not None:
-            self.holders[record.new.unique_key] = record
+        if record.held_key is not None:
+            self.holders[record.held_key] = record
         if record.expires_at is not None:
             self.expiring.push(record.key, (record.expires_at,))
         if not record.is_joining:
@@ -390,8 +426,8 @@ class Ledger:
             self.expiring.discard(record.key)
             if not record.is_joining:
                 self.queues.leave(record)
-        if record.new.unique_key is not None:
-            del self.holders[record.new.unique_key]
+        if record.held_key is not None:
+            del self.holders[record.held_key]
 
     def put(self, record: Record) -> None:
         """Take a whole job in: in the place of the same one, or behind all others."""
@@ -402,6 +438,10 @@ class Ledger:
             self.queues.get(old.new.queue).members -= 1
         elif old is not None:
             self.remove(old)
+        key = record.new.unique_key or ""
+        taker = self.takers.get(key)
+        if taker is None or taker.created_at <= record.created_at:
+            self._take_key(record)
         if not record.key:
             self._last_key += 1
             record.key = self._last_key
@@ -417,17 +457,32 @@ class Ledger:
             if record.purge_at is not None:
                 self.leaving.push(record.key, (record.purge_at,))
         elif record.status is JobStatus.ACTIVE:
-            if record.new.unique_key is not None:
-                self.holders[record.new.unique_key] = record
+            if record.held_key is not None:
+                self.holders[record.held_key] = record
             self.queues.start(record)
             self.active[record.key] = record
         else:
             self._enter(record)
 
+    def purge_due(self, key: int, now: float) -> bool:
+        """Forget a job that was kept long enough, unless it holds its unique key for longer."""
+        record = self.records[key]
+        rule = record.new.unique
+        is_last = self.takers.get(record.new.unique_key or "") is record
+        if rule is None or not is_last or not record.holds_key(now):
+            self.remove(record)
+            return True
+        record.purge_at = rule.until(record.created_at)
+        if record.purge_at is not None:
+            self.leaving.push(key, (record.purge_at,))
+        return False
+
     def remove(self, record: Record) -> None:
         """Forget a job."""
         self._leave(record)
         self.flow_book.forget(record)
+        if self.takers.get(record.new.unique_key or "") is record:
+            del self.takers[record.new.unique_key or ""]
         del self.records[record.key], self.by_id[record.new.id]
         self.queues.get(record.new.queue).members -= 1
         self.queues.forget(record.new.queue)

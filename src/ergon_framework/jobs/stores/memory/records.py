@@ -232,4 +232,5 @@ def _new(job: Job) -> NewJob:
         step=job.step,
         tags=job.tags,
         metadata=job.metadata,
+        unique=job.unique,
     )

@@ -8,7 +8,8 @@ import msgspec
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobSnapshot, JobStatus
-from ergon_framework.jobs.stores.documents import has_error, has_labels
+from ergon_framework.core.unique import is_held
+from ergon_framework.jobs.stores.documents import column_key, has_error, has_labels
 from ergon_framework.jobs.stores.transitions import JobPosition
 from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import (
@@ -25,7 +26,7 @@ MAX_HISTORY = 100
 
 
 class Record(msgspec.Struct, kw_only=True, eq=False):
-    """One job. ``new`` never changes; the rest does, under the store's lock."""
+    """One job. Of ``new`` only arguments change, when it is extended; the rest under the lock."""
 
     key: int  # also the order of adding
     new: NewJob
@@ -55,6 +56,18 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
     wait: float | None = None
     signal: str | None = None
     history: deque[bytes] = msgspec.field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
+
+    @property
+    def held_key(self) -> str | None:
+        """The unique key that it has until it ends."""
+        return column_key(self.new)
+
+    def holds_key(self, now: float) -> bool:
+        """Whether it holds its unique key by its rule, when it was the last to take it."""
+        rule = self.new.unique
+        return rule is not None and is_held(
+            self.status, rule.ended_states, rule.until(self.created_at), now
+        )
 
     @property
     def is_joining(self) -> bool:
@@ -163,6 +176,7 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             step=self.step(),
             tags=new.tags,
             metadata=_copied(new.metadata),
+            unique=new.unique,
         )
 
     def leased(self, now: float) -> ClaimedJob:

@@ -170,7 +170,7 @@ class MemoryJobStore:
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""
         with self.step() as ledger:
-            record = ledger.holders.get(unique_key)
+            record = ledger.holder(unique_key, self.now())
             return None if record is None else record.new.id
 
     def subscribe(self, topic: Topic) -> Subscription:
@@ -314,8 +314,7 @@ class MemoryJobStore:
             now = self.now()
             purged = outdated = 0
             while purged < limit and _first_before(ledger.leaving.first(), now):
-                ledger.remove(ledger.records[ledger.leaving.pop()])
-                purged += 1
+                purged += ledger.purge_due(ledger.leaving.pop(), now)
             purged += ledger.purge_flows(now, limit - purged)
             ledger.go_on_with_flows(now)
             ledger.queues.shorten_key_waits(now)
@@ -367,9 +366,10 @@ class MemoryJobStore:
             self._schedules[name] = msgspec.structs.replace(
                 schedule, next_at=next_at, last_at=expected
             )
+            now = self.now()
             for job in jobs:
-                if ledger.can_add(job):
-                    ledger.add([job], self.now())
+                if ledger.can_add(job, now):
+                    ledger.add([job], now)
             return True
 
 

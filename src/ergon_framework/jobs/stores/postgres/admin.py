@@ -215,6 +215,8 @@ def purge(tx: Tx, jobs: Sequence[Job]) -> int:
 
 def purge_due(tx: Tx, limit: int) -> int:
     """Delete what has been kept long enough."""
+    if tx.execute(_SQL["any_keys"]).fetchall():
+        tx.execute(_SQL["keep_holders"], {"limit": limit})
     return tx.execute(_SQL["purge_due"], {"limit": limit}).rowcount
 
 

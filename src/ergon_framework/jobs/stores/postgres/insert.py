@@ -6,17 +6,19 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import Any
 
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.unique import OnDuplicate, extended, is_held
 from ergon_framework.errors import DuplicateJobError, StoreError
-from ergon_framework.jobs.stores.documents import is_special
+from ergon_framework.jobs.stores.documents import is_special, states_from
 from ergon_framework.jobs.stores.postgres.flow_tables import StepSettlement
 from ergon_framework.jobs.stores.postgres.rows import Row
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, lock_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import (
     indexed,
+    key_values,
     label_values,
+    numbers,
     plain_values,
     special_values,
     statements,
@@ -30,11 +32,13 @@ from ergon_framework.jobs.stores.transitions import (
     key_unseen,
     on_duplicate,
 )
-from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, OnDuplicate
+from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob
 from ergon_framework.storage.postgres.external_transaction import Joinable, joined
+from ergon_framework.storage.postgres.pipeline import Texts
 
 _SQL = statements("jobs.sql")
 _FLOWS = statements("flows.sql")
+_CHANGING = (OnDuplicate.REPLACE, OnDuplicate.EXTEND)
 _INSERT_INDEXED = indexed(_SQL["insert"], _SQL["then_index"])
 
 
@@ -100,13 +104,15 @@ class Insertion:
         self._unseen = unseen
         self._jobs = jobs
         self._news: dict[str, NewJob] = {}  # by id; not written yet
+        self._takers: dict[str, int] = {}  # who was seen with a key, by its number
         self._freed: Counter[str] = Counter()
         self._taken = taken(tx, jobs)
-        wanted = {job.unique_key for job in jobs if job.on_duplicate is OnDuplicate.REPLACE}
-        others = {job.unique_key for job in jobs} - wanted - {None}
-        # Only what may be replaced is locked: the caller's transaction may take its time.
-        self._holders = self._held("key_holders", others)
-        self._holders |= self._held("lock_holders", wanted - {None})
+        keys = {job.unique_key for job in jobs if job.unique_key is not None}
+        wanted = keys & {job.unique_key for job in jobs if job.on_duplicate in _CHANGING}
+        # Only what may be changed is locked: the caller's transaction may take its time.
+        self._holders: dict[str, Row] = {}
+        self._look_for(keys - wanted)
+        self._look_for(wanted, is_locked=True)
         self.is_done = False
         """Whether a job was cancelled for another one."""
 
@@ -125,24 +131,28 @@ class Insertion:
         self._finish()
         return added
 
-    def _held(self, statement: str, keys: Collection[str | None]) -> dict[str, Row]:
-        """By unique key: how the holder stands, and what time it is."""
+    def _look_for(self, keys: Collection[str], *, is_locked: bool = False) -> None:
+        """Read how the holders of these keys stand, and what time it is."""
         if not keys:
-            return {}
-        values = {"keys": texts(keys)}
-        if statement == "lock_holders":
-            self._lock_flows(values)
-        rows = self._tx.execute(_SQL[statement], values).fetchall()
-        return {row[0]: row[1:] for row in rows}
+            return
+        if is_locked:
+            self._lock_flows(texts(keys))
+        elif self._is_external:
+            # A job that holds its key only while it waits must not begin before the caller commits:
+            # it could miss what the caller wrote, and nobody else would come for that.
+            self._tx.execute(_SQL["lock_waiting_takers"], {"keys": texts(keys)})
+        found = holders_of(self._tx, keys, is_locked=is_locked)
+        self._holders |= found[0]
+        self._takers |= found[1]
 
-    def _lock_flows(self, keys: Mapping[str, Any]) -> None:
+    def _lock_flows(self, keys: Texts) -> None:
         """Lock the flows of steps that hold keys: flows come before jobs.
 
         The user of an external transaction may have no right to, and needs none for other jobs.
         """
-        asked = _FLOWS["step_holders"]
-        if not self._is_external or self._tx.execute(asked, keys).fetchall():
-            self._tx.execute(_FLOWS["lock_flows_of_holders"], keys)
+        asked, values = _FLOWS["step_holders"], {"keys": keys}
+        if not self._is_external or self._tx.execute(asked, values).fetchall():
+            self._tx.execute(_FLOWS["lock_flows_of_holders"], values)
 
     def _add(self, job: NewJob) -> EnqueueResult:
         if job.unique_key is None or job.unique_key not in self._holders:
@@ -151,9 +161,11 @@ class Insertion:
             self._put(job)
             return EnqueueResult(job.id, True)
         holder, status = self._holders[job.unique_key][1:3]
-        is_running = status == JobStatus.ACTIVE
-        if (existing := on_duplicate(job, holder, is_running=is_running)) is not None:
-            return existing
+        decided = on_duplicate(job, holder, JobStatus(status))
+        if decided is OnDuplicate.EXTEND:
+            self._extend(job.unique_key, job)
+        if decided is not OnDuplicate.REPLACE:
+            return EnqueueResult(holder, False)
         if job.id in self._taken:
             raise id_taken(job)
         self._replace(job.unique_key)
@@ -170,11 +182,9 @@ class Insertion:
             self._holders[job.unique_key] = (None, job.id, JobStatus.PENDING.value)
 
     def _replace(self, key: str) -> None:
-        """Cancel the holder; one of this very batch has to be written first."""
-        if self._holders[key][0] is None:
-            self._write()
-            self._holders |= self._held("lock_holders", {key})
-        *standing, now = self._holders.pop(key)
+        """Cancel the holder."""
+        *standing, now = self._written(key)
+        del self._holders[key]
         cancelled = [cancel_replaced(tuple(standing), now)]
         batch = SettleBatch(self._tx, cancelled)
         if batch.read() == [True]:
@@ -186,10 +196,54 @@ class Insertion:
             self._freed += steps.read().freed
         self.is_done = True
 
+    def _extend(self, key: str, job: NewJob) -> None:
+        """Let the holder wait until the due time of another, with its arguments."""
+        seq, *_, now = self._written(key)
+        [[run_at]] = self._tx.execute(_SQL["due_at"], {"seq": seq}).fetchall()
+        values = {
+            "seq": seq,
+            "run_at": extended(run_at, now + job.delay if job.run_at is None else job.run_at),
+            "at": now,
+            "expires_at": job.expires_at,
+            "args": job.args,
+            "kwargs": job.kwargs,
+        }
+        [[limit_key]] = self._tx.execute(_SQL["extend"], values).fetchall()
+        if limit_key is not None:
+            self._freed[limit_key] += 1  # others may go that waited for it
+
+    def _written(self, key: str) -> Row:
+        """How the holder stands; one of this very batch has to be written first."""
+        if self._holders[key][0] is None:
+            self._write()
+            self._look_for({key}, is_locked=True)
+        return self._holders[key]
+
     def _write(self) -> None:
-        if self._news:
-            insert(self._tx, list(self._news.values()))
-            self._news = {}
+        if not self._news:
+            return
+        news = list(self._news.values())
+        insert(self._tx, news)
+        self._news = {}
+        ruled = [job for job in news if job.unique is not None]
+        if ruled:
+            self._take_keys([job for job in ruled if job.unique_key in self._takers])
+            self._take_free_keys([job for job in ruled if job.unique_key not in self._takers])
+
+    def _take_keys(self, jobs: Sequence[NewJob]) -> None:
+        """Take keys over from the jobs that were seen with them."""
+        taking = key_values(jobs)
+        if taking is None:
+            return
+        values = taking | {"seen": numbers(self._takers.values())}
+        done = {row[0] for row in self._tx.execute(_SQL["take_keys"], values).fetchall()}
+        self._take_free_keys([job for job in jobs if job.unique_key not in done])
+
+    def _take_free_keys(self, jobs: Sequence[NewJob]) -> None:
+        """Take keys; the server refuses all when somebody took one meanwhile, to begin anew."""
+        taking = key_values(jobs)
+        if taking is not None:
+            self._tx.execute(_SQL["take_free_keys"], taking)
 
     def _finish(self) -> None:
         self._write()
@@ -198,6 +252,23 @@ class Insertion:
         if self._freed and not self._is_external:
             lock_keys(self._tx, self._freed)
             wake(self._tx, self._freed)
+
+
+def holders_of(
+    tx: Tx, keys: Collection[str], *, is_locked: bool = False
+) -> tuple[dict[str, Row], dict[str, int]]:
+    """By unique key: how the holder stands and what time it is, and who took it by a rule."""
+    values = {"keys": texts(keys)}
+    rows = tx.execute(_SQL["lock_holders" if is_locked else "key_holders"], values).fetchall()
+    holders: dict[str, Row] = {row[0]: row[1:] for row in rows}
+    asked = "lock_takers" if is_locked else "key_takers"
+    takers: dict[str, int] = {}
+    for key, *standing, states, until in tx.execute(_SQL[asked], values).fetchall():
+        takers[key] = standing[0]
+        status, now = JobStatus(standing[2]), standing[-1]
+        if key not in holders and is_held(status, states_from(states), until, now):
+            holders[key] = tuple(standing)
+    return holders, takers
 
 
 def _beside(job: NewJob, holder: str) -> EnqueueResult:

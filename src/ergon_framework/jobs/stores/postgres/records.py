@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ergon_framework.errors import StoreError
-from ergon_framework.jobs.stores.documents import options_text, text_of
+from ergon_framework.jobs.stores.documents import column_key, options_text, text_of
 from ergon_framework.jobs.stores.flow_settlement import FlowRow, FlowWork
 from ergon_framework.jobs.stores.postgres.flow_tables import (
     PostgresFlowTables,
@@ -17,6 +17,7 @@ from ergon_framework.jobs.stores.postgres.flow_tables import (
 from ergon_framework.jobs.stores.postgres.rows import page_of
 from ergon_framework.jobs.stores.postgres.statements import (
     flags,
+    key_values,
     label_values,
     numbers,
     statements,
@@ -53,7 +54,7 @@ _NUMBERS = (
     *("fence", "deliveries", "attempts", "excused", "lease_expires_at", "claimed_at", "purge_at"),
     *("priority", "run_at", "expires_at", "limit", "created_at"),
 )
-_TEXTS = ("worker", "why", "queue", "executor", "unique_key", "limit_key", "id", "handler")
+_TEXTS = ("worker", "why", "queue", "executor", "limit_key", "id", "handler")
 _AS_THEY_ARE: dict[str, Callable[[Any], object]] = {
     **dict.fromkeys(_NUMBERS, numbers),
     **dict.fromkeys(_TEXTS, texts),
@@ -262,6 +263,11 @@ def _load(tx: Tx, records: Sequence[JobRecord]) -> None:
     labels = label_values(jobs)
     if labels is not None:
         tx.execute(_JOBS["index"], labels)
+    # The last of each key: one statement can put a row in only once.
+    by_age = sorted(jobs, key=lambda job: job.created_at)
+    taken = key_values({job.unique_key: job for job in by_age if job.unique is not None}.values())
+    if taken is not None:
+        tx.execute(_JOBS["load_keys"], taken)
 
 
 def _columns(jobs: Sequence[Job]) -> dict[str, object]:
@@ -278,6 +284,7 @@ def _columns(jobs: Sequence[Job]) -> dict[str, object]:
         "wait": numbers([None if step is None else step.wait for step in steps]),
         "signal": texts([None if step is None else step.signal for step in steps]),
         "status": texts([job.status.value for job in jobs]),
+        "unique_key": texts([column_key(job) for job in jobs]),
         "options": texts(map(options_text, jobs)),
         "last_error": texts(errors),
         "history": texts([b"\n".join(job.history).decode() or None for job in jobs]),

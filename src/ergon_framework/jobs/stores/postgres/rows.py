@@ -36,7 +36,7 @@ SEQ, EXECUTOR, QUEUE, PRIORITY, RUN_AT = 0, 4, 5, 15, 16
 _STAGES = frozenset(range(7))
 _AS_THEY_ARE = (
     *("id", "handler", "executor", "queue", "args", "kwargs", "priority", "created_at", "run_at"),
-    *("expires_at", "unique_key", "limit_key", "attempts", "is_charged", "deliveries", "excused"),
+    *("expires_at", "limit_key", "attempts", "is_charged", "deliveries", "excused"),
     *("is_solo", "fence", "why", "worker", "claimed_at", "lease_expires_at", "purge_at", "result"),
 )
 
@@ -92,16 +92,18 @@ def _odd(row: dict[str, Any], problem: str) -> Unreadable:
 def _job(row: dict[str, Any]) -> Job:
     if row["stage"] not in _STAGES:
         raise RowError("stage: not one of those a job goes through")
+    options, key = options_from(row["options"]), row["unique_key"]
     return Job(
         key=row["seq"],
         status=status_of(row["status"]),
+        unique_key=options.waiting_key if key is None else key,
         limit=row["key_limit"],
         is_limited=row["stage"] == BLOCKED,
         finished_at=row["changed_at"] if row["stage"] == ENDED else None,
         last_error=failure_from(row["last_error"]),
         history=entries_of(row["history"]),
         step=step_from(row),
-        **options_from(row["options"]).of_job(),
+        **options.of_job(),
         **{name: row[name] for name in _AS_THEY_ARE},
     )
 

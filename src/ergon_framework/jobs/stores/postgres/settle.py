@@ -82,6 +82,9 @@ class SettleBatch:
                 self._sent.append((usual, tx.execute(_SQL["complete"], _completions(usual))))
             if others:
                 self._sent.append((others, tx.execute(_SQL["move"], _moves(others))))
+                back = [each.key for each in others if each.expected.is_final]
+                if back:
+                    tx.execute(_SQL["take_keys_back"], {"seqs": numbers(back)})
         self.effects = Effects()
 
     def read(self) -> list[bool]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from ergon_framework.jobs.stores.documents import label_rows, options_text
+from ergon_framework.jobs.stores.documents import column_key, label_rows, options_text, text_of
 from ergon_framework.ports.jobstore import Job, NewJob
 from ergon_framework.storage.postgres.pipeline import Bytes, Texts
 from ergon_framework.storage.sql_files import load
@@ -24,6 +24,10 @@ _LONG_HISTORY = """CASE
         THEN j.history
     END"""
 """The history of a job that was moved, if it has to be shortened: by characters or by entries."""
+_WAITING_KEY = """CASE
+        WHEN position('"waiting_key":' IN j.options) > 0 THEN j.options::json ->> 'waiting_key'
+    END"""
+"""The unique key that a job holds only while it waits."""
 COLUMNS = (
     *("seq", "stage", "status", "fence", "deliveries", "attempts", "excused", "is_charged"),
     *("is_solo", "changed_at", "lease_expires_at", "claimed_at", "worker", "why", "purge_at"),
@@ -42,6 +46,7 @@ def statements(file: str) -> Mapping[str, bytes]:
         name: text.replace("{now}", _NOW)
         .replace("{stamp}", _STAMP)
         .replace("{long_history}", _LONG_HISTORY)
+        .replace("{waiting_key}", _WAITING_KEY)
         .replace("{columns}", columns)
         .encode()
         for name, text in load(SQL, file).items()
@@ -107,6 +112,19 @@ def label_values(jobs: Sequence[NewJob | Job]) -> dict[str, Any] | None:
     }
 
 
+def key_values(jobs: Iterable[NewJob | Job]) -> dict[str, Any] | None:
+    """The unique keys that jobs with a rule take; None where there are none."""
+    taking = [(job.id, job.unique_key, job.unique) for job in jobs if job.unique is not None]
+    if not taking:
+        return None
+    return {
+        "ids": texts([job_id for job_id, _, _ in taking]),
+        "keys": texts([key for _, key, _ in taking]),
+        "states": texts([text_of(rule.ended_states) for _, _, rule in taking]),
+        "periods": numbers([rule.period for _, _, rule in taking]),
+    }
+
+
 def indexed(insert: bytes, index: bytes) -> bytes:
     """One statement that adds jobs, and lets them be found by what they have."""
     added = insert.rstrip().rstrip(b";")
@@ -117,7 +135,7 @@ def special_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
     """What some new jobs have."""
     return {
         "expiries": numbers([job.expires_at for job in jobs]),
-        "unique_keys": texts([job.unique_key for job in jobs]),
+        "unique_keys": texts([column_key(job) for job in jobs]),
         "limit_keys": texts([job.limit_key for job in jobs]),
         "limits": numbers([job.limit for job in jobs]),
         "options": texts([options_text(job) for job in jobs]),

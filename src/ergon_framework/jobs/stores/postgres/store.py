@@ -33,6 +33,7 @@ from ergon_framework.jobs.stores.postgres.insert import (
     ExternalInsert,
     Insertion,
     has_keys,
+    holders_of,
     insert,
     is_same,
     refuse_twins,
@@ -372,9 +373,8 @@ class PostgresJobStore:
 
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""
-        values = {"key": unique_key}
-        rows = self.transactions.read(lambda tx: tx.execute(_SQL["key_holder"], values).fetchall())
-        return rows[0][0] if rows else None
+        found = self.transactions.read(lambda tx: holders_of(tx, {unique_key})[0])
+        return found[unique_key][1] if found else None
 
     # ---- jobs -----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from struct import Struct
 from struct import error as struct_error
@@ -16,7 +16,8 @@ import msgspec
 
 from ergon_framework.core.claim import QueueLimits
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.documents import failure_from, text_of
+from ergon_framework.core.unique import OnDuplicate, UniqueRule, is_held
+from ergon_framework.jobs.stores.documents import column_key, failure_from, text_of
 from ergon_framework.jobs.stores.transitions import JobPosition, copied_stage
 from ergon_framework.jobs.stores.unreadable import RowError, check_arguments, check_instant, checked
 from ergon_framework.ports.flow import StepPlace
@@ -26,7 +27,6 @@ from ergon_framework.ports.jobstore import (
     Job,
     LeaseRenewal,
     NewJob,
-    OnDuplicate,
     Schedule,
     Settlement,
     Unreadable,
@@ -44,7 +44,12 @@ _HEAD = Struct(">BBBQIIIddddddIIQIddIIII")
 _HISTORY_HEAD = Struct(">IIB")
 _CHARGED, _SOLO, _EXPIRY, _TOLD, _UNIQUE, _KEYED, _STEP = 1, 2, 4, 8, 16, 32, 64
 _RESET, _IF_EXPIRED, _ALONE = 1, 2, 4
-_ON_DUPLICATE = {OnDuplicate.REJECT: 0, OnDuplicate.EXISTING: 1, OnDuplicate.REPLACE: 2}
+_ON_DUPLICATE = {
+    OnDuplicate.REJECT: 0,
+    OnDuplicate.EXISTING: 1,
+    OnDuplicate.REPLACE: 2,
+    OnDuplicate.EXTEND: 3,
+}
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +69,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     flow_id: str | None = None  # of a job that was added as a step
     tags: tuple[str, ...] = ()
     metadata: dict[str, str] | None = None
+    unique: UniqueRule | None = None
 
 
 _ASKED = Body.__struct_fields__.index("tags")
@@ -129,6 +135,7 @@ def _plain(value: Any) -> str:
 
 encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _body = msgspec.msgpack.Decoder(Body).decode
+_taker = msgspec.msgpack.Decoder(tuple[str, list[int], float | bool]).decode
 _place = partial(msgspec.convert, type=Place)
 _noted = msgspec.msgpack.Decoder(tuple[int, str, int, str, float]).decode
 
@@ -153,7 +160,17 @@ def wire_job(job: NewJob, blobs: Blobs) -> tuple[Any, ...]:
         blobs.add(encode(body_of(job))),
     )
     labels = labels_of(job.tags, job.metadata)
+    if job.unique is not None:
+        return *found, labels or False, wire_rule(job.unique)
     return (*found, labels) if labels else found
+
+
+def wire_rule(rule: UniqueRule | None) -> tuple[list[int], float | bool] | None:
+    """How long a job holds its unique key as ``transitions.lua`` wants it."""
+    if rule is None:
+        return None
+    ends = [NUMBERS[JobStatus(each)] for each in rule.ended_states]
+    return ends, False if rule.period is None else rule.period
 
 
 def wire_step(job: NewJob, blobs: Blobs) -> tuple[Any, ...]:
@@ -186,6 +203,7 @@ def body_of(job: NewJob | Job) -> Body:
         None,
         job.tags,
         job.metadata,
+        job.unique,
     )
 
 
@@ -235,7 +253,7 @@ def wire_copy(job: Job, changed_at: float, blobs: Blobs) -> tuple[Any, ...]:
         job.is_charged * _CHARGED
         + job.is_solo * _SOLO
         + has_tale * _TOLD
-        + (job.unique_key is not None) * _UNIQUE
+        + (column_key(job) is not None) * _UNIQUE
         + (job.limit_key is not None) * _KEYED
         + (job.step is not None) * _STEP
     )
@@ -253,7 +271,17 @@ def wire_copy(job: Job, changed_at: float, blobs: Blobs) -> tuple[Any, ...]:
         place = (step.flow_id, step.join_id or False, step.feeds, wait, step.signal or False, early)
     names = (*texts, job.worker or "")
     labels = labels_of(job.tags, job.metadata) or None
-    return job.id, fields, names, blobs.add(encode(body)), blobs.add(tale), labels, place
+    rest = labels, place, wire_rule(job.unique)
+    return job.id, fields, names, blobs.add(encode(body)), blobs.add(tale), *rest
+
+
+def holder_in(taker: bytes, status: Callable[[str], JobStatus | None], now: float) -> str | None:
+    """Who holds a unique key by a rule, of what is kept of the job that took it last."""
+    job_id, ends, until = _taker(taker)
+    found = status(job_id)
+    states = tuple(STATUSES[each].value for each in ends)
+    bound = None if isinstance(until, bool) else float(until)
+    return job_id if found is not None and is_held(found, states, bound, now) else None
 
 
 def wire_hold(hold: LeaseRenewal) -> tuple[Any, ...]:
@@ -331,7 +359,7 @@ def job_from(
         created_at=row.created_at,
         run_at=row.run_at,
         expires_at=_or_none(row.expires_at),
-        unique_key=row.unique_key if row.flags & _UNIQUE else None,
+        unique_key=row.unique_key or None,
         limit_key=row.limit_key if row.flags & _KEYED else None,
         limit=row.limit,
         is_limited=row.stage == LIMITED,

@@ -62,7 +62,7 @@ _NUMBERS = (
     | {"PENDING": 0, "RUNS": 1, "RETRYING": 2, "COMPLETED": 3, "FAILED": 4, "CANCELLED": 5}
     | {"IS_CHARGED": 1, "IS_SOLO": 2, "HAS_EXPIRY": 4, "HAS_TALE": 8, "IS_UNIQUE": 16}
     | {"HAS_KEY": 32, "IS_RESET": 1, "IF_EXPIRED": 2, "SOLO": 4}
-    | {"REJECT": 0, "EXISTING": 1, "REPLACE": 2}
+    | {"REJECT": 0, "EXISTING": 1, "REPLACE": 2, "EXTEND": 3}
     | {"MOST_HISTORY": MAX_HISTORY_BYTES, "MOST_ENTRIES": MAX_HISTORY_ENTRIES}
     | {"MOST_PROMOTED": DEFAULT_BOUNDS.max_promoted, "MOST_LANES": DEFAULT_BOUNDS.max_lanes}
     | {"MOST_REFUSED": DEFAULT_BOUNDS.max_refused, "GLANCE": DEFAULT_BOUNDS.scan_size}
@@ -162,9 +162,11 @@ _LABEL_NAMES = {
     for name, key in {
         "TAGGED": "tag:",  # jobs that can be found by one tag, by order of adding
         "LABELS": "tags",  # a hash: the id of a job to all that it can be found by
+        "TAKERS": "keys",  # a hash: unique key to who took it last, of jobs with a rule
     }.items()
 }
-"""Most stores have no job with tags: these are no words of their own in every call, either."""
+"""Most stores have no job with tags, and none with a rule for its unique key: these are no words of
+their own in every call, either."""
 
 KEY_WAKES, KEY_BUCKETS = (f"{KEYS['BLOCKED']}{each}" for each in ("wakes", "tokens"))
 _KEY_LIMIT_NAMES = {

@@ -283,8 +283,7 @@ class RedisJobStore:
 
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""
-        found = self.transactions.call("HGET", "unique", unique_key)
-        return None if found is None else str(found.decode())
+        return self.transitions.holder(unique_key)
 
     # ---- claiming -------------------------------------------------------------------------------
 

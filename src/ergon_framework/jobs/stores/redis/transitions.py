@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.scripts import JOBS, script
@@ -100,8 +101,21 @@ class Transitions:
 
     def _holder(self, job: NewJob) -> str:
         """The job that holds the unique key of another."""
-        found = self._transactions.call("HGET", "unique", job.unique_key or "")
-        return job.id if found is None else str(found.decode())
+        return self.holder(job.unique_key or "") or job.id
+
+    def holder(self, key: str) -> str | None:
+        """The id of the job that holds a unique key: until it ends, or by its rule."""
+        found = self._transactions.call("HGET", "unique", key)
+        if found is not None:
+            return str(found.decode())
+        taker = self._transactions.call("HGET", "in:keys", key)
+        return None if taker is None else rows.holder_in(taker, self._status, self._now())
+
+    def _status(self, job_id: str) -> JobStatus | None:
+        return rows.status_in(self._transactions.call("HGET", "job", job_id))
+
+    def _now(self) -> float:
+        return self._transactions.now()
 
     def add(
         self, jobs: Sequence[NewJob], fires: Sequence[Any] | None = None
@@ -164,7 +178,7 @@ class Transitions:
         if kind == b"id":
             raise id_taken(jobs[rest[0] - 1])
         if kind == b"key":
-            raise key_held(jobs[rest[0] - 1], rest[1].decode())
+            raise key_held(jobs[rest[0] - 1], rest[1].decode(), has_ended=len(rest) > 2)
         [row] = rows.rows_in(rest[2])
         holder = rest[1].decode()
         transition = cancel_replaced(rows.standing(holder, row), self._transactions.now())

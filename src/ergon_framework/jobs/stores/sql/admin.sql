@@ -72,6 +72,17 @@ ORDER BY queue, status LIMIT 1;
 SELECT seq FROM ergon_jobs
 WHERE stage = 0 AND queue = ? AND status = ? AND purge_at <= ? ORDER BY purge_at LIMIT ?;
 
+-- any_unique_key: whether any job may hold its unique key after its end
+SELECT 1 FROM ergon_job_keys LIMIT 1;
+
+-- keep_holder: a job that holds its unique key is kept until it does so no more
+UPDATE ergon_jobs SET purge_at = (SELECT until FROM ergon_job_keys WHERE job = seq)
+WHERE seq = ?1 AND EXISTS (
+    SELECT 1 FROM ergon_job_keys
+    WHERE job = ?1 AND until > ?2
+        AND status IN (SELECT value FROM json_each(ergon_job_keys.states))
+);
+
 -- delete: one job
 DELETE FROM ergon_jobs WHERE seq = ?;
 

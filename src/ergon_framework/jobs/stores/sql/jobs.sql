@@ -29,9 +29,61 @@ SELECT args, kwargs FROM ergon_job_payloads WHERE seq = ?;
 -- has_id: whether there is such a job
 SELECT 1 FROM ergon_jobs WHERE id = ?;
 
--- key_holder: who holds a unique key
+-- key_holder: who holds a unique key until it ends
 SELECT seq, id, status, fence, attempts, deliveries, excused
 FROM ergon_jobs WHERE unique_key = ? AND stage > 0;
+
+-- key_taker: who took a unique key last, of the others, and how long it holds the key
+SELECT seq, id, status, fence, attempts, deliveries, excused, states, until
+FROM ergon_job_keys JOIN ergon_jobs ON seq = job
+WHERE key = ? AND status <> 'unreadable';
+
+-- take_key: a job of some id has taken a unique key
+INSERT OR REPLACE INTO ergon_job_keys (key, job, states, until)
+SELECT ?2, seq, ?3, ?4 FROM ergon_jobs WHERE id = ?1;
+
+-- take_key_back: the same for a job that was put in, unless another took the key after it was added
+INSERT INTO ergon_job_keys (key, job, states, until)
+SELECT ?2, seq, ?3, ?4 FROM ergon_jobs WHERE id = ?1
+ON CONFLICT (key) DO UPDATE SET
+    job = excluded.job, states = excluded.states, until = excluded.until
+WHERE (SELECT created_at FROM ergon_jobs WHERE seq = ergon_job_keys.job)
+    <= (SELECT created_at FROM ergon_jobs WHERE seq = excluded.job);
+
+-- other_holder: whether another job holds the unique key of one that has ended: until it ends itself,
+-- or while it waits
+SELECT 1 FROM (
+    SELECT seq, coalesce(
+        unique_key,
+        CASE WHEN json_valid(options) THEN json_extract(options, '$.waiting_key') END
+    ) AS key
+    FROM ergon_jobs WHERE seq = ? AND stage = 0
+) AS ended
+WHERE ended.key IS NOT NULL AND (
+    EXISTS (SELECT 1 FROM ergon_jobs AS other WHERE other.unique_key = ended.key AND other.stage > 0)
+    OR EXISTS (
+        SELECT 1 FROM ergon_job_keys AS taken JOIN ergon_jobs AS other ON other.seq = taken.job
+        WHERE taken.key = ended.key AND taken.until IS NULL
+            AND other.seq <> ended.seq AND other.stage > 1
+    )
+);
+
+-- waiting_key: the unique key that a job has while it waits
+SELECT CASE WHEN json_valid(options) THEN json_extract(options, '$.waiting_key') END
+FROM ergon_jobs WHERE seq = ?;
+
+-- extend: let a job that waits do so for longer, with other arguments
+UPDATE ergon_jobs SET
+    run_at = ?2,
+    stage = CASE WHEN stage > 4 THEN stage WHEN ?2 > ?3 THEN 3 WHEN stage = 3 THEN 2 ELSE stage END,
+    changed_at = ?3, expires_at = ?4, args = ?5, kwargs = ?6
+WHERE seq = ?1;
+
+-- due_at: when a job that waits is due
+SELECT run_at FROM ergon_jobs WHERE seq = ?;
+
+-- drop_payload: arguments that are large no more
+DELETE FROM ergon_job_payloads WHERE seq = ?;
 
 -- renew: prolong a lease; the attempt is charged once
 UPDATE ergon_jobs SET

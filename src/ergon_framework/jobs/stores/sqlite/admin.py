@@ -172,9 +172,16 @@ def _purge_due(tx: Tx, limit: int) -> int:
             break
         values = (queue, status, tx.now, limit - len(seqs))
         seqs += [seq for (seq,) in tx.cursor.execute(_SQL["kept_long_enough"], values)]
+    if seqs and tx.cursor.execute(_SQL["any_unique_key"]).fetchone() is not None:
+        seqs = [seq for seq in seqs if not _is_kept(tx, seq)]
     if seqs:
         tx.cursor.executemany(_SQL["delete"], [(seq,) for seq in seqs])
     return len(seqs)
+
+
+def _is_kept(tx: Tx, seq: int) -> bool:
+    """Whether a job holds its unique key for longer, and is therefore kept until then."""
+    return tx.cursor.execute(_SQL["keep_holder"], (seq, tx.now)).rowcount == 1
 
 
 def _groups(tx: Tx) -> Iterator[tuple[str, str]]:

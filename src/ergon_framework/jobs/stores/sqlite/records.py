@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ergon_framework.errors import StoreError
-from ergon_framework.jobs.stores.documents import options_text, text_of
+from ergon_framework.jobs.stores.documents import column_key, options_text, text_of
 from ergon_framework.jobs.stores.flow_settlement import FlowRow, FlowWork
 from ergon_framework.jobs.stores.records import (
     FROZEN_TABLES,
@@ -21,7 +21,7 @@ from ergon_framework.jobs.stores.records import (
 from ergon_framework.jobs.stores.sqlite.flow_tables import SqliteFlowTables, flow_row
 from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
-from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Tx
+from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Tx, taken_key
 from ergon_framework.jobs.stores.transitions import DUE, LATER, copied_stage
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.flow import Join
@@ -234,6 +234,8 @@ def _load(tx: Tx, records: Sequence[JobRecord]) -> None:
             values = (cursor.lastrowid, job.args, job.kwargs)
             cursor.execute(_JOBS["insert_payload"], values)
         tx.index((job,))
+        if job.unique is not None:
+            cursor.execute(_JOBS["take_key_back"], taken_key(job, job.created_at))
 
 
 def _is_large(job: Job) -> bool:
@@ -248,7 +250,7 @@ def _row(job: Job, changed_at: float, now: float) -> tuple[Any, ...]:
         *(stage, job.status.value, job.fence, job.deliveries, job.attempts),
         *(job.excused, job.is_charged, job.is_solo, changed_at, job.lease_expires_at),
         *(job.claimed_at, job.worker, job.why, job.purge_at, job.queue, job.executor),
-        *(job.priority, job.run_at, job.expires_at, job.unique_key, job.limit_key, job.limit),
+        *(job.priority, job.run_at, job.expires_at, column_key(job), job.limit_key, job.limit),
         *(job.id, job.handler, job.created_at),
         options_text(job),
         None if is_large else job.args,

@@ -39,7 +39,7 @@ CandidateRow = tuple[Any, ...]
 _SQL = load(SQL, "jobs.sql")
 _AS_THEY_ARE = (
     *("id", "handler", "executor", "queue", "priority", "created_at", "run_at", "expires_at"),
-    *("unique_key", "limit_key", "attempts", "deliveries", "excused", "fence", "why", "worker"),
+    *("limit_key", "attempts", "deliveries", "excused", "fence", "why", "worker"),
     *("claimed_at", "lease_expires_at", "purge_at", "result"),
 )
 
@@ -179,9 +179,11 @@ def _job(cursor: sqlite3.Cursor, row: Mapping[str, Any]) -> Job:
     args, kwargs = row["args"], row["kwargs"]
     if args is None:
         args, kwargs = payload(cursor, row["seq"])
+    options, key = options_from(row["options"]), row["unique_key"]
     return Job(
         key=row["seq"],
         status=status_of(row["status"]),
+        unique_key=options.waiting_key if key is None else key,
         args=args,
         kwargs=kwargs,
         limit=row["key_limit"],
@@ -192,7 +194,7 @@ def _job(cursor: sqlite3.Cursor, row: Mapping[str, Any]) -> Job:
         last_error=failure_from(row["last_error"]),
         history=entries_of(row["history"]),
         step=step_from(row),
-        **options_from(row["options"]).of_job(),
+        **options.of_job(),
         **{name: row[name] for name in _AS_THEY_ARE},
     )
 

@@ -236,8 +236,10 @@ class SqliteJobStore:
 
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""
-        row = self.transactions.first(_SQL["key_holder"], (unique_key,))
-        return None if row is None else str(row[1])
+        row = self.transactions.read(
+            lambda cursor: transitions.holder_of(cursor, unique_key, self.now())
+        )
+        return None if row is None else row[1]
 
     # ---- jobs -----------------------------------------------------------------------------------
 

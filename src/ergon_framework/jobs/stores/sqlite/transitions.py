@@ -15,13 +15,16 @@ from typing import Any
 from ergon_framework.core.claim import waits_for_token
 from ergon_framework.core.flow import StepEnded
 from ergon_framework.core.job import JobStatus, Transition
+from ergon_framework.core.unique import OnDuplicate, extended, is_held
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.documents import (
+    column_key,
     feeds_from,
     feeds_text,
     is_special,
     label_rows,
     options_text,
+    states_from,
     step_options_text,
     text_of,
 )
@@ -317,6 +320,18 @@ class Tx:
         """Cancel a job for another one with its unique key."""
         self.apply(cancel_replaced(row, self.now))
 
+    def extend(self, seq: int, job: NewJob) -> None:
+        """Let a job that waits do so until the due time of another, with its arguments."""
+        [run_at] = self.cursor.execute(_JOBS["due_at"], (seq,)).fetchone()
+        due = extended(run_at, self.now + job.delay if job.run_at is None else job.run_at)
+        is_large = _is_large(job)
+        given = (None, None) if is_large else (job.args, job.kwargs)
+        self.cursor.execute(_JOBS["extend"], (seq, due, self.now, job.expires_at, *given))
+        self.cursor.execute(_JOBS["drop_payload"], (seq,))
+        if is_large:
+            self.cursor.execute(_JOBS["insert_payload"], (seq, job.args, job.kwargs))
+        self._release(seq)  # others may go that waited for the same limit key
+
     def block(self, seqs: list[int]) -> None:
         """Let jobs wait until one of their limit key has stopped."""
         self.cursor.executemany(_TRANSITIONS["block"], [(seq,) for seq in seqs])
@@ -379,6 +394,8 @@ class Tx:
     def _move(self, settlement: Settlement, statement: str, stage: int) -> bool:
         """Let a job wait from now on."""
         transition, now = settlement.transition, self.now
+        if settlement.expected.is_final and self._is_key_held(settlement.key):
+            return False
         try:
             self.cursor.execute(
                 statement,
@@ -401,7 +418,19 @@ class Tx:
         if self.cursor.rowcount != 1:
             return False
         self._shorten(settlement.key)
+        if settlement.expected.is_final:
+            self._take_key_again(settlement)
         return True
+
+    def _is_key_held(self, seq: int) -> bool:
+        """Whether a job that had ended cannot come back: another holds its unique key."""
+        return self.cursor.execute(_JOBS["other_holder"], (seq,)).fetchone() is not None
+
+    def _take_key_again(self, settlement: Settlement) -> None:
+        """A job that came back has the unique key again that it holds while it waits."""
+        [key] = self.cursor.execute(_JOBS["waiting_key"], (settlement.key,)).fetchone()
+        if key is not None:
+            self.cursor.execute(_JOBS["take_key"], (settlement.id, key, "[]", None))
 
     def _shorten(self, seq: int) -> None:
         values = (seq, MAX_HISTORY_BYTES, MAX_HISTORY_ENTRIES)
@@ -519,9 +548,11 @@ def _add(tx: Tx, job: NewJob) -> EnqueueResult:
     if job.unique_key is None or (holder := _holder(tx, job.unique_key)) is None:
         _insert(tx, job)
         return EnqueueResult(job.id, True)
-    is_running = holder[2] == JobStatus.ACTIVE
-    if (existing := on_duplicate(job, holder[1], is_running=is_running)) is not None:
-        return existing
+    decided = on_duplicate(job, holder[1], JobStatus(holder[2]))
+    if decided is OnDuplicate.EXTEND:
+        tx.extend(holder[0], job)
+    if decided is not OnDuplicate.REPLACE:
+        return EnqueueResult(holder[1], False)
     tx.replace(holder)  # first: two rows that hold one unique key would break its index
     _insert(tx, job)
     return EnqueueResult(job.id, True, holder[1])
@@ -529,8 +560,24 @@ def _add(tx: Tx, job: NewJob) -> EnqueueResult:
 
 def _holder(tx: Tx, key: str) -> JobPosition | None:
     """The job that holds a unique key."""
-    row: JobPosition | None = tx.cursor.execute(_JOBS["key_holder"], (key,)).fetchone()
+    return holder_of(tx.cursor, key, tx.now)
+
+
+def holder_of(cursor: sqlite3.Cursor, key: str, now: float) -> JobPosition | None:
+    """The job that holds a unique key: until it ends, or by its rule."""
+    row: JobPosition | None = cursor.execute(_JOBS["key_holder"], (key,)).fetchone()
+    if row is None and (taker := cursor.execute(_JOBS["key_taker"], (key,)).fetchone()) is not None:
+        *position, states, until = taker
+        if is_held(JobStatus(position[2]), states_from(states), until, now):
+            row = tuple(position)
     return row
+
+
+def taken_key(job: NewJob | Job, created_at: float) -> tuple[Any, ...]:
+    """What is written down about the key of a job with a rule."""
+    rule = job.unique
+    assert rule is not None  # noqa: S101 - whoever has none has taken nothing
+    return job.id, job.unique_key, text_of(rule.ended_states), rule.until(created_at)
 
 
 def _insert(tx: Tx, job: NewJob) -> None:
@@ -549,6 +596,8 @@ def _insert(tx: Tx, job: NewJob) -> None:
         tx.cursor.execute(_JOBS["insert_payload"], values)
     if job.tags or job.metadata:
         tx.index((job,))
+    if job.unique is not None:
+        tx.cursor.execute(_JOBS["take_key"], taken_key(job, tx.now))
 
 
 def _insert_many(tx: Tx, jobs: Sequence[NewJob]) -> None:
@@ -646,7 +695,7 @@ def _rest(job: NewJob) -> tuple[Any, ...]:
     """What some jobs have."""
     return (
         job.expires_at,
-        job.unique_key,
+        column_key(job),
         job.limit_key,
         job.limit,
         options_text(job),

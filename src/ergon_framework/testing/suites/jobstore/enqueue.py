@@ -7,12 +7,12 @@ from functools import partial
 import msgspec
 
 from ergon_framework.core.job import CancelRequested, JobStatus, RequeueRequested
+from ergon_framework.core.unique import OnDuplicate
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.ports.jobstore import (
     EnqueueResult,
     Job,
     NewJob,
-    OnDuplicate,
     Search,
     Settlement,
 )

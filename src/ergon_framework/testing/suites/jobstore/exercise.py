@@ -19,6 +19,7 @@ from ergon_framework.testing.suites.jobstore import (
     schedules,
     settle,
     subscriptions,
+    unique,
     unreadable,
 )
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -31,6 +32,7 @@ from ergon_framework.testing.suites.stores import StoreSuite
 
 JOB_STORE_CHECKS: tuple[Check[JobStoreSubject], ...] = (
     *enqueue.CHECKS,
+    *unique.CHECKS,
     *claim.CHECKS,
     *settle.CHECKS,
     *limits.CHECKS,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.ports.jobstore import OnDuplicate, Schedule, Search
+from ergon_framework.core.unique import OnDuplicate
+from ergon_framework.ports.jobstore import Schedule, Search
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject, new, same

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from ergon_framework.core.job import CancelRequested, RequeueRequested, RunRequested
-from ergon_framework.ports.jobstore import OnDuplicate, Topic
+from ergon_framework.core.unique import OnDuplicate
+from ergon_framework.ports.jobstore import Topic
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.schedules import schedule

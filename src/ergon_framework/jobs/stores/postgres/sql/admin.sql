@@ -143,6 +143,29 @@ WHERE j.seq = d.seq AND j.id = d.id AND j.fence = d.fence AND j.status = d.statu
     AND j.changed_at = d.finished_at AND d.status IN ('completed', 'failed', 'cancelled')
     AND j.feeds IS NULL;
 
+-- any_keys: whether any job may hold its unique key after its end
+SELECT 1 FROM ergon_job_keys LIMIT 1;
+
+-- keep_holders: jobs that hold their unique keys are kept until they do so no more; of each queue and
+-- status those that were kept long enough otherwise
+WITH RECURSIVE groups (queue, status) AS (
+    (SELECT queue, status FROM ergon_jobs WHERE stage = 0 ORDER BY queue, status LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM groups AS g CROSS JOIN LATERAL (
+        SELECT queue, status FROM ergon_jobs
+        WHERE stage = 0 AND (queue, status) > (g.queue, g.status) ORDER BY queue, status LIMIT 1
+    ) AS n
+), due AS MATERIALIZED (
+    SELECT d.spot FROM groups AS g CROSS JOIN LATERAL (
+        SELECT ctid AS spot FROM ergon_jobs
+        WHERE stage = 0 AND queue = g.queue AND status = g.status AND purge_at <= {now}
+        ORDER BY purge_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+    ) AS d LIMIT %(limit)s
+)
+UPDATE ergon_jobs AS j SET purge_at = k.until FROM ergon_job_keys AS k
+WHERE j.ctid = ANY(ARRAY(SELECT spot FROM due)) AND k.job = j.seq AND k.until > {now}
+    AND position('"' || j.status || '"' IN k.states) > 0;
+
 -- purge_due: of each queue and status those that have been kept long enough
 WITH RECURSIVE groups (queue, status) AS (
     (SELECT queue, status FROM ergon_jobs WHERE stage = 0 ORDER BY queue, status LIMIT 1)
@@ -158,7 +181,14 @@ WITH RECURSIVE groups (queue, status) AS (
         ORDER BY purge_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
     ) AS d LIMIT %(limit)s
 )
-DELETE FROM ergon_jobs WHERE ctid = ANY(ARRAY(SELECT spot FROM doomed));
+DELETE FROM ergon_jobs AS j
+WHERE ctid = ANY(ARRAY(SELECT spot FROM doomed)) AND NOT (
+    (SELECT EXISTS (SELECT 1 FROM ergon_job_keys)) AND EXISTS (
+        SELECT 1 FROM ergon_job_keys AS k
+        WHERE k.job = j.seq AND k.until > {now}
+            AND position('"' || j.status || '"' IN k.states) > 0
+    )
+);
 
 -- outdated: those that were not started in time; nobody moves them before this transaction ends
 SELECT seq, id, status, fence, attempts, deliveries, excused, {now} FROM ergon_jobs

@@ -57,8 +57,70 @@ FROM ergon_jobs
 WHERE unique_key = ANY(%(keys)s::text[]) AND unique_key IS NOT NULL AND stage > 0
 ORDER BY unique_key FOR NO KEY UPDATE;
 
--- key_holder: who holds a unique key
-SELECT id FROM ergon_jobs WHERE unique_key = %(key)s AND unique_key IS NOT NULL AND stage > 0;
+-- key_takers: who took these unique keys last, of jobs with a rule, and how long each holds its key
+SELECT
+    k.key, j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, {now},
+    k.states, k.until
+FROM ergon_job_keys AS k JOIN ergon_jobs AS j ON j.seq = k.job
+WHERE k.key = ANY(%(keys)s::text[]) AND j.status <> 'unreadable';
+
+-- lock_takers: the same, and nobody moves them before this transaction ends
+SELECT
+    k.key, j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, {now},
+    k.states, k.until
+FROM ergon_job_keys AS k JOIN ergon_jobs AS j ON j.seq = k.job
+WHERE k.key = ANY(%(keys)s::text[]) AND j.status <> 'unreadable'
+ORDER BY k.key FOR NO KEY UPDATE OF j;
+
+-- lock_waiting_takers: those that wait, and hold their keys only while they do; they do not begin
+-- before this transaction ends
+SELECT 1 FROM ergon_job_keys AS k JOIN ergon_jobs AS j ON j.seq = k.job
+WHERE k.key = ANY(%(keys)s::text[]) AND k.until IS NULL AND j.stage > 1
+ORDER BY k.key FOR NO KEY UPDATE OF j;
+
+-- take_keys: these jobs have taken keys; not from another job than the one that was seen with it
+INSERT INTO ergon_job_keys (key, job, states, until)
+SELECT n.key, j.seq, n.states, j.created_at + n.period
+FROM unnest(%(ids)s::text[], %(keys)s::text[], %(states)s::text[], %(periods)s::float8[])
+    AS n (id, key, states, period)
+JOIN ergon_jobs AS j ON j.id = n.id
+ON CONFLICT (key) DO UPDATE SET job = excluded.job, states = excluded.states, until = excluded.until
+WHERE ergon_job_keys.job = ANY(%(seen)s::bigint[])
+RETURNING key;
+
+-- take_free_keys: the same for keys that nobody has
+INSERT INTO ergon_job_keys (key, job, states, until)
+SELECT n.key, j.seq, n.states, j.created_at + n.period
+FROM unnest(%(ids)s::text[], %(keys)s::text[], %(states)s::text[], %(periods)s::float8[])
+    AS n (id, key, states, period)
+JOIN ergon_jobs AS j ON j.id = n.id;
+
+-- load_keys: the same for jobs that were put in, unless others took their keys after they were added
+INSERT INTO ergon_job_keys (key, job, states, until)
+SELECT n.key, j.seq, n.states, j.created_at + n.period
+FROM unnest(%(ids)s::text[], %(keys)s::text[], %(states)s::text[], %(periods)s::float8[])
+    AS n (id, key, states, period)
+JOIN ergon_jobs AS j ON j.id = n.id
+ON CONFLICT (key) DO UPDATE SET job = excluded.job, states = excluded.states, until = excluded.until
+WHERE (SELECT created_at FROM ergon_jobs WHERE seq = ergon_job_keys.job)
+    <= (SELECT created_at FROM ergon_jobs WHERE seq = excluded.job);
+
+-- due_at: when a job that waits is due
+SELECT run_at FROM ergon_jobs WHERE seq = %(seq)s;
+
+-- extend: let a job that waits do so for longer, with other arguments
+UPDATE ergon_jobs SET
+    run_at = %(run_at)s::float8,
+    stage = CASE
+        WHEN stage > 4 THEN stage
+        WHEN %(run_at)s::float8 > %(at)s::float8 THEN 3
+        WHEN stage = 3 THEN 2
+        ELSE stage
+    END,
+    changed_at = %(at)s::float8, expires_at = %(expires_at)s::float8,
+    args = %(args)s, kwargs = %(kwargs)s
+WHERE seq = %(seq)s
+RETURNING limit_key;
 
 -- renew: prolong leases; an attempt is charged once
 UPDATE ergon_jobs AS j SET

@@ -55,12 +55,33 @@ WITH moved AS (
                 WHERE h.unique_key = j.unique_key AND h.unique_key IS NOT NULL AND h.stage > 0
             )
         )
+        AND NOT (
+            s.expected IN ('completed', 'failed', 'cancelled') AND EXISTS (
+                SELECT 1 FROM ergon_job_keys AS k JOIN ergon_jobs AS h ON h.seq = k.job
+                WHERE k.key = coalesce(j.unique_key, {waiting_key})
+                    AND k.until IS NULL AND h.stage > 1 AND h.seq <> j.seq
+            )
+        )
+        AND NOT (
+            s.expected IN ('completed', 'failed', 'cancelled') AND j.unique_key IS NULL
+            AND EXISTS (
+                SELECT 1 FROM ergon_jobs AS h
+                WHERE h.unique_key = {waiting_key} AND h.unique_key IS NOT NULL AND h.stage > 0
+            )
+        )
     RETURNING j.seq, j.limit_key, {long_history} AS history
 )
 SELECT
     seq, limit_key, history,
     EXISTS (SELECT 1 FROM ergon_queues WHERE max_active IS NOT NULL)
 FROM moved;
+
+-- take_keys_back: jobs that came back have the unique keys again that they hold while they wait
+INSERT INTO ergon_job_keys (key, job, states, until)
+SELECT {waiting_key}, j.seq, '[]', NULL FROM ergon_jobs AS j
+WHERE j.seq = ANY(%(seqs)s::bigint[]) AND j.stage > 1 AND {waiting_key} IS NOT NULL
+ON CONFLICT (key) DO UPDATE SET job = excluded.job, states = excluded.states, until = NULL
+WHERE NOT EXISTS (SELECT 1 FROM ergon_jobs AS h WHERE h.seq = ergon_job_keys.job AND h.stage > 1);
 
 -- request_cancel: note that a running job is to be cancelled; the first request stays
 UPDATE ergon_jobs SET why = CASE WHEN why = '' THEN %(note)s ELSE why END

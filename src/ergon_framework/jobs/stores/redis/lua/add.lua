@@ -16,7 +16,9 @@ local function insert(new)
     unpack(new, 1, 12)
   seq = seq + 1
   local due = run_at or now + delay
-  local flags = (key and IS_UNIQUE or 0) + (limit_key and HAS_KEY or 0)
+  local rule = new[14] -- the ends after which it holds its key, and for how long
+  local is_holder = key and not (rule and not rule[2]) -- until it ends
+  local flags = (is_holder and IS_UNIQUE or 0) + (limit_key and HAS_KEY or 0)
   local job = {
     due <= now and WAITS or LATER, PENDING, flags, 0, 0, 0, 0,
     now, 0, 0, FOREVER, due, expires_at or FOREVER,
@@ -27,13 +29,46 @@ local function insert(new)
   labels[id] = new[13] or nil
   rank(ALL, id, seq)
   stand(job, true)
+  if rule then take_key(job, rule[1], rule[2]) end
   is_work = true
+end
+
+-- Where a text or a run of bytes ends that begins at some place of what msgpack wrote.
+local function past(text, at)
+  local kind = byte(text, at)
+  if kind < 192 then return at + 1 + kind - 160 end
+  if kind == 196 or kind == 217 then return at + 2 + byte(text, at + 1) end
+  if kind == 197 or kind == 218 then return at + 3 + unpack_from(">I2", text, at + 1) end
+  return at + 5 + unpack_from(">I4", text, at + 1)
+end
+
+-- A body is a list that begins with the handler, the arguments, and those with names.
+local function arguments_in(body)
+  local from = past(body, byte(body) == 220 and 4 or 2)
+  return from, past(body, past(body, from)) - 1
+end
+
+-- Let a job that waits do so until the due time of another, with its arguments.
+local function extend(job, new)
+  local id, body = job[ID], blob(new[12])
+  stand(job, false)
+  let_go(job)
+  job[RUN_AT], job[CHANGED_AT] = max(job[RUN_AT], new[6] or now + new[5]), now
+  job[EXPIRES_AT] = new[7] or FOREVER
+  if job[STAGE] < JOINING then
+    job[STAGE] = job[RUN_AT] > now and LATER or job[STAGE] == LATER and WAITS or job[STAGE]
+  end
+  local old = bodies[id] or call("HGET", BODY, id)
+  local from, to = arguments_in(old)
+  bodies[id] = sub(old, 1, from - 1) .. sub(body, arguments_in(body)) .. sub(old, to + 1)
+  stand(job, true)
+  changed[id] = job
 end
 
 -- Whether a job that holds the unique key makes room: it may be replaced, and was.
 local function makes_room(n, new, holder)
-  if new[9] == REJECT or holder[STATUS] == RUNS then
-    refusal = {"key", n, holder[ID]}
+  if new[9] == REJECT or not is_waiting(holder) then
+    refusal = {"key", n, holder[ID], is_final(holder[STATUS]) and 1 or nil}
   elseif not moves[holder[ID]] then
     refusal = {"replace", n, holder[ID], row_of(holder)}
   elseif not apply(moves[holder[ID]]) then
@@ -49,8 +84,17 @@ local function add(n, new)
     if odd[holder] then note(holder, 0, "", PENDING, "its row is no job's") end
     holders[key], holder = false, nil
   end
+  if key and not holder then
+    local taker = taker_of(key)
+    local last = taker and job_of(taker[1])
+    holder = last and still_holds(taker, last) and taker[1]
+  end
   if holder then
     if new[9] == EXISTING then return {holder, false, ""} end
+    if new[9] == EXTEND and is_waiting(job_of(holder)) then
+      extend(job_of(holder), new)
+      return {holder, false, ""}
+    end
     if not makes_room(n, new, job_of(holder)) then return end
     replaced = holder
   end

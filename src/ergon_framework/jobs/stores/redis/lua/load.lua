@@ -3,7 +3,7 @@
 local seq, fence = tonumber(call("GET", LAST_SEQ) or 0), tonumber(call("GET", LAST_FENCE) or 0)
 
 local function put(copy)
-  local id, fields, texts, body, tale, found, place = unpack(copy, 1, 7)
+  local id, fields, texts, body, tale, found, place, rule = unpack(copy, 1, 8)
   local old, number = job_of(id), nil
   if not old and is_taken[id] then return false end -- by a row that cannot be read
   if old then
@@ -31,6 +31,11 @@ local function put(copy)
     flows().take_in(job, place)
   end
   stand(job, true)
+  if rule then
+    local taker = taker_of(job[UNIQUE_KEY])
+    local last = taker and job_of(taker[1])
+    if not last or last[CREATED_AT] <= job[CREATED_AT] then take_key(job, rule[1], rule[2]) end
+  end
   return true
 end
 

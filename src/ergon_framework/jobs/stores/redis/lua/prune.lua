@@ -16,13 +16,22 @@ local function due(key, number)
 end
 
 local purged = due(PURGING, most)
+local number = #purged
 for _, id in ipairs(purged) do
   local job = job_of(id)
-  if job then remove(job) end
+  local taker = job and job[UNIQUE_KEY] ~= "" and taker_of(job[UNIQUE_KEY])
+  if taker and taker[1] == id and still_holds(taker, job) then
+    line_up(job, false) -- it is kept until it holds its key no more
+    job[PURGE_AT] = taker[3]
+    line_up(job, true)
+    changed[id] = job
+    number = number - 1
+  elseif job then
+    remove(job)
+  end
 end
 flush()
 
-local number = #purged
 if number < most and call("EXISTS", FLOWS) == 1 then
   number = number + flows().purge(most - number, remove)
 end

@@ -162,6 +162,7 @@ local sets = {} -- by key: members and their scores, false for those that leave
 local lanes = {} -- by key of a lane or group: where it is listed, and as what
 local sums = {[COUNTS] = {}, [RUNNING] = {}, [KEY_RUNNING] = {}} -- what is added, by name
 local holders = {} -- of unique keys: an id, or false
+local takers = {} -- of unique keys with a rule: what is kept of who took each last, or false
 local is_work, is_done = false, false -- which topics to notify
 local flows, book -- opens the flows, where a script meets a step, and what it opened: ``steps.lua``
 
@@ -276,6 +277,7 @@ local function flush()
   write_hash(TALE, tales)
   write_hash(UNIQUE, holders)
   write_hash(UNREADABLE, notes)
+  if next(takers) ~= nil then write_hash(TAKERS, takers) end
   if next(labels) ~= nil or next(unlabelled) ~= nil then write_labels() end
   if book then book.write() end
   for key, members in pairs(sets) do write_set(key, members) end
@@ -287,7 +289,7 @@ local function flush()
   many("HDEL", BODY, ids)
   many("HDEL", TALE, ids)
   changed, gone, written, bodies, tales, sets, lanes, holders = {}, {}, {}, {}, {}, {}, {}, {}
-  notes, labels, unlabelled = {}, {}, {}
+  notes, labels, unlabelled, takers = {}, {}, {}, {}
   sums = {[COUNTS] = {}, [RUNNING] = {}, [KEY_RUNNING] = {}}
 end
 

@@ -156,6 +156,41 @@ local function was_made(job, fence, tale)
   return history == entry or sub(history, -#entry - 1) == "\n" .. entry
 end
 
+-- ---- unique keys with a rule --------------------------------------------------------------------
+
+-- Who took a key last: its id, the ends after which it holds the key, and until when; false where it
+-- holds the key only while it waits.
+local function taker_of(key)
+  local found = takers[key]
+  if found == nil then found = call("HGET", TAKERS, key) end
+  return found and cmsgpack.unpack(found)
+end
+
+local function take_key(job, states, seconds)
+  takers[job[UNIQUE_KEY]] =
+    cmsgpack.pack({job[ID], states, seconds and job[CREATED_AT] + seconds or false})
+end
+
+local function is_waiting(job) return job[STATUS] == PENDING or job[STATUS] == RETRYING end
+
+-- The same as ``is_held`` of ``core/unique.py``.
+local function still_holds(taker, job)
+  if job[STATUS] < COMPLETED then return taker[3] ~= false or is_waiting(job) end
+  if not taker[3] or now >= taker[3] then return false end
+  for _, status in ipairs(taker[2]) do
+    if status == job[STATUS] then return true end
+  end
+  return false
+end
+
+-- Whether another job waits with the key of one that has ended, and holds it while it waits.
+local function is_key_waited_with(job)
+  local taker = taker_of(job[UNIQUE_KEY])
+  if not taker or taker[3] or taker[1] == job[ID] then return false end
+  local other = job_of(taker[1])
+  return other and is_waiting(other)
+end
+
 -- ---- one settlement -----------------------------------------------------------------------------
 
 local function is_final(status) return status >= COMPLETED end
@@ -163,7 +198,10 @@ local function is_final(status) return status >= COMPLETED end
 local function may_move(job, fence, expected, status, if_expired)
   if job[FENCE] ~= fence or job[STATUS] ~= expected then return false end
   if if_expired and job[LEASED_UNTIL] > now then return false end
-  if is_final(expected) and has(job, IS_UNIQUE) and holder_of(job[UNIQUE_KEY]) then return false end
+  if is_final(expected) and job[UNIQUE_KEY] ~= "" then
+    if holder_of(job[UNIQUE_KEY]) then return false end
+    if is_key_waited_with(job) then return false end
+  end
   -- One whose cancellation was requested while it ran does not wait again: see settle_cancelled.
   return is_final(status) or job[STAGE] ~= ACTIVE or job[WHY] == ""
 end
@@ -225,6 +263,9 @@ local function move(job, status, attempts, excused, words, span, why, tale)
     job[STAGE] = span > 0 and LATER or WAITS
     job[RUN_AT] = now + span
     is_work = true
+    if is_final(before) and job[UNIQUE_KEY] ~= "" and not has(job, IS_UNIQUE) then
+      take_key(job, {}, false)
+    end
   end
   if has(job, IS_STEP) then flows().moved(job, before, span) end
   stand(job, true)

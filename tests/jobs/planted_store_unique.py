@@ -1,0 +1,278 @@
+"""Job stores with one realistic bug each about unique keys that are held by a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+
+from ergon_framework.core.job import JobStatus, Transition
+from ergon_framework.core.unique import OnDuplicate, UniqueRule
+from ergon_framework.errors import DuplicateJobError
+from ergon_framework.jobs.stores.memory.ledger import Ledger
+from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.ports.jobstore import EnqueueResult, NewJob
+from tests.jobs.planted_stores import Honest
+
+change = msgspec.structs.replace
+
+
+def _rule(record: Record) -> UniqueRule:
+    return record.new.unique or UniqueRule()
+
+
+class ForgetsRules(Honest):
+    """Keeps the key and no more."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        return super().add([change(job, unique=None) for job in jobs])
+
+
+class FreesAtTheEnd(Honest):
+    """Lets go of a key when its job completes."""
+
+    class PlantedLedger(Ledger):
+        def holder(self, key: str, now: float) -> Record | None:
+            found = super().holder(key, now)
+            return None if found is not None and found.status.is_final else found
+
+
+class PeriodFromTheEnd(Honest):
+    """Counts a period from the end of the job."""
+
+    class PlantedLedger(Ledger):
+        def holder(self, key: str, now: float) -> Record | None:
+            taker = self.takers.get(key)
+            if taker is not None and taker.status is JobStatus.COMPLETED:
+                return taker if now < taker.changed_at + (_rule(taker).period or 0.0) else None
+            return super().holder(key, now)
+
+
+class PeriodOfTheWaiting(Honest):
+    """Takes a key away from a job that waits for longer than its period."""
+
+    class PlantedLedger(Ledger):
+        def holder(self, key: str, now: float) -> Record | None:
+            found = super().holder(key, now)
+            until = None if found is None else _rule(found).until(found.created_at)
+            return found if until is None or now < until else None
+
+
+class EveryEndCounts(Honest):
+    """Lets failed and cancelled jobs hold their keys."""
+
+    class PlantedLedger(Ledger):
+        def holder(self, key: str, now: float) -> Record | None:
+            taker = self.takers.get(key)
+            until = None if taker is None else _rule(taker).until(taker.created_at)
+            if taker is not None and taker.status.is_final and until is not None and now < until:
+                return taker
+            return super().holder(key, now)
+
+
+class PurgesHolders(Honest):
+    """Knows only how long results are kept."""
+
+    class PlantedLedger(Ledger):
+        def purge_due(self, key: int, now: float) -> bool:
+            self.remove(self.records[key])
+            return True
+
+
+class HoldsForTheGone(Honest):
+    """Leaves the keys of purged jobs behind."""
+
+    class PlantedLedger(Ledger):
+        def remove(self, record: Record) -> None:
+            before = dict(self.takers)
+            super().remove(record)
+            self.takers = before
+
+
+class TakesKeysOfOthersAlong(Honest):
+    """Frees the key of a job that is purged, whoever has it by then."""
+
+    class PlantedLedger(Ledger):
+        def remove(self, record: Record) -> None:
+            super().remove(record)
+            self.takers.pop(record.new.unique_key or "", None)
+
+
+class HoldsWhileRunning(Honest):
+    """Knows one way to hold a key."""
+
+    class PlantedLedger(Ledger):
+        def holder(self, key: str, now: float) -> Record | None:
+            taker = self.takers.get(key)
+            if taker is not None and taker.status is JobStatus.ACTIVE:
+                return taker
+            return super().holder(key, now)
+
+
+class RetryTakesTheKey(Honest):
+    """Gives a key to whoever waits, not to who asked for it last."""
+
+    class PlantedLedger(Ledger):
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+            super()._move(record, move, entry, now)
+            if not move.status.is_final:
+                self._take_key(record)
+
+
+class RetryingIsNotWaiting(Honest):
+    """Looks for jobs that are pending."""
+
+    class PlantedLedger(Ledger):
+        def holder(self, key: str, now: float) -> Record | None:
+            found = super().holder(key, now)
+            return None if found is not None and found.status is JobStatus.RETRYING else found
+
+
+class ComesBackBeside(Honest):
+    """Sends a job back though another waits with its key."""
+
+    class PlantedLedger(Ledger):
+        def _is_key_taken(self, record: Record) -> bool:
+            return (record.held_key or "") in self.holders
+
+
+class ComesBackWithoutItsKey(Honest):
+    """Sends a job back that holds nothing any more."""
+
+    class PlantedLedger(Ledger):
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+            before = dict(self.takers)
+            super()._move(record, move, entry, now)
+            self.takers = before
+
+
+class TwoWorldsOfKeys(Honest):
+    """Tells keys with a rule from those without."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        keys = [job.unique_key and f"{job.unique is None}/{job.unique_key}" for job in jobs]
+        return super().add(
+            [change(job, unique_key=key) for job, key in zip(jobs, keys, strict=True)]
+        )
+
+
+class ExtendsTheTimeOnly(Honest):
+    """Keeps the arguments of the first call."""
+
+    class PlantedLedger(Ledger):
+        def _extend(self, record: Record, job: NewJob, now: float) -> None:
+            kept = change(job, args=record.new.args, kwargs=record.new.kwargs)
+            super()._extend(record, kept, now)
+
+
+class ExtendsTheArgumentsOnly(Honest):
+    """Keeps the due time of the first call."""
+
+    class PlantedLedger(Ledger):
+        def _extend(self, record: Record, job: NewJob, now: float) -> None:
+            super()._extend(record, change(job, delay=0.0, run_at=None), now)
+
+
+class HurriesTheExtended(Honest):
+    """Takes the due time of the last call, even if it is sooner."""
+
+    class PlantedLedger(Ledger):
+        def _extend(self, record: Record, job: NewJob, now: float) -> None:
+            record.run_at = now
+            super()._extend(record, job, now)
+
+
+class KeepsTheOldExpiry(Honest):
+    """Extends a job past the time at which it is given up."""
+
+    class PlantedLedger(Ledger):
+        def _extend(self, record: Record, job: NewJob, now: float) -> None:
+            super()._extend(record, change(job, expires_at=record.expires_at), now)
+
+
+class BeginsTheExtendedAnew(Honest):
+    """Forgets what happened to a job that it extends."""
+
+    class PlantedLedger(Ledger):
+        def _extend(self, record: Record, job: NewJob, now: float) -> None:
+            super()._extend(record, job, now)
+            record.status, record.attempts = JobStatus.PENDING, 0
+
+
+class ExtendsWhatRuns(Honest):
+    """Answers that a running job was extended, and drops the call."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        try:
+            return super().add(jobs)
+        except DuplicateJobError:
+            if any(job.on_duplicate is OnDuplicate.EXTEND for job in jobs):
+                holder = self.holder(jobs[0].unique_key or "") or ""
+                return [EnqueueResult(holder, False)]
+            raise
+
+
+class ExtendsForARefusedBatch(Honest):
+    """Carries calls out one by one, and what came before a refused one stays."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        extending = [job for job in jobs if job.on_duplicate is OnDuplicate.EXTEND]
+        if len(jobs) > 1 and extending:
+            with suppress(DuplicateJobError):
+                super().add(extending)
+        return super().add(jobs)
+
+
+class LoadsWithoutKeys(Honest):
+    """Knows of no keys that jobs brought along."""
+
+    class PlantedLedger(Ledger):
+        def put(self, record: Record) -> None:
+            before = dict(self.takers)
+            super().put(record)
+            self.takers = before
+
+
+class FirstOfABatchOnly(Honest):
+    """Looks for holders once, before a batch is added."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        seen: set[str | None] = set()
+        found = []
+        for job in jobs:
+            is_again = job.unique_key is not None and job.unique_key in seen
+            seen.add(job.unique_key)
+            found += super().add(
+                [change(job, on_duplicate=OnDuplicate.EXISTING)] if is_again else [job]
+            )
+        return found
+
+
+PLANTED: list[tuple[type[Honest], str]] = [
+    (ForgetsRules, "rule_is_kept"),
+    (FreesAtTheEnd, "completed_job_holds_its_key_for_its_period"),
+    (PeriodFromTheEnd, "completed_job_holds_its_key_for_its_period"),
+    (PeriodOfTheWaiting, "period_does_not_end_while_the_job_waits_or_runs"),
+    (EveryEndCounts, "end_that_does_not_count_frees_the_key"),
+    (PurgesHolders, "holder_outlives_its_retention"),
+    (HoldsForTheGone, "purging_by_hand_frees_the_key"),
+    (TakesKeysOfOthersAlong, "next_holder_counts_from_its_own_beginning"),
+    (HoldsWhileRunning, "waiting_only_frees_the_key_when_it_runs"),
+    (RetryTakesTheKey, "waiting_only_goes_back_to_its_queue"),
+    (RetryingIsNotWaiting, "retrying_job_holds_what_it_held_while_waiting"),
+    (ComesBackBeside, "waiting_only_does_not_come_back_beside_another"),
+    (ComesBackWithoutItsKey, "waiting_only_does_not_come_back_beside_another"),
+    (TwoWorldsOfKeys, "keys_of_both_kinds_are_one_key"),
+    (ExtendsTheTimeOnly, "extended_job_waits_for_the_new_time"),
+    (ExtendsTheArgumentsOnly, "extended_job_waits_for_the_new_time"),
+    (HurriesTheExtended, "extended_job_is_never_due_sooner"),
+    (KeepsTheOldExpiry, "extended_job_takes_the_new_expiry"),
+    (BeginsTheExtendedAnew, "extended_retry_keeps_its_attempts"),
+    (ExtendsWhatRuns, "running_job_is_not_extended"),
+    (ExtendsWhatRuns, "ended_holder_refuses_and_says_so"),
+    (ExtendsForARefusedBatch, "refused_batch_leaves_rules_alone"),
+    (FirstOfABatchOnly, "batch_meets_its_own_rules"),
+    (LoadsWithoutKeys, "loaded_jobs_hold_their_keys_by_their_rules"),
+]
+"""Each bug with the check that is about it."""
