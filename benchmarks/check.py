@@ -69,10 +69,16 @@ def _cases(script: str, *names: str, more: str = "") -> list[Race]:
 
 
 NO_PEERS = "--peers="
+# Not --quick: within a few thousand jobs, as many as are in flight at once, a worker does little
+# else than to start and to end.
+_LONG_DRAIN = Race(
+    "jobs:drain", ("benchmarks/jobs.py", "--rounds", "1", "--case", "drain", NO_PEERS)
+)
 RACES = (
     *_cases("engine", "consume-sync", "consume-async", "produce-sync", "produce-async"),
+    _LONG_DRAIN,
     *_cases(
-        "jobs", "drain", "enqueue", "enqueue-threads", "bulk", "latency", "round-trip",
+        "jobs", "enqueue", "enqueue-threads", "bulk", "latency", "round-trip",
         more=NO_PEERS,
     ),
     *_cases("boundary", "in-process", "socket", "client", "batch", "put", "catch-up"),
@@ -80,7 +86,8 @@ RACES = (
         "providers", "success", "success-async", "retries", "rejection", "persisted", "quota",
         "threads",
     ),
-    *_cases("scale", "queue", "drain", "append", more=NO_PEERS),
+    *_cases("scale", "queue", "append", more=NO_PEERS),
+    *_cases("scale", "drain", more=f"{NO_PEERS} --drained 10000"),
     Race("cold:import", ("-c", "import ergon_framework"), is_cold=True),
     Race("cold:version", ("-m", "ergon_framework.cli", "--version"), is_cold=True),
     Race("cold:help", ("-m", "ergon_framework.cli", "worker", "--help"), is_cold=True),
