@@ -95,9 +95,11 @@ def text_of(value: Any) -> str:
     return _encode(value).decode()
 
 
-def step_options_text(job: NewJob, flow_id: str) -> str | None:
+def step_options_text(job: NewJob) -> str | None:
     """The same as ``options_text`` for a new step: most ask for nothing of their own."""
-    return options_text(job) if job.uses is not None or is_special(job) else _of_flow(flow_id)
+    if job.step is None or job.uses is not None or is_special(job):
+        return options_text(job)
+    return _of_flow(job.step.flow_id)
 
 
 @lru_cache(maxsize=16)

@@ -19,7 +19,12 @@ from ergon_framework.core.flow import (
     StepEnded,
 )
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.documents import feeds_from, text_of
+from ergon_framework.jobs.stores.documents import (
+    feeds_from,
+    feeds_text,
+    step_options_text,
+    text_of,
+)
 from ergon_framework.jobs.stores.flow_settlement import (
     EarlySignal,
     EndedStep,
@@ -465,10 +470,10 @@ def _step_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
     places = [job.step for job in jobs if job.step is not None]
     return {
         **plain_values(jobs),
-        **special_values(jobs),
+        **special_values(jobs, step_options_text),
         "flow_ids": texts([place.flow_id for place in places]),
         "join_ids": texts([place.join_id for place in places]),
-        "feeds": texts([text_of(place.feeds) for place in places]),
+        "feeds": texts([feeds_text(place.feeds) for place in places]),
         "waits": numbers([place.wait for place in places]),
         "signals": texts([place.signal for place in places]),
     }

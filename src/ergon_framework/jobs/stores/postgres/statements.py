@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -131,12 +131,14 @@ def indexed(insert: bytes, index: bytes) -> bytes:
     return b"WITH added AS (" + added + b" RETURNING seq, id) " + index
 
 
-def special_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
+def special_values(
+    jobs: Sequence[NewJob], options: Callable[[NewJob], str | None] = options_text
+) -> dict[str, Any]:
     """What some new jobs have."""
     return {
         "expiries": numbers([job.expires_at for job in jobs]),
         "unique_keys": texts([column_key(job) for job in jobs]),
         "limit_keys": texts([job.limit_key for job in jobs]),
         "limits": numbers([job.limit for job in jobs]),
-        "options": texts([options_text(job) for job in jobs]),
+        "options": texts(map(options, jobs)),
     }

@@ -177,16 +177,16 @@ def wire_step(job: NewJob, blobs: Blobs) -> tuple[Any, ...]:
     """A new step of a flow as ``steps.lua`` wants it."""
     step = job.step
     assert step is not None  # noqa: S101 - whoever adds a flow gives each job its place
-    body = msgspec.structs.replace(body_of(job), flow_id=step.flow_id)
+    body = blobs.add(encode(body_of(job, step.flow_id)))
     return (
         *(job.id, job.queue, job.executor, job.priority, job.delay, job.run_at, job.expires_at),
-        *(job.limit_key, job.limit, blobs.add(encode(body))),
+        *(job.limit_key, job.limit, body),
         *(step.join_id, step.feeds, step.wait, step.signal),
-        labels_of(job.tags, job.metadata) or None,
+        (labels_of(job.tags, job.metadata) or None) if job.tags or job.metadata else None,
     )
 
 
-def body_of(job: NewJob | Job) -> Body:
+def body_of(job: NewJob | Job, flow_id: str | None = None) -> Body:
     """What running a job needs."""
     return Body(
         job.handler,
@@ -200,7 +200,7 @@ def body_of(job: NewJob | Job) -> Body:
         job.correlation_id,
         job.trace_context,
         job.uses,
-        None,
+        flow_id,
         job.tags,
         job.metadata,
         job.unique,

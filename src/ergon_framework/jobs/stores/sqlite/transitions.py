@@ -670,9 +670,8 @@ def _plain_step_row(job: NewJob, now: float) -> tuple[Any, ...]:
     stage, fence, created_at, run_at, *rest = _row(job, now)
     if step.join_id is not None:
         stage, run_at = JOINING, now if job.run_at is None else job.run_at
-    options = step_options_text(job, step.flow_id)
     place = (step.flow_id, step.join_id or "", feeds_text(step.feeds))
-    return stage, fence, created_at, run_at, *rest, options, *place
+    return stage, fence, created_at, run_at, *rest, step_options_text(job), *place
 
 
 def _step_row(job: NewJob, now: float) -> tuple[Any, ...]:
