@@ -159,7 +159,7 @@ def silent(folder: Path, **options: Any) -> tuple[ExecutorSettings, Callable[[],
     """
     program, pids = folder / "silent.sh", folder / "pids"
     pids.touch()
-    program.write_text(f"#!/bin/sh\necho $$ >> {pids}\nexec cat > /dev/null\n")
+    program.write_text(f"#!/bin/sh\necho $$ >> {pids}\nwhile read -r line; do :; done\n")
     program.chmod(0o755)
     values = {"command": (str(program),), "pool_size": 1, "kill_grace": 0.5, **options}
     return ExecutorSettings(**values), lambda: [*map(int, pids.read_text().split())]
