@@ -14,6 +14,7 @@ from ergon_framework.errors import (
     EnvelopeError,
     ErgonError,
     JobError,
+    StoreReadOnlyError,
     describe,
 )
 
@@ -68,6 +69,8 @@ def exit_code_of(error: BaseException | None) -> ExitCode:
         return ExitCode.DONE
     if isinstance(error, ConfigurationError | EnvelopeError) or type(error) is JobError:
         return ExitCode.REFUSED
+    if isinstance(error, StoreReadOnlyError) and "moved_to" in error.details:
+        return ExitCode.REFUSED  # the settings name a store that was moved: waiting does not help
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     if isinstance(error, SystemExit) and not error.code:

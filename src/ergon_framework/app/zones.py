@@ -174,6 +174,7 @@ def zone_setup(
     settings = setup.settings.model_copy(update=options)
     if not (setup.is_store_said or "store" in options):
         settings = implicit_store(setup.name, settings, has_folder="data" in options)
+        _refuse_half_moved(setup.name, settings, _common_store(found))
     for peer in settings.peers:
         check_peer(setup.name, settings, peer)
     return ZoneSetup(setup.name, settings)
@@ -198,24 +199,29 @@ def script_zone(
         if url is not None and is_server(url):
             settings = settings.model_copy(update={"store": SecretStr(url)})
         settings = implicit_store(name, settings, has_folder=False)
-        if url is not None:
-            _refuse_half_moved(name, settings, url)
+        _refuse_half_moved(name, settings, _common_store(found) if url is None else url)
     for peer in settings.peers:
         check_peer(name, settings, peer)
     return ZoneSetup(name, settings)
 
 
+def _common_store(found: Settings) -> str:
+    """The store of ``[store]``, by its absolute URL; empty without one."""
+    common = found.store.url
+    return "" if common is None else resolve_url(common.get_secret_value(), base_of(found))
+
+
 def _refuse_half_moved(name: str, settings: ZoneSettings, url: str) -> None:
-    """Use no zone beside a store that is to get all parts of a program in one move.
+    """Use no zone on a server that is to get all parts of a program in one move.
 
     A move marks the jobs first, and it may die before it has marked the zones. A zone that has a
-    mark of its own knows by itself whether it is complete.
+    mark of its own knows by itself whether it is complete. Zones in files are told by what the move
+    leaves beside them.
     """
     from ergon_framework.jobs.store_urls import open_store
 
-    file = file_of(url)
-    if url.lower().startswith("memory:") or (file is not None and not file.exists()):
-        return  # there are no jobs, and opening their store would make its file
+    if not is_server(url):
+        return
     state = MoveState()
     with (
         suppress(StoreError, ConfigurationError),  # whoever opens it says what is wrong

@@ -24,6 +24,7 @@ from ergon_framework.ports.transfer import (
     move_state_of,
     refuse_unusable,
 )
+from ergon_framework.storage.incoming import refuse_incoming
 from ergon_framework.storage.urls import SQLITE, file_of, path_in, store_operand, taken_apart
 
 if TYPE_CHECKING:
@@ -230,6 +231,9 @@ def _refuse_shut(zone: str, settings: ZoneSettings, state: MoveState) -> None:
     if state.destination is not None and not state.is_incomplete:
         raise zone_moved(zone, settings, state.destination)
     refuse_unusable(state)
+    file = fact_file(settings)
+    if file is not None:
+        refuse_incoming(file, state)
 
 
 def destination_of(zone: str, file: Path) -> Destination | None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
+from ergon_framework.storage.incoming import refuse_incoming
 from ergon_framework.storage.substitutes import find_substitute
-from ergon_framework.storage.urls import path_in, store_operand, taken_apart
+from ergon_framework.storage.urls import file_of, path_in, store_operand, taken_apart
 
 if TYPE_CHECKING:
     from ergon_framework.ports.jobstore import FullJobStore
@@ -39,7 +40,11 @@ def open_store(
     store = _opened(url, clock, read_only=read_only)
     try:
         if not read_only and not half_moved:
-            refuse_unusable(move_state_of(store), store_operand(url))
+            state = move_state_of(store)
+            refuse_unusable(state, store_operand(url))
+            file = file_of(url)
+            if file is not None:
+                refuse_incoming(file.absolute(), state)
     except BaseException:
         store.close()
         raise

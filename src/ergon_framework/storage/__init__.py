@@ -18,5 +18,6 @@ Where to look first:
   and ``diagnostics``
 - ``external_transactions``: work inside a transaction of SQLAlchemy or Django
 - ``deadlines``: how long a caller may wait; ``failpoints``: where tests kill a process
+- ``incoming``: what a move leaves beside files that it is about to fill
 - ``secure_files``, ``fsync``, ``freeze``, ``sql_files``, ``urls``: what the engines share
 """

@@ -192,7 +192,7 @@ class Program:
 
 EACH = ("named", "frozen", "copied", "shut", "verified", "ended")
 THERE = [
-    "move.part.begun=kill@2",
+    *("move.incoming.marked=kill@1", "move.part.begun=kill@1", "move.part.begun=kill@2"),
     *(f"move.part.{step}=kill@{n}" for n in (1, 2) for step in EACH),
 ]
 BACK = [
@@ -205,7 +205,10 @@ BACK = [
     ("there", "back"),
     [
         (
-            ["move.part.frozen=kill@1", "move.part.frozen=kill@2"],
+            [
+                *("move.incoming.marked=kill@1", "move.part.begun=kill@1"),
+                *("move.part.frozen=kill@1", "move.part.frozen=kill@2"),
+            ],
             ["move.back.shut=kill@2", "move.part.thawed=kill@2"],
         ),
         *(campaign([step], []) for step in THERE),

@@ -489,7 +489,7 @@ def assert_takes_nothing(url: str) -> None:
 
 @pytest.mark.slow
 def test_a_new_store_is_refused_until_all_of_the_program_is_there(
-    program: Path, postgres_url: str
+    program: Path, postgres_url: str, tmp_path: Path
 ) -> None:
     """Wherever the command is killed, and the same command goes on."""
     move = ["move", str(program), "--to", postgres_url]
@@ -509,6 +509,16 @@ def test_a_new_store_is_refused_until_all_of_the_program_is_there(
         except StoreError as error:
             return "has not ended" in str(error)
 
+    began = ergon(*move, failpoints="move.part.begun=kill")  # the jobs are marked, and no zone is
+    assert began.returncode == -signal.SIGKILL, began.stderr
+    elsewhere = tmp_path / "elsewhere" / "ergon.toml"  # a machine without the folders of the zones
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(there.read_text())
+    for zone in ("plant", "lab"):
+        with pytest.raises(StoreError, match="has not ended"):
+            published(elsewhere, zone, 2)
+    node = ergon("run", "zones.plant", "--config", str(elsewhere))
+    assert (node.returncode, "has not ended" in node.stderr) == (1, True)
     killed_at("move.rows.before")  # all zones are copied, and nothing else
     assert is_refused("plant")
     killed_at("move.part.ended")  # the first zone is open, and worked with
@@ -526,16 +536,46 @@ def test_a_new_store_is_refused_until_all_of_the_program_is_there(
 def test_no_zone_is_used_beside_a_new_store_that_was_only_begun(
     program: Path, tmp_path: Path
 ) -> None:
-    """The jobs are marked first; a move that dies then has marked no zone."""
-    (tmp_path / "new").mkdir()
-    url = f"sqlite:///{tmp_path}/new/work.db"
+    """Nor anything else there, whichever way the program names it."""
+    new = tmp_path / "new"
+    new.mkdir()
+    url = f"sqlite:///{new}/work.db"
     move = ["move", str(program), "--to", url]
-    assert ergon(*move, failpoints="move.part.begun=kill").returncode == -signal.SIGKILL
-    app = App(url)
-    with pytest.raises(StoreError, match="a move into this store has not ended"):
-        app.zone("lab").publish("work_order:1", "released", to="enterprise", id=("r", 1))
-    app.close()
+    there = new / "ergon.toml"
+    there.write_text(SETTINGS.replace("work.db", str(new / "work.db")))
+    lab = str(new / "ergon.zones" / "lab")
+    address = ("--insecure", "--listen", "127.0.0.1:0")
+    for step in ("move.incoming.marked=kill", "move.part.begun=kill"):
+        assert ergon(*move, failpoints=step).returncode == -signal.SIGKILL
+        assert_takes_nothing(url)
+        with pytest.raises(StoreError, match="a move into this store has not ended"):
+            published(there, "lab", 2)
+        with (
+            App(url) as app,
+            pytest.raises(StoreError, match="a move into this store has not ended"),
+        ):
+            app.zone("lab").publish("work_order:1", "released", to="enterprise", id=("r", 1))
+        for words in (["--zone", "lab", "--data", lab], ["--zone", "lab", "--config", str(there)]):
+            node = ergon("boundary", "serve", *words, *address)
+            assert node.returncode == 1
+            assert "a move into this store has not ended" in node.stderr
+        assert published(program, "lab", 2) == 2
     assert invoke(move) == 0
+    assert published(there, "lab", 2) == 2
+    assert not list(new.rglob("*.incoming*"))
+
+
+@pytest.mark.slow
+def test_a_node_of_a_moved_zone_ends_at_once(program: Path, tmp_path: Path) -> None:
+    """It is not started again and again: the settings have to name the new place first."""
+    assert invoke(["move", str(tmp_path / "plant"), str(tmp_path / "new"), "--shut"]) == 0
+    settings = ("--config", str(program))
+    for words in (("run", "zones.plant"), ("run", "--all"), ("boundary", "serve")):
+        ended = ergon(*words, *settings)
+        assert ended.returncode == 2, ended.stderr
+        assert "zone plant was moved to" in ended.stderr
+        assert f'write data = "{tmp_path / "new"}" under [zones.plant]' in ended.stderr
+        assert "started again" not in ended.stdout
 
 
 @pytest.mark.slow

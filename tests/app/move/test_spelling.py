@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pytest
@@ -119,6 +120,33 @@ def test_a_way_back_that_was_cut_off_goes_on_in_other_words(redis_url: str, tmp_
         open_store(redis_url).close()
         with pytest.raises(StoreError, match="was moved to"):
             open_store(file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["postgres_url", "redis_url"])
+def test_where_everything_went_is_known_in_other_words(
+    server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A move that is repeated, and the way back that was cut off, find TO by what it opens."""
+    url, first = request.getfixturevalue(server), f"sqlite:///{tmp_path}/first.db"
+    with_jobs(first, lambda s: s.put("a"))
+    other = url.replace("127.0.0.1", "127.1")
+    if server == "postgres_url":
+        with_calls(first)
+        folder = Path(parse_qs(urlsplit(url).query)["host"][0])
+        (tmp_path / "socket").symlink_to(folder)
+        other = url.replace(str(folder), str(tmp_path / "socket"))
+    moved(first, url, shuts=True)
+    assert copied(moved(first, other, shuts=True)) == {}
+    parts = reopen(Asked(StoreLocation(first), StoreLocation(other)))
+    assert parts == [*(["provider calls"] if server == "postgres_url" else []), "jobs"]
+    moved(first, other, shuts=True)
+    with armed("move.back.shut=error"), pytest.raises(OSError, match="was told to fail"):
+        reopen(Asked(StoreLocation(first), StoreLocation(other)))
+    assert reopen(Asked(StoreLocation(first), StoreLocation(url))) == parts
+    open_store(first).close()
+    with pytest.raises(StoreError, match="was moved to"):
+        open_store(url)
 
 
 @pytest.mark.slow

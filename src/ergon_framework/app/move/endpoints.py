@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -242,7 +243,7 @@ def job_part(
     source = job_source(asked, stack)
     if source is None:
         return
-    _refuse_elsewhere(asked, source)
+    _refuse_elsewhere(asked, source, "jobs")
     target = job_target(asked, stack, tolerates_workers=tolerates_workers)
     yield Transfer(
         "jobs",
@@ -339,7 +340,7 @@ def zone_target(asked: Asked, zone: str, stack: ExitStack) -> FactStore:
 def zone_part(asked: Asked, stack: ExitStack) -> Transfer:
     """The facts of a zone; folders are locked on both sides."""
     source = zone_source(asked, stack)
-    _refuse_elsewhere(asked, source)
+    _refuse_elsewhere(asked, source, "facts")
     info = source.info()
     target = zone_target(asked, info.zone, stack)
     return Transfer(
@@ -426,9 +427,27 @@ def object_stores(asked: Asked, part: Transfer, stack: ExitStack) -> Bytes | Non
     return Bytes(part.source, source, target, origin)
 
 
-def _refuse_elsewhere(asked: Asked, source: object) -> None:
+def _refuse_elsewhere(asked: Asked, source: object, part: str) -> None:
     """Refuse a source that was shut for another place; to open the target would make it."""
-    transfer.refuse_elsewhere(records_of(source), asked.source.name, asked.target.name)
+    found = partial(id_at, asked.target, part)
+    transfer.refuse_elsewhere(records_of(source), asked.source.name, asked.target.name, found)
+
+
+def id_at(place: StoreLocation, part: str) -> str:
+    """By what the store of a part is known at a place; empty where there is none, or none tells.
+
+    Nothing is made by looking for it.
+    """
+    try:
+        if part == "provider calls":
+            calls = call_source(place)
+            return "" if calls is None else store_id_of(calls)
+        if part == "jobs" and _has_jobs(place):
+            with closing(open_store(place.url, read_only=True)) as store:
+                return store_id_of(store)
+    except (ConfigurationError, StoreError):  # whoever opens it says so
+        pass
+    return ""
 
 
 def _target(

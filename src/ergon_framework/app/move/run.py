@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 from msgspec.structs import replace as replace_struct
 
@@ -25,6 +27,7 @@ from ergon_framework.ports.transfer import (
     shut_command,
     store_id_of,
 )
+from ergon_framework.storage import incoming
 from ergon_framework.storage.failpoints import declare, failpoint
 
 __all__ = ["Asked", "Outcome", "run"]
@@ -79,11 +82,12 @@ def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
         with _open_again_unless_done(left, held):
             for move in moves:
                 _claim(move, has_ended=move not in left)
-            # The last is marked first: until its folder is shut nobody gets into a zone over there,
-            # but anybody may begin with jobs.
-            for move in reversed(left):
-                if not move.asked.is_trial:
-                    transfer.begin(*move.parts)
+            # The last is marked first: anybody may begin with jobs, and whoever does so learns from
+            # that mark about the zones on the same server.
+            with _announced(left):
+                for move in reversed(left):
+                    if not move.asked.is_trial:
+                        transfer.begin(*move.parts)
             for move in left:
                 _copy(move, tell, stack, held)
             held.refuse_lost()
@@ -159,8 +163,8 @@ def _is_ended(part: Transfer) -> bool:
     state = move_state_of(part.target)
     is_open = not state.moved_to and state.moved_with is None
     is_filled = state.sums is not None and is_open and preflight.is_copy_of(state, part)
-    gone_to = move_state_of(part.source).moved_to
-    return is_filled and bool(gone_to) and is_same(gone_to, part.where)
+    gone = move_state_of(part.source)
+    return is_filled and transfer.went_to(gone, part.where, lambda: store_id_of(part.target))
 
 
 def _name_the_program(moves: Sequence[_Move]) -> None:
@@ -175,7 +179,8 @@ def _refuse(move: _Move) -> None:
     """Refuse what cannot be before anything is written."""
     for part in move.parts:
         preflight.refuse_other(part)
-        transfer.refuse_elsewhere(part.source, move.asked.source.name, part.where)
+        found = partial(store_id_of, part.target)
+        transfer.refuse_elsewhere(part.source, move.asked.source.name, part.where, found)
 
 
 def _claim(move: _Move, *, has_ended: bool) -> None:
@@ -190,6 +195,22 @@ def _claim(move: _Move, *, has_ended: bool) -> None:
             part.source.claim(part.token)
         if has_ended:
             part.target.claim(part.token)
+
+
+@contextmanager
+def _announced(moves: Sequence[_Move]) -> Iterator[None]:
+    """Have all files that the moves go to refused at once, while they are marked one by one.
+
+    Should that fail, they stay refused until the same moves are run again, as marked ones do.
+    """
+    files: dict[Path, Transfer] = {}
+    for move in reversed(moves):
+        if move.asked.target.file is not None and not move.asked.is_trial:
+            files.setdefault(move.asked.target.file, move.parts[0])
+    if len(files) > 1:
+        incoming.announce(list(files), transfer.begun(next(iter(files.values()))))
+    yield
+    incoming.withdraw(list(files))
 
 
 def _copy(move: _Move, tell: Tell, stack: ExitStack, held: MoveLock) -> None:
@@ -323,9 +344,10 @@ def _may_reopen(asked: Asked, tell: Tell, warn: Warn, stack: ExitStack) -> _WayB
     sources = endpoints.sources(asked, stack)
     if not sources:
         raise no_work_at(asked.source)
-    for source in sources.values():
+    for name, source in sources.items():
         _refuse_part_alone(source, asked)
-        transfer.refuse_elsewhere(source, asked.source.name, asked.target.name)
+        found = partial(endpoints.id_at, asked.target, name)
+        transfer.refuse_elsewhere(source, asked.source.name, asked.target.name, found)
     shut = [name for name, source in sources.items() if move_state_of(source).moved_to]
     parts: list[Transfer] = []
     if shut and not asked.is_forced:

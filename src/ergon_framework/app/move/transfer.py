@@ -251,10 +251,26 @@ def reopen(store: FencedStore) -> bool:
     return bool(state.moved_to or state.moved_with)
 
 
-def refuse_elsewhere(store: object, name: str, place: str) -> None:
-    """What was moved to one place is not said to be at another."""
-    gone = move_state_of(store).destination
-    if gone is None or is_same(gone.place, place):
+def went_to(state: MoveState, place: str, id_there: Callable[[], str]) -> bool:
+    """Whether what a shut store held went to this place, whatever the place was called then."""
+    if not state.moved_to:
+        return False
+    # Asked only where the names differ: the store there may have to be opened for it.
+    return is_same(state.moved_to, place) or (
+        bool(state.moved_to_id) and state.moved_to_id == id_there()
+    )
+
+
+def refuse_elsewhere(
+    store: object, name: str, place: str, id_there: Callable[[], str] = lambda: ""
+) -> None:
+    """What was moved to one place is not said to be at another.
+
+    ``id_there`` tells by what the store at the place is known, if it is there.
+    """
+    state = move_state_of(store)
+    gone = state.destination
+    if gone is None or went_to(state, place, id_there):
         return
     remedy = f"name {gone.place} as TO; with --reopen {name} can be used again"
     if gone.program is not None:
@@ -391,6 +407,11 @@ def look(part: Transfer, tell: Tell) -> list[Moved]:
     return found
 
 
+def begun(part: Transfer) -> MoveState:
+    """What a store is refused with that a part is to fill."""
+    return MoveState(part.identity, birth=part.birth, token=part.token, program=part.program)
+
+
 def begin(*parts: Transfer) -> None:
     """Write into the target that a move is under way, so that nobody works with half a copy.
 
@@ -398,13 +419,7 @@ def begin(*parts: Transfer) -> None:
     state behind, and the next run of the same move continues.
     """
     copies = [part for part in parts if part.target.state.source]
-    write_states(
-        [part.target for part in parts],
-        [
-            MoveState(part.identity, birth=part.birth, token=part.token, program=part.program)
-            for part in parts
-        ],
-    )
+    write_states([part.target for part in parts], [begun(part) for part in parts])
     for part in copies:  # which was shut if the source was opened again since
         part.target.freeze(None)
     failpoint("move.part.begun")

@@ -31,6 +31,7 @@ from ergon_framework.providers.stores.database import (
     refuse_moved_tables,
     to_datetime,
 )
+from ergon_framework.storage import incoming
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sqlite.connections import connect, open_reader
@@ -67,7 +68,8 @@ class _Tables(Schema):
                 remedy=upgrade_remedy(found, f"{SQLITE}{path}"),
             )
         url = f"{SQLITE}{path.absolute()}"
-        refuse_moved_tables(_found(connection, FIND_MARK), str(path), url)
+        marked = incoming.state_of(path, _found(connection, FIND_MARK))
+        refuse_moved_tables(marked, str(path), url)
 
 
 _TABLES = _Tables("providers", __name__)

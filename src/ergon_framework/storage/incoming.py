@@ -1,0 +1,118 @@
+"""The mark that a move leaves beside SQLite files before it marks the first of their stores.
+
+The parts of a program go to several files, and no commit spans them: a move that dies after the
+first mark would leave the other files to whoever opens them, while the old stores are still in use.
+So each file first gets a note beside it that refers to the mark of one of them, which does not
+exist yet. The moment in which that one is written, all of the files are refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from ergon_framework.ports.transfer import (
+    MoveState,
+    encode_move_state,
+    incomplete,
+    read_move_state,
+)
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.fsync import sync_file, sync_folder
+from ergon_framework.storage.secure_files import open_file
+
+SUFFIX = ".incoming"
+
+declare("move.incoming.noted", "move.incoming.marked")
+
+
+class _Note(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is written beside one file."""
+
+    token: str
+    """Of the run that wrote it: a note that was left over refers to no mark of a later run."""
+    mark: str = ""
+    """Where the mark is, seen from the folder of the note; empty in the mark itself."""
+    state: MoveState | None = None
+    """What the stores are to be refused with."""
+
+
+_decode = msgspec.json.Decoder(_Note).decode
+
+
+def announce(files: Sequence[Path], state: MoveState) -> None:
+    """Have all these files refused from one moment on, although none of them is marked yet.
+
+    Dying before that moment leaves all of them as they were.
+    """
+    first, *others = files
+    mark = _beside(first)
+    for each in others:
+        note = _beside(each)
+        _write(note, _Note(state.token, os.path.relpath(mark, note.parent)))
+    failpoint("move.incoming.noted")
+    _write(mark, _Note(state.token, state=state))
+    failpoint("move.incoming.marked")
+
+
+def withdraw(files: Sequence[Path]) -> None:
+    """Remove the mark and all notes: each store has a mark of its own by now."""
+    for each in files:
+        _beside(each).unlink(missing_ok=True)
+
+
+def state_of(file: Path, found: bytes | None) -> bytes | None:
+    """The move state that counts for a file: its own, or that of a move which has marked others.
+
+    ``found`` is what the store itself has written down; once a move has marked it, only that
+    counts.
+    """
+    if found is not None and read_move_state(found).source:
+        return found
+    marked = _marked(_beside(file))
+    return found if marked is None else encode_move_state(marked)
+
+
+def refuse_incoming(file: Path, state: MoveState) -> None:
+    """Refuse a store that is to be filled by a move which has not marked it yet."""
+    marked = None if state.source else _marked(_beside(file))
+    if marked is not None:
+        raise incomplete(marked)
+
+
+def _marked(path: Path) -> MoveState | None:
+    note = _read(path)
+    if note is None or note.state is not None:
+        return None if note is None else note.state
+    mark = _read(path.parent / note.mark)
+    return mark.state if mark is not None and mark.token == note.token else None
+
+
+def _beside(file: Path) -> Path:
+    return file.with_name(file.name + SUFFIX)
+
+
+def _read(path: Path) -> _Note | None:
+    try:
+        return _decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError):  # written by nobody of us: it has its name at once
+        return None
+
+
+def _write(path: Path, note: _Note) -> None:
+    """Write the whole of it, or nothing, also in a power cut."""
+    draft = path.with_name(path.name + ".new")
+    with suppress(FileNotFoundError):
+        draft.unlink()
+    descriptor = open_file(draft, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.write(descriptor, msgspec.json.encode(note))
+        sync_file(descriptor)
+    finally:
+        os.close(descriptor)
+    draft.replace(path)
+    sync_folder(path.parent)
