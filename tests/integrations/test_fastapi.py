@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +22,19 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
 from ergon_framework import App
-from ergon_framework.errors import ConfigurationError, MissingExtraError, WiringError
+from ergon_framework.errors import (
+    ConfigurationError,
+    LifespanTimeoutError,
+    MissingExtraError,
+    WiringError,
+)
 from ergon_framework.integrations.fastapi import Client, lifespan, routes
+from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing import Sandbox
-from tests.integrations.programs import copied, served, started
+from tests.docs.programs import run_python
+from tests.integrations.programs import copied, free_port, served, started
+from tests.waiting import until
 
 with warnings.catch_warnings():  # it would like another client, which few people have yet
     warnings.simplefilter("ignore")
@@ -224,6 +236,191 @@ def test_a_store_that_is_away_does_not(caplog: pytest.LogCaptureFixture) -> None
     with TestClient(api) as http:
         assert http.get("/").json() == "hello"
     assert "starts without its job store" in caplog.text
+
+
+# ---- what hangs ----
+
+
+def hanging(half: str) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+    """A lifespan of the user's that waits for ever, before its yield or after it."""
+
+    @asynccontextmanager
+    async def own_pool(_server: Any) -> AsyncIterator[None]:
+        if half == "startup":
+            await asyncio.Event().wait()
+        yield
+        await asyncio.Event().wait()
+
+    return own_pool
+
+
+class HangingApp(App):
+    """An App whose store never opens, or never closes."""
+
+    half = "startup"
+
+    @property
+    def async_client(self) -> AsyncJobClient:
+        """Opened at the start."""
+        if self.half == "startup":
+            threading.Event().wait()
+        return super().async_client
+
+    def close(self) -> None:
+        """Called at the end."""
+        if self.half == "shutdown":
+            threading.Event().wait()
+        super().close()
+
+
+def _started(api: FastAPI) -> None:
+    with TestClient(api):
+        pass
+
+
+@pytest.mark.parametrize(("half", "what"), [("startup", "open"), ("shutdown", "closed")])
+def test_a_lifespan_of_ones_own_that_hangs_is_named(jobs: App, half: str, what: str) -> None:
+    """With where it is and how to give it longer; the store is closed all the same."""
+    limit: Any = {f"{half}_timeout": 0.5}
+    _ = jobs.async_client  # open already: it has the same limit
+    api = FastAPI(lifespan=lifespan(jobs, hanging(half), **limit))
+    told = rf"the lifespan 'own_pool' was not {what} within 0\.5 s \(.*{__file__}:"
+    with pytest.raises(LifespanTimeoutError, match=rf"{told}.*{half}_timeout=5"):
+        _started(api)
+
+
+@pytest.mark.parametrize(("half", "what"), [("startup", "open"), ("shutdown", "closed")])
+def test_a_store_that_hangs_is_named(half: str, what: str) -> None:
+    """The thread that waits for it does not keep the process from ending."""
+    app = HangingApp("memory://")
+    app.half = half
+    limit: Any = {f"{half}_timeout": 0.05}
+    api = FastAPI(lifespan=lifespan(app, **limit))
+    told = rf"the job store of the App was not {what} within 0\.05 s.*{half}_timeout=0\.5"
+    with pytest.raises(LifespanTimeoutError, match=told):
+        _started(api)
+
+
+def test_an_error_of_a_lifespan_is_its_own(jobs: App) -> None:
+    """Also one that is a timeout of something else."""
+
+    @asynccontextmanager
+    async def own(_server: Any) -> AsyncIterator[None]:
+        if "cache" not in sys.modules:
+            raise TimeoutError("the cache does not answer")
+        yield
+
+    with pytest.raises(TimeoutError, match="the cache does not answer") as raised:
+        _started(FastAPI(lifespan=lifespan(jobs, own)))
+    assert not isinstance(raised.value, LifespanTimeoutError)
+
+
+@pytest.mark.parametrize("value", [0, -1, "soon", True])
+def test_a_limit_that_is_none_is_refused(jobs: App, value: Any) -> None:
+    """Where the lifespan is made."""
+    with pytest.raises(WiringError, match="startup_timeout of the lifespan"):
+        lifespan(jobs, startup_timeout=value)
+
+
+HANGING_SERVER = """
+import asyncio, sys
+from contextlib import asynccontextmanager
+from fastapi import FastAPI
+from ergon_framework import App
+from ergon_framework.integrations.fastapi import lifespan
+
+@asynccontextmanager
+async def own_pool(server):
+    if sys.argv[1] == "startup":
+        await asyncio.Event().wait()
+    yield
+    await asyncio.Event().wait()
+
+api = FastAPI(lifespan=lifespan(App("memory://"), own_pool, startup_timeout=5, shutdown_timeout=1))
+
+if __name__ == "__main__":
+    import os, signal, threading, uvicorn
+    server = uvicorn.Server(uvicorn.Config(api, port=0))
+    if sys.argv[1] == "shutdown":
+        threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    server.run()
+    sys.exit(0 if server.started else 3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("half", "what"), [("startup", "open"), ("shutdown", "closed")])
+def test_a_server_ends_although_a_lifespan_hangs(tmp_path: Path, half: str, what: str) -> None:
+    """Under uvicorn, which tells the error."""
+    (tmp_path / "served.py").write_text(HANGING_SERVER)
+    done = run_python("served.py", half, cwd=tmp_path)
+    assert f"the lifespan 'own_pool' was not {what} within " in done.stderr
+    assert (done.returncode == 3) == (half == "startup"), done.stderr
+
+
+# ---- several processes ----
+
+SEVERAL = """
+import os
+from shop import api
+
+@api.get("/pid")
+def pid() -> int:
+    return os.getpid()
+"""
+
+
+def _scraped(http: httpx.Client) -> dict[str, float]:
+    """The samples of one process."""
+    lines = http.get("/ergon/metrics").text.splitlines()
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_metrics_of_several_processes(tmp_path: Path) -> None:
+    """What is read from the store is the same in all; each counts since its own start."""
+    folder = copied("fastapi_shop", tmp_path)
+    (folder / "several.py").write_text(SEVERAL)
+    port = free_port()  # the line of several processes tells only the port that was asked for
+    words = ["-m", "uvicorn", "several:api", "--port", port, "--workers", "2"]
+    words += ["--timeout-keep-alive", "600"]
+    attempts = 'ergon_job_attempts_total{queue="default",outcome="completed"}'
+    waiting = 'ergon_jobs{queue="default",status="pending"}'
+    with started(folder, *words) as output, ExitStack() as opened:
+        threading.Thread(target=output.read, daemon=True).start()
+        clients: dict[int, httpx.Client] = {}
+
+        def another() -> bool:
+            address = f"http://127.0.0.1:{port}"
+            client = opened.enter_context(httpx.Client(base_url=address, timeout=30))
+            try:  # a connection stays with its process
+                clients.setdefault(int(client.get("/pid").text), client)
+            except httpx.TransportError:  # it is just being started
+                return False
+            return len(clients) == 2
+
+        def told(name: str) -> list[float | None]:
+            return [_scraped(each).get(name) for each in clients.values()]
+
+        until(another)
+        with App(f"sqlite:///{folder}/ergon.db", name="shop") as jobs:
+            ship = jobs.job("ship")(lambda order_id: order_id)
+            for order in ("a", "b"):
+                ship.enqueue(order)
+            until(lambda: told(waiting) == [2, 2], "the jobs in both")
+            jobs.drain()
+            until(lambda: told(attempts) == [2, 2], "the attempts in both")
+            gone, left = clients
+            os.kill(gone, signal.SIGKILL)
+            clients = {left: clients[left]}
+            until(another)
+            [new] = [each for pid, each in clients.items() if pid != left]
+            assert not _scraped(new).get(attempts), "it was started after these"
+            until(lambda: _scraped(clients[left]).get(attempts) == 2, "the attempts in the old one")
+            ship.enqueue("c")
+            until(lambda: told(waiting) == [1, 1], "the job in both")
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

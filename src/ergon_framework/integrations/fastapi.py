@@ -22,15 +22,31 @@ The handlers run in workers, which are processes of their own; a server only enq
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from ergon_framework.app.application import App
-from ergon_framework.errors import MissingExtraError, StoreUnavailableError, WiringError
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import (
+    LifespanTimeoutError,
+    MissingExtraError,
+    StoreUnavailableError,
+    WiringError,
+)
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.ports.lifespan import (
+    SHUTDOWN_TIMEOUT,
+    STARTUP_TIMEOUT,
+    checked_limits,
+    place_of,
+)
 from ergon_framework.web.application import create_app
 
 try:
@@ -65,7 +81,11 @@ Inner = (
 
 
 def lifespan(
-    app: App, inner: Inner | None = None
+    app: App,
+    inner: Inner | None = None,
+    *,
+    startup_timeout: float | None = STARTUP_TIMEOUT,
+    shutdown_timeout: float | None = SHUTDOWN_TIMEOUT,
 ) -> Callable[[Any], AbstractAsyncContextManager[State]]:
     """A lifespan for FastAPI or Starlette that opens the App's store, and closes it at the end.
 
@@ -73,25 +93,128 @@ def lifespan(
     the server from starting. A store on a server that does not answer does not: it is opened by
     the first request that needs it. Servers of one process may share an App: the store is closed
     when the last of them ends.
+
+    The store, and your lifespan, have so many seconds each to open, and to close; None: as long as
+    they like. Then the server ends with a ``LifespanTimeoutError`` that names what hangs.
     """
     _check_app("lifespan", app)
+    limits = {"startup_timeout": startup_timeout, "shutdown_timeout": shutdown_timeout}
+    checked_limits("lifespan", limits)
 
     @asynccontextmanager
     async def opened(server: Any) -> AsyncIterator[State]:
         used = ExitStack()
         used.enter_context(app)
+        store = _Hanging("the job store of the App", startup_timeout, shutdown_timeout)
+        is_open = False
         try:
             # In a thread, as both may take long: the event loop may have other servers to run.
-            await asyncio.to_thread(_open, app)
+            async with store.opening():
+                await _in_thread(partial(_open, app))
+            is_open = True
             if inner is None:
                 yield {STATE: app}
             else:
-                async with inner(server) as state:
+                async with _bounded(inner, server, startup_timeout, shutdown_timeout) as state:
                     yield {**(state or {}), STATE: app}
         finally:
-            await asyncio.to_thread(used.close)
+            if is_open:
+                async with store.closing():
+                    await _in_thread(used.close)
+            else:  # what hangs while it is opened cannot be closed before
+                SYSTEM_CLOCK.spawn("ergon-lifespan", used.close)
 
     return opened
+
+
+@dataclass(frozen=True)
+class _Hanging:
+    """Something that may take too long to open or to close."""
+
+    name: str
+    startup: float | None
+    shutdown: float | None
+    place: str = ""
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncIterator[None]:
+        """Bound what opens it."""
+        async with self._within(self.startup, "was not open", "startup_timeout"):
+            yield
+
+    @asynccontextmanager
+    async def closing(self) -> AsyncIterator[None]:
+        """Bound what closes it."""
+        async with self._within(self.shutdown, "was not closed", "shutdown_timeout"):
+            yield
+
+    @asynccontextmanager
+    async def _within(self, seconds: float | None, what: str, option: str) -> AsyncIterator[None]:
+        # In the task of the server: a lifespan may have scopes that no other task may leave.
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise LifespanTimeoutError(
+                f"{self.name} {what} within {seconds:g} s",
+                remedy=f"see what it waits for{self.place}; if it needs longer, write"
+                f" lifespan(app, …, {option}={10 * (seconds or 0.0):g})",
+            ) from error
+
+
+@asynccontextmanager
+async def _bounded(
+    inner: Inner, server: Any, startup: float | None, shutdown: float | None
+) -> AsyncIterator[State | None]:
+    """A lifespan of the user's, within its limits."""
+    function = inspect.unwrap(inner)
+    name = getattr(function, "__name__", type(inner).__name__)
+    place = place_of(function)
+    hanging = _Hanging(f"the lifespan {name!r}", startup, shutdown, place and f", in {place}")
+    whole = inner(server)
+    async with hanging.opening():
+        state = await whole.__aenter__()
+    try:
+        yield state
+    except BaseException as error:
+        async with hanging.closing():
+            is_handled = await whole.__aexit__(type(error), error, error.__traceback__)
+        if not is_handled:
+            raise
+    else:
+        async with hanging.closing():
+            await whole.__aexit__(None, None, None)
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Wait for work in a thread that does not keep the process from ending when it hangs."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: BaseException | None) -> None:
+        if done.done():  # nobody waits for it any more
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            context.run(work)
+        except BaseException as raised:  # it is raised where it is waited for
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, error)
+
+    SYSTEM_CLOCK.spawn("ergon-lifespan", run)
+    await done
 
 
 def _check_app(name: str, app: object) -> None:

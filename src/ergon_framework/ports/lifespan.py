@@ -92,7 +92,7 @@ class Lifespan:
     def __init__(self, function: Callable[[], Any], **options: Unpack[LifespanOptions]) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
         known = {"startup_timeout": STARTUP_TIMEOUT, "shutdown_timeout": SHUTDOWN_TIMEOUT}
-        limits = {**known, **_checked_limits(self.name, options)}
+        limits = {**known, **checked_limits(self.name, options)}
         self.startup_timeout = limits["startup_timeout"]
         self.shutdown_timeout = limits["shutdown_timeout"]
         self.is_async = inspect.isasyncgenfunction(function)
@@ -378,7 +378,8 @@ class _Holder:
             await self._closing.wait()
 
 
-def _checked_limits(name: str, options: Mapping[str, Any]) -> Mapping[str, float | None]:
+def checked_limits(name: str, options: Mapping[str, Any]) -> Mapping[str, float | None]:
+    """The limits of a lifespan; a value that is none is refused with its option."""
     for option, value in options.items():
         if option not in LifespanOptions.__annotations__:
             known = " and ".join(sorted(LifespanOptions.__annotations__, reverse=True))
