@@ -44,7 +44,11 @@ class Stage:
         words += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         with (self.folder / "worker.log").open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own program
-                words, stdout=log, stderr=log, env={**os.environ, **environment}
+                words,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+                start_new_session=True,  # so that a test can kill it with its children
             )
         self.processes.append(process)
         return process

@@ -140,6 +140,31 @@ def test_a_child_that_is_killed_after_the_key_was_finished(stage: Stage) -> None
     assert stage.calls("finished") == 1
 
 
+SOON = "1"
+"""The broker delivers again what a killed worker had: the next worker gets it when it starts."""
+
+
+@pytest.mark.req("PEF:trap-worker-lost")
+@pytest.mark.parametrize("key", ["k", None])
+def test_a_worker_that_is_killed_with_its_children_in_the_middle_of_a_call(
+    stage: Stage, key: str | None
+) -> None:
+    """Nobody knows the end of that call: it is made again, and one outcome is recorded."""
+    killed = stage.start(PUPPET_VISIBILITY=SOON)
+    sent = stage.send("lost", "hold", "ok", idempotency_key=key, correlation_id="c-1")
+    assert stage.event("lost")["call"] == 1
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    stage.start(PUPPET_VISIBILITY=SOON)
+    assert sent.get(timeout=WAIT_TIMEOUT)["call"] == 2
+    assert stage.calls("lost") == 2
+    again = stage.send("lost", "hold", "ok", idempotency_key=key or "other", correlation_id="c-2")
+    assert again.get(timeout=WAIT_TIMEOUT)["call"] == (2 if key else 3), "its own result alone"
+    stage.stop()
+    outcomes = [row.outcome for row in open_store(stage.store).attempts_of("c-1")]
+    assert outcomes == ["success"]
+
+
 @pytest.mark.req("PEF:trap-worker-lost")
 def test_a_call_that_kills_every_worker_is_given_up(worker: Stage) -> None:
     """Two redeliveries are allowed here: after three calls there is a dead letter."""

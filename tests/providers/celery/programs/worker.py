@@ -2,7 +2,8 @@
 
 ``worker.py BROKER STORE`` with the words of ``celery worker`` after them. What the provider does
 is told on the Redis list ``events``; what it waits for comes on lists of Redis as well. A circuit
-stays open for ``PUPPET_COOLDOWN`` seconds.
+stays open for ``PUPPET_COOLDOWN`` seconds. A message that a worker has not acknowledged is
+delivered again after ``PUPPET_VISIBILITY`` seconds.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ergon_framework.providers.retry import RetryPolicy
 
 WAIT_TIMEOUT = 60
 COOLDOWN = float(os.environ.get("PUPPET_COOLDOWN", "2"))
+VISIBILITY = float(os.environ.get("PUPPET_VISIBILITY", "3600"))
 
 
 class Puppet(ProviderBase):
@@ -69,7 +71,7 @@ def make_app(broker: str, store: str) -> Celery:
     """The app, as the worker and the tests have it."""
     app = Celery("puppets", broker=broker, backend=broker)
     app.conf.update(
-        broker_transport_options={"visibility_timeout": 3600, "polling_interval": 0.05},
+        broker_transport_options={"visibility_timeout": VISIBILITY, "polling_interval": 0.05},
         worker_prefetch_multiplier=1,
         task_default_queue="puppets",
         broker_connection_retry_on_startup=True,
