@@ -53,6 +53,8 @@ class ClaimBounds:
     """Jobs that are looked at in vain: expired, or their limit key is used up."""
     scan_size: int = 64
     """Jobs that are read at once, where some of them are expected to be refused."""
+    unkeyed_scan: int = 16
+    """Jobs of a lane that are looked at to find one without a limit key, where keys take turns."""
 
 
 DEFAULT_BOUNDS = ClaimBounds()

@@ -251,7 +251,7 @@ def claim_limited(
         for pick, room in zip(picks, rooms, strict=True)
     ]
     wider = [pick._replace(most=n) for pick, n in zip(picks, wanted, strict=True)]
-    found = _candidates(tx, wider, skipped, gates, turns, bounds.scan_size)
+    found = _candidates(tx, wider, skipped, gates, turns, bounds.unkeyed_scan)
     running, held = _running(tx, found)
     keys = _key_gates(tx, found, gates)
     let_in = _let_in(picks, gates, now)
@@ -325,7 +325,7 @@ def _candidates(
     skipped: SkippedKeys,
     gates: Mapping[str, QueueGate],
     turns: KeyTurns,
-    scan_size: int,
+    unkeyed_scan: int,
 ) -> list[list[Row]]:
     """For each pick its jobs, in the order in which they go."""
     found: list[list[Row]] = [[] for _ in picks]
@@ -340,7 +340,7 @@ def _candidates(
         del rows[pick.most :]
     for n, pick in enumerate(picks):
         if pick.most and gates[pick.queue].limits.limits_keys:
-            found[n] = candidates_in_turn(tx, pick, turns, skipped.keys, scan_size)
+            found[n] = candidates_in_turn(tx, pick, turns, skipped.keys, unkeyed_scan)
     return found
 
 

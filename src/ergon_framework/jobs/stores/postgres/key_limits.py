@@ -100,13 +100,13 @@ class KeyTurns:
 
 
 def candidates_in_turn(
-    tx: Tx, pick: Pick, turns: KeyTurns, passed: Collection[str], scan_size: int
+    tx: Tx, pick: Pick, turns: KeyTurns, passed: Collection[str], unkeyed_scan: int
 ) -> list[Row]:
     """The first jobs of the limit keys whose turn it is, as many of each as it takes; held."""
     after, wanted = turns.last.get(pick.share, ""), pick.most
     values = {"executors": texts(pick.names), "queue": pick.queue, "after": after}
     found = tx.execute(_SQL["next_keys"], values | {"most": wanted + len(passed)})
-    free = _without_key(tx, pick, turns, scan_size)
+    free = _without_key(tx, pick, turns, unkeyed_scan)
     keys = {key for (key,) in found.fetchall()}.difference(passed)
     order = in_turn(keys | ({""} if free else set()), after, wanted)
     if not order:
@@ -130,7 +130,7 @@ def candidates_in_turn(
     return rows
 
 
-def _without_key(tx: Tx, pick: Pick, turns: KeyTurns, scan_size: int) -> list[Row]:
+def _without_key(tx: Tx, pick: Pick, turns: KeyTurns, unkeyed_scan: int) -> list[Row]:
     """Due jobs without a limit key.
 
     No index tells them from those with one. So each claim looks at some more jobs of the lane, from
@@ -140,12 +140,12 @@ def _without_key(tx: Tx, pick: Pick, turns: KeyTurns, scan_size: int) -> list[Ro
     for name in pick.names:
         lane = (name, pick.queue)
         start = turns.places.get(lane) or (None, None, None)
-        values = {"executor": name, "queue": pick.queue, "most": scan_size}
+        values = {"executor": name, "queue": pick.queue, "most": unkeyed_scan}
         place_of = dict(zip(("priority", "run_at", "seq"), start, strict=True))
         found = tx.execute(_SQL["places"], {**values, **place_of}).fetchall()
         free = [seq for *_, seq, is_free in found if is_free][: pick.most]
         if not free:
-            turns.places[lane] = None if len(found) < scan_size else tuple(found[-1][:3])
+            turns.places[lane] = None if len(found) < unkeyed_scan else tuple(found[-1][:3])
         seqs += free
     if not seqs:
         return []

@@ -376,14 +376,14 @@ class SqliteClaim:
             found = self._places_after(lane, start)
             free = [seq for *_, seq, is_free in found if is_free][:wanted]
             if not free:
-                is_end = len(found) < self._bounds.scan_size
+                is_end = len(found) < self._bounds.unkeyed_scan
                 self._memory.places[lane] = None if is_end else found[-1][:3]
             for seq in free:
                 rows += self._cursor.execute(_SQL["candidate"], (seq,)).fetchall()
         return self._first(rows, wanted) if len(pick.names) > 1 else rows
 
     def _places_after(self, lane: ShareKey, place: Place) -> list[tuple[int, float, int, int]]:
-        most = self._bounds.scan_size
+        most = self._bounds.unkeyed_scan
         if place is None:
             return self._cursor.execute(_SQL["places"], (*lane, most)).fetchall()
         found = self._cursor.execute(_SQL["places_beside"], (*lane, *place, most)).fetchall()

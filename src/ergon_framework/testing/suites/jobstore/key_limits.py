@@ -363,8 +363,8 @@ def priority_counts_within_a_key(s: JobStoreSubject) -> None:
 def jobs_without_a_key_have_one_turn(s: JobStoreSubject) -> None:
     """Jobs without a key take turns with the keys of their queue, as if they had one together."""
     s.store.set_queue("q", key_max_active=50)
-    s.put(*(f"a{n}" for n in range(20)), queue="q", limit_key="a")
-    s.put(*(f"free{n}" for n in range(20)), queue="q")
+    s.put(*(f"a{n}" for n in range(10)), queue="q", limit_key="a")
+    s.put(*(f"free{n}" for n in range(10)), queue="q")
     same(_keys(s.ids(6)), ["a", "a", "a", "f", "f", "f"], "keys of the first claim")
     same(_keys([s.ids(1)[0] for _ in range(4)]), ["a", "a", "f", "f"], "keys of the next four")
 
@@ -376,9 +376,9 @@ def job_without_a_key_is_found_behind_many(s: JobStoreSubject) -> None:
     s.put(*(f"a{n}" for n in range(500)), queue="q", limit_key="a", priority=9)
     s.put("free", queue="q")
     came: list[str] = []
-    for _ in range(20):
+    for _ in range(40):
         came += s.ids(1)
-    expect("free" in came, f"of 20 claims none brought it: {came}")
+    expect("free" in came, f"of 40 claims none brought it: {came}")
 
 
 @check()
