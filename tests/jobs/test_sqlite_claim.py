@@ -347,6 +347,39 @@ def test_threads_that_share_commits_do_not_disturb_each_other(s: Mine) -> None:
     assert s.store.count(Search()) == count * 30
 
 
+def _counted_steps(store: SqliteJobStore) -> Counter[str]:
+    """Counts hundreds of steps of SQLite from now on, under ``n``."""
+    steps = Counter[str]()
+
+    def count(tx: Any) -> None:
+        tx.cursor.connection.set_progress_handler(lambda: steps.update("n"), 100)
+
+    store.transactions.write(count, "desk")
+    return steps
+
+
+def _steps_of_an_end(path: Path, waiting: int) -> int:
+    """What the end of a job costs for whose limit key so many wait, and the claim of the next."""
+    clock = HandClock()
+    with closing(SqliteJobStore(path, clock=clock)) as store:
+        s = JobStoreSubject(store, clock, None, 15.0)
+        store.add([new(f"{n}", limit_key="k") for n in range(waiting)])
+        running = s.take("0")
+        while s.settle_and_claim((), 1)[1].next_at is not None:
+            pass
+        steps = _counted_steps(store)
+        _, claimed = s.settle_and_claim([s.told(running, SUCCEEDED)], 2)
+        assert [job.id for job in claimed.jobs] == ["1"]
+        return steps["n"]
+
+
+@pytest.mark.req("JOBS:store")
+def test_the_end_of_a_job_costs_the_same_however_many_wait_for_its_key(tmp_path: Path) -> None:
+    """A tenant with many waiting jobs does not slow down all others."""
+    few, many = (_steps_of_an_end(tmp_path / f"{n}.db", n) for n in (20, 3000))
+    assert many < 1.5 * few + 5
+
+
 def _steps_of_a_claim(path: Path, keys: int) -> int:
     """What a claim of ten jobs costs, in hundreds of steps of SQLite, with so many keys used up."""
     clock = HandClock()
@@ -359,12 +392,7 @@ def _steps_of_a_claim(path: Path, keys: int) -> int:
             pass  # one job of each key runs, and the other waits
         for n in range(20):
             s.put(f"c{n}", f"d{n}", queue="q", limit_key=f"new:{n}")
-        steps = Counter[str]()
-
-        def count(tx: Any) -> None:
-            tx.cursor.connection.set_progress_handler(lambda: steps.update("n"), 100)
-
-        store.transactions.write(count, "desk")
+        steps = _counted_steps(store)
         assert len(s.claim(10)) == 10
         return steps["n"]
 

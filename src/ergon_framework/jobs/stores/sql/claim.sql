@@ -120,6 +120,20 @@ WHERE stage = 1 AND limit_key IS NOT NULL AND limit_key = ? AND queue = ?;
 SELECT 1 FROM ergon_jobs WHERE stage = 4 AND limit_key = ? AND queue = ? LIMIT 1;
 
 -- next_blocked: the first limit key, queue and executor after others where somebody waits for it
-SELECT limit_key, queue, executor FROM ergon_jobs
-WHERE stage = 4 AND (limit_key, queue, executor) > (?, ?, ?)
-ORDER BY limit_key, queue, executor LIMIT 1;
+-- (compared column by column: for a comparison of rows, SQLite walks past all jobs of the last lane)
+SELECT * FROM (
+    SELECT limit_key, queue, executor FROM ergon_jobs
+    WHERE stage = 4 AND limit_key = ?1 AND queue = ?2 AND executor > ?3
+    ORDER BY executor LIMIT 1
+)
+UNION ALL
+SELECT * FROM (
+    SELECT limit_key, queue, executor FROM ergon_jobs
+    WHERE stage = 4 AND limit_key = ?1 AND queue > ?2 ORDER BY queue, executor LIMIT 1
+)
+UNION ALL
+SELECT * FROM (
+    SELECT limit_key, queue, executor FROM ergon_jobs
+    WHERE stage = 4 AND limit_key > ?1 ORDER BY limit_key, queue, executor LIMIT 1
+)
+LIMIT 1;

@@ -67,9 +67,18 @@ SELECT limit_key FROM ergon_jobs WHERE seq = ?;
 SELECT count(*) FROM ergon_jobs WHERE stage = 1 AND limit_key IS NOT NULL AND limit_key = ?;
 
 -- next_lane_of_key: the first queue and executor after others whose jobs wait for a limit key
-SELECT queue, executor FROM ergon_jobs
-WHERE stage = 4 AND limit_key = ? AND (queue, executor) > (?, ?)
-ORDER BY queue, executor LIMIT 1;
+-- (compared column by column: for a comparison of rows, SQLite walks past all jobs of the last lane)
+SELECT * FROM (
+    SELECT queue, executor FROM ergon_jobs
+    WHERE stage = 4 AND limit_key = ?1 AND queue = ?2 AND executor > ?3
+    ORDER BY executor LIMIT 1
+)
+UNION ALL
+SELECT * FROM (
+    SELECT queue, executor FROM ergon_jobs
+    WHERE stage = 4 AND limit_key = ?1 AND queue > ?2 ORDER BY queue, executor LIMIT 1
+)
+LIMIT 1;
 
 -- wake: the next job of one lane that a limit key lets go
 UPDATE ergon_jobs SET stage = 2 WHERE seq = (
