@@ -22,6 +22,7 @@ PIECES |= {"matching", "newest_first", "newest_tagged_first", "in_flow", "in_tag
 
 # What may look at a whole table or index, and why that is fine.
 LONG_LOOKS = {
+    "any_unique_key": "stops at the first row",
     "live": "something could not be read, and nobody knows what",
     "ended": "the same",
     "lock": "it never looks at all",
