@@ -23,6 +23,7 @@ from ergon_framework.core.job import (
     ExecutorMissing,
     Expired,
     Failed,
+    HandlerMissing,
     HeldBack,
     InvalidTransition,
     JobRule,
@@ -57,9 +58,11 @@ EVENTS: list[Event] = [
     *(ProcessDied(taken, alone) for taken in (True, False) for alone in (True, False)),
     Unread(3.0),
     Released(),
+    HandlerMissing("x", "resize"),
     LeaseExpired(),
     Expired(),
     ExecutorMissing("x"),
+    ExecutorMissing("x", "resize"),
     CancelRequested(),
     RunRequested(),
     RescheduleRequested(7.5),
@@ -95,6 +98,7 @@ def test_the_table_by_hand() -> None:
             ProcessDied,
             Unread,
             Released,
+            HandlerMissing,
             LeaseExpired,
         },
         COMPLETED: set(),
@@ -219,6 +223,20 @@ def test_released(attempts: int, status: JobStatus) -> None:
         2,
     )
     assert (move.delay, move.failure) == (0.0, None)
+
+
+@pytest.mark.parametrize(("executor", "lane"), [("", "#resize"), ("node", "node#resize")])
+def test_a_missing_handler(executor: str, lane: str) -> None:
+    """The job is given back without a charge, and waits in the lane of its handler."""
+    snapshot = JobSnapshot(ACTIVE, 1, 5, 1)
+    move = next_transition(snapshot, HandlerMissing(executor, "resize"), RULE)
+    assert (move.status, move.event, move.attempts, move.excused) == (RETRYING, "released", 1, 2)
+    assert (move.delay, move.failure, move.why) == (0.0, None, "handler_missing")
+    assert move.lane == lane
+    assert route(move.lane) == (executor, "resize")
+    cancelling = replace(snapshot, is_cancelling=True)
+    stopped = next_transition(cancelling, HandlerMissing(executor, "resize"), RULE)
+    assert (stopped.status, stopped.lane) == (CANCELLED, "")
 
 
 @pytest.mark.req("X7")

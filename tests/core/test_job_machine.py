@@ -27,6 +27,7 @@ from ergon_framework.core.job import (
     ExecutorMissing,
     Expired,
     Failed,
+    HandlerMissing,
     HeldBack,
     InvalidTransition,
     JobRule,
@@ -82,6 +83,7 @@ dice = st.floats(0.0, 1.0, exclude_max=True)
 excusing = st.one_of(
     st.builds(HeldBack, failures),
     st.just(Released()),
+    st.just(HandlerMissing("", "resize")),
     st.builds(ProcessDied, was_read=st.just(False), was_alone=st.booleans()),
 )
 failing = st.one_of(

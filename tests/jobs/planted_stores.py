@@ -325,6 +325,136 @@ class ForgetsExecutors(Honest):
             self._executors = {"": self._executors.get("", self.now())}
 
 
+def _handlers_in(records: Mapping[int, Record]) -> tuple[str, ...]:
+    return tuple({each.new.executor.partition("#")[2] for each in records.values()})
+
+
+class HandsOutWhateverTheHandler(Honest):
+    """Gives a worker jobs of handlers that it does not have."""
+
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        handlers = {"python": _handlers_in(self.ledger.records)}
+        return super().settle_and_claim(settlements, ask and change(ask, handlers=handlers))
+
+
+class _ForgetsTheLane(Ledger):
+    def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+        super()._move(record, replace(move, lane=""), entry, now)
+
+
+class ForgetsTheLane(Honest):
+    """Lets a job wait where it stood before, whatever it lacks."""
+
+    PlantedLedger = _ForgetsTheLane
+
+
+class LanesHaveNoRoutes(Honest):
+    """Leaves jobs that wait for a handler to the default executor, whatever their queue."""
+
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        if ask is not None and ask.handlers:
+            ask = change(ask, routes={})
+        return super().settle_and_claim(settlements, ask)
+
+
+class TellsNoLanes(Honest):
+    """Does not say for which handlers jobs wait."""
+
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        applied, claimed = super().settle_and_claim(settlements, ask)
+        return applied, change(claimed, handler_lanes=())
+
+
+class LanesOfOthersAreMore(Honest):
+    """Counts as left what waits for a handler that the worker does not have."""
+
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        applied, claimed = super().settle_and_claim(settlements, ask)
+        return applied, change(claimed, more=claimed.more or bool(claimed.handler_lanes))
+
+
+class LanesComeLast(Honest):
+    """Looks for handlers only when nothing else is due."""
+
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        if ask is None or not ask.handlers:
+            return super().settle_and_claim(settlements, ask)
+        applied, first = super().settle_and_claim(settlements, change(ask, handlers={}))
+        left = {"python": ask.slots.get("python", 0) - len(first.jobs)}
+        _, second = super().settle_and_claim([], change(ask, slots=left))
+        return applied, change(second, jobs=[*first.jobs, *second.jobs])
+
+
+class _LeavesTheLane(Ledger):
+    def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+        super()._move(record, move, entry, now)
+        if not move.lane and not record.status.is_final:
+            self._leave(record)
+            record.new = change(record.new, executor="")
+            self._enter(record)
+
+
+class LeavesTheLane(Honest):
+    """Offers a job to everybody again when it was given back."""
+
+    PlantedLedger = _LeavesTheLane
+
+
+class _MovesAnyway(Ledger):
+    def settle(self, settlement: Settlement, now: float) -> bool:
+        was_applied = super().settle(settlement, now)
+        record, lane = self.records.get(settlement.key), settlement.transition.lane
+        if record is not None and lane and record.status is JobStatus.PENDING:
+            self._leave(record)
+            record.new = change(record.new, executor=lane)
+            self._enter(record)
+        return was_applied
+
+
+class LateReportMovesTheJob(Honest):
+    """Does not look at the claim of a job whose handler is missing."""
+
+    PlantedLedger = _MovesAnyway
+
+
+class ForgetsServedLanes(Honest):
+    """Notes when executors were last seen, and no handlers."""
+
+    def heartbeat(self, record: WorkerRecord) -> None:
+        super().heartbeat(change(record, serves=()))
+
+
+class LanesHaveNoLimits(Honest):
+    """Forgets the limit key of a job that waits for a handler."""
+
+    class PlantedLedger(Ledger):
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+            super()._move(record, move, entry, now)
+            if move.lane:
+                self._leave(record)
+                record.new = change(record.new, limit_key=None)
+                self._enter(record)
+
+
+class StepsStayInTheirLane(Honest):
+    """Writes the lane of plain jobs, and has another statement for steps."""
+
+    class PlantedLedger(Ledger):
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+            lane = "" if record.feeds is not None else move.lane
+            super()._move(record, replace(move, lane=lane), entry, now)
+
+
 class LosesTheUrgent(Honest):
     """Looks for jobs that wait for an executor only among those of the usual priority."""
 

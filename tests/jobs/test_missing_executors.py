@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from ergon_framework.core.job import JobStatus
+from ergon_framework.core.job import HandlerMissing, JobStatus
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.missing_executors import MissingExecutors
 from ergon_framework.jobs.settings import DAY, JobsSettings
@@ -15,6 +16,7 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.testing.suites.jobstore.claim import worker_with
 from ergon_framework.testing.suites.jobstore.subject import ask, new
+from tests.jobs.manual_worker import Hand
 from tests.jobs.real_worker import burst, get, job, quick
 
 HOUR = 3600.0
@@ -28,7 +30,8 @@ NEW_OF_QUEUES = ("key_max_active", "key_rate", "key_burst")
 class Bench:
     """A store, one worker's look at missing executors, and time."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, serves: Any = lambda _lane, _queues: False, **settings: Any) -> None:
+        self.serves = serves
         self.wall = self.clock = 1_000_000.0
         self.store = MemoryJobStore(lambda: self.wall)
         self.told: list[tuple[str, str]] = []
@@ -42,7 +45,10 @@ class Bench:
             self.settings,
             Settler(self.settings, "w1"),
             lambda: self.clock,
-            lambda name, fields: self.told.append((name, fields.get("executor", ""))),
+            lambda name, fields: self.told.append(
+                (name, fields.get("handler") or fields.get("executor", ""))
+            ),
+            self.serves,
         )
         self.looking.known = frozenset({"python"})
 
@@ -52,7 +58,10 @@ class Bench:
         while self.wall < until:
             step = min(self.looking.look(), until - self.wall)
             self.wall, self.clock = self.wall + step, self.clock + step
-            self.store.heartbeat(worker_with("w1", *sorted(self.looking.known)))
+            known = sorted(self.looking.known)
+            lanes = tuple(name for name in known if "#" in name)
+            record = worker_with("w1", *(name for name in known if "#" not in name))
+            self.store.heartbeat(msgspec.structs.replace(record, serves=lanes))
         self.looking.look()
 
     def status(self, job_id: str) -> JobStatus:
@@ -114,6 +123,72 @@ def test_who_is_missing_is_told_once_and_when_it_is_back() -> None:
     bench.looking.known |= {"node"}
     bench.looking.look()
     assert bench.told[1:] == [("executor.found", "node")]
+
+
+def left(bench: Bench, job_id: str) -> None:
+    """Add a job, and give it back because the worker that claimed it has no such handler."""
+    bench.store.add([new(job_id, handler="resize")])
+    hand = Hand(bench.store)
+    hand.settle(hand.claim(), HandlerMissing("", "resize"))
+
+
+def test_a_job_is_given_up_after_a_day_without_its_handler() -> None:
+    """As one without its executor: a restart of the worker that looks does not begin the time."""
+    bench = Bench()
+    left(bench, "a")
+    bench.pass_time(DAY / 2)
+    bench.begin()
+    bench.pass_time(DAY / 2 - 120.0)
+    assert bench.status("a") is JobStatus.PENDING
+    bench.pass_time(300.0)
+    found = get(bench.store, "a")
+    assert (found.status, found.why, found.attempts) == (JobStatus.FAILED, "unhandled", 0)
+    assert found.last_error is not None
+    assert found.last_error.code == "handler_not_found"
+    assert "'resize'" in found.last_error.message
+
+
+def test_a_handler_that_a_worker_has_is_waited_for() -> None:
+    """However long its jobs wait for a slot, or in a queue that is paused."""
+    bench = Bench()
+    left(bench, "a")
+    bench.looking.known |= {"#resize"}
+    bench.pass_time(3 * DAY)
+    assert bench.status("a") is JobStatus.PENDING
+    assert bench.told == []
+    bench.looking.known -= {"#resize"}
+    bench.pass_time(DAY - HOUR)
+    assert bench.status("a") is JobStatus.PENDING
+    bench.pass_time(2 * HOUR)
+    assert bench.status("a") is JobStatus.FAILED
+
+
+def test_a_worker_does_not_miss_the_handlers_that_it_has() -> None:
+    """It finds out by itself, and tells others with its record."""
+    bench = Bench(serves=lambda lane, queues: (lane, tuple(queues)) == ("#resize", ("default",)))
+    left(bench, "a")
+    bench.pass_time(2 * DAY)
+    assert bench.status("a") is JobStatus.PENDING
+    assert bench.looking.served == ("#resize",)
+
+
+def test_a_missing_handler_is_told_once_with_those_who_looked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not in the first minute, in which a worker that has it may not have told so."""
+    bench = Bench()
+    bench.pass_time(HOUR)
+    left(bench, "a")
+    bench.looking.lookers = tuple(f"w{n}" for n in range(1, 8))
+    bench.pass_time(50.0)
+    assert bench.told == []
+    bench.pass_time(HOUR)
+    assert bench.told == [("handler.missing", "resize")]
+    assert "no worker has had the handler 'resize' for" in caplog.text
+    assert "These looked: w1, w2, w3, w4, w5 and 2 more" in caplog.text
+    bench.looking.known |= {"#resize"}
+    bench.looking.look()
+    assert bench.told[1:] == [("handler.found", "resize")]
 
 
 def test_a_clock_that_jumps_by_days_gives_nothing_up() -> None:

@@ -161,6 +161,20 @@ def test_no_worker_is_alive(one: OneJob) -> None:
         assert "No worker is alive. This starts one:  ergon worker" in one.why(*workers)
 
 
+def test_a_handler_that_no_worker_has(one: OneJob) -> None:
+    """Who looked, how long it waits, and what to do; nothing of that where a worker has it."""
+    one.add()
+    job = msgspec.structs.replace(one.job(), executor="#resize")
+    two = [worker(id=name) for name in ("w1", "w2")]
+    told = one.why(*two, job=job)
+    assert "No worker has said that it has the handler 'resize'." in told
+    assert "Those that have its executor looked: w1, w2." in told
+    assert "dead-lettered (handler_not_found) when none had for 1.0 days" in told
+    assert "Nothing holds it" not in told
+    served = msgspec.structs.replace(two[0], serves=("#resize",))
+    assert "Nothing holds it" in one.why(served, two[1], job=job)
+
+
 def test_no_worker_runs_what_a_script_declares(one: OneJob) -> None:
     """Whatever the file of its store is called, no worker of the settings knows its handlers."""
     one.id = one.client.enqueue("thumbs#shrink", id="a")

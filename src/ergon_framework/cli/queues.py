@@ -25,14 +25,15 @@ QueueName = Annotated[
 _NOTED = ("max_active", "rate", "burst", "key_max_active", "key_rate", "key_burst")
 _COUNTS = ["pending", "active", "retrying", "completed", "failed", "cancelled"]
 _LIMITS = ["max_active", "rate", "key_max_active", "key_rate"]
-_COLUMNS = ["name", "paused", *_COUNTS, *_LIMITS, "oldest_due_at", "missing_executors"]
+_MISSING = ["missing_executors", "missing_handlers"]
+_COLUMNS = ["name", "paused", *_COUNTS, *_LIMITS, "oldest_due_at", *_MISSING]
 
 
 @app.command("list")
 def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
     """List queues with their counts and limits.
 
-    Also the executors that no worker has.
+    Also the executors and handlers that jobs wait for and no worker has.
     """
     from ergon_framework.jobs.views import queue_views, unsynced
 
@@ -42,7 +43,7 @@ def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFl
         risk = unsynced(store)
     if not as_json:
         rows = [
-            {**row, **row["counts"], "missing_executors": ", ".join(row["missing_executors"])}
+            {**row, **row["counts"], **{name: ", ".join(row[name]) for name in _MISSING}}
             for row in rows
         ]
     show_list(rows, _COLUMNS, as_json=as_json)

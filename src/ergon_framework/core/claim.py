@@ -1,10 +1,13 @@
 """Which due jobs a claim takes: shares, limits and keys. Pure; no I/O.
 
 A worker asks for jobs (``ClaimRequest``). Due jobs stand in lanes, one for each executor and queue
-that they name. The queues of an executor take turns at being first and get equal shares; what one
-leaves goes to the others, in the next cycle (``ClaimPlan``). A queue may be paused, or limited to
-so many jobs at once or per second (``QueueLimits``, ``QueueGate``). Where limits have to hold,
-``admit`` decides which of the candidates start, on what was counted under locks.
+that they name. A job whose handler a worker did not have stands in a lane of that handler
+(``executor#handler``), and a worker asks for those of the handlers that it has.
+
+The queues of an executor take turns at being first and get equal shares; what one leaves goes to
+the others, in the next cycle (``ClaimPlan``). A queue may be paused, or limited to so many jobs at
+once or per second (``QueueLimits``, ``QueueGate``). Where limits have to hold, ``admit`` decides
+which of the candidates start, on what was counted under locks.
 
 The Redis store decides in ``claim.lua``; its behaviour suite and the differential tests hold it to
 the same answers.
@@ -12,13 +15,14 @@ the same answers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from ergon_framework.core.job import handler_lane, route
 from ergon_framework.core.limits import Bucket
 from ergon_framework.errors import JobError
 
@@ -32,6 +36,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     default: str = ""  # the executor of jobs that name none …
     routes: Mapping[str, str] = {}  # … unless their queue has one of its own
     own: frozenset[str] = frozenset()  # the executors this worker has, busy or not; empty: any
+    # executor to those of its handlers that jobs wait for in lanes of their own
+    handlers: Mapping[str, tuple[str, ...]] = {}
     queues: tuple[str, ...] | None = None  # None: all
     wants_more: bool = True  # whether ``ClaimResult.more`` matters
 
@@ -58,6 +64,28 @@ class ClaimBounds:
 
 
 DEFAULT_BOUNDS = ClaimBounds()
+
+
+def lane_executor(request: ClaimRequest, named: str, queue: str) -> str:
+    """Which executor of the worker runs what stands in a lane.
+
+    The name of a lane of a handler that the worker does not have is answered as it is: no executor
+    is called so.
+    """
+    if "#" in named:
+        base, handler = route(named)
+        executor = base or request.routes.get(queue, request.default)
+        return executor if handler in request.handlers.get(executor, ()) else named
+    return named or request.routes.get(queue, request.default)
+
+
+def handler_lanes_of(request: ClaimRequest, executor: str) -> Iterator[tuple[str, str]]:
+    """The lanes of handlers that an executor has and jobs wait for: of jobs that name the executor,
+    and of those that leave it to the routes.
+    """
+    for handler in request.handlers.get(executor, ()):
+        yield handler_lane(executor, handler), handler_lane("", handler)
+
 
 _LIMITS = {"max_active": int | None, "rate": float | None, "burst": int}
 _SETTINGS = {"is_paused": bool, **_LIMITS, **{f"key_{name}": _LIMITS[name] for name in _LIMITS}}
@@ -385,7 +413,7 @@ class ClaimPlan:
         for lane in lanes:
             # Unpacked by position: this loop runs over every lane at each claim.
             named, queue = lane[:2]
-            executor = named or request.routes.get(queue, request.default)
+            executor = lane_executor(request, named, queue)
             if executor in left and (executor, queue) not in spent and self.serves(lane):
                 found.setdefault(executor, {}).setdefault(queue, []).append(named)
         picks: list[Pick] = []
@@ -420,9 +448,10 @@ class ClaimPlan:
     def is_left(self, lane: Lane) -> bool:
         """Whether an executor of this worker could run what stands there, now or later."""
         request = self._request
-        return self.serves(lane) and (
-            not request.own or self._executor(lane.executor, lane.queue) in request.own
-        )
+        executor = self._executor(lane.executor, lane.queue)
+        # No executor has a name with "#": that is the lane of a handler which others have.
+        is_own = executor in request.own or (not request.own and "#" not in executor)
+        return is_own and self.serves(lane)
 
     def _shared(self, executor: str, queues: Mapping[str, list[str]]) -> list[Pick]:
         slots = self._left[executor]
@@ -448,4 +477,4 @@ class ClaimPlan:
         ]
 
     def _executor(self, named: str, queue: str) -> str:
-        return named or self._request.routes.get(queue, self._request.default)
+        return lane_executor(self._request, named, queue)

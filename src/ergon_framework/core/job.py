@@ -11,13 +11,14 @@ sent to a process that died before it read it) is *excused*: it is shown, but do
 limit. A job that runs can only be *asked* to stop: that is noted beside it (``is_cancelling``), and
 whatever happens to it next ends it as cancelled, unless it completes first.
 A request that was not read in its time is not charged, and not excused either: an executor
-that never reads must not keep its jobs for ever. A transition carries no instant, only a ``delay``:
-the store adds its own clock.
+that never reads must not keep its jobs for ever. A job whose handler its worker does not have goes
+back to a *lane* of that handler, from which only workers that have it claim. A transition carries
+no instant, only a ``delay``: the store adds its own clock.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias, assert_never
 
@@ -139,6 +140,18 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class HandlerMissing:
+    """The worker that claimed it has its executor, but that executor has no such handler.
+
+    Another version of the program may have it: the job waits for a worker that does.
+    """
+
+    executor: str  # as the job names it; empty: left to the routes
+    handler: str
+    message: str = ""  # for the history
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseExpired:
     """The holder has not renewed its lease in time."""
 
@@ -150,9 +163,13 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorMissing:
-    """No worker has had the executor that the job names, for as long as a job may wait for one."""
+    """No worker has had the executor that the job names, for as long as a job may wait for one.
+
+    With a ``handler``: no worker has had that handler.
+    """
 
     executor: str
+    handler: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +206,7 @@ Event: TypeAlias = (
     | ProcessDied
     | Unread
     | Released
+    | HandlerMissing
     | LeaseExpired
     | Expired
     | ExecutorMissing
@@ -207,6 +225,7 @@ ALLOWED: dict[type[Event], frozenset[JobStatus]] = {
     ProcessDied: _RUNNING,
     Unread: _RUNNING,
     Released: _RUNNING,
+    HandlerMissing: _RUNNING,
     LeaseExpired: _RUNNING,
     Expired: _WAITING,
     ExecutorMissing: _WAITING,
@@ -231,6 +250,7 @@ class Transition:
     why: str = ""  # why it waits, or why it ended
     is_solo: bool = False  # next time alone in its process
     is_reset: bool = False  # begin anew: deliveries and history of failures count no more
+    lane: str = ""  # waits from now on for a worker with a handler, see ``handler_lane``
 
 
 class InvalidTransition(Exception):
@@ -277,6 +297,9 @@ def _next_transition(snapshot: JobSnapshot, event: Event, rule: JobRule, dice: f
             return _died(snapshot, event, rule, dice)
         case Unread() | Released():
             return _given_back(snapshot, event, rule)
+        case HandlerMissing(executor, handler):
+            back = _again(snapshot, "released", HANDLER_MISSING, excuses=True)
+            return replace(back, lane=handler_lane(executor, handler))
         case LeaseExpired():
             return _expired(snapshot, rule)
         case Expired() | ExecutorMissing():
@@ -318,6 +341,10 @@ def _waited(snapshot: JobSnapshot, event: Expired | ExecutorMissing) -> Transiti
             return _ended(snapshot.attempts, snapshot.excused, "expired", None, EXPIRED_RETRYING)
         failure = Failure(Kind.REJECTED, "expired", "it was not started before its expiry")
         return _ended(snapshot.attempts, snapshot.excused, "expired", failure, EXPIRED)
+    if event.handler:
+        text = f"no worker has had a handler {event.handler!r} for as long as a job may wait"
+        failure = Failure(Kind.REJECTED, "handler_not_found", text)
+        return _ended(snapshot.attempts, snapshot.excused, "unserved", failure, UNHANDLED)
     text = f"no worker has had an executor {event.executor!r} for as long as a job may wait for one"
     failure = Failure(Kind.REJECTED, "unknown_executor", text)
     return _ended(snapshot.attempts, snapshot.excused, "unserved", failure, UNSERVED)
@@ -439,6 +466,8 @@ DELIVERIES_SPENT = "deliveries_spent"
 DISCARDED = "discarded"
 EXPIRED = "expired"
 EXPIRED_RETRYING = "expired_retrying"
+HANDLER_MISSING = "handler_missing"
+UNHANDLED = "unhandled"
 UNSERVED = "unserved"
 WHY_ENDED = {
     GiveUpReason.NOT_RETRYABLE.value: "its failure is of a kind that is not tried again",
@@ -447,6 +476,7 @@ WHY_ENDED = {
     DELIVERIES_SPENT: "it was delivered as often as it may be without coming to an end",
     EXPIRED: "it was not started before its expiry",
     EXPIRED_RETRYING: "its expiry passed before it could be tried again",
+    UNHANDLED: "no worker had its handler for as long as a job may wait for one",
     UNSERVED: "no worker had its executor for as long as a job may wait for one",
 }
 """Why a job was dead-lettered, in words."""
@@ -456,3 +486,11 @@ def route(handler: str) -> tuple[str, str]:
     """``executor#handler`` split at the first ``#``; an empty executor means the default one."""
     executor, mark, name = handler.partition("#")
     return (executor, name) if mark else ("", executor)
+
+
+def handler_lane(executor: str, handler: str) -> str:
+    """What a job names as its executor while it waits for a worker with this handler.
+
+    No executor has such a name, so that nobody else claims it. :func:`route` takes it apart.
+    """
+    return f"{executor}#{handler}"

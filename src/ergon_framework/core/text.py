@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 _MAX_LENGTH = 200
 
@@ -94,3 +95,10 @@ _BARE = re.compile("[A-Za-z0-9_-]+")
 
 def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode()
+
+
+def first_names(names: Sequence[str], most: int = 5) -> str:
+    """The first few of many names, and how many there are beside them."""
+    more = len(names) - most
+    shown = ", ".join(names[:most])
+    return f"{shown} and {more} more" if more > 0 else shown or "none"

@@ -217,6 +217,9 @@ class ExecutorProcess:
         self.max_in_flight = settings.max_in_flight
         self.started_at = loop.now()
         self.is_up = False  # it said so, took a request, or answered one
+        self.has_reported = False  # that it is ready
+        self.handlers: frozenset[str] | None = None
+        """What it said it can run; None: it has not said that, and is asked to run anything."""
         self.is_reserved = False  # takes no more requests until a solo job can run in it
         self.is_solo = False  # runs a solo job, and nothing beside it
         self.answers = 0
@@ -243,6 +246,7 @@ class ExecutorProcess:
         self._answered: deque[str] = deque(maxlen=64)
         self._session = OrchestratorSession(settings.response_limit)
         self._ready_text = bytearray()
+        self._is_ready_awaited = True
         self._output = OutputLines()
         self._loop = loop
         self._listener = listener
@@ -680,6 +684,16 @@ class ExecutorProcess:
                     request.heard(self._loop.at)
                     self._listener.progressed(request, report)
 
+    def lacks(self, handler: str) -> bool:
+        """Whether it has said what it can run, and this is none of it.
+
+        What it has said since the last turn is read first: it may have answered a request that it
+        was given before it was up.
+        """
+        if self.handlers is None and self._is_ready_awaited:
+            self._read_ready(READ)
+        return self.handlers is not None and handler not in self.handlers
+
     def _read_ready(self, _events: int) -> None:
         data = self.child.read(self.child.ready)
         if data is None:
@@ -689,8 +703,10 @@ class ExecutorProcess:
             return
         self._forget(self.child.ready)
         self.child.close_ready()
+        self._is_ready_awaited = False
         is_ready = _says_ready(bytes(self._ready_text))
         if is_ready:
+            self.has_reported, self.handlers = True, _handlers(bytes(self._ready_text))
             self._hears_cancels = _hears_cancels(bytes(self._ready_text))
             self._heartbeats = _heartbeats(bytes(self._ready_text))
             for request in self.in_flight.values():
@@ -751,6 +767,14 @@ def _says_ready(text: bytes) -> bool | None:
 def _hears_cancels(text: bytes) -> bool:
     """Whether a process says that it reads cancellations from the control descriptor."""
     return _report(text).get("cancels") is True
+
+
+def _handlers(text: bytes) -> frozenset[str] | None:
+    """Which handlers a process says that it has; None where it does not say so."""
+    said = _report(text).get("handlers")
+    if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
+        return None
+    return frozenset(said)
 
 
 def _heartbeats(text: bytes) -> dict[str, float]:

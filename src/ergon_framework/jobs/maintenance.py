@@ -128,8 +128,12 @@ class Maintenance:
         *,
         now: Callable[[], float] = SYSTEM_CLOCK.now,
         max_slice: float = MAX_SLICE,
+        serves: Callable[[str, Iterable[str]], bool] = lambda _lane, _queues: False,
     ) -> None:
-        """``prepare`` writes the limits of queues that the store has lost, and names each then."""
+        """``prepare`` writes the limits of queues that the store has lost, and names each then.
+
+        ``serves`` tells whether this worker has the handler that a lane's jobs wait for.
+        """
         self._store = store
         self._settings = settings
         self._record = record
@@ -152,7 +156,7 @@ class Maintenance:
             )
         self._limit_restore = LimitRestore(prepare or tuple, self._new_slice)
         self.rescue = Rescue(store, settings, settler, holds, report, self._now)
-        self._missing = MissingExecutors(store, settings, settler, self._now, report)
+        self.missing = MissingExecutors(store, settings, settler, self._now, report, serves)
         self._is_stopped = False
         # Run in this order: the heartbeat finds out whether the store was emptied and then makes
         # the restore due, and the restore makes the schedules due.
@@ -185,7 +189,7 @@ class Maintenance:
         self._due |= {
             self._heartbeat: 0.0,
             self._prune: 0.0,
-            self._missing.look: 0.0,
+            self.missing.look: 0.0,
             self._shorten_waits: 0.0,
             self._maintain: self._now() + MAINTAIN_INTERVAL,
         }
@@ -311,7 +315,10 @@ class Maintenance:
         # missing.
         lately = self._store.now() - 3 * self._settings.lease
         alive = (mine, *(other for other in found if other.seen_at >= lately))
-        self._missing.known = frozenset(name for each in alive for name in each.executors)
+        self.missing.known = frozenset(
+            name for each in alive for name in (*each.executors, *each.serves)
+        )
+        self.missing.lookers = tuple(each.id for each in alive)
         return self._settings.lease / 3
 
     def tell_record(self) -> None:

@@ -1,8 +1,10 @@
-"""Executors that due jobs name and no worker has: who is missing, and for how long a job waits.
+"""Executors and handlers that due jobs need and no worker has: how long a job waits for them.
 
-A job waits for its executor. Workers are restarted, deployed one after the other, and cut off from
-the store; none of that is the job's fault. Only when nobody has had the executor for
-``executor_wait``, and the job has been due for as long, it is dead-lettered.
+A job waits for its executor, and for a version of it that has its handler. Workers are restarted,
+deployed one after the other, and cut off from the store; none of that is the job's fault. Only when
+nobody has had the executor or the handler for ``executor_wait``, and the job has been due for as
+long, it is dead-lettered. Jobs that wait for a handler stand in a lane of its name (see
+``core.claim``), and each worker tells which of these lanes it serves.
 
 When an executor was last seen stands in the store, so that a restart of the worker that looks does
 not begin the time anew. A clock that was set, or a store that was away, makes that instant look
@@ -14,12 +16,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from ergon_framework.core.job import ExecutorMissing, InvalidTransition
-from ergon_framework.core.text import duration
+from ergon_framework.core.job import ExecutorMissing, InvalidTransition, route
+from ergon_framework.core.text import duration, first_names
 from ergon_framework.jobs.claims import Settler, told_of
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, Named
@@ -37,7 +39,9 @@ Report = Callable[[str, dict[str, Any]], None]
 
 
 class MissingExecutors:
-    """Finds executors that no live worker has, warns, and ends jobs that waited too long."""
+    """Finds executors and handlers that no live worker has, warns, and ends jobs that waited too
+    long.
+    """
 
     def __init__(
         self,
@@ -46,8 +50,14 @@ class MissingExecutors:
         settler: Settler,
         now: Callable[[], float],
         report: Report,
+        serves: Callable[[str, Iterable[str]], bool] = lambda _lane, _queues: False,
     ) -> None:
+        """``serves`` tells whether this worker has the handler that a lane's jobs wait for."""
         self.known: frozenset[str] = frozenset()  # what living workers have, this one included
+        self.lookers: tuple[str, ...] = ()  # the names of these workers
+        self.served: tuple[str, ...] = ()
+        """The lanes of handlers with due jobs that this worker serves."""
+        self._serves = serves
         self._store = store
         self._wait = math.inf if settings.executor_wait is None else settings.executor_wait
         self._others_tell = 3 * settings.lease
@@ -59,12 +69,17 @@ class MissingExecutors:
 
     def look(self) -> float:
         """Warn of missing executors and end what has waited long enough; seconds to the next."""
-        missing = [each for each in self._store.named() if each.executor not in self.known]
+        named = self._store.named()
+        lanes = [each for each in named if "#" in each.executor]
+        self.served = tuple(
+            each.executor for each in lanes if self._serves(each.executor, each.queues)
+        )
+        there = self.known.union(self.served)
+        missing = [each for each in named if each.executor not in there]
         names = {each.executor for each in missing}
-        for executor in self._told - names:
-            self._told.discard(executor)
-            logger.warning("executor %r is there again, or nothing waits for it", executor)
-            self._report("executor.found", {"executor": executor})
+        for name in self._told - names:
+            self._told.discard(name)
+            self._find(name)
         now = self._now()
         self._since = {name: self._since.get(name, now) for name in names}
         for each in missing:
@@ -75,13 +90,29 @@ class MissingExecutors:
         """Warn or end jobs; ``seen_missing``: seconds for which this worker has missed it."""
         now = self._store.now()
         away = 0.0 if missing.seen_at is None else now - missing.seen_at
-        if away >= ALERT_AFTER and missing.executor not in self._told:
+        # A handler that nobody has told of yet may be on its way: workers look for such jobs every
+        # half minute, and then say that they have it.
+        unseen = seen_missing if "#" in missing.executor else away
+        if min(away, unseen) >= ALERT_AFTER and missing.executor not in self._told:
             self._told.add(missing.executor)
-            self._alert(missing, away)
+            self._alert(missing, min(away, unseen))
         if away >= self._wait and seen_missing >= min(self._wait, self._others_tell):
             self._end(missing.executor, now)
 
+    def _find(self, name: str) -> None:
+        executor, handler = route(name) if "#" in name else (name, "")
+        if handler:
+            text = "a worker has the handler %r by now, or nothing waits for it"
+            logger.warning(text, handler)
+            self._report("handler.found", {"executor": executor, "handler": handler})
+        else:
+            logger.warning("executor %r is there again, or nothing waits for it", executor)
+            self._report("executor.found", {"executor": executor})
+
     def _alert(self, missing: Named, away: float) -> None:
+        if "#" in missing.executor:
+            self._alert_handler(missing, away)
+            return
         logger.warning(
             "no worker has had the executor %r for %s, and jobs wait for it in %s; start a worker"
             " with [executors.%s]",
@@ -93,13 +124,28 @@ class MissingExecutors:
         fields = {"executor": missing.executor, "queues": missing.queues, "seconds": away}
         self._report("executor.missing", fields)
 
-    def _end(self, executor: str, now: float) -> None:
+    def _alert_handler(self, missing: Named, away: float) -> None:
+        executor, handler = route(missing.executor)
+        logger.warning(
+            "no worker has had the handler %r for %s, and jobs wait for it in %s; start a worker of"
+            " a version that has it. These looked: %s",
+            handler,
+            duration(away),
+            ", ".join(map(repr, missing.queues)),
+            first_names(self.lookers),
+        )
+        fields = {"executor": executor, "handler": handler, "queues": missing.queues}
+        self._report("handler.missing", fields | {"seconds": away, "workers": self.lookers})
+
+    def _end(self, name: str, now: float) -> None:
         """Dead-letter what has been due for as long as a job may wait, some of it at a time."""
-        jobs = self._store.waiting_for(executor, now - self._wait, DEAD_LETTER_BATCH)
+        executor, handler = route(name) if "#" in name else (name, "")
+        jobs = self._store.waiting_for(name, now - self._wait, DEAD_LETTER_BATCH)
+        event = ExecutorMissing(executor, handler)
         settlements = []
         for job in jobs:
             with suppress(InvalidTransition):  # another worker has settled it meanwhile
-                settlements.append(self._settler.settle_stored(job, ExecutorMissing(executor), now))
+                settlements.append(self._settler.settle_stored(job, event, now))
         if not settlements:
             return
         applied, _ = self._store.settle_and_claim(settlements, None)
@@ -107,9 +153,10 @@ class MissingExecutors:
             each for each, was_applied in zip(settlements, applied, strict=True) if was_applied
         ]
         logger.error(
-            "%d job(s) were dead-lettered: no worker has had their executor %r for %s",
+            "%d job(s) were dead-lettered: no worker has had their %s %r for %s",
             len(ended),
-            executor,
+            "handler" if handler else "executor",
+            handler or executor,
             duration(self._wait),
         )
         for settlement in ended:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ergon_framework.core.executor_protocol import (
+    HANDLER_NOT_FOUND,
     NOT_THROUGH,
     ProgressReport,
     Reply,
@@ -28,7 +29,13 @@ from ergon_framework.core.executor_protocol import (
     encode_request,
 )
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.job import Event, Failed, ProcessDied, Released
+from ergon_framework.core.job import (
+    Event,
+    Failed,
+    HandlerMissing,
+    ProcessDied,
+    Released,
+)
 from ergon_framework.core.restart import StartGate
 from ergon_framework.core.text import indented
 from ergon_framework.errors import ConfigurationError
@@ -111,6 +118,9 @@ ASSUMED_UP_AFTER = 0.25
 EXIT_POLL_INTERVAL = 0.5
 """Seconds between looks at children where the platform does not tell of their end."""
 
+MAX_LACKING = 100
+"""Handlers that it does not have and that are logged, each once."""
+
 EXPECTED_ENDS = frozenset(
     {EndReason.STOP, EndReason.RECYCLED, EndReason.LEASE_LOST, EndReason.CANCELLED}
 )
@@ -181,6 +191,9 @@ class ExecutorPool:
         self._waiting: deque[Claim] = deque()
         self._solos: deque[Claim] = deque()
         self._offered = 0
+        self.handlers: frozenset[str] | None = None
+        """What every process of it can run, as they have said; None: one has not said so."""
+        self._lacking: set[str] = set()  # handlers of jobs that were given back; told once
         self._says_ready = False  # an earlier process of this executor did
         self._has_answered = False
         self._has_lasted = False  # a process of it lived through its startup grace
@@ -216,6 +229,18 @@ class ExecutorPool:
         is_down = not any(self._is_usable(process, now) for process in self.processes)
         return self.gate.reason if self._failed_starts and is_down else ""
 
+    def may_have(self, handler: str) -> bool:
+        """Whether it can run such a job: it has said so, or says nothing of what it can run."""
+        return self.is_known if self.handlers is None else handler in self.handlers
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has said what it can run, or has had its time to say so."""
+        if self._says_ready or self._has_answered:
+            return True
+        now = self._now()
+        return any(now >= process.up_at for process in tuple(self.processes))
+
     @property
     def is_gone(self) -> bool:
         """Whether no process is left."""
@@ -230,7 +255,10 @@ class ExecutorPool:
         # is free.
         self._offered -= slots
         for claim in claims:
-            (self._solos if claim.job.is_solo else self._waiting).append(claim)
+            if self.handlers is not None and claim.handler not in self.handlers:
+                self._leave_to_others(claim)
+            else:
+                (self._solos if claim.job.is_solo else self._waiting).append(claim)
         # A claim that was under way when the worker began to stop: its jobs go straight back,
         # without a charge.
         if not self.is_open:
@@ -333,6 +361,7 @@ class ExecutorPool:
             "failed_starts": self.gate.failures,
             "opens_at": self._owner.wall() + wait if wait and self.gate.failures else None,
             "reason": self.gate.reason,
+            "handlers": None if self.handlers is None else len(self.handlers),
             "stray_lines": self.strays,
             "recycled": {reason.value: number for reason, number in self.recycled.items()},
         }
@@ -346,6 +375,11 @@ class ExecutorPool:
             self.gate.answered(process.started_at)
         self._has_answered = True
         owner, claim = self._owner, request.claim
+        if reply.error_type == HANDLER_NOT_FOUND and process.lacks(claim.handler):
+            # It was given the request before it had said what it can run.
+            self._leave_to_others(claim)
+            owner.dirty(self)
+            return
         # A success counts however late it is, as long as the lease holds. Any other late answer is
         # told as the timeout that it is.
         if request.is_overdue and reply.status is not Status.SUCCESS:
@@ -388,6 +422,7 @@ class ExecutorPool:
     def became_ready(self, process: ExecutorProcess) -> None:
         """A process said that it is ready."""
         self._says_ready = True
+        self._note_handlers()
         self._owner.dirty(self)
 
     def exited(self, process: ExecutorProcess) -> None:
@@ -395,6 +430,35 @@ class ExecutorPool:
         self._owner.dirty(self)
 
     # ---- inside ----
+
+    def _note_handlers(self) -> None:
+        """Take in what the processes can run, and give back what waits here and they cannot.
+
+        With code that was replaced in place they differ. Then the pool has what all of them have: a
+        job goes to any of them.
+        """
+        able = [each for each in self.processes if each.has_reported and not each.end_reason]
+        said = [each.handlers for each in able]
+        known = [each for each in said if each is not None]
+        if not said:  # until the next one is up, they are taken for what they were
+            return
+        self.handlers = frozenset.intersection(*known) if len(known) == len(said) else None
+        handlers = self.handlers
+        if handlers is None:
+            return
+        for claims in (self._waiting, self._solos):
+            for claim in [each for each in claims if each.handler not in handlers]:
+                claims.remove(claim)
+                self._leave_to_others(claim)
+
+    def _leave_to_others(self, claim: Claim) -> None:
+        """Give a job back that no process here has the handler for; another version may have it."""
+        handler, named = claim.handler, claim.job.executor.partition("#")[0]
+        text = f"this worker's executor {self.name!r} has no handler {handler!r}"
+        if handler not in self._lacking and len(self._lacking) < MAX_LACKING:
+            self._lacking.add(handler)
+            logger.warning("%s: its jobs wait for a worker that has it", text)
+        self._owner.finish(claim, HandlerMissing(named, handler, text), None, None)
 
     def _give_back(self) -> None:
         for claim in (*self._waiting, *self._solos):
@@ -485,6 +549,7 @@ class ExecutorPool:
         # breath, and that answer counts.
         ends = process.finish_requests()
         how = process.how_it_ended()
+        self._note_handlers()
         for request, event in ends:
             claim = request.claim
             self._owner.finish(claim, event, now - claim.written_at, None)

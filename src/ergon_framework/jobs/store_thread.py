@@ -93,8 +93,9 @@ def by_executor(request: ClaimRequest, jobs: Sequence[ClaimedJob]) -> Counter[st
 
 
 def executor_of(request: ClaimRequest, job: ClaimedJob) -> str:
-    """Which executor runs a job."""
-    return job.executor or request.routes.get(job.queue, request.default)
+    """Which executor runs a job, also one that was claimed from the lane of its handler."""
+    named = job.executor.partition("#")[0]
+    return named or request.routes.get(job.queue, request.default)
 
 
 logger = logging.getLogger("ergon.jobs")
@@ -303,6 +304,9 @@ class StoreThread:
         self._progress_at = 0.0  # … which is written then, at the earliest
         self._is_cancel_told = False  # a job that runs somewhere is to be cancelled
         self._next_at: float | None = None  # … or will be then, by our clock
+        self._thorough_at = 0.0  # when a claim is to be thorough again, however much there is to do
+        self.handler_lanes: tuple[str, ...] = ()
+        """The lanes of handlers in which jobs were due when it was looked last."""
         self._maintenance_at: float | None = None
         self._failures = 0
         self._began = self._away_since = 0.0  # the turn, and the outage
@@ -529,7 +533,10 @@ class StoreThread:
         slots = self._slots.free()
         if not slots and not self._is_probing:
             return None
-        is_thorough = self._is_probing or is_due or self._next_at is None
+        # Also now and then by a worker that never comes to rest: nothing else tells it of jobs that
+        # wait for a handler.
+        is_late = self._now() >= self._thorough_at
+        is_thorough = self._is_probing or is_due or self._next_at is None or is_late
         return self._make_request(slots, is_thorough)
 
     def _exchange(self, settlements: list[Settlement], request: ClaimRequest | None) -> bool:
@@ -609,6 +616,8 @@ class StoreThread:
             self._news = self._news or is_filled
         if request.wants_more:  # only such a claim looks at what it cannot take
             self.is_left = claimed.more
+            self._thorough_at = soonest
+            self._note_lanes(request, claimed.handler_lanes)
             if self._is_probing:
                 self._is_probing = False
                 self.probes += 1
@@ -624,6 +633,12 @@ class StoreThread:
             failpoint("worker.claimed")
             self._deliver(claims)
         return bool(claims)
+
+    def _note_lanes(self, request: ClaimRequest, lanes: tuple[str, ...]) -> None:
+        """Note in which lanes of handlers jobs wait; ask again at once if that brings something."""
+        if lanes != self.handler_lanes:
+            self.handler_lanes = lanes
+            self._news = self._news or self._make_request({}, False).handlers != request.handlers
 
     def _sleep(self) -> None:
         now = self._now()

@@ -148,7 +148,7 @@ def _step_view(job: Job) -> dict[str, Any]:
 
 def executor_of(job: Job, settings: JobsSettings) -> str:
     """The executor that runs a job: the one it names, its queue's, or the default."""
-    named = job.executor or route(job.handler)[0]
+    named = job.executor.partition("#")[0] or route(job.handler)[0]
     return named or settings.routes.get(job.queue) or settings.default_executor
 
 
@@ -205,7 +205,7 @@ def queue_limits_view(queue: Queue) -> dict[str, Any]:
 def queue_views(
     queues: Iterable[Queue], named: Iterable[Named], workers: Sequence[WorkerRecord], now: float
 ) -> list[dict[str, Any]]:
-    """Queues, each with the executors that its due jobs name and no living worker has."""
+    """Queues, each with the executors and handlers that its due jobs need and no worker has."""
     missing = missing_executors(named, workers, now)
     return [
         queue_view(queue, [each.executor for each in missing if queue.name in each.queues])
@@ -216,10 +216,9 @@ def queue_views(
 def missing_executors(
     named: Iterable[Named], workers: Sequence[WorkerRecord], now: float
 ) -> list[Named]:
-    """The executors that due jobs name and no living worker has."""
-    there = {
-        name for each in workers if now - each.seen_at < SILENT_AFTER for name in each.executors
-    }
+    """The executors that due jobs name and no living worker has; the same for lanes of handlers."""
+    alive = [each for each in workers if now - each.seen_at < SILENT_AFTER]
+    there = {name for each in alive for name in (*each.executors, *each.serves)}
     return [each for each in named if each.executor not in there]
 
 
@@ -237,7 +236,8 @@ def queue_view(queue: Queue, missing: Sequence[str] = ()) -> dict[str, Any]:
     """A queue with its limits and its counts."""
     return {
         **queue_limits_view(queue),
-        "missing_executors": list(missing),
+        "missing_executors": [name for name in missing if "#" not in name],
+        "missing_handlers": [name.removeprefix("#") for name in missing if "#" in name],
         "counts": {status.value: queue.counts.get(status.value, 0) for status in JobStatus}
         | ({"unreadable": aside} if (aside := queue.counts.get("unreadable")) else {}),
         "oldest_due_at": moment(queue.oldest_due_at),

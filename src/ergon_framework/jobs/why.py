@@ -15,6 +15,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     CANCELLED_RUNNING,
     DISCARDED,
+    HANDLER_MISSING,
     WHY_ENDED,
     JobStatus,
     route,
@@ -24,6 +25,7 @@ from ergon_framework.core.text import (
     counted,
     duration,
     failure_text,
+    first_names,
     indented,
     one_line,
     toml_table,
@@ -281,6 +283,9 @@ def _held_by_workers(
         if not any(executor in each.executors for each in alive):
             yield _waits_for(job, executor, settings)
         return
+    if "#" in job.executor and not any(job.executor in each.serves for each, _ in pools):
+        yield from _waits_for_handler(job, sorted({each.id for each, _ in pools}), settings)
+        return
     yield from _held_by_pools([status for _, status in pools if isinstance(status, dict)], now)
 
 
@@ -290,6 +295,22 @@ def _waits_for(job: Job, executor: str, settings: JobsSettings) -> str:
         return f"It waits until one has: {start}."
     return (
         f"It waits until one has, and is dead-lettered (unknown_executor) when none had for"
+        f" {duration(settings.executor_wait)}: {start}."
+    )
+
+
+def _waits_for_handler(job: Job, looked: Sequence[str], settings: JobsSettings) -> Iterator[str]:
+    handler = route(job.executor)[1]
+    yield (
+        f"No worker has said that it has the handler {handler!r}. Those that have its executor"
+        f" looked: {first_names(looked)}."
+    )
+    start = "start a worker of a version that has it"
+    if settings.executor_wait is None:
+        yield f"It waits until one has: {start}."
+        return
+    yield (
+        f"It waits until one has, and is dead-lettered (handler_not_found) when none had for"
         f" {duration(settings.executor_wait)}: {start}."
     )
 
@@ -315,7 +336,7 @@ def _held_by_pools(pools: Sequence[dict[str, Any]], now: float) -> Iterator[str]
 
 def _starting(job: Job, starters: Starters, options: str) -> str:
     """How a worker is started. One of a script's own runs its jobs, and no other knows them."""
-    executor = job.executor or route(job.handler)[0]
+    executor = job.executor.partition("#")[0] or route(job.handler)[0]
     if not executor or executor in starters.executors:
         return f"This starts one:  ergon worker{options}"
     if starters.script is not None:
@@ -416,7 +437,7 @@ _EVENTS = {
     "released": "it was given back without a charge",
     "lost": "delivery {delivery} was lost",
     "expired": "it expired",
-    "unserved": "it was given up, because no worker had its executor",
+    "unserved": "it was given up, because no worker had what it needs",
     "cancelled": "it was cancelled",
     "hurried": "somebody asked for it to run at once",
     "rescheduled": "somebody let it run at another time",
@@ -430,6 +451,8 @@ def _event(entry: dict[str, Any]) -> str:
     text = _EVENTS.get(word, word).format(**known)
     if word == "released" and entry.get("why") == "executor_not_up":
         text += ", because its executor ended before it had read the request"
+    if word == "released" and entry.get("why") == HANDLER_MISSING:
+        text = "it was left to workers that have its handler"
     if word == "released" and entry.get("status") == JobStatus.FAILED:
         text = "it was given up without a charge"
     if word == "failed" and entry.get("attempt") == 0:

@@ -22,7 +22,7 @@ import msgspec
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Event, Failed, JobStatus
+from ergon_framework.core.job import Event, Failed, JobStatus, route
 from ergon_framework.core.text import failure_text, indented, one_line, toml_table
 from ergon_framework.errors import (
     ConfigurationError,
@@ -68,6 +68,9 @@ NOTICE_OF = dict.fromkeys(JobStatus, "job.returned") | {
     JobStatus.FAILED: "job.dead_lettered",
     JobStatus.RETRYING: "job.retrying",
 }
+
+
+NO_HANDLERS: Mapping[str, tuple[str, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,8 @@ class BurstEnd:
         # own can ever take it.
         if self._store_thread.is_left:
             return self._is_hopeless()
+        if self._store_thread.handler_lanes and self._is_any_unknown():
+            return False  # jobs wait for handlers that an executor may have which is starting
         due_at = self._store_thread.due_at
         if due_at is not None and due_at <= now + BURST_DUE_WITHIN:
             return False  # due soon: a short backoff must not decide what is left behind
@@ -190,6 +195,13 @@ class BurstEnd:
             remedy="run its command by hand; the jobs wait and lost no attempt",
         )
         return True
+
+    def _is_any_unknown(self) -> bool:
+        """Whether an executor has not said yet what it can run, and may still do so."""
+        return any(
+            not pool.is_known and pool.gate.failures < MAX_FAILED_STARTS
+            for pool in self._pools.values()
+        )
 
     def _is_held_elsewhere(self) -> bool:
         """Whether another worker may be dead with a job in hand: a lease not renewed since before.
@@ -312,6 +324,7 @@ class Worker:
             self._schedules,
             self._prepare,
             max_slice=self._timing.scheduler_slice,
+            serves=self._serves,
         )
         self._store_thread.maintenance = self._maintenance
         self._store_thread.leases.when_lost = self._lost
@@ -371,6 +384,7 @@ class Worker:
             },
             totals=self._totals.document(),
             progress=self._store_thread.leases.progress(),
+            serves=self._maintenance.missing.served,
         )
 
     def stop(self, *, now: bool = False) -> None:
@@ -618,9 +632,25 @@ class Worker:
             default=self.default,
             routes=self.settings.routes,
             own=frozenset(self.executors),
+            handlers=self._waited_for() if self._store_thread.handler_lanes else NO_HANDLERS,
             queues=self.queues,
             wants_more=is_thorough,
         )
+
+    def _waited_for(self) -> dict[str, tuple[str, ...]]:
+        """By executor, which of its handlers jobs wait for."""
+        wanted = sorted({route(lane)[1] for lane in self._store_thread.handler_lanes})
+        found = {
+            name: tuple(handler for handler in wanted if pool.may_have(handler))
+            for name, pool in self._pools.items()
+        }
+        return {name: handlers for name, handlers in found.items() if handlers}
+
+    def _serves(self, lane: str, queues: Iterable[str]) -> bool:
+        """Whether an executor of this worker has the handler that jobs of a lane wait for."""
+        named, handler = route(lane)
+        names = {named or self.settings.routes.get(queue, self.default) for queue in queues}
+        return any(name in self._pools and self._pools[name].may_have(handler) for name in names)
 
     def _delivered(self, claims: list[Claim]) -> None:
         self.loop.post(lambda: self._receive(claims))

@@ -116,6 +116,7 @@ class ClaimResult(msgspec.Struct, frozen=True):
     more: bool = False  # something due was left for an executor of its own: no slot, or a limit
     outdated: int = 0  # jobs that were dead-lettered because their expiry had passed
     expires_at: float | None = None  # the first expiry of a job that waits, of whatever queue
+    handler_lanes: tuple[str, ...] = ()  # in which jobs are due, see ``handler_lane``; the first
 
 
 class Settlement(msgspec.Struct, frozen=True, gc=False):
@@ -279,7 +280,8 @@ class JobStore(Protocol):
         For each settlement: whether it was applied (False: fence, state or lease differ; then
         nothing of it was changed). A final transition frees the job's unique key and its limit key.
         One that would let a job wait whose cancellation was requested is applied as that
-        cancellation.
+        cancellation. One with a ``lane`` lets it wait there: the job names it as its executor.
+        A claim with ``wants_more`` tells in which lanes of handlers jobs are due.
         """
 
     def renew(self, renewals: Sequence[LeaseRenewal], lease: float) -> list[bool]:
@@ -391,6 +393,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     counters: Mapping[str, int] = {}
     totals: Mapping[str, Any] = {}  # queue to what was done there since the start
     progress: Mapping[str, Any] = {}  # id of a running job to what its handler told last
+    serves: tuple[str, ...] = ()  # lanes of handlers in which jobs wait, and that it has
 
     @property
     def has_ended(self) -> bool:
@@ -476,7 +479,8 @@ class JobAdmin(Protocol):
     def heartbeat(self, record: WorkerRecord) -> None:
         """Record that a worker lives; one with state ``gone`` is removed.
 
-        Also notes when its executors were last seen, which outlives the record. A record with state
+        Also notes when its executors, and the lanes that it ``serves``, were last seen, which
+        outlives the record. A record with state
         ``ended`` is what a worker leaves behind: it is none of :meth:`workers`.
         """
 

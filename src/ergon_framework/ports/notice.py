@@ -169,6 +169,14 @@ _JOBS: dict[str, tuple[Any, ...]] = {
         "An executor that was missing is there again, or nothing waits for it any more.",
         ("executor",),
     ),
+    "handler.missing": (
+        "No worker has had a handler for so many seconds: these looked. Jobs of the queues wait.",
+        ("executor", "handler", "queues", "seconds", "workers"),
+    ),
+    "handler.found": (
+        "A worker has a handler that was missing, or nothing waits for it any more.",
+        ("executor", "handler"),
+    ),
     "worker.started": ("A worker started.", ("worker",)),
     "worker.stopped": ("A worker stopped.", ("worker", "report")),
 }

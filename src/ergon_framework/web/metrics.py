@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Response
 
-from ergon_framework.core.job import JobStatus
+from ergon_framework.core.job import JobStatus, route
 from ergon_framework.core.link import Mode
 from ergon_framework.errors import StoreUnavailableError, describe
 from ergon_framework.jobs.stores.unreadable import UNREADABLE
@@ -127,6 +127,7 @@ def job_metrics(source: JobBackend, counters: JobCounters) -> list[Exposed]:
         *_of_queues(queues, now),
         *_of_workers(workers, now),
         _of_missing(missing, now),
+        _of_missing_handlers(missing, queues, now),
         synced,
         *counters.families([*workers, *ended], now),
     ]
@@ -177,9 +178,27 @@ def _of_workers(workers: Sequence[WorkerRecord], now: float) -> list[Family]:
 
 
 def _of_missing(missing: Sequence[Named], now: float) -> Family:
-    found = [({"executor": each.executor}, _age(each.seen_at, now)) for each in missing]
+    found = [
+        ({"executor": each.executor}, _age(each.seen_at, now))
+        for each in missing
+        if "#" not in each.executor
+    ]
     text = "How long no worker has had an executor that due jobs wait for."
     return Family("ergon_executor_missing_seconds", "gauge", text, found)
+
+
+def _of_missing_handlers(missing: Sequence[Named], queues: Sequence[Queue], now: float) -> Family:
+    """One that was never seen is missing for as long as the oldest job of its queues waits."""
+    waits = {queue.name: _age(queue.oldest_due_at, now) for queue in queues}
+    found = []
+    for each in missing:
+        executor, handler = route(each.executor)
+        if "#" in each.executor:
+            longest = max((waits.get(queue, 0.0) for queue in each.queues), default=0.0)
+            labels = {"executor": executor, "handler": handler}
+            found.append((labels, min(_age(each.seen_at, now), longest)))
+    text = "How long no worker has had a handler that due jobs wait for."
+    return Family("ergon_handler_missing_seconds", "gauge", text, found)
 
 
 def dead_letters(kind: str, number: int) -> Family:

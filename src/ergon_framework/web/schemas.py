@@ -72,6 +72,7 @@ class QueueItem(_Told):
     key_burst: Count
     counts: dict[Status, Count]
     missing_executors: list[str]
+    missing_handlers: list[str]
     oldest_due_at: AwareDatetime | None
 
 

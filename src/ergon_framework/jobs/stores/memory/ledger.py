@@ -26,7 +26,13 @@ from ergon_framework.core.unique import WAITING, OnDuplicate, decide, extended
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, returned
 from ergon_framework.jobs.stores.memory.flows import FlowBook, MemoryFlowTables
-from ergon_framework.jobs.stores.memory.queues import Heap, MemoryQueue, Offer, QueueSet
+from ergon_framework.jobs.stores.memory.queues import (
+    Heap,
+    MemoryQueue,
+    Offer,
+    QueueSet,
+    handler_lanes_in,
+)
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.jobs.stores.transitions import (
     CANCELLED_KEPT,
@@ -260,6 +266,8 @@ class Ledger:
             record.deliveries, record.last_error, record.expires_at = 0, None, None
         if not record.status.is_final:
             record.run_at = now + transition.delay
+            if transition.lane:
+                record.new = msgspec.structs.replace(record.new, executor=transition.lane)
             self._enter(record)
 
     def _finish(self, record: Record, result: bytes | None, keep: float | None, now: float) -> None:
@@ -312,7 +320,8 @@ class Ledger:
         next_at = min(next_at, self.queues.wakes_at)
         due = None if next_at == float("inf") else next_at
         expiry = self.expiring.first()
-        return ClaimResult(jobs, due, more, outdated, expiry and expiry[0][0])
+        first_expiry = None if expiry is None else expiry[0][0]
+        return ClaimResult(jobs, due, more, outdated, first_expiry, handler_lanes_in(queues))
 
     def _lease(self, record: Record, request: ClaimRequest, now: float) -> None:
         self.expiring.discard(record.key)

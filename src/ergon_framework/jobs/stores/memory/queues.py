@@ -11,11 +11,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
-from ergon_framework.core.claim import ClaimRequest, waits_for_token
+from ergon_framework.core.claim import ClaimRequest, lane_executor, waits_for_token
 from ergon_framework.core.limits import Bucket
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import Queue
@@ -218,14 +218,15 @@ class Offer:
     def leaves(self, queue: MemoryQueue) -> bool:
         """Whether a job is due that the worker could run, now or later."""
         own, name = self._request.own, queue.settings.name
-        return any(not own or self._executor(name, named) in own for named in queue.waiting())
+        executors = [self._executor(name, named) for named in queue.waiting()]
+        return any(each in own or (not own and "#" not in each) for each in executors)
 
     def take(self, queue: str, named: str) -> None:
         """It got such a job."""
         self._free[self._executor(queue, named)] -= 1
 
     def _executor(self, queue: str, named: str) -> str:
-        return named or self._request.routes.get(queue, self._request.default)
+        return lane_executor(self._request, named, queue)
 
 
 class QueueSet:
@@ -440,6 +441,11 @@ class QueueSet:
             del self.blocked[key]
         record.is_limited = False
         self._queues[record.new.queue].blocked -= Counter((record.new.executor,))
+
+
+def handler_lanes_in(queues: Iterable[MemoryQueue]) -> tuple[str, ...]:
+    """The lanes of handlers in which jobs are due."""
+    return tuple(sorted({named for queue in queues for named in queue.due if "#" in named}))
 
 
 def _first_group(queue: MemoryQueue, offer: Offer) -> str | None:

@@ -26,7 +26,9 @@ MAX_HISTORY = 100
 
 
 class Record(msgspec.Struct, kw_only=True, eq=False):
-    """One job. Of ``new`` only arguments change, when it is extended; the rest under the lock."""
+    """One job. Of ``new`` only the arguments change, when it is extended, and the executor, when it
+    waits for a handler; the rest changes under the lock.
+    """
 
     key: int  # also the order of adding
     new: NewJob

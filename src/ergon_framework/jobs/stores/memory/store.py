@@ -281,7 +281,8 @@ class MemoryJobStore:
                 now = self.now()
                 self._workers[record.id] = msgspec.structs.replace(record, seen_at=now)
                 self._executors.setdefault("", now)
-                self._executors.update(dict.fromkeys(record.executors, now))
+                names = (*record.executors, *record.serves)
+                self._executors.update(dict.fromkeys(names, now))
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported themselves, by id."""

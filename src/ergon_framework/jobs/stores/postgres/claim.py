@@ -670,8 +670,10 @@ class PostgresClaim:
         is_held = bool(self._skipped.keys)
         self._memory.depth = min(2 * self._skipped.depth, MAX_DEPTH) if is_held else START_DEPTH
         jobs = self._leased()
-        expires_at = self._view.expires_at
-        return ClaimResult(jobs, self._next_at(), is_more, self._outdated, expires_at)
+        expires_at, lanes = self._view.expires_at, self._view.lanes
+        waiting = tuple(sorted({each.executor for each in lanes if "#" in each.executor}))
+        next_at = self._next_at()
+        return ClaimResult(jobs, next_at, is_more, self._outdated, expires_at, waiting)
 
     def _leased(self) -> list[ClaimedJob]:
         """The jobs that were claimed; rows that cannot be read are set aside."""

@@ -224,6 +224,7 @@ def changes(settlements: Sequence[Settlement]) -> dict[str, Any]:
         "solos": flags([transition.is_solo for transition in transitions]),
         "whys": texts([writable(transition.why) for transition in transitions]),
         "delays": numbers([transition.delay for transition in transitions]),
+        "lanes": texts([transition.lane or None for transition in transitions]),
         "results": Bytes([_result(each) for each in settlements]),
         "failures": texts(
             [

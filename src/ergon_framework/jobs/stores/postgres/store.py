@@ -532,7 +532,8 @@ class PostgresJobStore:
                 tx.execute(_ADMIN["gone"], {"id": record.id})
             else:
                 tx.execute(_ADMIN["tell"], {"id": record.id, "record": text_of(record)})
-                tx.execute(_ADMIN["tell_executors"], {"names": texts(["", *record.executors])})
+                names = ["", *record.executors, *record.serves]
+                tx.execute(_ADMIN["tell_executors"], {"names": texts(names)})
 
         self.transactions.stepwise(work, "desk", is_synced=False)
 

@@ -229,6 +229,7 @@ def wire_settlement(settlement: Settlement, blobs: Blobs) -> tuple[Any, ...]:
         settlement.keep if is_final else transition.delay,
         transition.why,
         blobs.add(tale_of(settlement.entry, failure, result if is_final else None)),
+        *((transition.lane,) if transition.lane else ()),
     )
 
 

@@ -299,6 +299,7 @@ class RedisJobStore:
             None if request.queues is None else list(request.queues),
             request.wants_more,
             self._turns,
+            dict(request.handlers),
         )
 
     def _claimed(self, answer: Answer, data: bytes, bodies: bytes, late: bytes) -> ClaimResult:
@@ -309,7 +310,8 @@ class RedisJobStore:
         next_at = None if answer.next_at is False else float(answer.next_at)
         expires_at = None if answer.expires_at is False else float(answer.expires_at)
         outdated = self._outdated(answer.outdated, late)
-        return ClaimResult(jobs, next_at, answer.is_left, outdated, expires_at)
+        lanes = tuple(answer.handler_lanes)
+        return ClaimResult(jobs, next_at, answer.is_left, outdated, expires_at, lanes)
 
     def _leased(self, found: Iterable[tuple[str, rows.Row, memoryview]]) -> list[ClaimedJob]:
         """The jobs that were claimed; rows that cannot be read are set aside."""
@@ -475,7 +477,7 @@ class RedisJobStore:
         blob = None if record.state == "gone" else msgspec.json.encode(record)
         blobs = rows.Blobs()
         kept = int(2 * WORKER_FORGOTTEN_AFTER)
-        names = [name for name in record.executors if name]
+        names = [name for name in (*record.executors, *record.serves) if name]
         self.transactions.write(
             _HEARTBEAT, "desk", record.id, blobs.add(blob), kept, names, blobs=blobs
         )

@@ -46,6 +46,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     lengths: list[int]
     outdated: list[str]
     expires_at: float | bool
+    handler_lanes: list[str] = []
 
 
 class _Seen(msgspec.Struct, frozen=True, array_like=True):

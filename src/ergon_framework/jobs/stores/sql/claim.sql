@@ -6,6 +6,10 @@ UPDATE ergon_jobs SET stage = 2 WHERE seq IN (
 -- next_executor: the first executor after another that a due job names
 SELECT executor FROM ergon_jobs WHERE stage = 2 AND executor > ? ORDER BY executor LIMIT 1;
 
+-- next_lane: the same within bounds, of which the second is left out
+SELECT executor FROM ergon_jobs
+WHERE stage = 2 AND executor > ? AND executor < ? ORDER BY executor LIMIT 1;
+
 -- next_queue: the first queue after another with due jobs for an executor
 SELECT queue FROM ergon_jobs
 WHERE stage = 2 AND executor = ? AND queue > ? ORDER BY queue LIMIT 1;

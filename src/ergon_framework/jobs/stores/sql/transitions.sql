@@ -7,6 +7,9 @@ UPDATE ergon_jobs SET
 WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?)
     AND feeds IS NULL AND (stage <> 1 OR why = '');
 
+-- set_lane: from now on it waits for a worker that has its handler
+UPDATE ergon_jobs SET executor = ? WHERE seq = ?;
+
 -- restart: back to the queue as if nothing had happened, an expiry that passed included
 UPDATE ergon_jobs SET
     stage = ?, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,

@@ -30,6 +30,7 @@ from ergon_framework.core.claim import (
     Turns,
     admit,
     deal,
+    handler_lanes_of,
     in_turn,
     limits_from,
 )
@@ -212,7 +213,9 @@ class SqliteClaim:
         if wakes_at is not None:
             self._next_at.append(wakes_at)
         self._memory.wakes_at = math.inf if wakes_at is None else wakes_at
-        return ClaimResult(self._jobs, self._when_next(), is_more, self._outdated, expires_at)
+        waiting = tuple(self._handler_lanes()) if self._request.wants_more else ()
+        next_at = self._when_next()
+        return ClaimResult(self._jobs, next_at, is_more, self._outdated, expires_at, waiting)
 
     # ---- lanes ----------------------------------------------------------------------------------
 
@@ -224,17 +227,37 @@ class SqliteClaim:
             if executor:
                 for queue in self._queues(executor, executor):
                     yield Lane(executor, queue)
+            for named, unnamed in handler_lanes_of(self._request, executor):
+                for queue in self._queues(named, executor):
+                    yield Lane(named, queue)
+                for queue in self._unnamed(executor, unnamed):
+                    yield Lane(unnamed, queue)
 
-    def _unnamed(self, executor: str) -> Iterator[str]:
-        """The queues whose jobs go to this executor when they name none."""
+    def _unnamed(self, executor: str, lane: str = "") -> Iterator[str]:
+        """The queues whose jobs go to this executor when they name none.
+
+        ``lane`` is that of jobs which name none and wait for a handler.
+        """
         request = self._request
         for queue, route in request.routes.items():
-            if route == executor and self._is_served(queue) and self._has_lane("", queue):
+            if route == executor and self._is_served(queue) and self._has_lane(lane, queue):
                 yield queue
         if executor == request.default:
             yield from (
-                queue for queue in self._queues("", executor) if queue not in request.routes
+                queue for queue in self._queues(lane, executor) if queue not in request.routes
             )
+
+    def _handler_lanes(self) -> Iterator[str]:
+        """The lanes of handlers in which jobs are due that executors of this worker might run."""
+        for base in ("", *self._request.own):
+            # "$" comes after "#": between them are the names that begin with ``base#``.
+            lane, end = f"{base}#", f"{base}$"
+            for _ in range(self._bounds.max_lanes):
+                row = self._cursor.execute(_SQL["next_lane"], (lane, end)).fetchone()
+                if row is None:
+                    break
+                lane = row[0]
+                yield lane
 
     def _executors(self) -> Iterator[str]:
         """The executors that due jobs name."""
@@ -244,7 +267,8 @@ class SqliteClaim:
             if row is None:
                 return
             name = row[0]
-            yield name
+            if "#" not in name:  # the lane of a handler, which is asked for by itself
+                yield name
 
     def _queues(self, named: str, turn: str) -> Iterator[str]:
         """Queues with due jobs that name an executor, from the one whose turn it is."""
@@ -512,6 +536,9 @@ class SqliteClaim:
         own = self._request.own
         lanes = [self._open_queues(named, "") for named in own or ("", *self._executors())]
         lanes += map(self._unnamed, own)
+        for executor in self._request.handlers:
+            for named, unnamed in handler_lanes_of(self._request, executor):
+                lanes += (self._open_queues(named, ""), self._unnamed(executor, unnamed))
         if any(next(queues, None) is not None for queues in lanes):
             return True
         return any(

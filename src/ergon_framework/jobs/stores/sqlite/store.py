@@ -347,7 +347,7 @@ class SqliteJobStore:
                 tx.cursor.execute(_ADMIN["gone"], (record.id,))
             else:
                 tx.cursor.execute(_ADMIN["tell"], (record.id, tx.now, text_of(record)))
-                names = text_of(["", *record.executors])
+                names = text_of(["", *record.executors, *record.serves])
                 tx.cursor.execute(_ADMIN["tell_executors"], (tx.now, names))
 
         # A heartbeat that a power cut takes back is told again within seconds.

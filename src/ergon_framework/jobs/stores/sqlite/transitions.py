@@ -417,6 +417,8 @@ class Tx:
             return False  # it had ended, and another job holds its unique key now
         if self.cursor.rowcount != 1:
             return False
+        if transition.lane:
+            self.cursor.execute(_TRANSITIONS["set_lane"], (transition.lane, settlement.key))
         self._shorten(settlement.key)
         if settlement.expected.is_final:
             self._take_key_again(settlement)

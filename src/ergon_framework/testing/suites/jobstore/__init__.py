@@ -2,8 +2,9 @@
 
 A store keeps the ports in ``ergon_framework.ports.jobstore`` when every check passes. ``exercise``
 runs them without a test framework; ``subject`` is the store as the checks see it. The checks stand
-by subject: ``enqueue``, ``unique``, ``claim``, ``settle``, ``limits``, ``key_limits``, ``leases``,
-``schedules``, ``subscriptions``, ``admin``, ``unreadable``, ``records``, ``flows``.
+by subject: ``enqueue``, ``unique``, ``claim``, ``handler_lanes``, ``settle``, ``limits``,
+``key_limits``, ``leases``, ``schedules``, ``subscriptions``, ``admin``, ``unreadable``,
+``records``, ``flows``.
 """
 
 from __future__ import annotations

@@ -43,16 +43,16 @@ WITH moved AS (
         END,
         last_error = CASE WHEN s.is_back THEN s.failure ELSE coalesce(s.failure, j.last_error) END,
         history = coalesce(j.history || chr(10), '') || s.entry,
-        feeds = s.feeds,
+        feeds = s.feeds, executor = coalesce(s.lane, j.executor),
         join_id = CASE WHEN s.is_back AND s.stage <> 5 THEN NULL ELSE j.join_id END
     FROM unnest(
         %(seqs)s::bigint[], %(stages)s::int[], %(statuses)s::text[], %(attempts)s::int[],
         %(excuses)s::int[], %(solos)s::bool[], %(whys)s::text[], %(delays)s::float8[],
         %(results)s::bytea[], %(failures)s::text[], %(entries)s::text[], %(backs)s::bool[],
-        %(feeds)s::text[]
+        %(feeds)s::text[], %(lanes)s::text[]
     ) AS s (
         seq, stage, status, attempts, excused, is_solo, why, delay, result, failure, entry, is_back,
-        feeds
+        feeds, lane
     )
     WHERE j.seq = s.seq
     RETURNING j.seq, j.limit_key, {long_history} AS history

@@ -27,6 +27,7 @@ WITH moved AS (
     UPDATE ergon_jobs AS j SET
         stage = s.stage, status = s.status, attempts = s.attempts, excused = s.excused,
         is_charged = false, is_solo = s.is_solo, why = s.why, result = s.result,
+        executor = coalesce(s.lane, j.executor),
         run_at = CASE WHEN s.stage = 0 THEN j.run_at ELSE t.now + s.delay END,
         purge_at = t.now + s.keep, changed_at = t.now,
         lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
@@ -39,10 +40,10 @@ WITH moved AS (
         %(rescues)s::bool[], %(stages)s::int[], %(statuses)s::text[], %(attempts)s::int[],
         %(excuses)s::int[], %(solos)s::bool[], %(whys)s::text[], %(delays)s::float8[],
         %(results)s::bytea[], %(keeps)s::float8[], %(failures)s::text[], %(entries)s::text[],
-        %(resets)s::bool[]
+        %(resets)s::bool[], %(lanes)s::text[]
     ) AS s (
         seq, id, fence, expected, is_rescue, stage, status, attempts, excused, is_solo, why, delay,
-        result, keep, failure, entry, is_reset
+        result, keep, failure, entry, is_reset, lane
     )
     WHERE j.seq = s.seq AND j.id = s.id AND j.fence = s.fence AND j.status = s.expected
         AND j.feeds IS NULL

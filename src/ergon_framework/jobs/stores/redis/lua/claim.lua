@@ -9,8 +9,11 @@
 local claim -- the way in
 local claimed, outdated, next_at, expires_at = {}, {}, FOREVER, FOREVER
 local turns -- by executor the queue that was first the last time
+local handler_lanes = {} -- in which jobs are due
 
 do -- Lua has room for 200 names at a time
+
+local find = string.find
 
 local ask -- what the worker asks
 local fence -- of the latest claim
@@ -70,49 +73,58 @@ local function open_queues(executor, first)
   return found
 end
 
--- The queues whose jobs go to this executor when they name none.
-local function unnamed(executor)
+-- The queues whose jobs go to this executor when they name none; ``lane`` is empty, or that of jobs
+-- which name none and wait for a handler.
+local function unnamed(executor, lane)
   local found = {}
   for queue, route in pairs(ask.routes) do
-    if route == executor and is_served(queue) and left_in("", queue) then
+    if route == executor and is_served(queue) and left_in(lane, queue) then
       found[#found + 1] = queue
     end
   end
   if executor == ask.default then
-    for _, queue in ipairs(open_queues("", turns[executor] or "")) do
+    for _, queue in ipairs(open_queues(lane, turns[executor] or "")) do
       if not ask.routes[queue] then found[#found + 1] = queue end
     end
   end
   return found
 end
 
--- The executors that due jobs name.
+-- The executors that due jobs name, and the lanes of handlers in which some are due.
 local function executors()
-  local found, from = {}, "-"
+  local found, waiting, from = {}, {}, "-"
   for _ = 1, MOST_LANES do
     local lane = call("ZRANGEBYLEX", LANES, from, "+", "LIMIT", 0, 1)[1]
     if not lane then break end
     local name = name_in(lane)
-    if name ~= "" then found[#found + 1] = name end
+    if find(name, "#", 1, true) then
+      waiting[#waiting + 1] = name
+    elseif name ~= "" then
+      found[#found + 1] = name
+    end
     from = "(" .. sub(named(name), 1, -2) .. ";"
   end
-  return found
+  return found, waiting
 end
 
 -- By queue: under which names the due jobs for an executor stand.
 local function lanes_for(executor)
   local found, names = {}, {}
-  if executor ~= "" then
-    for _, queue in ipairs(open_queues(executor, turns[executor] or "")) do
-      found[#found + 1], names[queue] = queue, {executor}
+  local function add(lane, queues)
+    for _, queue in ipairs(queues) do
+      if names[queue] then
+        names[queue][#names[queue] + 1] = lane
+      else
+        found[#found + 1], names[queue] = queue, {lane}
+      end
     end
   end
-  for _, queue in ipairs(unnamed(executor)) do
-    if names[queue] then
-      names[queue] = {"", executor}
-    else
-      found[#found + 1], names[queue] = queue, {""}
-    end
+  if executor ~= "" then add(executor, open_queues(executor, turns[executor] or "")) end
+  add("", unnamed(executor, ""))
+  for _, handler in ipairs(ask.handlers[executor] or {}) do
+    local lane = executor .. "#" .. handler
+    add(lane, open_queues(lane, turns[executor] or ""))
+    add("#" .. handler, unnamed(executor, "#" .. handler))
   end
   return found, names
 end
@@ -443,17 +455,24 @@ local function look_ahead()
   if #found == 2 * GLANCE then soon(tonumber(found[#found])) end
 end
 
-local function is_for_us(queue, executor)
-  if next(ask.own) == nil then return true end
+local function is_for_us(queue, name)
+  local executor, handler = match(name, "^([^#]*)#(.*)$")
+  executor = executor or name
   if executor == "" then executor = ask.routes[queue] or ask.default end
-  return ask.own[executor]
+  if handler then
+    local is_ours = false
+    for _, each in ipairs(ask.handlers[executor] or {}) do is_ours = is_ours or each == handler end
+    if not is_ours then return false end
+  end
+  return next(ask.own) == nil or ask.own[executor]
 end
 
 -- Whether a due job was left that this worker could run, now or later.
 local function is_more()
-  local names = {}
+  local names, all = {}, nil
+  all, handler_lanes = executors()
   if next(ask.own) == nil then
-    names = executors()
+    names = all
     names[#names + 1] = ""
   else
     for executor in pairs(ask.own) do names[#names + 1] = executor end
@@ -462,7 +481,13 @@ local function is_more()
     if #open_queues(name, "") > 0 then return true end
   end
   for executor in pairs(ask.own) do
-    if #unnamed(executor) > 0 then return true end
+    if #unnamed(executor, "") > 0 then return true end
+  end
+  for executor, handlers in pairs(ask.handlers) do
+    for _, handler in ipairs(handlers) do
+      if #open_queues(executor .. "#" .. handler, "") > 0 then return true end
+      if #unnamed(executor, "#" .. handler) > 0 then return true end
+    end
   end
   for _, group in ipairs(call("ZRANGE", ASIDE, 0, MOST_LANES - 1)) do
     local _, rest = name_in(group)
@@ -480,12 +505,12 @@ local function set_of(list)
 end
 
 local function asked(words)
-  local worker, lease_time, slots, default, routes, own, queues, asks_more, last =
-    unpack(words, 1, 9)
+  local worker, lease_time, slots, default, routes, own, queues, asks_more, last, handlers =
+    unpack(words, 1, 10)
   ask = {
     worker = worker, lease = lease_time, slots = {}, busy = {}, default = default, routes = routes,
     own = set_of(own), queues = queues and set_of(queues),
-    in_order = queues, asks_more = asks_more,
+    in_order = queues, asks_more = asks_more, handlers = handlers,
   }
   ask.times = pack(">ddd", now, now, now + lease_time)
   ask.ends = exact(now + lease_time)

@@ -34,6 +34,6 @@ for n, id in ipairs(outdated) do late[n] = rows[id] end
 local lengths, _, found, texts = shown(claimed)
 local head = {
   answers, next_at < FOREVER and next_at, is_left, last_turns, claimed, lengths, outdated,
-  expires_at < FOREVER and expires_at,
+  expires_at < FOREVER and expires_at, handler_lanes,
 }
 return {cmsgpack.pack(head), found, texts, concat(late)}

@@ -244,10 +244,11 @@ local function complete(id, seq, fence, attempts, excused, span, tale)
 end
 
 -- Move a job; whether that may be was asked before.
-local function move(job, status, attempts, excused, words, span, why, tale)
+local function move(job, status, attempts, excused, words, span, why, tale, lane)
   local is_reset, before = words % 2 == IS_RESET, job[STATUS]
   stand(job, false)
   let_go(job)
+  if lane then job[EXECUTOR] = lane end -- it waits for a worker that has its handler
   job[STATUS], job[ATTEMPTS], job[EXCUSED], job[WHY] = status, attempts, excused, why
   job[CHANGED_AT], job[CLAIMED_AT], job[LEASED_UNTIL], job[WORKER] = now, 0, 0, ""
   job[PURGE_AT] = FOREVER
@@ -273,8 +274,8 @@ local function move(job, status, attempts, excused, words, span, why, tale)
 end
 
 local function apply(settlement)
-  local id, seq, fence, expected, status, attempts, excused, words, span, why, tale =
-    unpack(settlement, 1, 11)
+  local id, seq, fence, expected, status, attempts, excused, words, span, why, tale, lane =
+    unpack(settlement, 1, 12)
   tale = blob(tale)
   if status == COMPLETED and expected == RUNS and words == 0 and why == ""
     and complete(id, seq, fence, attempts, excused, span, tale) then
@@ -287,7 +288,7 @@ local function apply(settlement)
   end
   local is_step = has(job, IS_STEP)
   if is_step and not flows().may_move(job, status) then return false end
-  move(job, status, attempts, excused, words, span, why, tale)
+  move(job, status, attempts, excused, words, span, why, tale, lane)
   if is_step and not is_final(status) and flows().is_stopped(job) then
     flows().cancel(job) -- no step of a flow that stops begins again
   end
