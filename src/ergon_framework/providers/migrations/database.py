@@ -21,7 +21,12 @@ from ergon_framework.errors import (
     describe,
 )
 from ergon_framework.providers.spill import DATABASE_KEYS
-from ergon_framework.storage.postgres.address import address_of, encryption, unreadable
+from ergon_framework.storage.postgres.address import (
+    address_of,
+    encryption,
+    unreadable,
+    without_pooler,
+)
 from ergon_framework.storage.sqlite import errors
 from ergon_framework.storage.sqlite.connections import prepare_file, tighten_file
 from ergon_framework.storage.urls import is_cut_short, path_in, store_operand, taken_apart
@@ -35,6 +40,8 @@ class Database:
     """A database that can be migrated. Nothing here shows a password."""
 
     url: URL
+    is_shared: bool = False
+    """Whether a pooler gives each transaction another connection of the server."""
 
     @property
     def dialect(self) -> str:
@@ -59,7 +66,10 @@ class Database:
     def upgrade_command(self) -> str:
         """What makes its tables, to be pasted into a shell; no URL is told that has a password."""
         if self.file is None:
-            url = self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+            named = self.url.set(drivername="postgresql")
+            if self.is_shared:
+                named = named.update_query_dict({"pooler": "transaction"})
+            url = named.render_as_string(hide_password=False)
             return f"ergon db upgrade --store {store_operand(url)}"
         return shlex.join(["ergon", "db", "upgrade", "--store", f"sqlite:///{self.file}"])
 
@@ -76,10 +86,11 @@ class Database:
         engine = create_engine(
             self.url,
             poolclass=NullPool,
-            connect_args={timeout: _CONNECT_TIMEOUT},
+            connect_args={timeout: _CONNECT_TIMEOUT}
+            | ({"prepare_threshold": None} if self.is_shared else {}),
             hide_parameters=True,
         )
-        if self.file is None:
+        if self.file is None and not self.is_shared:
             event.listen(engine, "connect", _greet)
         try:
             with engine.begin() as connection:
@@ -126,7 +137,8 @@ def database_of(url: str) -> Database:
         )
     if kind == "sqlite":
         return Database(URL.create("sqlite", database=path_in(rest)))
-    return Database(_postgres(rest))
+    rest, is_shared = without_pooler(rest)
+    return Database(_postgres(rest), is_shared)
 
 
 def _postgres(rest: str) -> URL:

@@ -56,8 +56,10 @@ from ergon_framework.storage.postgres import errors
 from ergon_framework.storage.postgres.errors import turns_for
 from ergon_framework.storage.postgres.pool import (
     SESSION_SETTINGS,
+    as_local,
     connect_within,
     pooling_of,
+    refuse_other_defaults,
     refuse_shared,
 )
 from ergon_framework.storage.server import ServerClock
@@ -231,6 +233,7 @@ class PostgresProviderDatabase:
         self._ticks = ticks
         self._limits = limits
         self._session_setup = _session_setup(database.url)
+        self._local_settings = as_local(self._session_setup) if database.is_shared else None
         self._doubted_at = float("-inf")
         """When a connection last broke: connections that were idle since then may be dead too."""
         self._silent_until = float("-inf")
@@ -346,6 +349,8 @@ class PostgresProviderDatabase:
     def _attempt(self, connection: PoolProxiedConnection, work: Callable[[SqlCursor], T]) -> T:
         try:
             with closing(connection.cursor()) as cursor:
+                if self._local_settings is not None:
+                    cursor.execute(self._local_settings)
                 result = work(PostgresCursor(cursor))
             connection.commit()
             return result
@@ -410,7 +415,8 @@ class PostgresProviderDatabase:
             # kept warm in turn.
             pool_use_lifo=True,
             hide_parameters=True,
-            connect_args={k: v for k, v in _NETWORK_OPTIONS.items() if k not in database.url.query},
+            connect_args={k: v for k, v in _NETWORK_OPTIONS.items() if k not in database.url.query}
+            | ({"prepare_threshold": None} if database.is_shared else {}),
         )
         event.listen(engine, "do_connect", self._connect)
         event.listen(engine, "connect", self._set_up_session)
@@ -432,7 +438,10 @@ class PostgresProviderDatabase:
         connection = connect()
         if not self._is_own:
             try:
-                refuse_shared(pooling_of(connection, connect, self._watchdog), self.name)
+                if self._local_settings is None:
+                    refuse_shared(pooling_of(connection, connect, self._watchdog), self.name)
+                else:
+                    refuse_other_defaults(connection, self.name)
             except BaseException:
                 connection.close()
                 raise
@@ -441,7 +450,8 @@ class PostgresProviderDatabase:
 
     def _set_up_session(self, connection: Any, record: Any) -> None:
         with self._watchdog.at_most(PROVIDER_BUDGET.at_most(_PING_TIMEOUT), connection):
-            connection.execute(self._session_setup)
+            if self._local_settings is None:
+                connection.execute(self._session_setup)
             connection.autocommit = False
         record.info["at"] = self._ticks()
 

@@ -34,11 +34,14 @@ class PostgresAddress:
     """The name shown to users."""
     options: dict[str, Any] = field(repr=False)
     """What the driver needs."""
+    is_shared: bool = False
+    """Whether a pooler gives each transaction another connection of the server."""
 
 
 def address_of(url: str) -> PostgresAddress:
     """The database that a URL names; nothing is opened."""
     _, rest = taken_apart(url, ("postgresql",), FORMS)
+    rest, is_shared = without_pooler(rest)
     if is_cut_short(rest):
         raise unreadable()
     try:
@@ -58,8 +61,28 @@ def address_of(url: str) -> PostgresAddress:
     ports = str(found.get("port", "")).split(",")  # of several hosts, each may leave it out
     if is_ambiguous or not all(not each or each.isdigit() for each in ports):
         raise unreadable()
-    options = _DEFAULTS | encryption(found) | found | {"client_encoding": "UTF8"}
-    return PostgresAddress(_name(found), options)
+    options: dict[str, Any] = {**_DEFAULTS, **encryption(found), **found}
+    options["client_encoding"] = "UTF8"
+    if is_shared:
+        options["prepare_threshold"] = None
+    return PostgresAddress(_name(found), options, is_shared)
+
+
+def without_pooler(rest: str) -> tuple[str, bool]:
+    """A URL without the option that is ours, and whether that says ``pooler=transaction``."""
+    place, mark, query = rest.partition("?")
+    options = [each.partition("=") for each in query.split("&")] if mark else []
+    modes = [value for name, _, value in options if name == "pooler"]
+    if not modes:
+        return rest, False
+    if not set(modes) <= {"transaction", "session"}:
+        raise ConfigurationError(
+            "the option pooler in the URL of a PostgreSQL store is neither transaction nor session",
+            remedy="write ?pooler=transaction where a pooler in transaction mode stands before the"
+            " server, and leave it out otherwise",
+        )
+    kept = "&".join("".join(each) for each in options if each[0] != "pooler")
+    return f"{place}?{kept}" if kept else place, modes[-1] == "transaction"
 
 
 def encryption(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -11,7 +11,12 @@ from typing import TypeVar
 import psycopg
 
 from ergon_framework.engine.atfork import renew_after_fork
-from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    StoreError,
+    StoreUnavailableError,
+)
 from ergon_framework.storage.deadlines import CALL_BUDGET, SocketWatchdog
 from ergon_framework.storage.notifier import LocalSubscription
 from ergon_framework.storage.postgres.address import address_of
@@ -22,7 +27,7 @@ from ergon_framework.storage.postgres.errors import (
     turns_for,
 )
 from ergon_framework.storage.postgres.migrations import PostgresSchema
-from ergon_framework.storage.postgres.notifier import ListenNotifier
+from ergon_framework.storage.postgres.notifier import ListenNotifier, PollingNotifier
 from ergon_framework.storage.postgres.pool import (
     DEFAULT_TIMEOUTS,
     Connection,
@@ -85,7 +90,11 @@ class PostgresDatabase:
         self._pool = ConnectionPool(
             self._address, size, self._watchdog, on_connect, timeouts=timeouts
         )
-        self._notifier = ListenNotifier(self._pool, self._address.name, timeouts=timeouts)
+        self._notifier: ListenNotifier | PollingNotifier = (
+            PollingNotifier()
+            if self._address.is_shared
+            else ListenNotifier(self._pool, self._address.name, timeouts=timeouts)
+        )
         try:
             with self._pool.borrow() as connection:
                 if read_only:
@@ -179,6 +188,11 @@ class PostgresDatabase:
         """Subscribe to every NOTIFY on a channel; also woken when some may have been missed."""
         return self._notifier.subscribe(channel)
 
+    def changed(self) -> None:
+        """Note that this process has notified others: behind a pooler, its waiters look sooner."""
+        if isinstance(self._notifier, PollingNotifier):
+            self._notifier.changed()
+
     def close(self) -> None:
         """Let go of everything; may be called twice."""
         self._notifier.close()
@@ -244,6 +258,12 @@ class SessionLock:
     def __init__(self, url: str, name: str) -> None:
         self._address = address_of(url)
         self._name = name
+        if self._address.is_shared:
+            raise ConfigurationError(
+                f"a lock on {self._address.name} needs a connection of its own, which a pooler in"
+                " transaction mode does not give",
+                remedy="write the address of the server itself, without ?pooler=transaction",
+            )
         try:
             self._connection = psycopg.connect(
                 **self._address.options, autocommit=True, prepare_threshold=None

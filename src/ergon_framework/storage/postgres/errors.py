@@ -63,6 +63,7 @@ _MAX_ATTEMPTS = {"40001": 5, "40P01": 5, "55P03": 2, "26000": 3, "42P05": 3, "0A
 """How often to begin a transaction that the server undid because of others: a conflict or a
 deadlock passes at once, a lock that was waited for in vain hardly ever. The last three: what was
 prepared on the connection is gone, or does not fit the tables any more."""
+_NOT_PREPARED = frozenset({"26000", "42P05"})
 _FULL = "53100"
 _FORBIDDEN = frozenset({"25006", "42501"})
 MISSING = frozenset({"42P01", "42703", "3F000"})
@@ -158,6 +159,13 @@ def translate(error: BaseException, name: str) -> StoreError:
             # Without a state the connection broke; 08 and 57P say the same. Only then may a commit
             # have happened.
             details={"is_lost": not state or state.startswith(("08", "57P"))},
+        )
+    if state in _NOT_PREPARED:
+        return StoreUnavailableError(
+            f"{name} does not know what was prepared there a moment ago: {text}",
+            remedy="if a pooler in transaction mode stands before the server, write"
+            " ?pooler=transaction in the URL",
+            details={"is_lost": False},
         )
     is_refused = state.startswith(_REFUSED) or (not state and isinstance(error, psycopg.DataError))
     return StoreError(

@@ -1,4 +1,7 @@
-"""PostgreSQL LISTEN/NOTIFY: one connection that listens, and the one thread that uses it."""
+"""PostgreSQL LISTEN/NOTIFY: one connection that listens, and the one thread that uses it.
+
+Behind a pooler in transaction mode nobody can listen, and those who wait look for themselves.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from psycopg import sql
 
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.notifier import LocalNotifier, LocalSubscription
 from ergon_framework.storage.postgres.pool import (
@@ -25,6 +29,8 @@ from ergon_framework.storage.postgres.pool import (
 logger = logging.getLogger("ergon.storage")
 
 RECONNECT_BACKOFF = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
+POLL_BACKOFF = Backoff(base=0.05, factor=2.0, cap=1.0)
+"""How long behind a pooler until those who wait are woken to look for themselves."""
 _LISTEN_TIMEOUT = 5.0  # seconds until a new channel is listened to, with a server that answers
 _CLOSE_TIMEOUT = 2.0  # seconds for the thread to end, which a frozen server may keep longer
 
@@ -178,6 +184,67 @@ class ListenNotifier:
         # After LISTEN: looking before it could miss what is written in between.
         for channel in late:
             self._local.notify(channel)
+
+
+class PollingNotifier:
+    """The subscriptions of one database behind a pooler, where nobody can listen.
+
+    Every subscriber is woken again and again, as if it had been notified: soon after this process
+    has changed something, and then less and less often.
+    """
+
+    def __init__(self) -> None:
+        self.own_payload = secrets.token_hex(8)
+        """The payload of a NOTIFY, for processes that do listen."""
+        self._begin()
+        renew_after_fork(self)
+
+    def _begin(self) -> None:
+        self._local = LocalNotifier()
+        self._lock = threading.Lock()
+        self._channels: set[str] = set()
+        self._rounds = 0  # without a change by this process
+        self._thread: threading.Thread | None = None
+        self._wakes = threading.Event()
+        self._closing = threading.Event()
+
+    def renew(self) -> None:
+        """In a process that was just forked: its threads and waiters stayed behind."""
+        self._begin()
+
+    def subscribe(self, channel: str) -> LocalSubscription:
+        """Subscribe to a channel; the thread starts with the first subscription."""
+        subscription = self._local.subscribe(channel)
+        with self._lock:
+            self._channels.add(channel)
+            if self._thread is None and not self._closing.is_set():
+                self._thread = SYSTEM_CLOCK.spawn("ergon-poll", self._serve)
+        self.changed()
+        return subscription
+
+    def changed(self) -> None:
+        """Note that this process has changed something: others may answer soon."""
+        if self._rounds > 1:
+            self._wakes.set()
+        self._rounds = 0
+
+    def close(self) -> None:
+        """Close every subscription and end the thread."""
+        self._closing.set()
+        self._wakes.set()
+        self._local.close()
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            self._wakes.wait(POLL_BACKOFF.delay(self._rounds, 0.5))
+            if self._wakes.is_set():  # wait anew, for a shorter time
+                self._wakes.clear()
+                continue
+            self._rounds += 1
+            with self._lock:
+                channels = tuple(self._channels)
+            for channel in channels:
+                self._local.notify(channel)
 
 
 def _notified(connection: Connection) -> set[tuple[str, str]]:

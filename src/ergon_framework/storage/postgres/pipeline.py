@@ -22,7 +22,7 @@ from psycopg.adapt import Dumper, Transformer
 from psycopg.pq import Format
 
 from ergon_framework.storage.postgres.errors import first_line
-from ergon_framework.storage.postgres.pool import Connection
+from ergon_framework.storage.postgres.pool import Connection, local_settings
 
 _HEAD = struct.Struct(">5i")
 _LENGTH = struct.Struct(">i").pack
@@ -195,6 +195,8 @@ class Pipeline:
         self.error: psycopg.Error | None = None
         self._pgconn = connection.pgconn
         self._prepared = _prepared.setdefault(connection, Prepared())
+        self._local_settings = local_settings(connection)
+        self._is_begun = False  # a transaction, on a connection that a pooler shares out
         self._waiting: deque[Result | None] = deque()  # None: the end of a segment
         self._is_after = False
         self._is_done = False  # all but what comes afterwards has been answered
@@ -233,6 +235,8 @@ class Pipeline:
         """Add a statement; nothing is sent before a result is read."""
         text, places = _placed(statement)
         given = values or {}
+        if self._local_settings is not None:
+            return self._execute_shared(text, [given[place] for place in places])
         # Prepared at its first use on each connection, so that the server parses a text once.
         name = self._prepared.names.get(statement)
         if name is None:
@@ -244,6 +248,32 @@ class Pipeline:
             name,
             [_encoded(value) for value in bound],
             [isinstance(value, Packed) for value in bound],
+            result_format=pq.Format.BINARY,
+        )
+        result = Result(self, b"")
+        self._waiting.append(result)
+        return result
+
+    def _execute_shared(self, text: bytes, values: Sequence[Any]) -> Result:
+        """Add a statement on a connection that is ours for this transaction alone.
+
+        Nothing is prepared, and the settings of a session are those of each transaction. Outside of
+        BEGIN and COMMIT, what is sent up to a sync is a transaction.
+        """
+        begins, is_first = text.startswith(b"BEGIN"), not self._waiting
+        if is_first and not (begins or self._is_begun or self._is_after):
+            self._send_shared(self._local_settings or b"", ())
+        result = self._send_shared(text, values)
+        if begins:
+            self._send_shared(self._local_settings or b"", ())
+        self._is_begun = begins or (self._is_begun and not text.startswith((b"COMMIT", b"ROLLB")))
+        return result
+
+    def _send_shared(self, text: bytes, values: Sequence[Any]) -> Result:
+        self._pgconn.send_query_params(
+            text,
+            [_encoded(value) for value in values],
+            param_formats=[isinstance(value, Packed) for value in values],
             result_format=pq.Format.BINARY,
         )
         result = Result(self, b"")

@@ -6,6 +6,7 @@ of the server.
 
 from __future__ import annotations
 
+import re
 import select
 import threading
 import time
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
 
@@ -109,8 +111,9 @@ def refuse_shared(found: Pooling, name: str) -> None:
         raise ConfigurationError(
             f"{name} is a pooler in transaction mode: settings, prepared statements and LISTEN of a"
             " connection would be somebody else's",
-            remedy="let the pooler have session mode for this user or database (pool_mode = session"
-            " in PgBouncer), or write the address of the server itself",
+            remedy="write ?pooler=transaction in the URL, and Ergon does without them; or let the"
+            " pooler have session mode for this user or database (pool_mode = session in"
+            " PgBouncer), or write the address of the server itself",
         )
 
 
@@ -171,6 +174,44 @@ a lock has to see what happened meanwhile."""
 _SESSION_TIMEOUTS = "SET statement_timeout = '60s'; SET idle_in_transaction_session_timeout = '60s'"
 
 
+_SETTING = re.compile(r"SET (\w+) = '?([\w ]+?)'?(?:;|$)")
+_DEFAULTS = (
+    "SELECT current_setting('default_transaction_isolation'), current_setting('synchronous_commit')"
+)
+_LOCAL_SETTINGS: WeakKeyDictionary[Connection, bytes] = WeakKeyDictionary()
+
+
+def as_local(settings: str) -> bytes:
+    """The statement that makes these settings (``SET a = b; …``) for one transaction."""
+    parts = [f"set_config('{name}', '{value}', true)" for name, value in _SETTING.findall(settings)]
+    return f"SELECT {', '.join(parts)}".encode()
+
+
+def local_settings(connection: Connection) -> bytes | None:
+    """What each transaction begins with, on a connection that a pooler shares out; None: nothing.
+
+    On such a connection nothing may be prepared.
+    """
+    return _LOCAL_SETTINGS.get(connection)
+
+
+def refuse_other_defaults(connection: Connection, name: str) -> None:
+    """Refuse a server whose defaults we would change, where each change may be somebody else's."""
+    [[isolation, synced]] = connection.execute(_DEFAULTS).fetchall()
+    wrong = []
+    if isolation != "read committed":
+        wrong.append("default_transaction_isolation = 'read committed'")
+    if synced not in ("on", "remote_apply"):
+        wrong.append("synchronous_commit = 'on'")
+    if wrong:
+        alter = "; ".join(f"ALTER ROLE {connection.info.user} SET {each}" for each in wrong)
+        raise ConfigurationError(
+            f"{name} has other defaults than Ergon needs, and behind a pooler in transaction mode"
+            " they cannot be changed for a connection",
+            remedy=f"run this as an administrator, and restart the pooler:  {alter}",
+        )
+
+
 class ConnectionPool:
     """At most ``size`` connections at once; idle ones stay open, and the latest is used first."""
 
@@ -190,6 +231,7 @@ class ConnectionPool:
         lock_timeout = f"SET lock_timeout = {round(timeouts.lock * 1000)}"
         settings = (SESSION_SETTINGS, lock_timeout, _SESSION_TIMEOUTS, on_connect)
         self._on_connect = "; ".join(settings).encode()
+        self._local_settings = as_local(f"{lock_timeout}; {_SESSION_TIMEOUTS}; {on_connect}")
         self._silent_until = float("-inf")
         self._silence = ("", "")
         """What was wrong, and what to do: it is said again until the server is asked again."""
@@ -272,9 +314,7 @@ class ConnectionPool:
             raise ours from error
         try:
             self._refuse_other_encoding(connection)
-            self._refuse_shared(connection)
-            with self.at_most(_SETUP_TIMEOUT, connection):
-                connection.execute(self._on_connect)
+            self._set_up(connection)
         except psycopg.Error as error:
             connection.close()
             raise self._translated(error) from error
@@ -282,6 +322,16 @@ class ConnectionPool:
             connection.close()
             raise
         return connection
+
+    def _set_up(self, connection: Connection) -> None:
+        if self._address.is_shared:
+            with self.at_most(_SETUP_TIMEOUT, connection):
+                refuse_other_defaults(connection, self._address.name)
+            _LOCAL_SETTINGS[connection] = self._local_settings
+            return
+        self._refuse_shared(connection)
+        with self.at_most(_SETUP_TIMEOUT, connection):
+            connection.execute(self._on_connect)
 
     def at_most(self, seconds: float, connection: Connection) -> Watched:
         """How long to wait for what is done on a connection."""

@@ -44,7 +44,7 @@ from ergon_framework.ports.factstore import (
     Reference,
 )
 from ergon_framework.storage.postgres.pipeline import Bigints, Bytes, Floats, Integers, Packed
-from ergon_framework.storage.postgres.pool import Connection
+from ergon_framework.storage.postgres.pool import Connection, local_settings
 
 _ANNOUNCE = "logs.announce"
 _BIGINT, _BYTEA, _FLOAT = 20, 17, 701
@@ -98,8 +98,11 @@ class PipelineExecutor:
     ) -> list[PGresult]:
         """One attempt at it; the answers to the transaction."""
         line = connection.pgconn
+        is_shared = local_settings(connection) is not None
+        is_planned = is_planned or is_shared
         # Outside of the pipeline: an error there would abort the transaction behind it.
-        self._prepare(connection, [] if is_planned else statements, meanwhile)
+        if not is_shared:  # else it would be prepared for somebody else
+            self._prepare(connection, [] if is_planned else statements, meanwhile)
         line.enter_pipeline_mode()
         try:
             for name, values in statements:
@@ -113,7 +116,10 @@ class PipelineExecutor:
             # on its own: its lock, which is one for the whole server, is not held while the facts
             # are synced.
             line.pipeline_sync()
-            line.send_query_prepared(_called(_ANNOUNCE), self._told)
+            if is_shared:
+                line.send_query_params(self._wordings[_ANNOUNCE], self._told)
+            else:
+                line.send_query_prepared(_called(_ANNOUNCE), self._told)
             line.pipeline_sync()
             answers, announced = _answers(line, meanwhile)
             line.exit_pipeline_mode()

@@ -187,7 +187,10 @@ class PostgresTransactions:
         # Ends by itself: each turn sets aside a row that the one before could not read.
         while True:
             try:
-                return self.database.run(whole)
+                found = self.database.run(whole)
+                if topics:
+                    self.database.changed()
+                return found
             except UnreadableRowError as error:  # of a transaction that changed nothing
                 self.set_aside([(error.key, str(error))])
 
@@ -294,6 +297,7 @@ class PostgresTransactions:
 
         if topics:
             self.database.run(whole)
+            self.database.changed()
 
     def notify_on_commit(self, tx: Tx, topics: Iterable[Topic]) -> None:
         """Wake them when the transaction that is open is committed."""
