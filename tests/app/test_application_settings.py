@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.jobs import job_settings, resolve_url
+from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import (
     ConfigurationError,
     JobError,
@@ -175,6 +176,21 @@ def test_any_queue_that_a_job_can_name_may_be_limited(tmp_path: Path, name: str)
     text = f"{STORE}\n[jobs.queues.{json.dumps(name, ensure_ascii=False)}]\nmax_active = 1\n"
     setup = job_settings(written(tmp_path, text), environ={})
     assert [*setup.jobs.queues] == [new_job("h", queue=name).queue] == [name]
+
+
+def test_a_queue_with_nothing_but_times_keeps_the_limits_that_an_operator_set(
+    tmp_path: Path,
+) -> None:
+    """A table that speaks of retention says nothing of limits; an empty one lifts them."""
+    text = f"{STORE}\n[jobs.queues.mails]\nfailed_ttl = 7776000\n[jobs.queues.other]\n"
+    setup = job_settings(written(tmp_path, text), environ={})
+    store = MemoryJobStore()
+    for name in ("mails", "other"):
+        store.set_queue(name, max_active=3)
+    setup.limit_queues(store)
+    assert [(each.name, each.max_active) for each in store.queues()] == [("mails", 3)]
+    assert setup.jobs.kept("mails", JobStatus.FAILED) == 7_776_000.0
+    assert setup.jobs.kept("mails", JobStatus.COMPLETED) == setup.jobs.result_ttl
 
 
 def test_defaults_without_any_section() -> None:

@@ -26,7 +26,7 @@ from ergon_framework.errors import (
     WiringError,
 )
 from ergon_framework.jobs.claims import MAX_CODE, MAX_MESSAGE, Claim, Settler
-from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settings import JobsSettings, QueueSettings
 from ergon_framework.jobs.store_thread import CHARGE_DELAY, HeldLeases
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import ClaimedJob, NewJob
@@ -105,6 +105,30 @@ def test_a_settlement_says_whose_it_is_and_what_is_kept() -> None:
     own = leased(result_ttl=8.0)
     seen = settler.event_of(Reply("j", Status.SUCCESS), own)
     assert settler.settle_claim(Claim(own), seen, 5.0, 1.0, b"1").keep == 8.0
+
+
+def test_a_queue_may_keep_its_jobs_for_times_of_its_own() -> None:
+    """By queue and state: the job's own time goes first, then its queue's, then all jobs'."""
+    settings = JobsSettings(
+        result_ttl=60.0,
+        failed_ttl=70.0,
+        cancelled_ttl=80.0,
+        max_attempts=1,
+        queues={"mails": QueueSettings(failed_ttl=7.0, result_ttl=0.0)},
+    )
+    settler = Settler(settings, "w")
+
+    def kept(status: Status, **fields: object) -> float | None:
+        job = leased(**fields)
+        seen = settler.event_of(Reply("j", status), job)
+        return settler.settle_claim(Claim(job), seen, 5.0, 1.0, b"1").keep
+
+    assert kept(Status.ERROR, queue="mails") == 7.0
+    assert kept(Status.SUCCESS, queue="mails") == 0.0
+    assert kept(Status.SUCCESS, queue="mails", result_ttl=9.0) == 9.0
+    assert (kept(Status.ERROR), kept(Status.SUCCESS)) == (70.0, 60.0)
+    assert settler.keep("mails", JobStatus.CANCELLED, None) == 80.0
+    assert settler.keep("mails", JobStatus.RETRYING, 9.0) is None
 
 
 def test_only_the_claim_that_was_settled_is_dropped() -> None:

@@ -69,8 +69,9 @@ class JobSetup:
 
     def limit_queues(self, store: JobAdmin) -> None:
         """Bring the limits of ``[jobs.queues.NAME]`` into the store, which all workers heed."""
-        for name in self.jobs.queues:
-            self._limit(store, name)
+        for name, own in self.jobs.queues.items():
+            if own.sets_limits:
+                self._limit(store, name)
 
     def limit_again(self, store: JobAdmin) -> Iterator[str]:
         """The same for queues that the store knows no limit of any more: the name of each, when it

@@ -151,6 +151,11 @@ class Settler:
         self._rule = settings.rule()
         self._give_up_on = settings.final_codes()
         self._result_ttl = settings.result_ttl
+        self._result_ttls = {  # of queues that have their own
+            name: each.result_ttl
+            for name, each in settings.queues.items()
+            if each.result_ttl is not None
+        }
         self._timeout = settings.timeout
 
     def rule_of(self, job: ClaimedJob | Job) -> JobRule:
@@ -202,7 +207,9 @@ class Settler:
             entry = _completed_entry(
                 self._quoted, transition.attempts, now, job.deliveries, seconds
             )
-            keep = self._result_ttl if job.result_ttl is None else job.result_ttl
+            keep = job.result_ttl
+            if keep is None:
+                keep = self._result_ttls.get(job.queue, self._result_ttl)
         else:
             snapshot = JobSnapshot(
                 JobStatus.ACTIVE,
@@ -218,7 +225,7 @@ class Settler:
             entry = self._entry(transition, now, job.deliveries, seconds, event=seen)
             if transition.status is not JobStatus.COMPLETED or transition.event == DISCARDED:
                 result = None
-            keep = self.keep(transition.status, job.result_ttl)
+            keep = self.keep(job.queue, transition.status, job.result_ttl)
         if self._encodes and result is not None:
             result = self._codec.encode_result(result)
         return Settlement(  # by position: this is done for each job, and by name it takes longer
@@ -262,20 +269,18 @@ class Settler:
             entry=self._entry(
                 transition, now, job.deliveries, None, lost_by=job.worker, event=seen
             ),
-            keep=self.keep(transition.status, job.result_ttl),
+            keep=self.keep(job.queue, transition.status, job.result_ttl),
             if_expired=if_expired,
             handler=job.handler,
             queue=job.queue,
             is_step=job.step is not None,
         )
 
-    def keep(self, status: JobStatus, result_ttl: float | None) -> float | None:
-        """How long a final job stays in the store."""
-        if status is JobStatus.COMPLETED:
-            return self._settings.result_ttl if result_ttl is None else result_ttl
-        if status is JobStatus.FAILED:
-            return self._settings.failed_ttl
-        return self._settings.cancelled_ttl if status is JobStatus.CANCELLED else None
+    def keep(self, queue: str, status: JobStatus, result_ttl: float | None) -> float | None:
+        """How long a final job stays in the store: its own time, its queue's, that of all jobs."""
+        if status is JobStatus.COMPLETED and result_ttl is not None:
+            return result_ttl
+        return self._settings.kept(queue, status)
 
     def _entry(
         self,

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from ergon_framework.core.failure import Kind
-from ergon_framework.core.job import JOB_RETRIES, JobRule
+from ergon_framework.core.job import JOB_RETRIES, JobRule, JobStatus
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.payload_codec import PLAIN, PayloadCodec
@@ -77,6 +77,10 @@ AfterFailure: TypeAlias = Literal["retry", "dead-letter"]
 Words = Annotated[Mapping[str, str], AfterValidator(FrozenDict)]
 
 
+RETENTION_KEYS = frozenset({"result_ttl", "failed_ttl", "cancelled_ttl"})
+"""What says how long ended jobs are kept, in ``[jobs]`` and in ``[jobs.queues.NAME]``."""
+
+
 class BackoffSettings(SettingsModel):
     """How the wait grows: ``base * multiplier**k`` up to ``cap``, give or take ``jitter``."""
 
@@ -113,12 +117,18 @@ class KeyLimitSettings(SettingsModel):
 
 
 class QueueSettings(SettingsModel):
-    """``[jobs.queues.NAME]``: limits of one queue, across all workers."""
+    """``[jobs.queues.NAME]``: limits of one queue, across all workers, and how long it keeps jobs.
+
+    A time that is not set is that of ``[jobs]``.
+    """
 
     max_active: Annotated[Count | None, OrNone] = None
     rate: Annotated[Positive | None, OrNone] = None
     burst: Count = 1
     per_key: KeyLimitSettings = KeyLimitSettings()
+    result_ttl: PositiveOrZero | None = None
+    failed_ttl: PositiveOrZero | None = None
+    cancelled_ttl: PositiveOrZero | None = None
 
     @property
     def has_limits(self) -> bool:
@@ -131,6 +141,11 @@ class QueueSettings(SettingsModel):
         named = ("max_active", "rate", "burst")
         own = {name: getattr(self, name) for name in named}
         return own | {f"key_{name}": getattr(self.per_key, name) for name in named}
+
+    @property
+    def sets_limits(self) -> bool:
+        """Whether it says anything about limits; a table without a key lifts them."""
+        return not self.model_fields_set or not self.model_fields_set <= RETENTION_KEYS
 
 
 GIVEN_UP = frozenset(
@@ -151,6 +166,12 @@ GIVEN_UP = frozenset(
 )
 """Codes of errors that trying again cannot mend, whatever else is given up on."""
 
+
+_KEPT_BY = {
+    JobStatus.COMPLETED: "result_ttl",
+    JobStatus.FAILED: "failed_ttl",
+    JobStatus.CANCELLED: "cancelled_ttl",
+}
 
 RetryPolicy: TypeAlias = RetrySettings | Mapping[str, Any]
 
@@ -227,6 +248,15 @@ class JobsSettings(SettingsModel):
         for the looking: what a dead worker held is moved on within ``lease``.
         """
         return 0.8 * self.lease
+
+    def kept(self, queue: str, status: JobStatus) -> float | None:
+        """Seconds that a job of this queue is kept when it has ended so; None: it has not ended."""
+        key = _KEPT_BY.get(status)
+        if key is None:
+            return None
+        own: float | None = getattr(self.queues.get(queue), key, None)
+        found: float = getattr(self, key) if own is None else own
+        return found
 
     def final_codes(self, retry: RetrySettings | None = None) -> frozenset[str]:
         """Codes of errors after which a job with this retry policy of its own is given up."""
