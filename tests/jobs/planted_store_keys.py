@@ -130,10 +130,10 @@ class TokenComesBack(Honest):
 class PruneFillsBuckets(Honest):
     """Forgets all keys with a prune, not only those with full buckets."""
 
-    def prune(self, limit: int) -> PruneResult:
+    def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
         for queue in self.ledger.queues:
             queue.key_buckets.clear()
-        return super().prune(limit)
+        return super().prune(limit, purges=purges)
 
 
 class KeysNeverHeal(Honest):

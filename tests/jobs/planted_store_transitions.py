@@ -523,16 +523,16 @@ class PurgesTheMoved(Honest):
 class SweepsAll(Honest):
     """Sweeps without a bound."""
 
-    def prune(self, limit: int) -> PruneResult:
-        return super().prune(10**9)
+    def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
+        return super().prune(10**9, purges=purges)
 
 
 class SweepsNoOutdated(Honest):
     """Leaves jobs that are outdated and not due for ever."""
 
-    def prune(self, limit: int) -> PruneResult:
+    def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
         self.ledger.expiring = type(self.ledger.expiring)()
-        return super().prune(limit)
+        return super().prune(limit, purges=purges)
 
 
 class RemembersTheDead(Honest):

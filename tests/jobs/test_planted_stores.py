@@ -14,6 +14,7 @@ from ergon_framework.testing.suites.jobstore import (
 )
 from tests.jobs import planted_store_flows as flows
 from tests.jobs import planted_store_keys as keys
+from tests.jobs import planted_store_retention as retention
 from tests.jobs import planted_store_rows as on_disk
 from tests.jobs import planted_store_transitions as moves
 from tests.jobs import planted_store_unique as unique
@@ -178,6 +179,17 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (flows.DoesNotParkJoins, "loaded_flow_can_be_retried"),
     (flows.LoadsAtTheEnd, "changed_flows_stay_where_they_stand"),
     (flows.DiscardsStepsToo, "changed_flows_stay_where_they_stand"),
+    (retention.RipeBeforeItsTime, "ripe_jobs_are_those_kept_long_enough"),
+    (retention.RipeHidesTheDead, "ripe_jobs_are_those_kept_long_enough"),
+    (retention.RipeWithoutResults, "ripe_jobs_are_those_kept_long_enough"),
+    (retention.RipeTakesThemOut, "ripe_jobs_are_those_kept_long_enough"),
+    (retention.RipeTakesAllOfThem, "ripe_jobs_come_in_slices"),
+    (moves.PurgesTheMoved, "ripe_job_that_came_back_is_not_purged"),
+    (retention.PrunesWhatIsToBeArchived, "prune_may_leave_what_is_to_be_archived"),
+    (retention.PrunesWhatIsToBeArchived, "prune_may_leave_flows_that_are_to_be_archived"),
+    (retention.RipeFlowsThatGoOn, "ripe_flows_are_those_kept_long_enough"),
+    (retention.DeletesFlowsWhole, "flow_is_deleted_in_slices"),
+    (retention.DeletesRetriedFlows, "flow_that_was_retried_is_not_deleted"),
 ]
 REQUIRED = {check.name for check in JOB_STORE_CHECKS if check.required}
 

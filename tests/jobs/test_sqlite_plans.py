@@ -57,6 +57,7 @@ LONG_LOOKS = {
     "steps": "the same",
     "flows": "it ends with a page, in the order of the table",
     "soonest": "it ends at the first few",
+    "ripe": "it looks through the few states of one unique key",
     "first_expiry": "it ends at the first of each",
     "next_lane_of_key": "the same, of two",
     "next_blocked": "the same, of three",
@@ -165,6 +166,12 @@ def test_statements_use_indexes(connection: sqlite3.Connection, name: str, state
             "kept_long_enough",
             "ergon_jobs_ended (stage=? AND queue=? AND status=? AND purge_at<?)",
         ),
+        (
+            "admin.sql",
+            "ripe",
+            "ergon_jobs_ended (stage=? AND queue=? AND status=? AND purge_at<?)",
+        ),
+        ("flows.sql", "ripe_flows", "ergon_flows_purge (purge_at>? AND purge_at<?)"),
         ("admin.sql", "next_ended", "ergon_jobs_ended (stage=? AND (queue,status)>(?,?))"),
         ("admin.sql", "outdated", "ergon_jobs_expiring (expires_at>? AND expires_at<?)"),
     ],
@@ -197,3 +204,50 @@ def test_searches_look_where_few_jobs_are(
     assert any(step in found for found in steps), steps
     if search.labels:
         assert not any("TEMP B-TREE" in found for found in steps), steps
+
+
+KEPT = """
+INSERT INTO ergon_jobs (
+    stage, status, fence, changed_at, purge_at, queue, executor, priority, run_at, id, handler,
+    created_at, args, kwargs
+)
+WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :number)
+SELECT
+    0, 'completed', n, 0.0, :purge_at + n, 'q' || (n % 3), '', 0, 0.0, :name || n, 'work', 0.0,
+    '[]', '{}'
+FROM numbers
+"""
+
+
+def instructions(connection: sqlite3.Connection, statement: str, values: object) -> int:
+    """How many instructions SQLite takes for a statement, in steps of ten."""
+    counted = [0]
+
+    def count() -> int:
+        counted[0] += 1
+        return 0
+
+    connection.set_progress_handler(count, 10)
+    connection.execute(statement, values).fetchall()  # type: ignore[arg-type]
+    connection.set_progress_handler(None, 0)
+    return counted[0]
+
+
+@pytest.mark.req("JOBS:store")
+def test_retention_reads_only_what_may_go(connection: sqlite3.Connection) -> None:
+    """It costs the same among a hundred jobs that are kept and among a hundred thousand."""
+    statements = load(SQL, "admin.sql")
+    costs = []
+    ripe = {"number": 30, "purge_at": 0.0, "name": "ripe"}
+    connection.execute(KEPT, ripe)
+    for number, name in ((100, "few"), (100_000, "many")):
+        connection.execute(KEPT, {"number": number, "purge_at": 1e9, "name": name})
+        looks = [
+            ("next_ended", ("", "")),
+            ("kept_long_enough", ("q1", "completed", 1e6, 5)),
+            ("ripe", ("q1", "completed", 1e6, 5)),
+            ("ripe", ("q1", "completed", 1e6, 500)),  # all there are
+        ]
+        costs.append([instructions(connection, statements[each], values) for each, values in looks])
+    assert all(abs(few - many) <= 1 for few, many in zip(*costs, strict=True)), costs
+    assert max(costs[0]) < 100

@@ -68,9 +68,9 @@ class Hanging(MemoryJobStore):
         self._refuse("heartbeat")
         super().heartbeat(record)
 
-    def prune(self, limit: int) -> Any:
+    def prune(self, limit: int, *, purges: bool = True) -> Any:
         self._refuse("prune")
-        return super().prune(limit)
+        return super().prune(limit, purges=purges)
 
     def _refuse(self, call: str) -> None:
         if call in self.refused:

@@ -265,8 +265,12 @@ def purge_flow(store: FullJobStore, flow_id: str) -> None:
     flows = flows_of(store)
     with hints_for(store):
         flows.purge(str(flow_id))
-    while flows.find(str(flow_id)) is not None:
-        store.prune(PURGED_AT_ONCE)
+    # Not by a prune, which would also delete what others keep until it is archived.
+    while (flow := flows.find(str(flow_id))) is not None:
+        while flows.delete(flow, PURGED_AT_ONCE):
+            pass
+        if not flow.status.is_final:
+            return  # somebody brought it back meanwhile
 
 
 def send_signal(store: FullJobStore, flow_id: str, name: str, value: Any) -> None:

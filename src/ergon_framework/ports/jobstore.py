@@ -496,10 +496,17 @@ class JobAdmin(Protocol):
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
         """Jobs that name this executor, could be claimed, and became due before that instant."""
 
-    def prune(self, limit: int) -> PruneResult:
+    def ripe(self, limit: int) -> list[Job]:
+        """Ended jobs that were kept long enough and are no steps of flows; it reads no others.
+
+        Those that go first, first, among the jobs of one queue and state.
+        """
+
+    def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
         """Retention: purge jobs kept long enough, end expired ones, forget dead workers.
 
-        Also makes jobs due again that wait for a limit key which is free.
+        Also makes jobs due again that wait for a limit key which is free. Without ``purges``, jobs
+        and flows that were kept long enough stay: they are to be archived first.
         """
 
 
@@ -581,6 +588,16 @@ class FlowStore(Protocol):
         """Let ``prune`` delete a flow that has ended, with its steps, however long it was kept.
 
         Raises JobNotFoundError, and JobStateError for a flow that has not ended.
+        """
+
+    def ripe(self, limit: int) -> list[Flow]:
+        """Flows that have ended and were kept long enough, those that go first, first."""
+
+    def delete(self, flow: Flow, limit: int) -> bool:
+        """Delete at most so many steps of a flow that was kept long enough, and at last the flow.
+
+        True: more of it is left. False: it is gone, or was changed since it was read; nothing of a
+        flow that was changed is deleted.
         """
 
     def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:

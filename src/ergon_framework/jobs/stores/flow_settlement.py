@@ -102,6 +102,15 @@ class FlowRow:
         )
 
 
+def is_as_read(row: FlowRow, flow: Flow, now: float) -> bool:
+    """Whether a flow may go that a caller has read: it was kept long enough, and nothing changed.
+
+    A flow that is retried has another instant of its last change.
+    """
+    is_unchanged = (row.purge_at, row.changed_at) == (flow.purge_at, flow.changed_at)
+    return is_unchanged and row.purge_at is not None and row.purge_at <= now
+
+
 class EarlySignal(NamedTuple):
     """A step that has just been released, and whose signal had come before."""
 

@@ -22,6 +22,7 @@ from ergon_framework.jobs.stores.flow_settlement import (
     Predecessor,
     Released,
     WaitingSignal,
+    is_as_read,
 )
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.jobs.stores.transitions import JobPosition
@@ -93,6 +94,9 @@ class FlowLedger(Protocol):
 
     def check_new(self, jobs: Sequence[NewJob], now: float) -> None:
         """Refuse jobs whose ids are taken."""
+
+    def purge_flow(self, flow_id: str, limit: int) -> int:
+        """Delete some steps of a flow, and with the last the flow itself."""
 
 
 class MemoryFlowTables:
@@ -289,6 +293,21 @@ class MemoryFlows:
         """Let retention delete a flow that has ended, with its steps."""
         with self._step() as ledger:
             ledger.moves(self._now()).purge(flow_id)
+
+    def ripe(self, limit: int) -> list[Flow]:
+        """Flows that have ended and were kept long enough."""
+        with self._step() as ledger:
+            found = ledger.flow_book.due(self._now())
+            found.sort(key=lambda row: row.purge_at or 0.0)
+            return [row.flow() for row in found[:limit]]
+
+    def delete(self, flow: Flow, limit: int) -> bool:
+        """Delete some steps of a flow that was kept long enough, and at last the flow."""
+        with self._step() as ledger:
+            row = ledger.flow_book.flows.get(flow.id)
+            if row is None or not is_as_read(row, flow, self._now()):
+                return False
+            return ledger.purge_flow(flow.id, limit) >= limit
 
     def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
         """Complete the step that waits for a signal, or keep the value for the first that will."""

@@ -364,13 +364,19 @@ class Ledger:
         """Delete flows that were kept long enough, with their steps; how many steps."""
         purged = 0
         for row in self.flow_book.due(now):
-            for key in list(self.flow_book.steps.get(row.id, ()))[: limit - purged]:
-                self.remove(self.records[key])
-                purged += 1
+            purged += self.purge_flow(row.id, limit - purged)
             if purged >= limit:
                 break
-            self.flow_book.drop(row.id)
         return purged
+
+    def purge_flow(self, flow_id: str, limit: int) -> int:
+        """Delete at most so many steps of a flow, and with fewer the flow itself; how many."""
+        keys = list(self.flow_book.steps.get(flow_id, ()))[:limit]
+        for key in keys:
+            self.remove(self.records[key])
+        if len(keys) < limit:
+            self.flow_book.drop(flow_id)
+        return len(keys)
 
     def keep(self, record: Record) -> None:
         """A job that became a step is kept as long as its flow."""
@@ -477,14 +483,18 @@ class Ledger:
         """Forget a job that was kept long enough, unless it holds its unique key for longer."""
         record = self.records[key]
         rule = record.new.unique
-        is_last = self.takers.get(record.new.unique_key or "") is record
-        if rule is None or not is_last or not record.holds_key(now):
+        if rule is None or not self.keeps_key(record, now):
             self.remove(record)
             return True
         record.purge_at = rule.until(record.created_at)
         if record.purge_at is not None:
             self.leaving.push(key, (record.purge_at,))
         return False
+
+    def keeps_key(self, record: Record, now: float) -> bool:
+        """Whether a job that has ended holds its unique key still."""
+        is_last = self.takers.get(record.new.unique_key or "") is record
+        return record.new.unique is not None and is_last and record.holds_key(now)
 
     def remove(self, record: Record) -> None:
         """Forget a job."""

@@ -309,14 +309,30 @@ class MemoryJobStore:
             found = (each.job() for each in due if each.new.executor == executor)
             return list(islice(found, limit))
 
-    def prune(self, limit: int) -> PruneResult:
+    def ripe(self, limit: int) -> list[Job]:
+        """Ended jobs that were kept long enough and are no steps of flows."""
+        with self.step() as ledger:
+            now = self.now()
+            due: list[Record] = []
+            found: list[Record] = []
+            while len(found) < limit and _first_before(ledger.leaving.first(), now):
+                record = ledger.records[ledger.leaving.pop()]
+                due.append(record)
+                if not ledger.keeps_key(record, now):
+                    found.append(record)
+            for record in due:
+                ledger.leaving.push(record.key, (record.purge_at or now,))
+            return [record.job() for record in found]
+
+    def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
         """Purge what has been kept long enough, end what is outdated, forget dead workers."""
         with self.step() as ledger:
             now = self.now()
             purged = outdated = 0
-            while purged < limit and _first_before(ledger.leaving.first(), now):
+            while purges and purged < limit and _first_before(ledger.leaving.first(), now):
                 purged += ledger.purge_due(ledger.leaving.pop(), now)
-            purged += ledger.purge_flows(now, limit - purged)
+            if purges:
+                purged += ledger.purge_flows(now, limit - purged)
             ledger.go_on_with_flows(now)
             ledger.queues.shorten_key_waits(now)
             while purged + outdated < limit and _first_before(ledger.expiring.first(), now):
@@ -326,9 +342,8 @@ class MemoryJobStore:
             dead = [each.id for each in self._workers.values() if each.seen_at < oldest]
             for worker in dead:
                 del self._workers[worker]
-            is_more = any(
-                _first_before(heap.first(), now) for heap in (ledger.leaving, ledger.expiring)
-            )
+            heaps = (ledger.leaving, ledger.expiring) if purges else (ledger.expiring,)
+            is_more = any(_first_before(heap.first(), now) for heap in heaps)
             return PruneResult(purged, outdated, len(dead), is_more)
 
     # ---- schedules ------------------------------------------------------------------------------

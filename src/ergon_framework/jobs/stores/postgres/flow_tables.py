@@ -484,10 +484,17 @@ def purge_flows(tx: Tx, limit: int) -> int:
     purged = 0
     due = tx.execute(_SQL["kept_long_enough"], {"limit": limit}).fetchall()
     for (flow_id,) in due:
-        values = {"flow_id": flow_id, "limit": limit - purged}
-        purged += tx.execute(_SQL["purge_steps"], values).rowcount
+        purged += purge_flow(tx, flow_id, limit - purged)
         if purged >= limit:
             break
+    return purged
+
+
+def purge_flow(tx: Tx, flow_id: str, limit: int) -> int:
+    """Delete at most so many steps of a flow, and with fewer the flow itself; how many."""
+    values = {"flow_id": flow_id, "limit": limit}
+    purged = tx.execute(_SQL["purge_steps"], values).rowcount
+    if purged < limit:
         for statement in ("purge_joins", "purge_work", "purge_flow"):
             tx.execute(_SQL[statement], values)
     return purged

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from ergon_framework.core.flow import FlowEvent, FlowStatus
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.flow_settlement import flow_taken
-from ergon_framework.jobs.stores.postgres.flow_tables import StepSettlement, flow_row
+from ergon_framework.jobs.stores.flow_settlement import flow_taken, is_as_read
+from ergon_framework.jobs.stores.postgres.flow_tables import StepSettlement, flow_row, purge_flow
 from ergon_framework.jobs.stores.postgres.insert import ExternalInsert, refuse_twins, taken
 from ergon_framework.jobs.stores.postgres.settle import Effects, lock_keys, shorten, wake
 from ergon_framework.jobs.stores.postgres.statements import statements, texts
@@ -124,6 +124,25 @@ class PostgresFlows:
     def purge(self, flow_id: str) -> None:
         """Let retention delete a flow that has ended, with its steps."""
         self._write(lambda steps: steps.flows.purge(flow_id))
+
+    def ripe(self, limit: int) -> list[Flow]:
+        """Flows that have ended and were kept long enough."""
+        rows = self._transactions.read(
+            lambda tx: tx.execute(_SQL["ripe_flows"], {"limit": limit}).fetchall()
+        )
+        return [flow_row(row).flow() for row in rows]
+
+    def delete(self, flow: Flow, limit: int) -> bool:
+        """Delete some steps of a flow that was kept long enough, and at last the flow."""
+
+        def work(tx: Tx) -> bool:
+            found, now = tx.execute(_SQL["lock_flow"], {"id": flow.id}), tx.execute(_SQL["now"])
+            rows = found.fetchall()
+            if not rows or not is_as_read(flow_row(rows[0]), flow, now.fetchall()[0][0]):
+                return False
+            return purge_flow(tx, flow.id, limit) >= limit
+
+        return self._transactions.stepwise(work, "sweep")
 
     def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
         """Complete the step that waits for a signal, or keep the value for the first that will."""

@@ -453,14 +453,20 @@ class PostgresJobStore:
         """Delete final jobs that have not been moved since they were read."""
         return self.transactions.stepwise(lambda tx: admin.purge(tx, jobs), "desk") if jobs else 0
 
-    def prune(self, limit: int) -> PruneResult:
+    def ripe(self, limit: int) -> list[Job]:
+        """Ended jobs that were kept long enough and are no steps of flows."""
+        return self.transactions.readable(_ADMIN["ripe"], {"limit": limit})
+
+    def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
         """Purge what has been kept long enough, end what is outdated, forget dead workers.
 
         Also makes jobs due again that wait for a limit key which is free.
         """
         # In several short commits: claims of all workers wait for rows that a long one holds.
-        purged = self.transactions.stepwise(lambda tx: admin.purge_due(tx, limit), "sweep")
-        if purged < limit:
+        purged = 0
+        if purges:
+            purged = self.transactions.stepwise(lambda tx: admin.purge_due(tx, limit), "sweep")
+        if purges and purged < limit:
             purged += self.transactions.stepwise(
                 lambda tx: purge_flows(tx, limit - purged), "sweep"
             )

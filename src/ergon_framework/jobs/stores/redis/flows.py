@@ -68,6 +68,7 @@ _GO_ON = script("frozen", *JOBS, "go_on")
 _COUNT = script("rows", "count")
 _DECIDE = script("frozen", *JOBS, "decide")
 _PURGE = script("frozen", *JOBS, "purge_flow")
+_DELETE = script("frozen", *JOBS, "delete", "delete_flow")
 _SIGNAL = script("frozen", *JOBS, "signal")
 _LOAD = script("rows", "strip_flow", "load_flows")
 _DISCARD = script("rows", "strip_flow", "discard_flows")
@@ -263,6 +264,17 @@ class RedisFlows:
             raise no_flow(flow_id)
         if kind == b"no":
             raise flow_goes_on(found)
+
+    def ripe(self, limit: int) -> list[Flow]:
+        """Flows that have ended and were kept long enough."""
+        words = ("-inf", self._transactions.now(), "LIMIT", 0, limit)
+        ids = self._transactions.call("ZRANGEBYSCORE", "flow:purging", *words)
+        return list(self._flows([each.decode() for each in ids]))
+
+    def delete(self, flow: Flow, limit: int) -> bool:
+        """Delete some steps of a flow that was kept long enough, and at last the flow."""
+        words = (flow.id, flow.purge_at, flow.changed_at, min(limit, PAGE))
+        return bool(self._transactions.write(_DELETE, "sweep", *words))
 
     def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
         """Complete the step that waits for a signal, or keep the value for the first that will."""

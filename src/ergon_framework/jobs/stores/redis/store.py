@@ -267,11 +267,15 @@ class RedisJobStore:
 
     def expired_leases(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
-        found, odd, _ = self.transitions.look("overdue", None, limit, None)
+        return self._readable("overdue", limit)
+
+    def _readable(self, where: str, limit: int, wanted: tuple[Any, ...] | None = None) -> list[Job]:
+        """Jobs of one place; rows that cannot be read are set aside."""
+        found, odd, _ = self.transitions.look(where, None, limit, wanted)
         # Set aside until a look finds none: else they would be found first at each look.
         while odd and not self.transactions.is_read_only:
             self.transitions.set_aside(odd)
-            found, odd, _ = self.transitions.look("overdue", None, limit, None)
+            found, odd, _ = self.transitions.look(where, None, limit, wanted)
         return [job for _, job in found]
 
     def find(self, job_id: str) -> Job | None:
@@ -408,7 +412,11 @@ class RedisJobStore:
             purged += self.transactions.write(_PURGE, "desk", wire)
         return purged
 
-    def prune(self, limit: int) -> PruneResult:
+    def ripe(self, limit: int) -> list[Job]:
+        """Ended jobs that were kept long enough and are no steps of flows."""
+        return self._readable("ripe", min(limit, MAX_BATCH), (MAX_BATCH_BYTES,))
+
+    def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
         """Purge what has been kept long enough, end what is outdated, forget dead workers.
 
         Also makes jobs due again that wait for a limit key which is free.
@@ -417,14 +425,15 @@ class RedisJobStore:
         # One bounded script after the other, so that other clients get in between.
         while purged + ended < limit:
             most = min(MAX_BATCH, limit - purged - ended)
-            some_purged, forgotten, some_ended = self._sweep(most)
+            some_purged, forgotten, some_ended = self._sweep(most, purges)
             purged, ended, workers = purged + some_purged, ended + some_ended, workers + forgotten
             if some_purged + some_ended < most:
                 break
         return PruneResult(purged, ended, workers, purged + ended >= limit)
 
-    def _sweep(self, most: int) -> tuple[int, int, int]:
-        head, data = self.transactions.write(_PRUNE, "sweep", most, WORKER_FORGOTTEN_AFTER)
+    def _sweep(self, most: int, purges: bool) -> tuple[int, int, int]:
+        words = (most, WORKER_FORGOTTEN_AFTER, purges)
+        head, data = self.transactions.write(_PRUNE, "sweep", *words)
         purged, forgotten, ids = _swept(head)
         return purged, forgotten, self.transitions.end_outdated(ids, data, "sweep")
 

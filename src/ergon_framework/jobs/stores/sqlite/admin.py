@@ -141,10 +141,12 @@ def _queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     return listed(counted, retrying, settings, now)
 
 
-def prune(tx: Tx, limit: int) -> PruneResult:
+def prune(tx: Tx, limit: int, *, purges: bool) -> PruneResult:
     """Purge, end what is outdated, forget dead workers, and wake jobs whose limit key is free."""
-    purged = _purge_due(tx, limit)
-    purged += purge_flows(tx, limit - purged)
+    purged = 0
+    if purges:
+        purged = _purge_due(tx, limit)
+        purged += purge_flows(tx, limit - purged)
     tx.flows.do_slice()
     outdated = _end_outdated(tx, limit - purged)
     tx.cursor.execute(_SQL["forget_workers"], (tx.now - WORKER_FORGOTTEN_AFTER,))
@@ -167,7 +169,7 @@ def purge(tx: Tx, jobs: Sequence[Job]) -> int:
 
 def _purge_due(tx: Tx, limit: int) -> int:
     seqs: list[int] = []
-    for queue, status in _groups(tx):
+    for queue, status in groups(tx.cursor):
         if len(seqs) >= limit:
             break
         values = (queue, status, tx.now, limit - len(seqs))
@@ -184,9 +186,10 @@ def _is_kept(tx: Tx, seq: int) -> bool:
     return tx.cursor.execute(_SQL["keep_holder"], (seq, tx.now)).rowcount == 1
 
 
-def _groups(tx: Tx) -> Iterator[tuple[str, str]]:
+def groups(cursor: sqlite3.Cursor) -> Iterator[tuple[str, str]]:
+    """The queues and states in which jobs have ended."""
     group = ("", "")
-    while row := tx.cursor.execute(_SQL["next_ended"], group).fetchone():
+    while row := cursor.execute(_SQL["next_ended"], group).fetchone():
         group = row
         yield group
 

@@ -190,12 +190,19 @@ def flow_row(row: tuple[Any, ...]) -> FlowRow:
 
 def purge_flows(tx: StepTransaction, limit: int) -> int:
     """Delete flows that were kept long enough, with their steps; at most so many steps."""
-    cursor, purged = tx.cursor, 0
-    due = cursor.execute(_SQL["flows_kept_long_enough"], (tx.now, limit)).fetchall()
+    purged = 0
+    due = tx.cursor.execute(_SQL["flows_kept_long_enough"], (tx.now, limit)).fetchall()
     for (flow_id,) in due:
-        purged += cursor.execute(_SQL["purge_steps"], (flow_id, limit - purged)).rowcount
+        purged += purge_flow(tx, flow_id, limit - purged)
         if purged >= limit:
             break
-        cursor.execute(_SQL["purge_joins"], (flow_id,))
-        cursor.execute(_SQL["purge_flow"], (flow_id,))
+    return purged
+
+
+def purge_flow(tx: StepTransaction, flow_id: str, limit: int) -> int:
+    """Delete at most so many steps of a flow, and with fewer the flow itself; how many."""
+    purged = tx.cursor.execute(_SQL["purge_steps"], (flow_id, limit)).rowcount
+    if purged < limit:
+        tx.cursor.execute(_SQL["purge_joins"], (flow_id,))
+        tx.cursor.execute(_SQL["purge_flow"], (flow_id,))
     return purged

@@ -8,7 +8,8 @@ from typing import Any
 
 from ergon_framework.core.flow import FlowEvent, FlowStatus
 from ergon_framework.jobs.stores.documents import text_of
-from ergon_framework.jobs.stores.sqlite.flow_tables import flow_row
+from ergon_framework.jobs.stores.flow_settlement import is_as_read
+from ergon_framework.jobs.stores.sqlite.flow_tables import flow_row, purge_flow
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
@@ -86,6 +87,25 @@ class SqliteFlows:
     def purge(self, flow_id: str) -> None:
         """Let retention delete a flow that has ended, with its steps."""
         self._transactions.write(lambda tx: tx.flows.purge(flow_id), "desk")
+
+    def ripe(self, limit: int) -> list[Flow]:
+        """Flows that have ended and were kept long enough."""
+        values = (self._transactions.now(), limit)
+        rows = self._transactions.read(
+            lambda cursor: cursor.execute(_SQL["ripe_flows"], values).fetchall()
+        )
+        return [flow_row(row).flow() for row in rows]
+
+    def delete(self, flow: Flow, limit: int) -> bool:
+        """Delete some steps of a flow that was kept long enough, and at last the flow."""
+
+        def work(tx: Tx) -> bool:
+            row = tx.cursor.execute(_SQL["flow"], (flow.id,)).fetchone()
+            if row is None or not is_as_read(flow_row(row), flow, tx.now):
+                return False
+            return purge_flow(tx, flow.id, limit) >= limit
+
+        return self._transactions.write(work, "sweep")
 
     def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
         """Complete the step that waits for a signal, or keep the value for the first that will."""

@@ -300,12 +300,22 @@ class SqliteJobStore:
         """Delete final jobs that have not been moved since they were read."""
         return self.transactions.write(lambda tx: admin.purge(tx, jobs), "desk")
 
-    def prune(self, limit: int) -> PruneResult:
+    def ripe(self, limit: int) -> list[Job]:
+        """Ended jobs that were kept long enough and are no steps of flows."""
+        found: list[Job] = []
+        for queue, status in self.transactions.read(lambda cursor: list(admin.groups(cursor))):
+            if len(found) >= limit:
+                break
+            values = (queue, status, self.now(), limit - len(found))
+            found += self.transactions.readable(_ADMIN["ripe"], values)
+        return found
+
+    def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
         """Purge what has been kept long enough, end what is outdated, forget dead workers.
 
         Also makes jobs due again that wait for a limit key which is free.
         """
-        return self.transactions.write(lambda tx: admin.prune(tx, limit), "sweep")
+        return self.transactions.write(lambda tx: admin.prune(tx, limit, purges=purges), "sweep")
 
     # ---- queues ---------------------------------------------------------------------------------
 

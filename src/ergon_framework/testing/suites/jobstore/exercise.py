@@ -17,6 +17,7 @@ from ergon_framework.testing.suites.jobstore import (
     leases,
     limits,
     records,
+    retention,
     schedules,
     settle,
     subscriptions,
@@ -47,6 +48,7 @@ JOB_STORE_CHECKS: tuple[Check[JobStoreSubject], ...] = (
     *unreadable.CHECKS,
     *records.CHECKS,
     *flows.CHECKS,
+    *retention.CHECKS,
 )
 
 

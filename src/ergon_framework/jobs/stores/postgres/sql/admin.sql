@@ -190,6 +190,27 @@ WHERE ctid = ANY(ARRAY(SELECT spot FROM doomed)) AND NOT (
     )
 );
 
+-- ripe: the same jobs with all that they have
+WITH RECURSIVE groups (queue, status) AS (
+    (SELECT queue, status FROM ergon_jobs WHERE stage = 0 ORDER BY queue, status LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM groups AS g CROSS JOIN LATERAL (
+        SELECT queue, status FROM ergon_jobs
+        WHERE stage = 0 AND (queue, status) > (g.queue, g.status) ORDER BY queue, status LIMIT 1
+    ) AS n
+)
+SELECT d.* FROM groups AS g CROSS JOIN LATERAL (
+    SELECT {columns} FROM ergon_jobs AS j
+    WHERE stage = 0 AND queue = g.queue AND status = g.status AND purge_at <= {now} AND NOT (
+        (SELECT EXISTS (SELECT 1 FROM ergon_job_keys)) AND EXISTS (
+            SELECT 1 FROM ergon_job_keys AS k
+            WHERE k.job = j.seq AND k.until > {now}
+                AND position('"' || j.status || '"' IN k.states) > 0
+        )
+    )
+    ORDER BY purge_at LIMIT %(limit)s
+) AS d LIMIT %(limit)s;
+
 -- outdated: those that were not started in time; nobody moves them before this transaction ends
 SELECT seq, id, status, fence, attempts, deliveries, excused, {now} FROM ergon_jobs
 WHERE stage > 1 AND expires_at IS NOT NULL AND expires_at <= {now}

@@ -237,6 +237,13 @@ VALUES (%(target)s, %(flow_id)s, %(kind)s, %(after)s);
 SELECT id FROM ergon_flows WHERE purge_at IS NOT NULL AND purge_at <= {now}
 ORDER BY purge_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
 
+-- ripe_flows: flows whose steps may go, whole
+SELECT
+    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
+    name, created_at, changed_at, plan
+FROM ergon_flows WHERE purge_at IS NOT NULL AND purge_at <= {now}
+ORDER BY purge_at LIMIT %(limit)s;
+
 -- purge_steps: some steps of a flow
 DELETE FROM ergon_jobs WHERE ctid = ANY(ARRAY(
     SELECT ctid FROM ergon_jobs

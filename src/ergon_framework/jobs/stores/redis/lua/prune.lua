@@ -1,8 +1,8 @@
 -- Purge what has been kept long enough, forget workers, let go who waits for a free limit key, go on
--- with flows, and tell which jobs are outdated. In: now, how many, and for how long a silent worker is
--- remembered.
+-- with flows, and tell which jobs are outdated. In: now, how many, for how long a silent worker is
+-- remembered, and whether jobs and flows may be purged.
 
-local most = args[2]
+local most, purges = args[2], args[4]
 
 local function due(key, number)
   local found = call("ZRANGEBYSCORE", key, "-inf", now, "LIMIT", 0, number)
@@ -26,13 +26,14 @@ for _, id in ipairs(purged) do
     line_up(job, true)
     changed[id] = job
     number = number - 1
-  elseif job then
+  elseif job and purges then
     remove(job)
   end
 end
 flush()
 
-if number < most and call("EXISTS", FLOWS) == 1 then
+if not purges then number = 0 end
+if purges and number < most and call("EXISTS", FLOWS) == 1 then
   number = number + flows().purge(most - number, remove)
 end
 if call("EXISTS", WORK) == 1 then flows().do_slice() end

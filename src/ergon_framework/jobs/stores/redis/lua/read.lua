@@ -1,7 +1,7 @@
--- Look at jobs. In: now, where to look (``ids``, ``overdue``, ``named``, ``after``, ``flow:`` with its
--- id, ``tag:`` with it, or a set by order of adding), the ids, the executor or the number to begin at, how many, and
--- what must match; for ``named``, before when they became due; for ``after``, how many bytes there
--- may be.
+-- Look at jobs. In: now, where to look (``ids``, ``overdue``, ``ripe``, ``named``, ``after``, ``flow:``
+-- with its id, ``tag:`` with it, or a set by order of adding), the ids, the executor or the number to
+-- begin at, how many, and what must match; for ``named``, before when they became due; for ``after`` and
+-- ``ripe``, how many bytes there may be.
 
 local where, from, most, wanted = args[2], args[3], args[4], args[5]
 local ids, last = {}, false
@@ -38,9 +38,22 @@ elseif where == "named" then
       look_into(due_of_key(key, lane))
     end
   end
-elseif where == "after" then
-  local size = 0
-  for n, id in ipairs(call("ZRANGEBYSCORE", ALL, "(" .. from, "+inf", "LIMIT", 0, most)) do
+elseif where == "after" or where == "ripe" then
+  local size, found = 0, nil
+  if where == "ripe" then
+    found = call("ZRANGEBYSCORE", PURGING, "-inf", now, "LIMIT", 0, most)
+    local free = {} -- without those that hold a unique key still: they are kept until they do no more
+    for _, each in ipairs(found) do
+      local id = id_in_tag(each)
+      local job = job_of(id)
+      local taker = job and job[UNIQUE_KEY] ~= "" and taker_of(job[UNIQUE_KEY])
+      if not (taker and taker[1] == id and still_holds(taker, job)) then free[#free + 1] = id end
+    end
+    found = free
+  else
+    found = call("ZRANGEBYSCORE", ALL, "(" .. from, "+inf", "LIMIT", 0, most)
+  end
+  for n, id in ipairs(found) do
     size = size + call("HSTRLEN", BODY, id) + call("HSTRLEN", TALE, id)
     if n > 1 and size > wanted[1] then break end
     ids[n] = id

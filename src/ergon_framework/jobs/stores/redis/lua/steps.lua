@@ -724,27 +724,41 @@ local function open_book()
     return true
   end
 
+  -- Delete at most so many steps of a flow, and with fewer the flow itself; how many, and whether
+  -- nothing is left of it.
+  function book.purge_one(id, most, remove)
+    local tags = call("ZRANGE", STEPS .. id, 0, most - 1)
+    for n, step in ipairs(ids_of(tags)) do
+      local job = job_of(step)
+      if job then
+        remove(job)
+      else -- it was set aside, and goes with its flow
+        rank(STEPS .. id, tags[n], false)
+        rank(ALL, step, false)
+        put_place(step, false)
+        gone[step], notes[step], unlabelled[step] = true, false, tags[n]
+      end
+    end
+    flush()
+    return #tags, #tags < most and drop_flow(id, most)
+  end
+
   -- Delete flows that were kept long enough, with their steps, of which at most so many; how many.
   function book.purge(most, remove)
     local purged = 0
     for _, id in ipairs(call("ZRANGEBYSCORE", FLOW_PURGING, "-inf", now, "LIMIT", 0, most)) do
-      local tags = call("ZRANGE", STEPS .. id, 0, most - purged - 1)
-      for n, step in ipairs(ids_of(tags)) do
-        local job = job_of(step)
-        if job then
-          remove(job)
-        else -- it was set aside, and goes with its flow
-          rank(STEPS .. id, tags[n], false)
-          rank(ALL, step, false)
-          put_place(step, false)
-          gone[step], notes[step], unlabelled[step] = true, false, tags[n]
-        end
-      end
-      flush()
-      purged = purged + #tags
-      if purged >= most or not drop_flow(id, most) then break end
+      local number, is_gone = book.purge_one(id, most - purged, remove)
+      purged = purged + number
+      if not is_gone then break end
     end
     return purged
+  end
+
+  -- Whether a flow was kept long enough, and was not changed since it was read.
+  function book.is_as_read(id, purge_at, changed_at)
+    local flow = flow_of(id)
+    if not flow or not flow[FLOW_PURGE_AT] or flow[FLOW_PURGE_AT] > now then return false end
+    return flow[FLOW_PURGE_AT] == purge_at and flow[MOVED_AT] == changed_at
   end
 
   return book

@@ -1,0 +1,161 @@
+"""Checks of what archives ask of a store: which jobs and flows may go, and deleting just those."""
+
+from __future__ import annotations
+
+from ergon_framework.core.flow import FlowStatus, RetryFlow
+from ergon_framework.core.job import CancelRequested, JobStatus, RequeueRequested
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_client import EnqueuedFlow, flows_of
+from ergon_framework.ports.flow import Flow, step_id
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.testing.suites.drivers import START
+from ergon_framework.testing.suites.framework import Check, expect, fail, register
+from ergon_framework.testing.suites.jobstore.subject import (
+    DAY,
+    FAILS_FOR_GOOD,
+    SUCCEEDED,
+    JobStoreSubject,
+    ids_of,
+    same,
+)
+
+CHECKS: list[Check[JobStoreSubject]] = []
+check = register(CHECKS)
+
+
+def _ended_chain(s: JobStoreSubject, *parts: str, keep: float) -> EnqueuedFlow:
+    flow = JobClient(store=s.store).chain(*parts).enqueue()
+    for number in range(1, len(parts) + 1):
+        s.ended(step_id(flow, number), keep=keep, result=b"1")
+    return flow
+
+
+def _ripe_flow(s: JobStoreSubject, flow_id: str) -> Flow:
+    found = {flow.id: flow for flow in flows_of(s.store).ripe(100)}
+    return found[flow_id] if flow_id in found else fail(f"the flow {flow_id!r} may not go")
+
+
+@check()
+def ripe_jobs_are_those_kept_long_enough(s: JobStoreSubject) -> None:
+    """Of every queue and every end, as they are; nothing else is among them, and they stay."""
+    s.put("done", "long", "ever", result_ttl=5.0, tags=("a",), args=b"[1]")
+    s.ended("done", keep=10.0, result=b"1")
+    s.ended("long", keep=100.0)
+    s.ended("ever", keep=None)
+    s.put("dead", queue="q")
+    s.ended("dead", FAILS_FOR_GOOD, keep=10.0)
+    s.put("off", "waits")
+    s.must(s.get("off"), CancelRequested(), keep=10.0)
+    same(ids_of(s.store.ripe(100)), [], "before their time")
+    s.clock.forward(11.0)
+    found = {job.id: job for job in s.store.ripe(100)}
+    same(sorted(found), ["dead", "done", "off"], "those that may go")
+    same(found["done"], s.get("done"), "one of them")
+    same(s.store.count(Search()), 6, "jobs in the store")
+    same(sorted(ids_of(s.store.ripe(100))), ["dead", "done", "off"], "the second time")
+
+
+@check()
+def ripe_jobs_come_in_slices(s: JobStoreSubject) -> None:
+    """No more at a time than asked for, and those that go first, first."""
+    s.put(*(f"job-{n}" for n in range(5)))
+    for n in range(5):
+        s.ended(f"job-{n}", keep=50.0 - n)
+    s.clock.forward(60.0)
+    found = s.store.ripe(2)
+    same(ids_of(found), ["job-4", "job-3"], "the first two")
+    same(s.store.purge(found), 2, "purged")
+    same(ids_of(s.store.ripe(9)), ["job-2", "job-1", "job-0"], "the rest")
+
+
+@check()
+def ripe_job_that_came_back_is_not_purged(s: JobStoreSubject) -> None:
+    """Somebody sent it back after it was read to be archived; also when it has failed once more."""
+    s.put("a", "b", "c")
+    for job_id in ("a", "b", "c"):
+        s.ended(job_id, FAILS_FOR_GOOD, keep=1.0)
+    s.clock.forward(2.0)
+    read = s.store.ripe(9)
+    for job_id in ("a", "b"):
+        s.must(s.get(job_id), RequeueRequested())
+    s.ended("a", FAILS_FOR_GOOD, keep=100.0)
+    same(s.store.purge(read), 1, "purged")
+    left = (JobStatus.FAILED, JobStatus.PENDING, None)
+    same((s.status("a"), s.status("b"), s.store.find("c")), left, "what is left")
+    same(ids_of(s.store.ripe(9)), [], "what may go")
+
+
+@check()
+def prune_may_leave_what_is_to_be_archived(s: JobStoreSubject) -> None:
+    """It ends what is outdated and deletes no job and no flow."""
+    s.put("done")
+    s.ended("done", keep=1.0)
+    s.put("late", expires_at=START + 5.0)
+    s.clock.forward(10.0)
+    found = s.store.prune(100, purges=False)
+    same((found.purged, found.outdated, found.more), (0, 1, False), "purged, outdated, more")
+    same(s.store.count(Search()), 2, "jobs in the store")
+    same(s.store.prune(100).purged, 1, "purged without that")
+
+
+@check("flows")
+def prune_may_leave_flows_that_are_to_be_archived(s: JobStoreSubject) -> None:
+    """With all their steps."""
+    flow = _ended_chain(s, "a", "b", keep=10.0)
+    s.clock.forward(11.0)
+    same(s.store.prune(100, purges=False).purged, 0, "purged")
+    same(s.store.count(Search(flow=flow)), 2, "steps")
+    same(ids_of(s.store.ripe(100)), [], "steps among the jobs that may go")
+
+
+@check("flows")
+def ripe_flows_are_those_kept_long_enough(s: JobStoreSubject) -> None:
+    """Those that have ended, as they are, the first to go first."""
+    late, soon = _ended_chain(s, "a", keep=20.0), _ended_chain(s, "b", keep=10.0)
+    _ended_chain(s, "c", keep=500.0)
+    JobClient(store=s.store).chain("d").enqueue()
+    same(flows_of(s.store).ripe(100), [], "before their time")
+    s.clock.forward(21.0)
+    found = flows_of(s.store).ripe(100)
+    same([flow.id for flow in found], [soon, late], "those that may go")
+    same(found[0], flows_of(s.store).find(soon), "one of them")
+    same([flow.id for flow in flows_of(s.store).ripe(1)], [soon], "one at a time")
+
+
+@check("flows")
+def flow_is_deleted_in_slices(s: JobStoreSubject) -> None:
+    """At most so many steps at a time, then the flow; others stay."""
+    flow, other = _ended_chain(s, "a", "b", "c", keep=10.0), _ended_chain(s, "d", keep=10.0)
+    s.clock.forward(11.0)
+    read, flows = _ripe_flow(s, flow), flows_of(s.store)
+    expect(flows.delete(read, 2), "nothing is left after two of three steps")
+    same(s.store.count(Search(flow=flow)), 1, "steps after the first slice")
+    expect(flows.find(flow), "the flow went before its last step")
+    left = 5  # joins may take slices of their own
+    while flows.delete(read, 2) and left:
+        left -= 1
+    expect(left, "something is left after many slices")
+    same((flows.find(flow), s.store.count(Search())), (None, 1), "what is left")
+    expect(not flows.delete(read, 2), "a flow that is gone was deleted again")
+    expect(flows.find(other), "another flow went with it")
+
+
+@check("flows")
+def flow_that_was_retried_is_not_deleted(s: JobStoreSubject) -> None:
+    """Somebody retried it after it was read to be archived."""
+    flow = JobClient(store=s.store).chain("a", "b").enqueue()
+    s.ended(step_id(flow, 1), FAILS_FOR_GOOD, keep=10.0)
+    flows = flows_of(s.store)
+    s.clock.forward(DAY + 1.0)  # for so long a step is kept that its flow cancels
+    read = _ripe_flow(s, flow)
+    flows.apply(flow, RetryFlow())
+    expect(not flows.delete(read, 10), "more is left of it")
+    same(s.store.count(Search(flow=flow)), 2, "steps")
+    for number in (1, 2):
+        s.must(s.take(step_id(flow, number)), SUCCEEDED, keep=0.0)
+    s.clock.forward(DAY + 1.0)
+    expect(not flows.delete(read, 10), "more is left of it")
+    found = flows.find(flow)
+    same(found and found.status, FlowStatus.COMPLETED, "the flow")
+    expect(not flows.delete(_ripe_flow(s, flow), 10), "more is left of it")
+    same(flows.find(flow), None, "the flow, when it was read again")
