@@ -18,10 +18,10 @@ from ergon_framework.cli.job_client import (
     job_rows,
     observed_as_operator,
     opened,
+    show_job,
     show_jobs,
 )
 from ergon_framework.cli.job_filters import All, DryRun, Limit, OfHandler, OfQueue
-from ergon_framework.cli.jobs import show_job
 from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import progress, show_list, show_one, waiting
 from ergon_framework.cli.session import ConfigPath, JsonFlag, finite

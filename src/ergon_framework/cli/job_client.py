@@ -1,7 +1,8 @@
-"""What the commands for jobs share: opening a store and listing jobs."""
+"""What the commands for jobs share: opening a store, listing jobs and showing one."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from enum import StrEnum
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ergon_framework.cli import completion
-from ergon_framework.cli.output import show_list, waiting
+from ergon_framework.cli.output import show_list, show_one, waiting
+from ergon_framework.core.text import indented
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,
@@ -37,6 +39,11 @@ JobId = Annotated[
     str,
     typer.Argument(metavar="ID", help="The id of a job.", autocompletion=completion.job_ids),
 ]
+
+_JSON = (
+    *("args", "kwargs", "result", "retry", "last_error", "trace_context"),
+    *("cancel_requested", "metadata", "progress"),
+)
 
 COLUMNS = ["id", "status", "handler", "queue", "tries", "created_at", "why"]
 """Of a listing for people; programs get every field."""
@@ -146,3 +153,26 @@ def status_named(kind: type[S], word: str) -> S:
     except ValueError:
         known = ", ".join(kind)
         raise ConfigurationError(f"{word!r} is no status", remedy=f"use {known}") from None
+
+
+def show_job(shape: dict[str, Any], *, as_json: bool) -> None:
+    """One job, its history as a table of its own."""
+    if as_json:
+        show_one(shape, as_json=True)
+        return
+    history = shape.pop("history")
+    texts = {name: json.dumps(shape[name], ensure_ascii=False) for name in _JSON if shape.get(name)}
+    known = {name: value for name, value in shape.items() if value not in (None, [], {})}
+    if shape.get("tags"):
+        texts["tags"] = ", ".join(shape["tags"])
+    show_one({**known, **texts}, as_json=False)
+    if history:
+        print()
+        columns = ["at", "event", "attempt", "delivery", "worker", "code", "message", "delay"]
+        used = [name for name in columns if any(entry.get(name) is not None for entry in history)]
+        show_list(history, used, as_json=False)
+        for name in ("traceback", "output"):
+            for entry in history:
+                if entry.get(name):
+                    print(f"\n{name} of attempt {entry.get('attempt')}:")
+                    print(indented(str(entry[name])))

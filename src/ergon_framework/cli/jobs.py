@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ergon_framework.cli import conform, executor, job_filters, jobs_bulk, workers
-from ergon_framework.cli.job_client import JobId, StoreUrl, earlier, opened, show_jobs
+from ergon_framework.cli.job_client import (
+    JobId,
+    StoreUrl,
+    earlier,
+    opened,
+    show_job,
+    show_jobs,
+)
 from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import note, show_list, show_one, waiting
 from ergon_framework.cli.session import ConfigPath, JsonFlag
-from ergon_framework.core.text import indented
 from ergon_framework.errors import ConfigurationError, JobNotFoundError, UnreadableJobError
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.ports.jobstore import Unreadable
 
-_JSON = (
-    *("args", "kwargs", "result", "retry", "last_error", "trace_context"),
-    *("cancel_requested", "metadata", "progress"),
-)
 app = typer.Typer(help="Look at jobs and workers; cancel, retry, reschedule or delete jobs.")
 
 
@@ -161,26 +162,3 @@ def _unreadable_shape(found: Unreadable, is_aside: bool) -> dict[str, Any]:
         "since": moment(found.since),
         "problem": found.problem,
     }
-
-
-def show_job(shape: dict[str, Any], *, as_json: bool) -> None:
-    """One job, its history as a table of its own."""
-    if as_json:
-        show_one(shape, as_json=True)
-        return
-    history = shape.pop("history")
-    texts = {name: json.dumps(shape[name], ensure_ascii=False) for name in _JSON if shape.get(name)}
-    known = {name: value for name, value in shape.items() if value not in (None, [], {})}
-    if shape.get("tags"):
-        texts["tags"] = ", ".join(shape["tags"])
-    show_one({**known, **texts}, as_json=False)
-    if history:
-        print()
-        columns = ["at", "event", "attempt", "delivery", "worker", "code", "message", "delay"]
-        used = [name for name in columns if any(entry.get(name) is not None for entry in history)]
-        show_list(history, used, as_json=False)
-        for name in ("traceback", "output"):
-            for entry in history:
-                if entry.get(name):
-                    print(f"\n{name} of attempt {entry.get('attempt')}:")
-                    print(indented(str(entry[name])))
