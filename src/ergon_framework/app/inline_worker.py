@@ -269,9 +269,15 @@ class InlineWorker:
         # A step that waits for a signal is never claimed: its end may let others start.
         expires_at = found.expires_at
         is_over = expires_at is not None and expires_at <= self._store.now()
-        if is_over and self._store.prune(PRUNE_BATCH).outdated:
+        if is_over and self._ended_outdated():
             return self._next([], queues, tally)
         return None
+
+    def _ended_outdated(self) -> int:
+        """End what has expired. What is to be archived stays: a worker writes it to the archive."""
+        if self._settings.archive is None:
+            return self._store.prune(PRUNE_BATCH).outdated
+        return self._store.prune(PRUNE_BATCH, purges=False).outdated
 
     def _claim_request(
         self, slots: Mapping[str, int], queues: Sequence[str] | None

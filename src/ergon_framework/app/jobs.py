@@ -158,12 +158,21 @@ def setup_of(settings: Settings, url: str | None = None) -> JobSetup:
     _check_payloads(schedules, jobs)
     return JobSetup(
         resolve_url(url, Path()) if url else store_url(settings, jobs.store),
-        jobs,
+        _archiving_in(jobs, base),
         {name: _placed(each, base, settings.file) for name, each in executors.items()},
         schedules,
         settings.file,
         settings.variables,
     )
+
+
+def _archiving_in(jobs: JobsSettings, base: Path) -> JobsSettings:
+    """The same settings with the folder of the archive as an absolute path."""
+    if jobs.archive is None:
+        return jobs
+    folder = str((base / Path(jobs.archive.folder).expanduser()).absolute())
+    archive = jobs.archive.model_copy(update={"folder": folder})
+    return jobs.model_copy(update={"archive": archive})
 
 
 def _check_payloads(schedules: Mapping[str, ScheduleSettings], jobs: JobsSettings) -> None:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli import conform, executor, job_filters, jobs_bulk, workers
+from ergon_framework.cli import (
+    conform,
+    executor,
+    job_filters,
+    jobs_archive,
+    jobs_bulk,
+    workers,
+)
 from ergon_framework.cli.job_client import (
     JobId,
     StoreUrl,
@@ -129,6 +136,7 @@ def unreadable(
         show_one({"id": wanted, "became": done}, as_json=as_json)
 
 
+app.add_typer(jobs_archive.app, name="archive")
 app.command()(executor.executor)
 app.command()(conform.conform)
 

@@ -13,6 +13,7 @@ Where to look first:
 - ``worker``, ``store_thread``, ``claims``: the loop, the link to the store, how a claim is settled
 - ``rescue``: what becomes of a dead worker's jobs
 - ``maintenance``, ``missing_executors``: heartbeat, retention, cron; executors that nobody has
+- ``archiver``, ``archive_files``: ended jobs go into files before they are deleted
 - ``pool``, ``executor_process``, ``child_process``, ``watchdog``, ``event_loop``: the processes
   that run handlers, and the loop that talks to them
 - ``scheduler``, ``schedule_client``, ``cron``: schedules

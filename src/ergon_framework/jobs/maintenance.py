@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
@@ -30,6 +30,9 @@ from ergon_framework.jobs.totals import delete_ended, ended_record, gone_record
 from ergon_framework.ports.jobstore import FullJobStore, WorkerRecord
 from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.urls import option_for
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.archiver import ArchiveThread  # few workers have one
 
 
 class LimitRestore:
@@ -128,12 +131,15 @@ class Maintenance:
         *,
         now: Callable[[], float] = SYSTEM_CLOCK.now,
         max_slice: float = MAX_SLICE,
+        archive: ArchiveThread | None = None,
         serves: Callable[[str, Iterable[str]], bool] = lambda _lane, _queues: False,
     ) -> None:
         """``prepare`` writes the limits of queues that the store has lost, and names each then.
 
         ``serves`` tells whether this worker has the handler that a lane's jobs wait for.
         """
+        self._archive = archive
+        self._is_archiver = False  # as of the last heartbeat
         self._store = store
         self._settings = settings
         self._record = record
@@ -215,6 +221,8 @@ class Maintenance:
     def stop(self) -> None:
         """Begin no task any more, and cut short the one under way. From any thread."""
         self._is_stopped = True
+        if self._archive is not None:
+            self._archive.stop()
         if self._scheduler is not None:
             self._scheduler.stop()
 
@@ -319,6 +327,7 @@ class Maintenance:
             name for each in alive for name in (*each.executors, *each.serves)
         )
         self.missing.lookers = tuple(each.id for each in alive)
+        self._is_archiver = self._archive is not None and self._archive.is_turn_of(mine, alive)
         return self._settings.lease / 3
 
     def tell_record(self) -> None:
@@ -402,7 +411,12 @@ class Maintenance:
 
     def _prune(self) -> float:
         self._pruned_at = self._now()
-        pruned = self._store.prune(PRUNE_BATCH)
+        if self._archive is None:
+            pruned = self._store.prune(PRUNE_BATCH)
+        else:
+            pruned = self._store.prune(PRUNE_BATCH, purges=False)
+            if self._is_archiver:
+                self._archive.wake()
         if pruned.outdated:
             self._report("job.expired", {"count": pruned.outdated})
         self._report_unreadable()

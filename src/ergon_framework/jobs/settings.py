@@ -148,6 +148,13 @@ class QueueSettings(SettingsModel):
         return not self.model_fields_set or not self.model_fields_set <= RETENTION_KEYS
 
 
+class ArchiveSettings(SettingsModel):
+    """``[jobs.archive]``: where ended jobs are written before they are deleted."""
+
+    folder: Annotated[str, Field(min_length=1)]
+    max_file_size: Annotated[Count, Field(ge=1024)] = 256 * 1024 * 1024
+
+
 GIVEN_UP = frozenset(
     {
         "invalid_arguments",
@@ -239,6 +246,7 @@ class JobsSettings(SettingsModel):
         default_factory=FrozenDict
     )
     codec: CodecSettings = CodecSettings()
+    archive: Annotated[ArchiveSettings | None, OrNone] = None
 
     @property
     def claimed_for(self) -> float:

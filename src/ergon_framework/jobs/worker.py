@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -53,6 +54,9 @@ from ergon_framework.telemetry.conventions import (
     queue_place,
 )
 from ergon_framework.telemetry.notices import NoticeDispatcher, has_listeners
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.archiver import ArchiveThread
 
 logger = logging.getLogger("ergon.jobs")
 
@@ -314,6 +318,7 @@ class Worker:
             self._was_settled,
             self._reported,
         )
+        self._archive = self._archive_thread()
         self._maintenance = Maintenance(
             self._store,
             self.settings,
@@ -325,6 +330,7 @@ class Worker:
             self._prepare,
             max_slice=self._timing.scheduler_slice,
             serves=self._serves,
+            archive=self._archive,
         )
         self._store_thread.maintenance = self._maintenance
         self._store_thread.leases.when_lost = self._lost
@@ -385,7 +391,24 @@ class Worker:
             totals=self._totals.document(),
             progress=self._store_thread.leases.progress(),
             serves=self._maintenance.missing.served,
+            has_archive=self._archive is not None,
         )
+
+    def _archive_thread(self) -> ArchiveThread | None:
+        """What writes ended jobs to the archive, if the settings name one."""
+        archive = self.settings.archive
+        if archive is None:
+            return None
+        from ergon_framework.jobs.archive_files import JobArchive
+        from ergon_framework.jobs.archiver import Archiver, ArchiveThread
+
+        folder = JobArchive(
+            Path(archive.folder),
+            max_file_size=archive.max_file_size,
+            now=self._store.now,
+            version=version(),
+        )
+        return ArchiveThread(Archiver(self._store, folder), self._reported, archive.folder)
 
     def stop(self, *, now: bool = False) -> None:
         """Ask for a graceful stop; a second time, or with ``now``, for an immediate one.
@@ -547,10 +570,15 @@ class Worker:
             since = self.loop.now()  # it answers, and may have brought something
         self.loop.turn(self.loop.now())  # what was claimed at the last moment goes back
         self._hand_over()
-        self._store_thread.end(with_maintenance=not self._stops)  # a burst has time for schedules
+        if self._archive is not None and not self._stops:
+            self._archive.join(self._store_has(since))  # a burst has time for its archive
+        self._store_thread.end(with_maintenance=not self._stops)  # … and for schedules
         # Before the heartbeat's last word: a worker that is reported as gone must not have outcomes
         # left to write.
         self._store_thread.join(self._store_has(since))
+        if self._archive is not None:
+            self._archive.stop()
+            self._archive.join(self._store_has(since))
         self._maintenance.leave(self._store_has(since))
         self.loop.close()
         counts = self._counts

@@ -394,6 +394,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     totals: Mapping[str, Any] = {}  # queue to what was done there since the start
     progress: Mapping[str, Any] = {}  # id of a running job to what its handler told last
     serves: tuple[str, ...] = ()  # lanes of handlers in which jobs wait, and that it has
+    has_archive: bool = False  # it may write ended jobs to an archive
 
     @property
     def has_ended(self) -> bool:

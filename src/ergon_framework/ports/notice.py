@@ -230,6 +230,14 @@ _STORES: dict[str, tuple[Any, ...]] = {
     "store.emptied": ("The store has forgotten a worker that told of itself.", ()),
     "dead_letters.redriven": ("An operator sent provider calls back to their tasks.", ("count",)),
     "jobs.deleted": ("An operator deleted jobs that had ended.", ("count",)),
+    "jobs.archived": (
+        "Ended jobs were written to the archive, and deleted from the store.",
+        ("count", "where"),
+    ),
+    "archive.failed": (
+        "Ended jobs cannot be archived, and stay in the store; it is tried again.",
+        ("error", "where"),
+    ),
     "dead_letters.purged": ("An operator deleted dead letters for good.", ("kind", "count")),
 }
 

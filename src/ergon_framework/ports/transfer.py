@@ -52,7 +52,7 @@ from ergon_framework.ports.factstore import (
 )
 from ergon_framework.ports.flow import Flow, Join
 from ergon_framework.ports.jobstore import Job, Schedule
-from ergon_framework.ports.record_codec import plain_record, read
+from ergon_framework.ports.record_codec import plain, plain_record, read
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
@@ -106,6 +106,13 @@ class TransferRecord(msgspec.Struct, frozen=True):
     def from_document(cls, document: Any) -> Self:
         """What :meth:`document` made JSON of; ``ValueError`` says what does not fit."""
         return read(cls, document)
+
+
+def record_line(copy: TransferRecord) -> bytes:
+    """A record as one line of a file: its kind, what tells it from others, and all that it has."""
+    key = _encode_json(plain(copy.identity, "key"))
+    record = _encode_json(copy.document())
+    return b'{"kind":"%b","key":%b,"record":%b}\n' % (copy.kind.encode(), key, record)
 
 
 # ---- job stores ---------------------------------------------------------------------------------

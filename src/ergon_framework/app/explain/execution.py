@@ -10,7 +10,7 @@ from typing import Any
 from ergon_framework.app.explain.call import lanes_holding
 from ergon_framework.app.explain.explanation import Explanation, Question, sentences
 from ergon_framework.app.explain.fact import explain_fact
-from ergon_framework.app.jobs import setup_of
+from ergon_framework.app.jobs import JobSetup, setup_of
 from ergon_framework.app.settings.stores import has_jobs, place_of
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.rfc3339 import format_rfc3339
@@ -44,7 +44,8 @@ def explain_job_id(asked: Question) -> Iterator[Explanation]:
         try:
             found = client.find(asked.unit)
         except JobNotFoundError:
-            yield from _gone(asked)
+            archived = list(_archived(asked, setup))
+            yield from archived or _gone(asked)
             return
         queue = next((each for each in store.queues() if each.name == found.queue), None)
         options = asked.options(setup.url)
@@ -95,6 +96,23 @@ def _gates(asked: Question, job: Job, now: float) -> Iterator[str]:
         return
     names = {job.id, job.correlation_id or job.id}
     yield from lanes_holding(asked, names)
+
+
+def _archived(asked: Question, setup: JobSetup) -> Iterator[Explanation]:
+    """What the archive has of a job that retention has deleted."""
+    if setup.jobs.archive is None:
+        return
+    from ergon_framework.jobs.archive_files import JobArchive  # few have one
+
+    archive = JobArchive(Path(setup.jobs.archive.folder))
+    asked.looked.append(f"the archive in {archive.path}")
+    found = archive.find(asked.unit)
+    if found is None or found.kind != "job":
+        return
+    job = found.job()
+    lead = f"It was archived at {found.archived_at} and deleted from the store: {found.file}."
+    why = explain_job(job, None, (), job.finished_at or job.created_at, setup.jobs)
+    yield Explanation("job", job.id, job.status.value, [lead, *why])
 
 
 def _gone(asked: Question) -> Iterator[Explanation]:

@@ -34,6 +34,7 @@ from ergon_framework.ports.transfer import (
     JobRecord,
     TransferRecord,
     ZoneEpochRecord,
+    record_line,
 )
 
 FORMAT = "ergon-records"
@@ -140,9 +141,7 @@ def schema_of(part: str) -> int | str:
 
 def line_of(copy: TransferRecord) -> bytes:
     """One record as a line."""
-    key = _encode(plain(copy.identity, "key"))
-    record = _encode(copy.document())
-    line = b'{"kind":"%b","key":%b,"record":%b}\n' % (copy.kind.encode(), key, record)
+    line = record_line(copy)
     # When it is written: a file that cannot be read again is no export.
     if len(line) > MAX_LINE:
         raise StoreError(

@@ -1,0 +1,165 @@
+"""Archives ended jobs and deletes them: read what may go, append it, sync, delete just that.
+
+A process that dies between the append and the deletion leaves jobs in the store that are in the
+archive: they are archived once more, never less than once. Nothing is deleted that is not on the
+disk. One worker does it at a time; two that both believe it is their turn do no harm, since the
+lock of the folder lets one in, and in another folder a job would be archived twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from ergon_framework.errors import ErgonError
+from ergon_framework.jobs.archive_files import ArchiveBusyError, ArchiveWriter, JobArchive
+from ergon_framework.ports.flow import Flow
+from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search, WorkerRecord
+from ergon_framework.ports.transfer import FlowRecord, JobRecord
+from ergon_framework.storage.failpoints import declare, failpoint
+
+logger = logging.getLogger("ergon.jobs")
+
+MIN_SLICE, MAX_SLICE = 10, 500
+"""Jobs that are read, appended and deleted together."""
+SLICE_BYTES = 4 * 1024 * 1024
+"""Bytes of a slice: the next one is smaller where jobs are large."""
+PAUSE = 0.02
+"""Seconds between two slices, in which the store is left to others."""
+
+declare("archive.slice.appended", "archive.slice.deleted")
+
+
+class Archiver:
+    """Moves what was kept long enough from a store into an archive, slice by slice."""
+
+    def __init__(self, store: FullJobStore, archive: JobArchive) -> None:
+        self._store = store
+        self._archive = archive
+        self._size = MIN_SLICE
+
+    def turn(self, is_stopped: Callable[[], bool] = lambda: False) -> int:
+        """Archive and delete one slice of jobs, or one flow with its steps; how many jobs.
+
+        0: nothing may go now. Raises ArchiveBusyError, and StoreError where the store or the
+        archive fails; then nothing was deleted that is not in the archive.
+        """
+        with self._archive.locked() as writer:
+            # Read under the lock: whoever erases jobs afterwards finds them in the archive.
+            jobs = self._store.ripe(self._size)
+            if jobs:
+                self._archive_jobs(writer, jobs)
+                return len(jobs)
+            flows: FlowStore | None = getattr(self._store, "flows", None)
+            found = [] if flows is None else flows.ripe(1)
+            if flows is None or not found:
+                return 0
+            return self._archive_flow(writer, flows, found[0], is_stopped)
+
+    def _archive_jobs(self, writer: ArchiveWriter, jobs: list[Job]) -> None:
+        written = writer.append([_record(job) for job in jobs])
+        failpoint("archive.slice.appended")
+        self._store.purge(jobs)
+        failpoint("archive.slice.deleted")
+        self._adapt(written, len(jobs))
+
+    def _adapt(self, written: int, number: int) -> None:
+        """Let the next slice have as many jobs as fit, and not many more than this one."""
+        fitting = SLICE_BYTES * number // max(written, 1)
+        self._size = max(MIN_SLICE, min(MAX_SLICE, fitting, 2 * self._size))
+
+    def _archive_flow(
+        self, writer: ArchiveWriter, flows: FlowStore, flow: Flow, is_stopped: Callable[[], bool]
+    ) -> int:
+        """Its steps, then the flow itself: whoever finds the flow in the archive finds all steps.
+
+        They are deleted when all of it is there. A flow that was begun and not ended, because the
+        worker stops, is archived again, whole.
+        """
+        number = 0
+        for steps in _slices(self._store.search(Search(flow=flow.id)), MAX_SLICE // 5):
+            if is_stopped():
+                return 0
+            writer.append([_record(step) for step in steps])
+            number += len(steps)
+        writer.append([FlowRecord(flow, tuple(flows.joins(flow.id)), {})])
+        failpoint("archive.slice.appended")
+        while flows.delete(flow, MAX_SLICE) and not is_stopped():
+            pass
+        failpoint("archive.slice.deleted")
+        return max(number, 1)
+
+
+class ArchiveThread:
+    """Runs an archiver beside the store thread of a worker: a slow disk holds up no renewal."""
+
+    def __init__(
+        self, archiver: Archiver, report: Callable[[str, dict[str, Any]], None], where: str
+    ) -> None:
+        self._archiver = archiver
+        self._report = report
+        self._where = where
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_failing = False
+
+    def is_turn_of(self, mine: WorkerRecord, alive: Iterable[WorkerRecord]) -> bool:
+        """Whether this worker archives: among the living that have an archive, the first by id."""
+        return mine.id == min({mine.id, *(each.id for each in alive if each.has_archive)})
+
+    def wake(self) -> None:
+        """Archive what may go now, unless that is under way."""
+        if self._stopped.is_set() or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._thread = threading.Thread(target=self.run, name="ergon-archive", daemon=True)
+        self._thread.start()
+
+    def run(self) -> None:
+        """Archive slice by slice until nothing is left, and tell what came of it."""
+        total = 0
+        try:
+            while not self._stopped.is_set() and (
+                number := self._archiver.turn(self._stopped.is_set)
+            ):
+                total += number
+                self._is_failing = False
+                self._stopped.wait(PAUSE)
+        except ArchiveBusyError:
+            pass  # it is rewritten, or another worker archives
+        except Exception as error:  # the disk or the store: the next turn tries again
+            if not self._stopped.is_set():
+                self._failed(error)
+        if total:
+            self._report("jobs.archived", {"count": total, "where": self._where})
+
+    def stop(self) -> None:
+        """Begin no further slice. From any thread."""
+        self._stopped.set()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the slice under way; whoever does not want to wait longer loses nothing."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _failed(self, error: Exception) -> None:
+        if not self._is_failing:  # told once, until a slice went well
+            is_told = isinstance(error, ErgonError)
+            logger.error(
+                "ended jobs cannot be archived, and stay in the store: %s",
+                error,
+                exc_info=None if is_told else error,
+            )
+            self._report("archive.failed", {"error": str(error), "where": self._where})
+        self._is_failing = True
+
+
+def _record(job: Job) -> JobRecord:
+    return JobRecord(job, job.created_at if job.finished_at is None else job.finished_at)
+
+
+def _slices(jobs: Iterator[Job], size: int) -> Iterator[list[Job]]:
+    while some := list(islice(jobs, size)):
+        yield some
