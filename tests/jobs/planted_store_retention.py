@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ergon_framework.jobs.stores.memory.flows import MemoryFlows
 from ergon_framework.ports.flow import Flow
 from ergon_framework.ports.jobstore import Job, PruneResult, Search
@@ -87,3 +89,77 @@ class DeletesRetriedFlows(WithFlows):
                 if flow.id in ledger.flow_book.flows:
                     ledger.purge_flow(flow.id, limit)
             return False
+
+
+class KeepsOf(Honest):
+    """Leaves some fields of what a job was when it is erased."""
+
+    left: tuple[str, ...] = ()
+
+    def erase(self, jobs: Sequence[Job]) -> int:
+        with self.step() as ledger:
+            was = {job.key: ledger.records[job.key] for job in jobs}
+            kept = {
+                key: {name: getattr(record.new, name) for name in self.left}
+                for key, record in was.items()
+            }
+        number = super().erase(jobs)
+        for key, record in was.items():
+            record.new = change(record.new, **kept[key])
+        return number
+
+
+class KeepsArguments(KeepsOf):
+    """Forgets to erase named arguments."""
+
+    left = ("kwargs",)
+
+
+class KeepsKeys(KeepsOf):
+    """Forgets that a key may name somebody."""
+
+    left = ("unique_key",)
+
+
+class KeepsTags(KeepsOf):
+    """Leaves jobs to be found by the tags of their subject."""
+
+    left = ("tags",)
+
+
+class KeepsLineage(KeepsOf):
+    """Leaves what a trace carried along."""
+
+    left = ("trace_context",)
+
+
+class KeepsMessages(Honest):
+    """Leaves what handlers said in the history."""
+
+    def erase(self, jobs: Sequence[Job]) -> int:
+        number = super().erase(jobs)
+        with self.step() as ledger:
+            for job in jobs:
+                ledger.records[job.key].history.extendleft(reversed(job.history))
+        return number
+
+
+class KeepsResults(Honest):
+    """Leaves what a job returned."""
+
+    def erase(self, jobs: Sequence[Job]) -> int:
+        number = super().erase(jobs)
+        with self.step() as ledger:
+            for job in jobs:
+                ledger.records[job.key].result = job.result
+        return number
+
+
+class ErasesWhatRuns(Honest):
+    """Erases by id, whether the job is needed still or not."""
+
+    def erase(self, jobs: Sequence[Job]) -> int:
+        with self.step() as ledger:
+            for job in jobs:
+                ledger.records[job.key].erase(self.now())
+        return len(jobs)

@@ -190,6 +190,13 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (retention.RipeFlowsThatGoOn, "ripe_flows_are_those_kept_long_enough"),
     (retention.DeletesFlowsWhole, "flow_is_deleted_in_slices"),
     (retention.DeletesRetriedFlows, "flow_that_was_retried_is_not_deleted"),
+    (retention.KeepsArguments, "erased_job_tells_nothing_of_its_subject"),
+    (retention.KeepsKeys, "erased_job_tells_nothing_of_its_subject"),
+    (retention.KeepsTags, "erased_job_tells_nothing_of_its_subject"),
+    (retention.KeepsLineage, "erased_job_tells_nothing_of_its_subject"),
+    (retention.KeepsMessages, "erased_job_tells_nothing_of_its_subject"),
+    (retention.KeepsResults, "result_and_large_arguments_are_erased"),
+    (retention.ErasesWhatRuns, "only_what_has_ended_is_erased"),
 ]
 REQUIRED = {check.name for check in JOB_STORE_CHECKS if check.required}
 

@@ -27,6 +27,7 @@ from ergon_framework.jobs.bulk import slices
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.flow_client import found_flow
 from ergon_framework.jobs.results import found
+from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.ports.jobstore import CancelRequest, FullJobStore, Job, Search
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.urls import option_for, pasteable
@@ -69,6 +70,8 @@ def request_transition(
             if isinstance(request, CancelRequested) and job.status is JobStatus.ACTIVE:
                 command = pasteable("jobs cancel --running", job.id, option_for(store))
                 remedy = f"cancel(running=True) asks its worker to end it, and so does:  {command}"
+            elif is_erased(job):
+                what, remedy = f"was erased: it {what}", "enqueue it again with its arguments"
             raise JobStateError(
                 f"the job {job.id} is {job.status} and {what}",
                 remedy=remedy,
@@ -166,7 +169,7 @@ def requeue_all(
     done = held = 0
     for batch in slices(store.search(search, limit)):
         now = store.now()
-        dead = [job for job in batch if job.status is JobStatus.FAILED]
+        dead = [job for job in batch if job.status is JobStatus.FAILED and not is_erased(job)]
         settlements = [settler.settle_stored(job, RequeueRequested(), now) for job in dead]
         applied, _ = store.settle_and_claim(settlements, None)
         done += sum(applied)

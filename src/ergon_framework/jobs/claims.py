@@ -26,6 +26,7 @@ from ergon_framework.core.job import (
     Event,
     Failed,
     HeldBack,
+    InvalidTransition,
     JobRule,
     JobSnapshot,
     JobStatus,
@@ -39,6 +40,7 @@ from ergon_framework.core.text import several_lines
 from ergon_framework.errors import PayloadKeyError, UnreadableJobError
 from ergon_framework.jobs.payload_codec import ENCODED_ARGS, PayloadCodec
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
+from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.ports.dice import roll
 from ergon_framework.ports.jobstore import (
     CancelRequest,
@@ -259,6 +261,8 @@ class Settler:
             is_cancelling=request is not None,
         )
         transition = next_transition(snapshot, event, self.rule_of(job), roll())
+        if not transition.status.is_final and is_erased(job):
+            raise InvalidTransition(f"the job {job.id} was erased: nothing is left to run")
         seen = event if isinstance(event, CancelRequested) else request
         return Settlement(
             key=job.key,

@@ -442,6 +442,13 @@ class JobAdmin(Protocol):
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
 
+    def erase(self, jobs: Sequence[Job]) -> int:
+        """Erase what final jobs tell of their subject, for good; how many of them.
+
+        Arguments, result, messages, tags, metadata, keys and lineage go; id, state, counters and
+        instants stay. A job that has not ended or was moved since it was read is left as it is.
+        """
+
     def unreadable(self, limit: int | None = None) -> list[Unreadable]:
         """The rows that were set aside because they cannot be read, the newest first.
 

@@ -10,6 +10,7 @@ from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobSnapshot, JobStatus
 from ergon_framework.core.unique import is_held
 from ergon_framework.jobs.stores.documents import column_key, has_error, has_labels
+from ergon_framework.jobs.stores.erasure import erased
 from ergon_framework.jobs.stores.transitions import JobPosition
 from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import (
@@ -26,8 +27,8 @@ MAX_HISTORY = 100
 
 
 class Record(msgspec.Struct, kw_only=True, eq=False):
-    """One job. Of ``new`` only the arguments change, when it is extended, and the executor, when it
-    waits for a handler; the rest changes under the lock.
+    """One job. Of ``new`` the arguments change when it is extended, the executor when it waits for
+    a handler, and all that it is about when it is erased; the rest changes under the lock.
     """
 
     key: int  # also the order of adding
@@ -180,6 +181,16 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             metadata=_copied(new.metadata),
             unique=new.unique,
         )
+
+    def erase(self, now: float) -> None:
+        """Keep nothing of what it is about."""
+        left = erased(self.job(), now)
+        names = ("args", "kwargs", "uses", "unique_key", "limit_key", "correlation_id")
+        more = ("trace_context", "tags", "metadata", "unique")
+        fields = {name: getattr(left, name) for name in (*names, *more)}
+        self.new = msgspec.structs.replace(self.new, **fields)
+        self.result, self.last_error = left.result, left.last_error
+        self.history = deque(left.history, maxlen=MAX_HISTORY)
 
     def leased(self, now: float) -> ClaimedJob:
         """As the worker that claims it needs it."""

@@ -234,6 +234,22 @@ class MemoryJobStore:
                 ledger.remove(record)
             return len(doomed)
 
+    def erase(self, jobs: Sequence[Job]) -> int:
+        """Erase what final jobs tell that have not been moved since they were read."""
+        with self.step() as ledger:
+            found = [ledger.records.get(job.key) for job in jobs]
+            doomed = [
+                record
+                for record, job in zip(found, jobs, strict=True)
+                if record is not None and _is_as_read(record, job)
+            ]
+            for record in doomed:
+                key = record.new.unique_key or ""
+                if ledger.takers.get(key) is record:
+                    del ledger.takers[key]
+                record.erase(self.now())
+            return len(doomed)
+
     # ---- queues ---------------------------------------------------------------------------------
 
     def queues(self) -> list[Queue]:

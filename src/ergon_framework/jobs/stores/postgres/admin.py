@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from ergon_framework.core.claim import QueueLimits
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.documents import listed, named_in, text_of
+from ergon_framework.jobs.stores.documents import listed, named_in, options_text, text_of
+from ergon_framework.jobs.stores.erasure import erased
 from ergon_framework.jobs.stores.postgres.rows import JobRowPage, page_of
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, blocked_keys, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts, writable
@@ -203,14 +204,29 @@ def queues(tx: Tx, now: float) -> list[Queue]:
 
 def purge(tx: Tx, jobs: Sequence[Job]) -> int:
     """Delete jobs that have ended and were not moved since they were read."""
-    values = {
+    return tx.execute(_SQL["purge"], _as_read(jobs)).rowcount
+
+
+def erase(tx: Tx, jobs: Sequence[Job], now: float) -> int:
+    """Erase what jobs tell that have ended and were not moved since they were read."""
+    left = [erased(job, now) for job in jobs]
+    values = _as_read(jobs) | {
+        "failures": texts([None if e.last_error is None else text_of(e.last_error) for e in left]),
+        "histories": texts([b"\n".join(each.history).decode() for each in left]),
+        "options": texts([options_text(each) for each in left]),
+    }
+    return int(tx.execute(_SQL["erase"], values).fetchall()[0][0])
+
+
+def _as_read(jobs: Sequence[Job]) -> dict[str, Any]:
+    """By what jobs are known that nobody has moved since."""
+    return {
         "seqs": numbers([job.key for job in jobs]),
         "ids": texts([job.id for job in jobs]),
         "fences": numbers([job.fence for job in jobs]),
         "statuses": texts([job.status.value for job in jobs]),
         "finished": numbers([job.finished_at for job in jobs]),
     }
-    return tx.execute(_SQL["purge"], values).rowcount
 
 
 def purge_due(tx: Tx, limit: int) -> int:

@@ -453,6 +453,13 @@ class PostgresJobStore:
         """Delete final jobs that have not been moved since they were read."""
         return self.transactions.stepwise(lambda tx: admin.purge(tx, jobs), "desk") if jobs else 0
 
+    def erase(self, jobs: Sequence[Job]) -> int:
+        """Erase what final jobs tell that have not been moved since they were read."""
+        if not jobs:
+            return 0
+        now = self.now()
+        return self.transactions.stepwise(lambda tx: admin.erase(tx, jobs, now), "desk")
+
     def ripe(self, limit: int) -> list[Job]:
         """Ended jobs that were kept long enough and are no steps of flows."""
         return self.transactions.readable(_ADMIN["ripe"], {"limit": limit})

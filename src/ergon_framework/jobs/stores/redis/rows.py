@@ -285,6 +285,16 @@ def holder_in(taker: bytes, status: Callable[[str], JobStatus | None], now: floa
     return job_id if found is not None and is_held(found, states, bound, now) else None
 
 
+def wire_erased(job: Job, left: Job, blobs: Blobs) -> tuple[Any, ...]:
+    """A job and what is left of it, as ``erase.lua`` wants them."""
+    failure = b"" if left.last_error is None else text_of(left.last_error).encode()
+    flow_id = None if left.step is None else left.step.flow_id
+    body = msgspec.structs.replace(body_of(left), flow_id=flow_id)
+    tale = tale_of(b"\n".join(left.history), failure, left.result)
+    place = (job.id, job.key, job.fence, NUMBERS[job.status], job.finished_at)
+    return *place, blobs.add(encode(body)), blobs.add(tale)
+
+
 def wire_hold(hold: LeaseRenewal) -> tuple[Any, ...]:
     """A hold as ``renew.lua`` wants it."""
     return hold.id, hold.key, hold.fence, hold.is_charged

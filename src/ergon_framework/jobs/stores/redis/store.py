@@ -12,6 +12,7 @@ import msgspec
 from ergon_framework.core.claim import NO_LIMITS, ClaimRequest
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.documents import Reader, earliest, named_in, queue_of, text_of
+from ergon_framework.jobs.stores.erasure import erased
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.admin import count_in, search
 from ergon_framework.jobs.stores.redis.flows import RedisFlows
@@ -79,6 +80,7 @@ _REQUEST_CANCEL = script("frozen", *JOBS, "request_cancel")
 _answers = msgspec.msgpack.Decoder(list[bool]).decode
 
 _PURGE = script("frozen", *JOBS, "delete", "purge")
+_ERASE = script("frozen", *JOBS, "erase")
 _PRUNE = script("frozen", *JOBS, "delete", "prune")
 _QUEUES = script(*JOBS, "queues")
 _NAMED = script("rows", "named")
@@ -411,6 +413,18 @@ class RedisJobStore:
             ]
             purged += self.transactions.write(_PURGE, "desk", wire)
         return purged
+
+    def erase(self, jobs: Sequence[Job]) -> int:
+        """Erase what final jobs tell that have not been moved since they were read."""
+        number, now = 0, self.now()
+        for first in range(0, len(jobs), MAX_BATCH):
+            blobs = rows.Blobs()
+            wire = [
+                rows.wire_erased(job, erased(job, now), blobs)
+                for job in jobs[first : first + MAX_BATCH]
+            ]
+            number += self.transactions.write(_ERASE, "desk", wire, blobs=blobs)
+        return number
 
     def ripe(self, limit: int) -> list[Job]:
         """Ended jobs that were kept long enough and are no steps of flows."""

@@ -63,6 +63,21 @@ DELETE FROM ergon_jobs
 WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND stage = 0 AND changed_at = ?
     AND feeds IS NULL;
 
+-- erase: what one job tells that has ended and was not moved since
+UPDATE ergon_jobs SET
+    args = ?, kwargs = ?, result = NULL, last_error = ?, history = ?, options = ?,
+    unique_key = NULL, limit_key = NULL
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND stage = 0 AND changed_at = ?;
+
+-- erase_payload: its arguments, if they are large
+DELETE FROM ergon_job_payloads WHERE seq = ?;
+
+-- erase_tags: what it is found by
+DELETE FROM ergon_job_tags WHERE job = ?;
+
+-- erase_key: the unique key that it may hold after its end
+DELETE FROM ergon_job_keys WHERE job = ?;
+
 -- next_ended: the first queue and status after others with jobs that have ended
 SELECT queue, status FROM ergon_jobs
 WHERE stage = 0 AND status <> 'unreadable' AND (queue, status) > (?, ?)

@@ -8,7 +8,8 @@ from typing import Any
 
 from ergon_framework.core.claim import limits_from
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.documents import listed, named_in, text_of
+from ergon_framework.jobs.stores.documents import listed, named_in, options_text, text_of
+from ergon_framework.jobs.stores.erasure import erased
 from ergon_framework.jobs.stores.sqlite.flow_tables import purge_flows
 from ergon_framework.jobs.stores.sqlite.rows import SQL, JobRowPage, lossy, page_of
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
@@ -165,6 +166,23 @@ def purge(tx: Tx, jobs: Sequence[Job]) -> int:
         [(job.key, job.id, job.fence, job.status.value, job.finished_at) for job in jobs],
     )
     return tx.cursor.rowcount
+
+
+def erase(tx: Tx, jobs: Sequence[Job]) -> int:
+    """Erase what jobs tell that have ended and were not moved since they were read."""
+    number = 0
+    for job in jobs:
+        left = erased(job, tx.now)
+        failure = None if left.last_error is None else text_of(left.last_error)
+        history = b"\n".join(left.history).decode()
+        values = (left.args, left.kwargs, failure, history, options_text(left))
+        place = (job.key, job.id, job.fence, job.status.value, job.finished_at)
+        if tx.cursor.execute(_SQL["erase"], (*values, *place)).rowcount == 1:
+            tx.cursor.execute(_SQL["erase_payload"], (job.key,))
+            tx.cursor.execute(_SQL["erase_tags"], (job.key,))
+            tx.cursor.execute(_SQL["erase_key"], (job.key,))
+            number += 1
+    return number
 
 
 def _purge_due(tx: Tx, limit: int) -> int:

@@ -300,6 +300,10 @@ class SqliteJobStore:
         """Delete final jobs that have not been moved since they were read."""
         return self.transactions.write(lambda tx: admin.purge(tx, jobs), "desk")
 
+    def erase(self, jobs: Sequence[Job]) -> int:
+        """Erase what final jobs tell that have not been moved since they were read."""
+        return self.transactions.write(lambda tx: admin.erase(tx, jobs), "desk")
+
     def ripe(self, limit: int) -> list[Job]:
         """Ended jobs that were kept long enough and are no steps of flows."""
         found: list[Job] = []

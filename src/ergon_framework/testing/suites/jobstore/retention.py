@@ -1,13 +1,16 @@
-"""Checks of what archives ask of a store: which jobs and flows may go, and deleting just those."""
+"""Checks of what may go, deleting just that, and erasing what jobs tell of their subject."""
 
 from __future__ import annotations
 
+import msgspec
+
+from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.flow import FlowStatus, RetryFlow
-from ergon_framework.core.job import CancelRequested, JobStatus, RequeueRequested
+from ergon_framework.core.job import CancelRequested, Failed, JobStatus, RequeueRequested
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import EnqueuedFlow, flows_of
 from ergon_framework.ports.flow import Flow, step_id
-from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.jobstore import Job, Search
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -159,3 +162,102 @@ def flow_that_was_retried_is_not_deleted(s: JobStoreSubject) -> None:
     same(found and found.status, FlowStatus.COMPLETED, "the flow")
     expect(not flows.delete(_ripe_flow(s, flow), 10), "more is left of it")
     same(flows.find(flow), None, "the flow, when it was read again")
+
+
+# ---- erasing ------------------------------------------------------------------------------------
+
+ABOUT = b"ann@example.org"
+_PRIVATE = {
+    "args": b'["ann@example.org"]',
+    "kwargs": b'{"to":"ann@example.org"}',
+    "unique_key": "mail:ann@example.org",
+    "limit_key": "ann@example.org",
+    "correlation_id": "of ann@example.org",
+    "trace_context": {"baggage": "user=ann@example.org"},
+    "tags": ("ann@example.org", "mails"),
+    "metadata": {"to": "ann@example.org"},
+}
+_REFUSED = Failed(Failure(Kind.REJECTED, "bounced", "no mailbox ann@example.org"))
+
+
+def _tells(job: Job) -> bool:
+    """Whether anything of a job names its subject."""
+    return ABOUT.decode() in str(msgspec.structs.asdict(job))
+
+
+def _entry(text: str) -> bytes:
+    told = {"at": "2030-01-31T12:00:00Z", "event": "failed", "attempt": 1, "code": "bounced"}
+    return msgspec.json.encode(told | {"message": text, "traceback": text, "reason": text})
+
+
+@check()
+def erased_job_tells_nothing_of_its_subject(s: JobStoreSubject) -> None:
+    """Neither itself nor by what it is found; that it was there, and how it ended, stays."""
+    s.put("a", **_PRIVATE)
+    before = s.ended("a", _REFUSED, keep=DAY, entry=_entry("no mailbox ann@example.org"))
+    expect(_tells(before), "the check finds what it looks for")
+    same(s.store.erase([before]), 1, "erased")
+    found = s.get("a")
+    expect(not _tells(found), f"it still tells of its subject: {found}")
+    kept = ("status", "handler", "queue", "attempts", "deliveries", "created_at", "finished_at")
+    for name in (*kept, "purge_at", "fence", "priority", "limit"):
+        same(getattr(found, name), getattr(before, name), name)
+    same((found.args, found.kwargs, found.result), (b"[]", b"{}", None), "arguments and result")
+    error = found.last_error
+    same(error and (error.kind, error.code), (Kind.REJECTED, "bounced"), "the last failure")
+    events = [msgspec.json.decode(each)["event"] for each in found.history]
+    same(events[-2:], ["failed", "erased"], "its history")
+    for wanted in (Search(tags=("mails",)), Search(metadata={"to": "ann@example.org"})):
+        same((ids_of(s.store.search(wanted)), s.store.count(wanted)), ([], 0), f"by {wanted}")
+    same(s.store.erase([before]), 1, "erased again")
+
+
+@check()
+def result_and_large_arguments_are_erased(s: JobStoreSubject) -> None:
+    """Also where a store keeps what is large in a place of its own."""
+    s.put("a", args=b'["%b"]' % (ABOUT * 5_000), tags=("mails",))
+    s.ended("a", result=b'"%b"' % (ABOUT * 5_000), keep=1.0)
+    same(s.store.erase([s.get("a")]), 1, "erased")
+    expect(not _tells(s.get("a")), "it still tells of its subject")
+    s.clock.forward(2.0)
+    same((s.store.prune(10).purged, s.store.find("a")), (1, None), "purged in its time")
+
+
+@check()
+def only_what_has_ended_is_erased(s: JobStoreSubject) -> None:
+    """Not what waits or runs, and not what was moved since it was read."""
+    s.put("runs", "moved", "waits", args=b"[1]", tags=("mails",))
+    s.take("runs")
+    s.ended("moved", FAILS_FOR_GOOD)
+    read = [s.get(each) for each in ("runs", "moved", "waits")]
+    s.must(s.get("moved"), RequeueRequested())
+    s.ended("moved", FAILS_FOR_GOOD)
+    before = [s.get(each) for each in ("runs", "moved", "waits")]
+    same(s.store.erase(read), 0, "erased")
+    same([s.get(each) for each in ("runs", "moved", "waits")], before, "the jobs")
+    same(s.store.count(Search(tags=("mails",))), 3, "found by their tag")
+
+
+@check("reopen")
+def erased_job_stays_erased(s: JobStoreSubject) -> None:
+    """For whoever opens the store next."""
+    s.put("a", **_PRIVATE)
+    s.ended("a", result=b'"ann@example.org"')
+    s.store.erase([s.get("a")])
+    s.reopen()
+    expect(not _tells(s.get("a")), "it tells of its subject")
+    same(s.store.count(Search(tags=("mails",))), 0, "found by its tag")
+
+
+@check("flows")
+def step_can_be_erased(s: JobStoreSubject) -> None:
+    """It stays where it is in its flow, and goes with it."""
+    flow = _ended_chain(s, "a", "b", keep=10.0)
+    first = s.get(step_id(flow, 1))
+    same(s.store.erase([first]), 1, "erased")
+    found = s.get(step_id(flow, 1))
+    same((found.step, found.result), (first.step, None), "the step")
+    same(s.store.count(Search(flow=flow)), 2, "steps")
+    s.clock.forward(11.0)
+    s.store.prune(10)
+    same(s.store.count(Search()), 0, "what is left")

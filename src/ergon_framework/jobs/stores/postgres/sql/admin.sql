@@ -166,6 +166,25 @@ UPDATE ergon_jobs AS j SET purge_at = k.until FROM ergon_job_keys AS k
 WHERE j.ctid = ANY(ARRAY(SELECT spot FROM due)) AND k.job = j.seq AND k.until > {now}
     AND position('"' || j.status || '"' IN k.states) > 0;
 
+-- erase: what jobs tell that have ended and were not moved since; how many
+WITH erased AS (
+    UPDATE ergon_jobs AS j SET
+        args = '[]'::bytea, kwargs = '{}'::bytea, result = NULL, last_error = d.failure,
+        history = d.history, options = d.options, unique_key = NULL, limit_key = NULL
+    FROM unnest(
+        %(seqs)s::bigint[], %(ids)s::text[], %(fences)s::bigint[], %(statuses)s::text[],
+        %(finished)s::float8[], %(failures)s::text[], %(histories)s::text[], %(options)s::text[]
+    ) AS d (seq, id, fence, status, finished_at, failure, history, options)
+    WHERE j.seq = d.seq AND j.id = d.id AND j.fence = d.fence AND j.status = d.status
+        AND j.changed_at = d.finished_at AND d.status IN ('completed', 'failed', 'cancelled')
+    RETURNING j.seq
+), untagged AS (
+    DELETE FROM ergon_job_tags WHERE job = ANY(ARRAY(SELECT seq FROM erased))
+), freed AS (
+    DELETE FROM ergon_job_keys WHERE job = ANY(ARRAY(SELECT seq FROM erased))
+)
+SELECT count(*) FROM erased;
+
 -- purge_due: of each queue and status those that have been kept long enough
 WITH RECURSIVE groups (queue, status) AS (
     (SELECT queue, status FROM ergon_jobs WHERE stage = 0 ORDER BY queue, status LIMIT 1)
