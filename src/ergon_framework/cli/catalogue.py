@@ -58,7 +58,7 @@ GROUPS: dict[str, tuple[CommandEntry, ...]] = {
     ),
     "Look after": (
         CommandEntry("doctor", "Check this machine and what the settings name.", "project:doctor"),
-        CommandEntry("db", "Upgrade tables; export and import stores.", "db:app"),
+        CommandEntry("db", "Upgrade tables; export and import stores; forget.", "db:app"),
         CommandEntry("move", "Copy a store into another one.", "move:move"),
     ),
 }
@@ -73,8 +73,10 @@ ALIASES = (
     CommandEntry("conform", "ergon jobs conform", "conform:conform"),
     CommandEntry("export", "ergon db export", "record_files:export"),
     CommandEntry("import", "ergon db import", "record_files:import_"),
+    CommandEntry("forget", "ergon db forget", "forget:forget"),
 )
-"""Names from before a command moved into a group; they work for ever and are not listed.
+"""Short names of commands in a group, most from before they moved there; they work for ever and
+are not listed.
 
 Their help here is the name under which the command is listed now.
 """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli import record_files
+from ergon_framework.cli import forget, record_files
 from ergon_framework.cli.output import show_list, show_one, waiting
 from ergon_framework.cli.provider_stores import store_in_settings
 from ergon_framework.cli.session import ConfigPath, JsonFlag
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ergon_framework.app.schema import Tables
     from ergon_framework.providers.migrations.database import Database
 
-app = typer.Typer(help="Upgrade tables or look at their version; export and import stores.")
+app = typer.Typer(
+    help="Upgrade tables or look at their version; export and import stores; forget a subject."
+)
 
 StoreUrl = Annotated[
     str | None,
@@ -106,6 +108,7 @@ def downgrade(
 
 app.command()(record_files.export)
 app.command("import")(record_files.import_)
+app.command()(forget.forget)
 
 
 def _database(config: Path | None, store: str | None) -> Database:

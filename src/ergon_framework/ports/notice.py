@@ -234,6 +234,10 @@ _STORES: dict[str, tuple[Any, ...]] = {
         "Ended jobs were written to the archive, and deleted from the store.",
         ("count", "where"),
     ),
+    "subject.forgotten": (
+        "An operator erased what the stores told of one subject; the digest is that of its tag.",
+        ("digest", "jobs", "archived", "letters", "is_complete"),
+    ),
     "archive.failed": (
         "Ended jobs cannot be archived, and stay in the store; it is tried again.",
         ("error", "where"),

@@ -147,6 +147,11 @@ DELETE FROM {table} WHERE number IN (
     ORDER BY number LIMIT :most
 )
 """
+_OF_UNIT = """
+DELETE FROM {table} WHERE number IN (
+    SELECT number FROM {table} WHERE unit = :unit AND unit <> '' LIMIT :most
+)
+"""
 _TABLES = (("ergon_entries", "at"), ("ergon_spans", "ended_at"))
 
 
@@ -239,6 +244,14 @@ class SqliteJournal:
             gone += self._drop(_OLD.format(table=table, at=at), {"before": before})
             gone += self._drop(_SURPLUS.format(table=table), {"keep": most})
         return gone
+
+    def forget(self, units: Sequence[str]) -> int:
+        """Drop all that was told of some units; how many rows went."""
+        return sum(
+            self._drop(_OF_UNIT.format(table=table), {"unit": unit})
+            for unit in units
+            for table, _ in _TABLES
+        )
 
     def subscribe(self) -> Subscription:
         """Subscribe to each write, by any process; look now and then all the same."""

@@ -1,0 +1,316 @@
+"""``ergon forget``: erase what all stores of the settings tell of one subject, known by a tag.
+
+Slice by slice, so that workers go on: first what is found by the jobs of a slice (dead letters of
+the calls they made, entries of the journal), then the jobs themselves, and the archive at last.
+Whoever is killed in between runs it again: what is erased has lost the tag, and the rest still has
+it. A job that has not ended is left, and counted: it needs its arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergon_framework.app.jobs import JobSetup, setup_of
+from ergon_framework.app.journal import journal_path
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import call_stores, has_calls, has_jobs, place_of
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.archive_files import (
+    ArchiveBusyError,
+    ArchivedLine,
+    ArchiveWriter,
+    JobArchive,
+    tags_of,
+)
+from ergon_framework.jobs.bulk import FINAL, WAITING, slices
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_client import flows_of
+from ergon_framework.jobs.store_urls import open_store
+from ergon_framework.ports.jobstore import FullJobStore, Job, Search
+from ergon_framework.storage.journal import SqliteJournal
+from ergon_framework.telemetry.notices import emit
+
+if TYPE_CHECKING:
+    from ergon_framework.ports.providerstore import DeadLetter, ProviderStore, StoredLetter
+
+MAX_LETTERS = 100_000
+"""Dead letters of one store that are looked at, the newest."""
+LOCK_TRIES, LOCK_WAIT = 600, 0.1
+"""How often the lock of an archive is asked for, and seconds in between."""
+REASON = "its subject is to be forgotten"
+Progress = Callable[[int], object]
+
+FACTS = (
+    "facts in zones never change: write what is personal encrypted, with a key for each subject,"
+    " and drop the key"
+)
+RESULTS = "results of provider calls under idempotency keys go with keep_records"
+COPIES = (
+    "backups, replicas, exported files, logs and traces that were sent elsewhere; and free pages of"
+    " a database until VACUUM"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whose data is to be forgotten, and how."""
+
+    tag: str
+    cancels: bool = False
+    """Whether jobs that wait are cancelled, so that they can be erased."""
+
+    @property
+    def digest(self) -> str:
+        """What records of this call it by: the tag itself may name somebody."""
+        return hashlib.sha256(self.tag.encode()).hexdigest()
+
+    def search(self, *, has_ended: bool) -> Search:
+        """Jobs of this subject that can be erased, or those that wait."""
+        return Search(tags=(self.tag,), statuses=FINAL if has_ended else WAITING)
+
+
+@dataclass(slots=True)
+class Forgotten:
+    """What was erased, or would be; and what was left."""
+
+    jobs: int = 0
+    archived: int = 0
+    letters: int = 0
+    entries: int = 0
+    cancelled: int = 0
+    waiting: int = 0
+    running: int = 0
+    bound: int = 0
+    """Ended steps of flows that have not ended: others may need their results."""
+    could_not: list[str] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        """How much there is to erase."""
+        return self.jobs + self.archived + self.letters + self.cancelled
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing of the subject is left that could be erased later."""
+        return not (self.waiting or self.running or self.bound)
+
+    def document(self) -> dict[str, Any]:
+        """As programs read it."""
+        return {
+            "jobs": self.jobs,
+            "archived": self.archived,
+            "dead_letters": self.letters,
+            "journal_entries": self.entries,
+            "cancelled": self.cancelled,
+            "left": {"waiting": self.waiting, "running": self.running, "bound": self.bound},
+            "is_complete": self.is_complete,
+            "could_not": self.could_not,
+        }
+
+
+def count(settings: Settings, subject: Subject, url: str | None = None) -> Forgotten:
+    """What :func:`forget` would erase, and what it would leave. Nothing is changed."""
+    with _opened(settings, url, reads=True) as places:
+        found, names = Forgotten(could_not=places.could_not), {subject.tag}
+        if places.store is not None:
+            _count_left(places.store, subject, found)
+            for job in places.store.search(subject.search(has_ended=True)):
+                if not _is_bound(places.store, job):
+                    found.jobs += 1
+                    names |= _names([job])
+            if subject.cancels:
+                found.cancelled, found.waiting = found.waiting, 0
+        if places.archive is not None:
+            for line in places.archive.lines():
+                if subject.tag in tags_of(line):
+                    found.archived += 1
+                    names |= _names([line.job()])
+        found.letters = sum(len(each.of(names)) for each in places.letters)
+        return found
+
+
+def forget(
+    settings: Settings,
+    subject: Subject,
+    url: str | None = None,
+    progress: Progress = lambda _done: None,
+) -> Forgotten:
+    """Erase all there is of a subject, and tell what could not be erased."""
+    with _opened(settings, url) as places:
+        found = Forgotten(could_not=places.could_not)
+        if places.store is not None:
+            _erase_jobs(places.store, places, subject, found, progress)
+        if places.archive is not None:
+            _erase_archived(places.archive, places, subject, found)
+        found.letters += places.delete_letters({subject.tag})
+    emit(
+        "subject.forgotten",
+        digest=subject.digest,
+        jobs=found.jobs,
+        archived=found.archived,
+        letters=found.letters,
+        is_complete=found.is_complete,
+    )
+    return found
+
+
+# ---- jobs ---------------------------------------------------------------------------------------
+
+
+def _erase_jobs(
+    store: FullJobStore, places: _Places, subject: Subject, found: Forgotten, progress: Progress
+) -> None:
+    if subject.cancels:
+        client = JobClient(settings=places.setup.jobs, store=store)
+        found.cancelled = client.cancel_many(subject.search(has_ended=False), reason=REASON)
+    is_more = True
+    while is_more:  # again, for jobs that have ended meanwhile
+        is_more = False
+        for some in slices(store.search(subject.search(has_ended=True))):
+            free = [job for job in some if not _is_bound(store, job)]
+            found.letters += places.delete_letters(_names(free))
+            found.entries += places.forget_entries(job.id for job in free)
+            number = store.erase(free)
+            found.jobs += number
+            is_more |= number > 0
+            progress(found.jobs)
+    _count_left(store, subject, found)
+
+
+def _count_left(store: FullJobStore, subject: Subject, found: Forgotten) -> None:
+    running = Search(tags=(subject.tag,), statuses=(JobStatus.ACTIVE,))
+    found.running = store.count(running)
+    found.waiting = store.count(subject.search(has_ended=False))
+    ended = store.search(subject.search(has_ended=True))
+    found.bound = sum(_is_bound(store, job) for job in ended)
+
+
+def _is_bound(store: FullJobStore, job: Job) -> bool:
+    """Whether it is a step of a flow that goes on, which may ask for what it returned."""
+    if job.step is None:
+        return False
+    flow = flows_of(store).find(job.step.flow_id)
+    return flow is not None and not flow.status.is_final
+
+
+def _names(jobs: Iterable[Job]) -> set[str]:
+    """By what provider calls know the jobs that they were made in."""
+    return {name for job in jobs for name in (job.id, job.correlation_id) if name}
+
+
+# ---- archives -----------------------------------------------------------------------------------
+
+
+def _erase_archived(
+    archive: JobArchive, places: _Places, subject: Subject, found: Forgotten
+) -> None:
+    """Rewrite each file of the archive that has something of the subject."""
+    names = [each.name for each in archive.files()]
+    for name in names:
+        with _locked(archive) as writer:
+            mine = [line for line in archive.lines([name]) if subject.tag in tags_of(line)]
+            if mine:
+                found.letters += places.delete_letters(_names(line.job() for line in mine))
+                found.entries += places.forget_entries(line.key for line in mine)
+                found.archived += writer.rewrite(name, lambda each: _is_of(subject, each))
+
+
+def _is_of(subject: Subject, line: ArchivedLine) -> bool:
+    return subject.tag in tags_of(line)
+
+
+@contextmanager
+def _locked(archive: JobArchive) -> Iterator[ArchiveWriter]:
+    """The lock of the archive, which a worker holds for a slice at a time."""
+    with ExitStack() as stack:
+        writer = None
+        for _ in range(LOCK_TRIES):
+            with suppress(ArchiveBusyError):
+                writer = stack.enter_context(archive.locked())
+                break
+            threading.Event().wait(LOCK_WAIT)
+        yield stack.enter_context(archive.locked()) if writer is None else writer
+
+
+# ---- where a subject may be found ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Letters:
+    """The dead letters of one store of provider calls, by what they are found by."""
+
+    store: ProviderStore
+    known: Sequence[StoredLetter]
+
+    def of(self, names: set[str]) -> list[str]:
+        """Those of calls that were made under one of these ids or keys, or under a key below."""
+        return [
+            each.letter.dead_letter_id for each in self.known if names & set(_keys_of(each.letter))
+        ]
+
+
+def _keys_of(letter: DeadLetter) -> tuple[str, ...]:
+    key = letter.idempotency_key
+    return letter.correlation_id, key, key.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    setup: JobSetup
+    store: FullJobStore | None
+    archive: JobArchive | None
+    letters: Sequence[_Letters]
+    journal: SqliteJournal | None
+    could_not: list[str]
+
+    def delete_letters(self, names: set[str]) -> int:
+        """Delete the dead letters of calls under these ids or keys; how many."""
+        found = [(each.store, each.of(names)) for each in self.letters] if names else []
+        return sum(store.delete_letters(ids) for store, ids in found if ids)
+
+    def forget_entries(self, units: Iterable[str]) -> int:
+        """Delete what the journal has of these units; how many entries."""
+        return 0 if self.journal is None else self.journal.forget(list(units))
+
+
+@contextmanager
+def _opened(settings: Settings, url: str | None, *, reads: bool = False) -> Iterator[_Places]:
+    """Every store of the settings that is there; none is made."""
+    setup = setup_of(settings, url)
+    could_not: list[str] = []
+    with ExitStack() as stack:
+        store = None
+        if setup.url and not setup.url.lower().startswith("memory:") and has_jobs(setup.url):
+            store = stack.enter_context(closing(open_store(setup.url, read_only=reads)))
+        named = [] if url else call_stores(settings).values()
+        there = [each for each in named if has_calls(each, "provider_dead_letters")]
+        letters = [_letters_in(each, stack, could_not) for each in there]
+        journal = None
+        path = journal_path(settings)
+        if path is not None and path.exists() and not reads:
+            journal = stack.enter_context(closing(SqliteJournal(path)))
+        archive = setup.jobs.archive
+        if settings.extensions.get("zones"):
+            could_not.append(FACTS)
+        if letters:
+            could_not.append(RESULTS)
+        could_not.append(COPIES)
+        found = None if archive is None else JobArchive(Path(archive.folder))
+        yield _Places(setup, store, found, letters, journal, could_not)
+
+
+def _letters_in(url: str, stack: ExitStack, could_not: list[str]) -> _Letters:
+    from ergon_framework.providers.store_urls import open_store as open_calls
+
+    store = stack.enter_context(closing(open_calls(url)))
+    known = store.letters(limit=MAX_LETTERS)
+    if len(known) == MAX_LETTERS:
+        place = place_of(url)
+        could_not.append(f"dead letters in {place} beyond the newest {MAX_LETTERS:,}")
+    return _Letters(store, known)

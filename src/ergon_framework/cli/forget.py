@@ -1,0 +1,79 @@
+"""``ergon forget``: erase what the stores of the settings tell of one subject."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ergon_framework.cli.job_client import StoreUrl, observed_as_operator
+from ergon_framework.cli.job_filters import DryRun
+from ergon_framework.cli.jobs_bulk import Yes
+from ergon_framework.cli.output import printable, progress, show_one, waiting
+from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ergon_framework.app import forget as forgetting
+
+
+def forget(
+    tag: Annotated[
+        str, typer.Option("--tag", metavar="TAG", help="The tag of its jobs: customer:42.")
+    ],
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Cancel its jobs that wait, and erase them, too.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Erase what all stores tell of one subject, for good: arguments, results, errors, tags.
+
+    Jobs that have ended, their copies in the archive, dead letters of the provider calls that they
+    made, and what the journal of this machine has of them. That a job was there stays: its id,
+    state and times. Jobs that wait or run are left and counted, and the exit code is 1: run it
+    again when they have ended. Killed in the middle, it goes on where it was.
+    """
+    from ergon_framework.app import forget as forgetting
+    from ergon_framework.app.settings import load_settings
+    from ergon_framework.ports.job_fields import tags
+
+    settings = load_settings(config)
+    (name,) = tags("tag", [tag])
+    subject = forgetting.Subject(name, cancels=cancel)
+    with waiting("counting"):
+        found = forgetting.count(settings, subject, url)
+    if found.number and not dry_run:
+        if not yes:
+            _confirm(found)
+        with (
+            observed_as_operator(config),
+            progress("erased", found.jobs + found.cancelled) as move,
+        ):
+            found = forgetting.forget(settings, subject, url, move)
+    shape = found.document() | {"dry_run": dry_run}
+    if as_json:
+        show_one(shape, as_json=True)
+    else:
+        left, could_not = shape.pop("left"), shape.pop("could_not")
+        shape |= {f"left {state}": number for state, number in left.items()}
+        show_one(shape, as_json=False)
+        for each in could_not:
+            print(printable(f"not erased: {each}"), file=sys.stderr, flush=True)
+    return 0 if found.is_complete else 1
+
+
+def _confirm(found: forgetting.Forgotten) -> None:
+    """Ask whether it is to be erased; without a terminal only --yes says so."""
+    what = f"{found.jobs + found.cancelled:,} job(s) and {found.archived:,} archived one(s)"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigurationError(
+            f"nobody was asked whether to erase {what} for good",
+            remedy="give --yes if that is what you want, or --dry-run to see how much there is",
+        )
+    if not typer.confirm(f"erase {what} for good?", err=True):
+        raise ConfigurationError("nothing was erased", remedy="--dry-run only counts")

@@ -1,0 +1,240 @@
+"""``ergon forget``: what all stores tell of one subject is erased, whoever dies in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ergon_framework.app.journal import journalling
+from ergon_framework.app.settings import load_settings
+from ergon_framework.cli import invoke
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import Failed, JobStatus, Succeeded
+from ergon_framework.errors import JobStateError
+from ergon_framework.jobs.archive_files import JobArchive
+from ergon_framework.jobs.archiver import Archiver
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.ports.flow import step_id
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.providerstore import RecordBatch
+from ergon_framework.providers.store_urls import open_store as open_calls
+from ergon_framework.telemetry.notices import emit
+from tests import fork_server
+from tests.app.workplace import Workplace
+from tests.cli.test_dlq_providers import LETTER
+from tests.jobs.manual_worker import Hand
+
+pytestmark = pytest.mark.req("JOBS:operator")
+ANN, BOB = "ann@example.org", "bob@example.org"
+TAG = "customer:42"
+SETTINGS = """
+[store]
+url = "sqlite:///work.db"
+
+[jobs]
+default_executor = "python"
+
+[jobs.archive]
+folder = "archive"
+
+[executors.python]
+command = ["python"]
+
+[providers]
+"""
+BOUNCED = Failed(Failure(Kind.REJECTED, "bounced", f"no mailbox {ANN}"))
+Answer = tuple[int, Any, str]
+Ask = Callable[..., Answer]
+
+
+@pytest.fixture
+def ergon(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """The command with --json, in a folder with settings."""
+    workplace.settings(SETTINGS)
+
+    def ask(*arguments: str) -> Answer:
+        capsys.readouterr()
+        code = invoke(["forget", "--tag", TAG, "--json", *arguments])
+        found = capsys.readouterr()
+        return code, json.loads(found.out) if found.out else None, found.err
+
+    return ask
+
+
+def client() -> JobClient:
+    """A client of the store of the settings."""
+    return JobClient("sqlite:///work.db")
+
+
+def ended(jobs: JobClient, *ids: str, seen: Any = None, to: str = ANN, **options: Any) -> None:
+    """Mails that were sent, or not, to the subject unless to another."""
+    tags = [TAG] if to == ANN else ["customer:43"]
+    for each in ids:
+        jobs.enqueue("send", [to], id=each, tags=tags, metadata={"to": to}, **options)
+        Hand(jobs.store).run(seen or Succeeded(), {"sent_to": to})
+
+
+def told(jobs: JobClient) -> str:
+    """All that the store has, as text."""
+    return str([msgspec.structs.asdict(job) for job in jobs.store.search(Search())])
+
+
+def test_everything_that_was_found_is_erased(ergon: Ask) -> None:
+    """Jobs, archived jobs, dead letters and the journal; others are left as they are."""
+    with closing(client()) as jobs:
+        ended(jobs, "old", result_ttl=0.0)
+        ended(jobs, "others-old", to=BOB, result_ttl=0.0)
+        assert Archiver(jobs.store, JobArchive(Path("archive"))).turn() == 2
+        ended(jobs, "sent")
+        ended(jobs, "bounced", seen=BOUNCED)
+        ended(jobs, "other", to=BOB)
+        letters = [
+            replace(LETTER, dead_letter_id="of-a-job", correlation_id="sent"),
+            replace(LETTER, dead_letter_id="below-a-job", idempotency_key="bounced/1"),
+            replace(LETTER, dead_letter_id="of-an-archived-job", correlation_id="old"),
+            replace(LETTER, dead_letter_id="another", correlation_id="other"),
+        ]
+        with closing(open_calls("sqlite:///work.db")) as calls:
+            calls.record(RecordBatch([], letters))
+        with journalling(load_settings(), "worker"):
+            for each in ("bounced", "other"):
+                emit("job.dead_lettered", job_id=each, failure=Failure(Kind.DEFECT, "x", ANN))
+        before = jobs.store.find("other")
+        assert ergon("--dry-run")[1]["dead_letters"] == 3
+        assert ANN in told(jobs)
+        code, found, _ = ergon("--yes")
+        assert (code, found["is_complete"]) == (0, True)
+        counts = {name: found[name] for name in ("jobs", "archived", "dead_letters")}
+        assert counts == {"jobs": 2, "archived": 1, "dead_letters": 3}
+        assert found["journal_entries"] >= 1
+        assert ANN not in told(jobs)
+        assert jobs.store.find("other") == before
+        with closing(open_calls("sqlite:///work.db")) as calls:
+            assert [each.letter.dead_letter_id for each in calls.letters()] == ["another"]
+    archive = JobArchive(Path("archive"))
+    assert [line.key for line in archive.lines()] == ["others-old"]
+    files = [Path("ergon-journal.db"), *(archive.path / each.name for each in archive.files())]
+    assert not [each.name for each in files[1:] if ANN.encode() in each.read_bytes()]
+    assert invoke(["why", "bounced"]) == 0
+
+
+def test_nothing_is_erased_unless_somebody_says_so(ergon: Ask) -> None:
+    """Without a terminal only --yes does; a dry run counts and changes nothing."""
+    with closing(client()) as jobs:
+        ended(jobs, "sent")
+        before = told(jobs)
+        code, _, err = ergon()
+        assert (code, "--yes" in err) == (2, True)
+        code, found, _ = ergon("--dry-run")
+        assert (code, found["jobs"], found["dry_run"]) == (0, 1, True)
+        assert told(jobs) == before
+
+
+def test_jobs_that_have_not_ended_are_left_and_counted(ergon: Ask) -> None:
+    """They need their arguments; run again when they have ended, it erases them."""
+    with closing(client()) as jobs:
+        ended(jobs, "sent")
+        jobs.enqueue("send", [ANN], id="runs", tags=[TAG])
+        held = Hand(jobs.store).claim()
+        jobs.enqueue("send", [ANN], id="waits", tags=[TAG])
+        code, found, _ = ergon("--yes")
+        assert (code, found["jobs"], found["is_complete"]) == (1, 1, False)
+        assert found["left"] == {"waiting": 1, "running": 1, "bound": 0}
+        assert jobs.find("runs").args == msgspec.json.encode([ANN])
+        Hand(jobs.store).settle(held, Succeeded(), ANN)
+        code, found, _ = ergon("--yes", "--cancel")
+        assert (code, found["jobs"], found["cancelled"]) == (0, 2, 1)
+        assert jobs.find("waits").status is JobStatus.CANCELLED
+        assert ANN not in told(jobs)
+        assert ergon("--yes")[1]["jobs"] == 0
+
+
+def test_a_step_is_left_until_its_flow_has_ended(ergon: Ask) -> None:
+    """Another step may ask for what it returned."""
+    with closing(client()) as jobs:
+        part = {"handler": "send", "args": [ANN], "tags": [TAG]}
+        flow = jobs.chain(part, "count").enqueue()
+        Hand(jobs.store).run(Succeeded(), ANN)
+        code, found, _ = ergon("--yes")
+        assert (code, found["left"]["bound"]) == (1, 1)
+        assert jobs.find(step_id(flow, 1)).result is not None
+        Hand(jobs.store).run(Succeeded(), 1)
+        assert ergon("--yes")[0] == 0
+        assert ANN not in told(jobs)
+
+
+def test_what_was_erased_cannot_be_sent_back(ergon: Ask) -> None:
+    """It has no arguments any more; many at once leave it out."""
+    with closing(client()) as jobs:
+        ended(jobs, "bounced", seen=BOUNCED)
+        assert ergon("--yes")[0] == 0
+        with pytest.raises(JobStateError, match="was erased"):
+            jobs.requeue("bounced")
+        assert jobs.requeue_many(handler="send") == 0
+
+
+def test_the_record_of_it_does_not_name_the_subject(ergon: Ask) -> None:
+    """An operator can show that it was done; the tag is told as a digest."""
+    with closing(client()) as jobs:
+        ended(jobs, "sent")
+    assert ergon("--yes")[0] == 0
+    journal = Path("ergon-journal.db").read_bytes()
+    assert b"subject.forgotten" in journal
+    assert TAG.encode() not in journal
+
+
+def test_what_cannot_be_erased_is_told(workplace: Workplace, ergon: Ask) -> None:
+    """Facts never change, and copies elsewhere are nobody's but the operator's."""
+    workplace.settings(SETTINGS + '\n[zones.plant-a]\ndata = "data"\nlisten = "127.0.0.1:0"\n')
+    with closing(client()) as jobs:
+        ended(jobs, "sent")
+    _, found, _ = ergon("--dry-run")
+    assert [each.split(":")[0] for each in found["could_not"]][:1] == [
+        "facts in zones never change"
+    ]
+    assert "backups" in found["could_not"][-1]
+
+
+def test_a_tag_that_no_job_can_have_is_refused(ergon: Ask) -> None:
+    """Instead of finding nothing."""
+    assert invoke(["forget", "--tag", "a=b", "--yes"]) == 2
+    assert invoke(["forget", "--yes"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "point",
+    [
+        "jobs.desk.before_commit=kill@2",
+        "jobs.desk.after_commit=kill@2",
+        "archive.rewrite.synced=kill",
+        "archive.rewrite.named=kill",
+    ],
+)
+def test_a_killed_run_is_gone_on_with(ergon: Ask, point: str) -> None:
+    """Wherever it dies: run again, nothing of the subject is left, and all of the others is."""
+    with closing(client()) as jobs:
+        ended(jobs, *(f"old-{n}" for n in range(3)), result_ttl=0.0)
+        ended(jobs, "others-old", to=BOB, result_ttl=0.0)
+        Archiver(jobs.store, JobArchive(Path("archive"))).turn()
+        ended(jobs, *(f"sent-{n}" for n in range(150)))
+        ended(jobs, "other", to=BOB)
+        words = [sys.executable, "-m", "ergon_framework.cli", "forget", "--tag", TAG, "--yes"]
+        died = fork_server.run(words, env=os.environ | {"ERGON_FAILPOINTS": point})
+        assert died.returncode == -signal.SIGKILL
+        assert ergon("--yes")[1]["is_complete"]
+        assert ANN not in told(jobs)
+        assert jobs.find("other").args == msgspec.json.encode([BOB])
+    archive = JobArchive(Path("archive"))
+    assert [line.key for line in archive.lines()] == ["others-old"]
+    assert not [each for each in Path("archive").iterdir() if ANN.encode() in each.read_bytes()]
