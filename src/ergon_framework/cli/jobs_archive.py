@@ -77,7 +77,7 @@ def cat(folder: FolderPath = None, config: ConfigPath = None) -> None:
     for line in archive.records():
         shape = {"kind": line.kind, "key": line.key, "archived_at": line.archived_at}
         text = json.dumps(shape, ensure_ascii=False)[:-1]
-        sys.stdout.write(f'{text}, "record": {bytes(line.record).decode()}}}\n')
+        sys.stdout.write(f'{text}, "record": {line.record.decode()}}}\n')
     sys.stdout.flush()
 
 
@@ -99,5 +99,5 @@ def opened_archive(folder: Path | None, config: Path | None) -> tuple[JobArchive
 
 
 def _record(line: ArchivedLine) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(bytes(line.record))
+    found: dict[str, Any] = json.loads(line.record)
     return found

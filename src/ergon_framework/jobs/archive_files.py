@@ -1,8 +1,11 @@
 """The folder in which ended jobs are archived: JSON Lines that are appended, read and rewritten.
 
-A file is ``jobs-DAY-NUMBER.jsonl``. Its first line says what it is; every other line is one record,
-written as ``ergon export`` writes it, with the instant at which it was archived. A line that was
-cut off by a crash or a full disk is the last of its file: the next append begins another file.
+A file is ``jobs-DAY-NUMBER.jsonl``; one that is not appended to any more may have been written anew
+as Parquet, ``jobs-DAY-NUMBER.parquet``.
+
+The first line says what the file is; every other line is one record, written as ``ergon export``
+writes it, with the instant at which it was archived. A line that was cut off by a crash or a full
+disk is the last of its file: the next append begins another file.
 
 Whoever appends or rewrites holds the lock of the folder. So no line goes into a file that is being
 replaced, and a job that was read before it was erased is in the archive before that is searched.
@@ -16,14 +19,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.jobs.parquet_files import ParquetRow, read_rows, require, write_rows
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.transfer import JobRecord, TransferRecord, record_line
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -35,7 +38,8 @@ VERSION = 1
 MAX_FILE_SIZE = 256 * 1024 * 1024
 """Bytes after which the next file is begun."""
 _LOCK = "archive.lock"
-_NAME = re.compile(r"jobs-(?P<day>\d{8})-(?P<number>\d{6,})\.jsonl")
+_NAME = re.compile(r"jobs-(?P<day>\d{8})-(?P<number>\d{6,})\.(?P<format>jsonl|parquet)")
+_JSONL, _PARQUET = ".jsonl", ".parquet"
 _DRAFT = ".rewritten"
 
 declare(
@@ -64,7 +68,8 @@ class ArchivedLine(NamedTuple):
     kind: str
     key: str
     archived_at: str
-    record: msgspec.Raw
+    record: bytes
+    """JSON."""
 
     def job(self) -> Job:
         """The job that it tells of."""
@@ -106,9 +111,14 @@ class JobArchive:
         max_file_size: int = MAX_FILE_SIZE,
         now: Callable[[], float] = time.time,
         version: str = "",
+        format: str = "jsonl",
     ) -> None:
         """``now`` gives files their day and lines their instant; ``version`` is that of Ergon."""
+        if format == "parquet":
+            require()  # a worker that could not write it does not start
         self.path = path
+        self.format = format
+        """What files become that are not appended to any more."""
         self._max_file_size = max_file_size
         self._now = now
         self._version = version
@@ -148,7 +158,11 @@ class JobArchive:
         wanted = [each.name for each in self.files()] if files is None else files
         for name in wanted:
             with self._told("read"), Folder.open(self.path, follow=True) as folder:
-                descriptor = folder.open_file(name, os.O_RDONLY)
+                try:
+                    descriptor = folder.open_file(name, os.O_RDONLY)
+                except FileNotFoundError:  # it was written anew as Parquet since it was listed
+                    name = name.replace(_JSONL, _PARQUET)  # noqa: PLW2901 - of the same records
+                    descriptor = folder.open_file(name, os.O_RDONLY)
                 with os.fdopen(descriptor, "rb") as file:
                     yield from _lines_in(name, file)
 
@@ -232,30 +246,55 @@ class ArchiveWriter:
         The new file takes the place of the old one when all of it is on the disk.
         """
         dropped = sum(drops(line) for line in self._archive.lines([name]))
-        if not dropped:
-            return 0
-        draft = f".{name}{_DRAFT}"
-        with contextlib.suppress(FileNotFoundError):
-            self._folder.unlink(draft)  # of a process that was killed
-        with (
-            os.fdopen(self._folder.open_file(name, os.O_RDONLY), "rb") as old,
-            os.fdopen(
-                self._folder.open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb"
-            ) as new,
-        ):
+        if dropped:
+            if name.endswith(_PARQUET):
+                kept = (line for line in self._archive.lines([name]) if not drops(line))
+                self._replace(name, lambda new: _write_parquet(new, kept))
+            else:
+                self._replace(name, lambda new: self._copy(name, new, drops))
+        return dropped
+
+    def convert(self) -> bool:
+        """Write one file that nobody appends to any more anew as Parquet; False: there is none.
+
+        A process that dies before the old file is gone leaves each of its records twice; the next
+        one writes the new file again.
+        """
+        today = format_rfc3339(self._now())[:10]
+        files = [each for each in _files_in(self._folder) if each.name.endswith(_JSONL)]
+        closed = files[:-1] if files and files[-1].day == today else files
+        if not closed:
+            return False
+        name = closed[0].name
+        lines = self._archive.lines([name])
+        self._replace(name.replace(_JSONL, _PARQUET), lambda new: _write_parquet(new, lines))
+        self._folder.unlink(name)
+        self._folder.sync()
+        return True
+
+    def _copy(self, name: str, new: IO[bytes], drops: Callable[[ArchivedLine], bool]) -> None:
+        with os.fdopen(self._folder.open_file(name, os.O_RDONLY), "rb") as old:
             for text in old:
                 line = _line_of(name, text)
                 if line is None and not _is_header(text):
                     continue  # it was cut off, and its job is still in the store
                 if line is None or not drops(line):
                     new.write(text)
+
+    def _replace(self, name: str, write: Callable[[IO[bytes]], object]) -> None:
+        """Put a file in the place of what has this name, when all of it is on the disk."""
+        draft = f".{name}{_DRAFT}"
+        with contextlib.suppress(FileNotFoundError):
+            self._folder.unlink(draft)  # of a process that was killed
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        with os.fdopen(self._folder.open_file(draft, flags), "w+b") as new:
+            write(new)
             new.flush()
             sync_file(new.fileno())
         failpoint("archive.rewrite.synced")
         self._folder.replace(draft, name)
         self._folder.sync()
         failpoint("archive.rewrite.named")
-        return dropped
 
     def _header(self) -> bytes:
         told = {
@@ -273,12 +312,12 @@ class ArchiveWriter:
         number = 1
         if today:
             last = today[-1]
-            number = _number_of(last.name)
-            descriptor = self._folder.open_file(last.name, os.O_RDWR | os.O_APPEND)
-            if last.size < self._max_file_size and _ends_with_a_line(descriptor):
-                return descriptor, False
-            os.close(descriptor)
-            number += 1
+            number = _number_of(last.name) + 1
+            if last.name.endswith(_JSONL):
+                descriptor = self._folder.open_file(last.name, os.O_RDWR | os.O_APPEND)
+                if last.size < self._max_file_size and _ends_with_a_line(descriptor):
+                    return descriptor, False
+                os.close(descriptor)
         name = f"jobs-{day.replace('-', '')}-{number:06d}.jsonl"
         return self._folder.open_file(name, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL), True
 
@@ -292,7 +331,7 @@ def _files_in(folder: Folder) -> list[ArchiveFile]:
                 size = folder.look(name).st_size
                 day = match["day"]
                 found.append(ArchiveFile(name, f"{day[:4]}-{day[4:6]}-{day[6:]}", size))
-    return sorted(found, key=lambda each: (each.day, _number_of(each.name)))
+    return sorted(found, key=lambda each: (each.day, _number_of(each.name), each.name))
 
 
 def _number_of(name: str) -> int:
@@ -310,7 +349,17 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _lines_in(name: str, file: BufferedReader) -> Iterator[ArchivedLine]:
+def _write_parquet(new: IO[bytes], lines: Iterable[ArchivedLine]) -> None:
+    write_rows(
+        new, (ParquetRow(each.kind, each.key, each.archived_at, each.record) for each in lines)
+    )
+
+
+def _lines_in(name: str, file: IO[bytes]) -> Iterator[ArchivedLine]:
+    if name.endswith(_PARQUET):
+        for kind, key, archived_at, record in read_rows(file):
+            yield ArchivedLine(name, kind, key, archived_at, record)
+        return
     for text in file:
         line = _line_of(name, text)
         if line is not None:
@@ -325,7 +374,7 @@ def _line_of(name: str, text: bytes) -> ArchivedLine | None:
         found = _read_line(text)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return ArchivedLine(name, found.kind, found.key, found.archived_at, found.record)
+    return ArchivedLine(name, found.kind, found.key, found.archived_at, bytes(found.record))
 
 
 def _is_header(text: bytes) -> bool:

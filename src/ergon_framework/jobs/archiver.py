@@ -55,9 +55,12 @@ class Archiver:
                 return len(jobs)
             flows: FlowStore | None = getattr(self._store, "flows", None)
             found = [] if flows is None else flows.ripe(1)
-            if flows is None or not found:
-                return 0
-            return self._archive_flow(writer, flows, found[0], is_stopped)
+            if flows is not None and found:
+                return self._archive_flow(writer, flows, found[0], is_stopped)
+            # When nothing else is to be done: a file is large.
+            while self._archive.format == "parquet" and not is_stopped() and writer.convert():
+                pass
+            return 0
 
     def _archive_jobs(self, writer: ArchiveWriter, jobs: list[Job]) -> None:
         written = writer.append([_record(job) for job in jobs])

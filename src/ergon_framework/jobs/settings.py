@@ -152,6 +152,7 @@ class ArchiveSettings(SettingsModel):
     """``[jobs.archive]``: where ended jobs are written before they are deleted."""
 
     folder: Annotated[str, Field(min_length=1)]
+    format: Literal["jsonl", "parquet"] = "jsonl"
     max_file_size: Annotated[Count, Field(ge=1024)] = 256 * 1024 * 1024
 
 

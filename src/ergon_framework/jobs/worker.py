@@ -407,6 +407,7 @@ class Worker:
             max_file_size=archive.max_file_size,
             now=self._store.now,
             version=version(),
+            format=archive.format,
         )
         return ArchiveThread(Archiver(self._store, folder), self._reported, archive.folder)
 
