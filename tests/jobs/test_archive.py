@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import resource
 import signal
@@ -22,8 +23,9 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.archive_files import ArchiveBusyError, JobArchive
 from ergon_framework.jobs.archiver import Archiver, ArchiveThread
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.encoded_store import decoded_job
 from ergon_framework.jobs.flow_client import flows_of, purge_flow
-from ergon_framework.jobs.settings import ArchiveSettings
+from ergon_framework.jobs.settings import ArchiveSettings, JobsSettings
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
@@ -289,6 +291,27 @@ def test_purging_one_flow_leaves_what_is_to_be_archived(
     subject.clock.forward(11.0)
     purge_flow(subject.store, flow)
     assert ids_of(subject.store.search(Search())) == ["a"]
+
+
+def test_what_is_encrypted_in_the_store_is_encrypted_in_the_archive(archive: JobArchive) -> None:
+    """Jobs and steps of flows; whoever has the key reads them."""
+    pytest.importorskip("cryptography")
+    key = base64.b64encode(b"k" * 32).decode()
+    settings = JobsSettings.model_validate({"codec": {"active_key": "a", "keys": {"a": key}}})
+    clock = HandClock()
+    subject = JobStoreSubject(MemoryJobStore(clock), clock, None, 5.0)
+    client = JobClient(settings=settings, store=subject.store)
+    client.enqueue("send", ["ann@example.org"], id="a")
+    subject.ended("a", keep=1.0)
+    flow = client.chain({"handler": "send", "args": ["ann@example.org"]}).enqueue()
+    subject.ended(step_id(flow, 1), keep=1.0)
+    clock.forward(2.0)
+    assert drain(Archiver(client.store, archive)) == 2
+    (file,) = archive.files()
+    assert b"ann@example.org" not in (archive.path / file.name).read_bytes()
+    jobs = [line.job() for line in archive.lines() if line.kind == "job"]
+    codec = settings.codec.compiled()
+    assert [decoded_job(each, codec).args for each in jobs] == [b'["ann@example.org"]'] * 2
 
 
 def test_slices_are_small_where_jobs_are_large(

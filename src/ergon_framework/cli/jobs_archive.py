@@ -48,6 +48,7 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show everything about one archived job or flow, as it was archived last."""
+    from ergon_framework.jobs.encoded_store import decoded_job
     from ergon_framework.jobs.views import job_view
     from ergon_framework.ports.transfer import JobRecord
 
@@ -61,7 +62,10 @@ def show(
         )
     told = {"archived_at": found.archived_at, "file": found.file}
     if found.kind == JobRecord.kind:
-        show_job(job_view(found.job(), settings) | told, as_json=as_json)
+        plain = found.job()
+        if settings.codec.is_set:
+            plain = decoded_job(plain, settings.codec.compiled())
+        show_job(job_view(plain, settings) | told, as_json=as_json)
     else:
         show_one({"kind": found.kind, **told, **_record(found)}, as_json=as_json)
 

@@ -37,7 +37,8 @@ class Archiver:
     """Moves what was kept long enough from a store into an archive, slice by slice."""
 
     def __init__(self, store: FullJobStore, archive: JobArchive) -> None:
-        self._store = store
+        # As the store keeps them: what is encrypted there is encrypted in the archive.
+        self._store: FullJobStore = getattr(store, "plain", store)
         self._archive = archive
         self._size = MIN_SLICE
 
