@@ -58,6 +58,7 @@ LONG_LOOKS = {
     "flows": "it ends with a page, in the order of the table",
     "soonest": "it ends at the first few",
     "ripe": "it looks through the few states of one unique key",
+    "keep_holder": "the same",
     "first_expiry": "it ends at the first of each",
     "next_lane_of_key": "the same, of two",
     "next_blocked": "the same, of three",
