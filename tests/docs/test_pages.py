@@ -25,10 +25,12 @@ _MUST_HAVE_CODE = {
     "docs/howto/enqueue-in-your-transaction.md",
     "docs/howto/flows.md",
     "docs/howto/limit-and-prioritise-jobs.md",
+    "docs/howto/keep-and-forget-jobs.md",
     "docs/howto/limit-provider-calls.md",
     "docs/howto/migrate-from-apscheduler.md",
     "docs/howto/migrate-from-celery.md",
     "docs/howto/mount-the-health-api.md",
+    "docs/howto/roll-out-a-new-version.md",
     "docs/howto/provider-celery.md",
     "docs/howto/publish-facts.md",
     "docs/howto/quarantine-and-release.md",
@@ -46,6 +48,7 @@ _MUST_HAVE_CODE = {
     "docs/howto/write-handlers.md",
     "docs/reference/engines.md",
     "docs/reference/jobs.md",
+    "docs/howto/unique-jobs.md",
 }
 
 
