@@ -67,11 +67,11 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
     is_debug = _DEBUG in given[:ours]
     given = [each for each in given[:ours] if each != _DEBUG] + given[ours:]
     session = Session(is_debug, is_process, given)
-    if is_process:
-        prepare_streams()
-        _do_without_rich()
     try:
         try:
+            if is_process:
+                prepare_streams()  # what was printed before is written then, or cannot be
+                _do_without_rich()
             code = _main(given, session)
             sys.stdout.flush()
         except BrokenPipeError:

@@ -31,7 +31,7 @@ def forget(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Erase what all stores tell of one subject, for good: arguments, results, errors, tags.
+    """Erase what all stores tell of one subject, for good.
 
     Jobs that have ended, their copies in the archive, dead letters of the provider calls that they
     made, and what the journal of this machine has of them. That a job was there stays: its id,

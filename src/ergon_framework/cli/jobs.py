@@ -106,7 +106,7 @@ def unreadable(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List rows that cannot be read: those that were set aside, then all others.
+    """List rows that cannot be read, those set aside first.
 
     A row may come from a newer version, or from somebody who wrote to the store by hand. Upgrade,
     or put its columns right without changing stage and status. One that a worker has set aside is

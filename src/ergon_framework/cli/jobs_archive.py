@@ -47,7 +47,7 @@ def show(
     config: ConfigPath = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show everything about one archived job or flow, as it was archived last."""
+    """Show one job or flow as it was archived last."""
     from ergon_framework.jobs.encoded_store import decoded_job
     from ergon_framework.jobs.views import job_view
     from ergon_framework.ports.transfer import JobRecord

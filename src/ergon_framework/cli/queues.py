@@ -95,7 +95,10 @@ def limit(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Limit a queue, or each limit key in it, across all workers; "none" lifts a limit."""
+    """Limit a queue, or each limit key in it, across all workers.
+
+    "none" lifts a limit.
+    """
     from ergon_framework.jobs.settings import QueueSettings
 
     own = {"max_active": max_active, "rate": rate, "burst": burst}
