@@ -111,6 +111,10 @@ class Version:
             process.kill()
             process.wait()
 
+    def workers(self) -> int:
+        """How many workers have told of themselves."""
+        return len(json.loads(self.ergon("jobs", "workers", "--json").stdout))
+
     def statuses(self) -> Counter[str]:
         """How many jobs are in each state."""
         rows = json.loads(self.ergon("queues", "list", "--json").stdout)
@@ -188,6 +192,7 @@ def test_both_versions_work_beside_each_other(place: Callable[[], Place]) -> Non
         both.new.ergon("db", "upgrade")
         with both.new.worker():
             ids += both.new.enqueue("new")
+            wait_until(lambda: both.new.workers() == 2, "the new worker, which may be late")
             wait_until(lambda: set(both.ran()) == set(ids), "all jobs")
     assert both.ran() == once(ids)
     found = both.new.statuses()

@@ -37,13 +37,20 @@ def waited_for(url: str) -> FullJobStore | None:
     with SignalListener(lambda _number: stopped.set()):
         for failures in itertools.count():
             try:
-                return CALL_BUDGET.run_within(CONNECT_TIMEOUT, lambda: open_store(url))
+                found = CALL_BUDGET.run_within(CONNECT_TIMEOUT, lambda: open_store(url))
             except StoreUnavailableError as error:
                 if file_of(url) is not None:
                     raise
                 wait = OUTAGE_BACKOFF.delay(failures, roll())
                 text = "the store does not answer; the worker waits and asks again in %.1f s: %s"
                 logger.warning(text, wait, error)
+            else:
+                if not stopped.is_set():
+                    return found
+                # The signal was heard here, and nobody else will be told of it.
+                found.close()
+                say("stopped while the store was opened")
+                return None
             if stopped.wait(wait):
                 say("stopped while the store was away")
                 return None
