@@ -55,6 +55,7 @@ def test_only_durability_is_left_out() -> None:
         "fences_survive",
         *spoilt,
         "flow_survives_a_new_process",
+        "erased_job_stays_erased",
     )
     assert report.subject == "MemoryJobStore"
 

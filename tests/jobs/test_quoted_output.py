@@ -15,6 +15,7 @@ from ergon_framework.app import console
 from ergon_framework.app.observability import set_up_logging
 from ergon_framework.cli.output import json_text
 from ergon_framework.core.text import indented, one_line, quoted_json, whole_record
+from ergon_framework.errors import ExecutorError
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from tests.jobs.real_worker import at_work, quick, wait_until, worker
@@ -70,6 +71,7 @@ def test_the_last_words_of_an_executor_forge_nothing(
     executor = ExecutorSettings(command=("sh", str(program)), pool_size=1)
     with (
         caplog.at_level(logging.INFO),
+        pytest.raises(ExecutorError, match="does not start"),
         at_work(worker(MemoryJobStore(), executor=executor, settings=quick())),
     ):
         wait_until(lambda: "its last words" in caplog.text, "its end")
@@ -89,6 +91,7 @@ def test_what_an_executor_writes_is_shown_without_its_secrets(
     executor = ExecutorSettings(command=("sh", str(program)), pool_size=1)
     with (
         caplog.at_level(logging.INFO),
+        pytest.raises(ExecutorError, match="does not start"),
         at_work(worker(MemoryJobStore(), executor=executor, settings=quick())),
     ):
         wait_until(lambda: "its last words" in caplog.text, "its end")
@@ -122,6 +125,7 @@ def test_lines_of_two_processes_are_logged_whole(
 
     with (
         caplog.at_level(logging.INFO),
+        pytest.raises(ExecutorError, match="does not start"),
         at_work(worker(MemoryJobStore(), executor=executor, settings=quick())),
     ):
         wait_until(lambda: len(beginning("unfinished")) >= 2, "the end of both")

@@ -169,7 +169,7 @@ def test_a_handler_that_no_worker_has(one: OneJob) -> None:
     told = one.why(*two, job=job)
     assert "No worker has said that it has the handler 'resize'." in told
     assert "Those that have its executor looked: w1, w2." in told
-    assert "dead-lettered (handler_not_found) when none had for 1.0 days" in told
+    assert "dead-lettered (handler_not_found) when none had for 24.0 hours" in told
     assert "Nothing holds it" not in told
     served = msgspec.structs.replace(two[0], serves=("#resize",))
     assert "Nothing holds it" in one.why(served, two[1], job=job)
