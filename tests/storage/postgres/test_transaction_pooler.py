@@ -203,10 +203,11 @@ def test_a_lock_that_needs_a_session_is_refused(url: str) -> None:
 
 
 def _open_again(url: str) -> None:
-    """Open a store; a pooler may first hand out a connection that has just been ended."""
-    for _ in range(5):
+    """Open a store; a pooler may first hand out connections that have just been ended."""
+    for _ in range(60):
         with suppress(StoreUnavailableError):
             open_store(url).close()
+            return
 
 
 @pytest.mark.req("SCALE:url-errors")
