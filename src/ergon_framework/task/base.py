@@ -27,6 +27,8 @@ class BaseTask:
     ``self.connectors["orders"]`` is also ``self.orders_connector``, and likewise for services.
     """
 
+    # Of the class as well: __getattr__ reads both, and would call itself without end on an instance
+    # whose subclass forgot super().__init__().
     connectors: Mapping[str, Any] = MappingProxyType({})
     services: Mapping[str, Any] = MappingProxyType({})
 
@@ -52,6 +54,8 @@ class BaseTask:
         ``loop.stop_grace``; calls made from inside a running transaction belong to that work.
         When no call is running, the next one stops before it fetches anything.
         """
+        # Without _LOCK: a signal handler that interrupts begin_call in the same thread would wait
+        # for it for ever.
         calls = tuple(_calls(self))
         if not calls:
             self.__dict__[_ASKED] = True

@@ -57,6 +57,8 @@ class CallBatches(Generic[B]):
             found = self._made.get(key)
             if found is None:
                 found = self._made[key] = self._make()
+                # Units that wait in batches of an evicted call hold them by reference: if it still
+                # runs, its next unit only opens new ones.
                 while len(self._made) > MAX_CALLS:
                     del self._made[next(iter(self._made))]
             return found
@@ -177,6 +179,8 @@ class ThreadBatches:
         return unit.answer()
 
     def _follow(self, batch: _Batch, unit: _Unit) -> None:
+        # The supervisor does not notify this signal when it gives up on a unit, so the wait ends at
+        # the deadline and then looks every LATE seconds.
         until = unit.deadline_at
         while not unit.is_done and not unit.is_cancelled:
             batch.signal.wait(None if until == NEVER else until)
@@ -186,10 +190,14 @@ class ThreadBatches:
     def _lead(self, batch: _Batch) -> None:
         with self._lock:
             self._fill(batch)
+            # The engine has decided about a unit that it gave up on: done here as well, it might be
+            # done twice.
             units = [unit for unit in batch.units if not unit.is_cancelled]
         try:
             if units:
                 _share(self._owner, units, self._call([unit.payload for unit in units]))
+        # Also SystemExit and the like: the other units of the batch wait for an outcome in their
+        # own threads.
         except BaseException as error:
             _fail(units, error)
         finally:
@@ -203,6 +211,7 @@ class ThreadBatches:
         until = current_clock().now() + self._rule.linger
         while self._open is batch and current_clock().now() < until:
             batch.signal.wait(until)
+        # It stays open while it waits for a running call to end, and so may still fill up.
         self._waiting.append(batch)
         while self._waiting[0] is not batch or not self._may_begin():
             batch.signal.wait(self._looks_again_at() if self._waiting[0] is batch else None)
@@ -325,6 +334,7 @@ class AsyncBatches:
                 unit.turn.set_result(True)
                 return
         self._running.remove(batch)
+        # Not called from here: _begin may be the caller, and is in the middle of its own loop.
         if self._due:
             asyncio.get_running_loop().call_soon(self._begin)
 
@@ -340,6 +350,8 @@ class AsyncBatches:
             _fail(units, error)
         finally:
             for unit in units:
+                # False: its outcome is there, and it has nothing to lead. A cancelled turn is done
+                # already.
                 if not unit.turn.done():
                     unit.turn.set_result(False)
             self._running.remove(batch)

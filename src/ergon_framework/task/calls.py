@@ -42,6 +42,8 @@ def _inside(attempt: Attempt | None, engine: ThreadEngine) -> Iterator[None]:
         return
     run = attempt.run
     run.inner = (*run.inner, engine)
+    # The engine may have given up before this call was among run.inner: then nobody else stops it.
+    # Twice means at once, since nobody waits for its results.
     if attempt.is_cancelled:
         engine.request_stop()
         engine.request_stop()

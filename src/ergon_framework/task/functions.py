@@ -92,6 +92,8 @@ class FunctionConsumer(Generic[P, T]):
         self._middleware = middleware or MiddlewareStack()
         self._dependencies = dependencies or Dependencies()
         self._handlers: dict[str, Any] = {}
+        # updated=(): attributes of the function, such as one called name, would replace those of
+        # the consumer.
         functools.update_wrapper(cast("Callable[..., Any]", self), function, updated=())
 
     @functools.cached_property
@@ -123,6 +125,7 @@ class FunctionConsumer(Generic[P, T]):
                 f"the consumer {self.name!r} has two handlers of the same kind",
                 remedy="call the one from the other",
             )
+        # It becomes an attribute of a class, and must not be given the task as its first argument.
         self._handlers[hook] = staticmethod(handler)
         return handler
 
@@ -186,9 +189,11 @@ class FunctionConsumer(Generic[P, T]):
         return await cast("Any", self.task(connector)).execute(self.policy)  # type: ignore[no-any-return]
 
     def policy_under(self, settings: ConsumerPolicy | None) -> ConsumerPolicy:
-        """The policy of the options, with what an operator's settings say in the place of it."""
+        """The policy of the options; a field that the operator's settings name is theirs."""
         if settings is None:
             return self.policy
+        # exclude_unset on both sides: a default that nobody wrote must not win over a value that
+        # somebody did.
         own = self.policy.model_dump(exclude_unset=True)
         return type(settings).model_validate(_merged(own, settings.model_dump(exclude_unset=True)))
 
@@ -206,7 +211,8 @@ def consumer(
 
     def decorate(function: Callable[P, T], /) -> FunctionConsumer[P, T]:
         made = FunctionConsumer(function, source, name=name, options=options)
-        made.policy  # noqa: B018 - refused where it stands
+        # Read only to refuse a wrong option here, where the decorator stands, and not at the start.
+        made.policy  # noqa: B018
         return made
 
     return decorate
@@ -227,9 +233,9 @@ def check_source(source: Any) -> None:
     is_name = isinstance(source, str) and bool(source)
     if source is None or is_name or any(callable(getattr(source, each, None)) for each in _FETCH):
         return
-    told = "an empty name" if isinstance(source, str) else f"a {type(source).__name__}"
+    wrong = "an empty name" if isinstance(source, str) else f"a {type(source).__name__}"
     raise WiringError(
-        f"a consumer was given {told} to consume from",
+        f"a consumer was given {wrong} to consume from",
         remedy=f"pass a connector, which has {' or '.join(_FETCH)}, or the name of one in the"
         " settings",
     )
@@ -482,6 +488,8 @@ def _argument(
         hint = _element(owner.name, hint)
     if hint is Transaction:
         return lambda transaction: transaction
+    # Plain Transaction was answered above; here it is Transaction[Order], whose payload is
+    # converted, or the type of a payload.
     if typing.get_origin(hint) is not Transaction:
         payload = payload_converter(owner.name, hint)
         if payload is None:

@@ -203,6 +203,7 @@ def read_options(
     batch = _batch_rule(owner, given)
     if batch is not None:
         _put(owner, whole, ("loop", "concurrency", "value"), batch.size * batch.calls, "batch")
+        # Otherwise a fetch would bring one unit, and each batch would wait out its linger.
         given.setdefault("prefetch", batch.size)
     for name, value in given.items():
         _put(owner, whole, _PATHS[name], value, name)
@@ -327,11 +328,11 @@ def _checked(owner: str, table: Mapping[str, Any]) -> ConsumerPolicy:
     try:
         return ConsumerPolicy.model_validate(table)
     except ValidationError as error:
-        told = "; ".join(_told(error))
-        raise WiringError(f"the consumer {owner!r} is set up wrongly: {told}") from error
+        problems = "; ".join(_problems(error))
+        raise WiringError(f"the consumer {owner!r} is set up wrongly: {problems}") from error
 
 
-def _told(error: ValidationError) -> Iterator[str]:
+def _problems(error: ValidationError) -> Iterator[str]:
     from ergon_framework.ports.settings_model import explain
 
     options = {path: name for name, path in _PATHS.items()}

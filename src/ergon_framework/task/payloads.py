@@ -76,7 +76,8 @@ def payload_converter(owner: str, hint: Any) -> Converter | None:
                 return decoder.decode(payload)
             made: Any = msgspec.convert({_FIELD: payload}, struct, dec_hook=_made)
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            reason = _told(error, "" if is_json else f".{_FIELD}")
+            reason = _reason(error, "" if is_json else f".{_FIELD}")
+            # from None: msgspec's error may show a value of the payload.
             raise InvalidPayloadError(f"the payload is no {title}: {reason}") from None
         return made.payload
 
@@ -124,11 +125,12 @@ def _made(kind: Any, value: Any) -> Any:
     try:
         return validate(value)
     except ValueError as error:
-        told = _told_by_pydantic(kind, error)
-    raise _RefusedError(told)
+        reason = _pydantic_reason(kind, error)
+    # Raised after the except: pydantic's error, as its context, would show the payload in a log.
+    raise _RefusedError(reason)
 
 
-def _told(error: Exception, prefix: str) -> str:
+def _reason(error: Exception, prefix: str) -> str:
     """The reason without any value: texts of the user's classes may show the one they refuse."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
@@ -147,15 +149,15 @@ def _told(error: Exception, prefix: str) -> str:
     return f"{path}: {reason}" if path else reason
 
 
-def _told_by_pydantic(kind: Any, error: Any) -> str:
+def _pydantic_reason(kind: Any, error: Any) -> str:
     try:
         problems = error.errors(include_url=False, include_input=False)
     except Exception:  # a model_validate of another library, or one that was overridden
         return f"Not a valid `{kind.__name__}`"
     names = _names_in(kind)
-    told = (f"{_place(each['loc'], names)}: {_problem(each)}" for each in problems[:5])
+    reasons = (f"{_place(each['loc'], names)}: {_problem(each)}" for each in problems[:5])
     more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-    return "; ".join(told) + more
+    return "; ".join(reasons) + more
 
 
 def _place(loc: tuple[Any, ...], names: frozenset[str]) -> str:

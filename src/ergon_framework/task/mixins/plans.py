@@ -44,6 +44,7 @@ def find_hook(task: object, name: str, arity: int, *, is_async: bool, default: A
     """The user's hook, or None when only the mixin's ``default`` is there."""
     hook = getattr(task, name, None)
     owner = type(task).__name__
+    # Compares functions: each access of a method makes another bound method.
     if hook is None or getattr(hook, "__func__", hook) is default:
         return None
     if not callable(hook):

@@ -32,7 +32,7 @@ from ergon_framework.ports.settings_model import (
 
 def _arguments(value: object) -> Any:
     if not isinstance(value, Mapping):
-        raise ValueError("must be a table")  # noqa: TRY004 - as above
+        raise ValueError("must be a table")  # noqa: TRY004 - pydantic lets a TypeError through
     if "batch_size" in value:
         raise ValueError("must not hold 'batch_size', which the engine passes from loop.batch.size")
     return frozen(value)

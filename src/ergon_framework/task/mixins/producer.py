@@ -109,7 +109,7 @@ class AsyncProducerMixin(_Base):
 
 
 def _traced(hook: Hook) -> Hook:
-    """A transaction leaves with the span of the attempt that sends it."""
+    """Let a transaction carry the span of the attempt that sends it."""
     return lambda transaction: hook(inject(transaction))
 
 

@@ -107,6 +107,8 @@ def with_context(*given: Any) -> Any:
 
     @functools.wraps(fn)
     def bound(*args: Any, **kwargs: Any) -> Any:
+        # A copy for each call: a context can be entered once at a time, and threads may call this
+        # at once.
         return context.copy().run(fn, *args, **kwargs)
 
     return bound
