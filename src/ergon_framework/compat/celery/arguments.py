@@ -78,7 +78,7 @@ def encode_result(value: Any) -> Any:
     try:
         return read_result(value, json.dumps(value, default=_marked))
     except (TypeError, ValueError, RecursionError):
-        return value  # whoever writes it says why it cannot be written
+        return value  # the executor that writes the outcome says why it cannot be written
 
 
 def read_result(value: Any, text: str) -> Any:
@@ -111,7 +111,7 @@ def _marked(value: Any) -> Any:
         case bytes():
             return _bytes(value)
     if any(each.__name__ == "Promise" for each in type(value).__mro__):
-        return str(value)  # a lazy translation of Django
+        return str(value)  # a lazy translation of Django; by name, so that Django is not imported
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 

@@ -195,7 +195,7 @@ class CeleryBridge:
         signal: str | None = "SIGTERM",
         **options: Any,
     ) -> Any:
-        """What ``app.control.revoke`` does: cancel ids that are jobs, and tell workers of others.
+        """Stand in for ``app.control.revoke``: cancel the jobs, and pass other ids on to Celery.
 
         ``celery.result.AsyncResult(id).revoke()`` ends up here, too.
         """
@@ -206,6 +206,8 @@ class CeleryBridge:
         others = [each for each in ids if each not in jobs]
         if not others or self._revoke is None:
             return None
+        # Without a job among them, Celery gets exactly what the caller gave: an id or a list of
+        # ids.
         whole = task_id if len(others) == len(ids) else others
         return self._revoke(whole, destination, terminate, signal, **options)
 
@@ -222,6 +224,8 @@ class CeleryBridge:
             bound = inspect.signature(self._send).bind(name, args, kwargs, *positional)
             options |= {each: bound.arguments[each] for each in [*bound.arguments][3:]}
         delivery = RUNNING_DELIVERY.get()
+        # Before the routes: a job that runs is retried as a job, also when its task now goes to
+        # Celery.
         if delivery is not None and options.get("task_id") == delivery.job_id:
             return self._again(delivery, name, args, kwargs, options)
         # A message that is retried by Celery's worker stays with Celery.
@@ -233,6 +237,8 @@ class CeleryBridge:
             self._refuse_map(name, args, kwargs)
         message = {key: value for key, value in options.items() if key not in OF_JOBS}
         sent = self._send(name, args, kwargs, **message)
+        # Nobody has to ask the job store about this id. A result_cls of the call's own lacks the
+        # field.
         if hasattr(sent, "is_message"):
             sent.is_message = True
         return sent
@@ -256,6 +262,7 @@ class CeleryBridge:
 
     def _find_job(self, task_id: str) -> JobResult | None:
         """The result of a job, if there is one with this id."""
+        # An application that sends nothing to Ergon must not depend on its job store for results.
         if "ergon" not in self._route.values():
             return None
         try:
@@ -278,6 +285,7 @@ class CeleryBridge:
             declared = ("queue", "priority", "expires", "serializer")
             own = {each: getattr(task, each, None) for each in declared}
             options = {**{key: value for key, value in own.items() if value is not None}, **options}
+        # Once for each task: this runs at every call.
         if task is not None and name not in self._warned:
             self._warned.add(name)
             for each in unkept(task):
@@ -317,6 +325,7 @@ class CeleryBridge:
         """The options of a retry that are not those of its job."""
         queue = options.get("queue")
         known = {delivery.queue, getattr(task, "queue", None), None}
+        # _routed made this queue of Celery's default one, whose name a retry sends along.
         if delivery.queue == DEFAULT_QUEUE:
             known.add(self.celery_app.conf.task_default_queue)
         if getattr(queue, "name", queue) not in known:
@@ -342,10 +351,10 @@ class CeleryBridge:
         """The options with the queue that Celery's routes give; its default queue is ours."""
         given = {key: value for key, value in options.items() if value is not None}
         if "queue" not in given and given.keys() & {"exchange", "routing_key"}:
-            return given  # which is refused: only the broker knows where they lead
+            return given  # job_options refuses it: only the broker knows where these lead
         asked = given.get("queue", DEFAULT_QUEUE)
         if not asked or not isinstance(getattr(asked, "name", asked), str):
-            return given  # which is refused as well: a router knows names and queues
+            return given  # refused there as well: Celery's router would fail on it
         chosen = self.celery_app.amqp.router.route(dict(given), name, args, kwargs, task)
         queue = chosen.pop("queue", None)
         name_of_queue = str(getattr(queue, "name", queue))
@@ -431,16 +440,16 @@ class CelerySignals(Listener):
         return ExceptionInfo((type(error), error, error.__traceback__))
 
     def _store(self, task: Any, task_id: str, state: str, value: Any, einfo: Any) -> None:
-        """Write the result to Celery's backend; one that is away must not fail what is done."""
-        told = getattr(einfo, "traceback", None)
+        """Write the result to Celery's backend; if that is away, the task is done all the same."""
+        trace = getattr(einfo, "traceback", None)
         try:
             if state == "SUCCESS" and not task.ignore_result:
                 task.backend.mark_as_done(task_id, value, request=task.request)
             elif state == "RETRY":
                 cause = getattr(value, "exc", None) or value
-                task.backend.mark_as_retry(task_id, cause, told, request=task.request)
+                task.backend.mark_as_retry(task_id, cause, trace, request=task.request)
             elif state == "FAILURE":
-                task.backend.mark_as_failure(task_id, value, told, request=task.request)
+                task.backend.mark_as_failure(task_id, value, trace, request=task.request)
         except Exception as error:
             logger.warning("the result of %s was not stored: %s", task.name, describe(error))
 
@@ -477,7 +486,7 @@ def _encoded_result(value: Any) -> Any:
     try:
         return read_result(value, _written(value))
     except (TypeError, ValueError, RecursionError):
-        return value  # whoever writes it says why it cannot be written
+        return value  # the executor that writes the outcome says why it cannot be written
 
 
 def _written(value: Any) -> str:

@@ -72,6 +72,8 @@ class Delivery:
                 remedy="call apply_async with the new arguments, and return",
                 details={"task": self.task},
             )
+        # The worker would dead-letter the job as exhausted; here the task's author can be told what
+        # to change.
         if self.attempt >= max_attempts:
             remedy = f"declare it: max_retries={self.attempt} in the decorator of the task"
             if self.attempt >= UNBOUNDED_ATTEMPTS:
@@ -187,7 +189,8 @@ class TaskHandler:
                 value = task(*args, **kwargs)
         except Exception as error:
             self._tell_end(delivery, error)
-            raise  # from here, so that a traceback shows no more of us than it must
+            raise  # here and not in _tell_end, which would be a further frame of the traceback
+        # Before on_success: a task that asked for a retry and returned has not succeeded.
         self._try_again(delivery)
         task.on_success(value, task_id, args, kwargs)
         self._end(delivery, "SUCCESS", value, None)
@@ -212,6 +215,7 @@ class TaskHandler:
             self._listener.returned(task, task_id, "RETRY", error)
             delay = delivery.retry_delay
             delay = _delay_of(error) if delay is None else delay
+            # The cause is the task's own error, and that is what the job's history is to show.
             raise RetryLater(_retry_text(error), delay) from cause
         info = self._listener.error_info(error)
         task.on_failure(error, task_id, args, kwargs, info)
@@ -310,6 +314,7 @@ def soft_time_limit(seconds: float | None, error: type[BaseException] | None) ->
         yield
         return
     lock = threading.Lock()
+    # Not by a signal: those interrupt the main thread only, and handlers run in any.
     thread = ctypes.c_ulong(threading.get_ident())
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
     is_over = False
@@ -325,6 +330,8 @@ def soft_time_limit(seconds: float | None, error: type[BaseException] | None) ->
     try:
         yield
     finally:
+        # The lock is shared with interrupt(), so that nothing is raised in this thread after the
+        # task.
         with lock:
             is_over = True
             raise_in(thread, None)  # one that was asked for and has not been raised yet

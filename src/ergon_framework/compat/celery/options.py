@@ -87,6 +87,7 @@ class TaskPolicy:
             "on_error": "dead-letter",
             "on_timeout": "dead-letter",
             "on_lost": "retry" if self.acks_late else "dead-letter",
+            # Ten years: no countdown or eta of a task is to be cut short.
             "max_retry_after": 3650 * DAY,
         }
 
@@ -219,10 +220,10 @@ def refuse_canvas(name: str, options: Mapping[str, Any]) -> None:
 
 def refuse_changes(name: str, changed: Iterable[str]) -> None:
     """Refuse a retry for which the task asks with other options than its job has."""
-    told = ", ".join(sorted(changed))
-    if told:
+    options = ", ".join(sorted(changed))
+    if options:
         raise UnsupportedOptionError(
-            f"the task {name!r} asks for a retry with {told}, and all attempts of a job have the"
+            f"the task {name!r} asks for a retry with {options}, and all attempts of a job have the"
             " same options",
             remedy="call apply_async with these options, and return",
             details={"task": name},
@@ -246,6 +247,8 @@ def check_rate(policy: TaskPolicy, queue: str, rates: Mapping[str, float | None]
     """
     limit = 0.0 if policy.rate_limit is None else rate_of(policy.rate_limit)
     found = rates.get(queue)
+    # A thousandth more, because the remedy below rounds: 10/m is 0.166667 in it, which is above
+    # 1/6.
     if not limit or (found is not None and found <= limit * 1.001):
         return
     raise UnsupportedOptionError(
@@ -307,8 +310,9 @@ def _priority(policy: TaskPolicy, value: Any, *, is_smaller_first: bool) -> int 
     found = _whole_of(value)
     if found is None:
         remedy = "give a number from 0 to 9, as Celery's brokers have them"
-        told = f"priority must be a whole number, not {shown(value)}"
-        raise _wrong(policy.name, told, remedy)
+        problem = f"priority must be a whole number, not {shown(value)}"
+        raise _wrong(policy.name, problem, remedy)
+    # A job with a greater number goes first, as with RabbitMQ.
     call = {"priority": -found if is_smaller_first else found}
     priority: int = _right(policy, call, "priority", "priority")
     return priority
@@ -339,6 +343,7 @@ def _expiry(value: Any, now: datetime) -> dict[str, Any]:
         is_far = (at - now).total_seconds() >= TEN_YEARS
         return {} if is_far else {"expires_at": at}
     seconds = _seconds("expires", value)
+    # A negative one stays: Celery takes calls that have expired, and expired_at() finds them.
     return {"expires_in": max(-TEN_YEARS, seconds)} if seconds < TEN_YEARS else {}
 
 
@@ -408,9 +413,9 @@ def _refuse(name: str, key: str, value: Any) -> None:
     raise _unsupported(name, key, remedy)
 
 
-def _wrong(name: str, told: str, remedy: str) -> UnsupportedOptionError:
+def _wrong(name: str, problem: str, remedy: str) -> UnsupportedOptionError:
     return UnsupportedOptionError(
-        f"the call of the task {name!r} has an option that it cannot have: {told}",
+        f"the call of the task {name!r} has an option that it cannot have: {problem}",
         remedy=remedy,
         details={"task": name},
     )

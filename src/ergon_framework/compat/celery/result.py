@@ -152,8 +152,8 @@ class JobResult:
             history = self._opened.show(self.id).get("history") or []
         except JobNotFoundError:
             return None
-        told = [each["traceback"] for each in history if each.get("traceback")]
-        return told[-1] if told else None
+        traces = [each["traceback"] for each in history if each.get("traceback")]
+        return traces[-1] if traces else None
 
     def revoke(self, terminate: bool = False, **_: Any) -> None:
         """Cancel the job if it waits; with ``terminate`` also one that runs."""
@@ -174,6 +174,8 @@ class JobResult:
 
 def _timeout_of_celery(error: ResultTimeoutError) -> ResultTimeoutError:
     """The error, so that code which catches Celery's own ``TimeoutError`` catches it as well."""
+    # Not imported: who catches Celery's TimeoutError has imported it, and Celery may not be
+    # installed.
     celery = sys.modules.get("celery.exceptions")
     if celery is None:
         return error
@@ -212,8 +214,8 @@ def result_class(of_celery: Any, find: Callable[[str], JobResult | None]) -> Any
                 job = None
             if job is None:
                 return super()._get_task_meta()
-            told = {"status": job.state, "result": job.result, "traceback": job.traceback}
-            return {"task_id": self.id, "children": [], **told}
+            outcome = {"status": job.state, "result": job.result, "traceback": job.traceback}
+            return {"task_id": self.id, "children": [], **outcome}
 
         def get(self, *args: Any, **options: Any) -> Any:
             job = self._job()

@@ -94,6 +94,8 @@ class CallTarget:
         late = expired_at(options, client.store.now())
         if late is None:
             return JobResult(client.enqueue(name, args, kwargs, **options), client)
+        # A client refuses a job that expires before it is due; with Celery such a call is accepted
+        # and later revoked.
         in_time = without_expiry(options)
         expired = structs.replace(client.job(name, args, kwargs, **in_time), expires_at=late)
         client.store.add([expired])

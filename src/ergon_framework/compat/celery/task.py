@@ -347,6 +347,7 @@ class AutoretryTask:
             asked = dict(task.retry_kwargs)
             if task.retry_backoff:
                 asked["countdown"] = self._countdown(task.request.retries)
+            # retry() raises by itself, unless retry_kwargs has throw=False.
             raise task.retry(exc=error, **asked) from error
 
     def _countdown(self, retries: int) -> float:
@@ -354,6 +355,7 @@ class AutoretryTask:
         factor, cap = float(self._task.retry_backoff), float(self._task.retry_backoff_max)
         if cap <= 0.0:  # which a Backoff takes for no cap
             return 0.0
+        # At least one second: Celery raises a smaller factor to 1 as well, and True is 1.
         return Backoff(max(1.0, factor), 2.0, cap, low=low, high=1.0).delay(retries, self._dice())
 
 
@@ -418,6 +420,7 @@ class Celery:
         task = task() if isinstance(task, type) else task
         if not task.name:
             task.name = f"{type(task).__module__}.{type(task).__name__}"
+        # Now, at the import: later it would be an error of the first call.
         policy_of(task)  # says what is wrong with its options
         if task.tags is not None and declared_tags(task) is None:
             raise UnsupportedOptionError(
@@ -477,6 +480,8 @@ class SharedTasks:
     def add_app(self, app: Celery) -> None:
         """Give an application all tasks, and those that follow."""
         with self._lock:
+            # Weak: this list lives as long as the process, and a test makes an application for each
+            # case.
             self._apps = [each for each in self._apps if each() is not None] + [weakref.ref(app)]
             for task in self._tasks:
                 app.register_task(task)
