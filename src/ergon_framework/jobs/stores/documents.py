@@ -99,6 +99,8 @@ def step_options_text(job: NewJob) -> str | None:
     """The same as ``options_text`` for a new step: most ask for nothing of their own."""
     if job.step is None or job.uses is not None or is_special(job):
         return options_text(job)
+    # All plain steps of a flow have the same options: with thousands of steps it pays to encode
+    # them once.
     return _of_flow(job.step.flow_id)
 
 
@@ -168,7 +170,8 @@ def entries_of(history: str | None) -> tuple[bytes, ...]:
 
 
 def is_special(job: NewJob) -> bool:
-    """Whether the plain statement cannot say all there is to say."""
+    """Whether a new job has something that the plain statement does not write."""
+    # Without `uses`: only steps have it, and they have statements of their own.
     return (
         job.limit_key is not None
         or job.unique_key is not None
@@ -221,10 +224,10 @@ _decode = msgspec.json.Decoder(WorkerRecord).decode
 
 
 class Reader:
-    """Reads rows; one that cannot be read does not hide the others, and is told of once."""
+    """Reads rows. One that cannot be read is left out and logged once; the others are answered."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def workers(self, rows: Iterable[tuple[Any, ...]]) -> list[WorkerRecord]:
         """From rows of id, instant and JSON."""
@@ -242,8 +245,8 @@ class Reader:
                 yield read(row)
             except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
                 name = f"{what} {row[0]!r}"
-                if name not in self._told:
-                    self._told.add(name)
+                if name not in self._logged:
+                    self._logged.add(name)
                     logger.warning("the row of %s is left out, it cannot be read: %s", name, error)
 
 
@@ -322,6 +325,8 @@ def named_in(lanes: Iterable[tuple[str, str]], seen: Mapping[str, float]) -> lis
     for executor, queue in sorted(lanes):
         if executor:
             queues.setdefault(executor, []).append(queue)
+    # Under the empty name stands when the first worker reported. An executor that was never seen
+    # counts as missing since then, not since ever.
     since = seen.get("")
     return [Named(each, tuple(found), seen.get(each, since)) for each, found in queues.items()]
 

@@ -26,7 +26,7 @@ _decode = msgspec.json.Decoder(dict[str, object]).decode
 def erased(job: Job, now: float) -> Job:
     """The same job without arguments, result, messages, tags, metadata, keys and lineage."""
     failure = job.last_error
-    told = {"at": format_rfc3339(now), "event": ERASED, "status": job.status.value}
+    entry = {"at": format_rfc3339(now), "event": ERASED, "status": job.status.value}
     return msgspec.structs.replace(
         job,
         args=b"[]",
@@ -41,7 +41,7 @@ def erased(job: Job, now: float) -> Job:
         tags=(),
         metadata=None,
         last_error=None if failure is None else replace(failure, message=""),
-        history=(*filter(None, map(_without_texts, job.history)), _encode(told)),
+        history=(*filter(None, map(_without_texts, job.history)), _encode(entry)),
     )
 
 

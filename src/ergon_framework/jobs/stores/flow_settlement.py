@@ -342,6 +342,7 @@ class FlowSettlement:
     def _write(self, row: FlowRow) -> None:
         now = self.tables.at
         row.changed_at = now
+        # A flow that was retried has not ended any more: retention must not delete it.
         row.purge_at = None
         if row.state.status.is_final and row.keep is not None:
             row.purge_at = now + row.keep
@@ -431,6 +432,8 @@ class FlowSettlement:
             row = FlowRow(new.id, state, 0.0, None, new.name, now, now, new.plan)
             self._rows[new.id] = row
             self.tables.put_flow(row, is_new=True)
+        # Jobs that the new steps wait for become steps themselves: the flow ends only when they
+        # have.
         not_yet_steps = sum(each.flow_id is None for each in found)
         change = self.plan(new.id, StepsAdded(len(steps) + not_yet_steps))
         if change is None:
@@ -456,6 +459,7 @@ class FlowSettlement:
         """Let the end of a job count at a join; one that has ended is dealt with at once."""
         if job.flow_id is not None:
             has_counted = job.status.is_final and not job.feeds
+            # An end counts once, and this one has counted before the join was there.
             if has_counted:
                 self._counts[join] += 1
             else:

@@ -179,11 +179,11 @@ def cancel_running(settlement: Settlement, request: CancelRequest) -> Settlement
     transition = cancelled_instead(settlement.transition)
     entry = msgspec.json.decode(settlement.entry)
     kept = {name: value for name, value in entry.items() if name not in _OF_A_WAIT}
-    told = {"event": transition.event, "status": transition.status, "why": transition.why}
+    outcome = {"event": transition.event, "status": transition.status, "why": transition.why}
     return replace_settlement(
         settlement,
         transition=transition,
-        entry=_encode(kept | told | told_of_request(request)),
+        entry=_encode(kept | outcome | told_of_request(request)),
         keep=CANCELLED_KEPT,
     )
 
@@ -211,6 +211,8 @@ def settle_cancelled(
         logger.warning("%d cancellation(s) are left to a rescue: %s", len(left), error)
         return applied
     return [
+        # By identity: a call may hold two settlements of one job, of which only one was tried
+        # again.
         was_applied or (each is left.get(each.id) and done.get(each.id, False))
         for each, was_applied in zip(settlements, applied, strict=True)
     ]
@@ -227,8 +229,8 @@ _OF_A_WAIT = ("delay", "why", "kind", "code", "message")
 
 def told_of_request(request: CancelRequest) -> dict[str, str]:
     """Who asked for a cancellation and why, as the history tells it."""
-    told = {"by": request.by, "reason": request.reason}
-    return {name: text for name, text in told.items() if text}
+    fields = {"by": request.by, "reason": request.reason}
+    return {name: text for name, text in fields.items() if text}
 
 
 def is_plain_completion(settlement: Settlement) -> bool:

@@ -27,7 +27,7 @@ UNREADABLE = "unreadable"
 READ_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, KeyError, IndexError, struct.error)
 """What reading a row raises that is not what a store has written."""
 
-_EARLIEST, _END = -62_167_219_200.0, 253_402_300_800.0  # what an instant can be told between
+_EARLIEST, _END = -62_167_219_200.0, 253_402_300_800.0  # year 0 to year 9999
 _NUMBERS = ("priority", "limit", "attempts", "deliveries", "excused", "fence")
 _TEXTS = ("id", "handler", "executor", "queue", "why")
 _OPTIONAL_TEXTS = ("unique_key", "limit_key", "worker")
@@ -243,4 +243,5 @@ def left_out_of(
         if skipped.found:
             yield from (each for each in skipped.found if each.key not in known)
             skipped.found.clear()
+    # Rows behind the last job that could be read: no further job brings them up.
     yield from (each for each in skipped.found if each.key not in known)

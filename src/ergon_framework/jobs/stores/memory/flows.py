@@ -115,6 +115,7 @@ class MemoryFlowTables:
     def get_flow(self, flow_id: str) -> FlowRow | None:
         """A flow."""
         row = self._book.flows.get(flow_id)
+        # A copy, as a database gives one: a change that is planned and then refused must not show.
         return None if row is None else replace(row)
 
     def put_flow(self, row: FlowRow, *, is_new: bool = False) -> None:
@@ -223,7 +224,8 @@ class MemoryFlowTables:
         return self._book.work.get(target)
 
     def put_work(self, work: FlowWork) -> None:
-        """Note how far something has come; at the end of the line."""
+        """Note how far something has come; other work has its turn first."""
+        # Taken out first, because a dict keeps the old position of a key: each flow gets its turn.
         self._book.work.pop(work.target, None)
         self._book.work[work.target] = work
 
@@ -237,6 +239,7 @@ class MemoryFlowTables:
 
     def _steps(self, flow_id: str, after: int = 0) -> Iterator[Record]:
         found = list(self._book.steps.get(flow_id, {}).values())
+        # Sorted: a job that became a step later may have been added to the store long before.
         return (step for step in sorted(found, key=_key) if step.key > after)
 
 

@@ -81,6 +81,7 @@ class Ledger:
 
     def add(self, jobs: Sequence[NewJob], now: float) -> list[EnqueueResult]:
         """Add all of them or none."""
+        # All are judged before the first is added: memory has no rollback.
         self._refuse_duplicates(jobs, now)
         return [self._add(job, now) for job in jobs]
 
@@ -107,6 +108,7 @@ class Ledger:
             key = job.unique_key
             holder = None if key is None or key in keys else self.holder(key, now)
             if holder is not None or key in keys:
+                # The holder is an earlier job of this batch, which is not stored yet and will wait.
                 status = JobStatus.PENDING if holder is None else holder.status
                 decided = decide(job.on_duplicate, status)
                 if decided is OnDuplicate.REJECT:
@@ -126,6 +128,7 @@ class Ledger:
                 self._extend(holder, job, now)
             if job.on_duplicate is not OnDuplicate.REPLACE:
                 return EnqueueResult(holder.new.id, False)
+            # A step: its flow has to take notice of its end.
             if holder.feeds is not None:
                 self.settle(cancel_replaced(holder.position(), now), now)
             else:
@@ -198,18 +201,23 @@ class Ledger:
             return False  # nobody can hurry what a step waits for
         if change is None and (was.is_final or transition.status.is_final):
             return False
+        # The join has opened while the step was ended: nobody is going to release it again.
         if was.is_final and record.join_id is not None and moves.tables.is_open(record.join_id):
             record.join_id = None
         self._move(record, transition, settlement.entry, now)
         if record.status.is_final:
+            # Without a date to be purged at: steps go with their flow.
             self._finish(record, _result_of(settlement), None, now)
             if change is not None and change.counts:
+                # An end counts once. A step that is tried again must not open the same joins twice.
                 record.feeds = ()
         elif was.is_final and record.signal is not None and record.join_id is None:
             self._expect_signal(record, now)
         if change is not None:
             keep = settlement.keep if record.status.is_final else 0.0  # nobody asks for a result
             moves.accept(flow_id, change, feeds, keep)
+        # It goes back to the queue of a flow that stops. The sweep may be past it, and would not
+        # return.
         elif moves.is_stopping(flow_id):
             self.settle(cancel_step(record.position(), now), now)
         return True
@@ -227,6 +235,7 @@ class Ledger:
         wait = record.run_at - record.changed_at
         if (
             not is_waiting
+            # Further ahead than clocks of processes differ: this clock was set back since.
             or record.changed_at <= now + MAX_CLOCK_SKEW
             or not (record.deliveries or wait <= 0)
         ):
@@ -334,6 +343,8 @@ class Ledger:
         record.worker = request.worker
         record.claimed_at = record.changed_at = now
         record.lease_expires_at = now + request.lease
+        # While a job runs, the field holds a request to cancel it. The reason for the last wait
+        # would be taken for one.
         record.why = ""
 
     # ---- flows ----------------------------------------------------------------------------------
@@ -447,6 +458,8 @@ class Ledger:
     def put(self, record: Record) -> None:
         """Take a whole job in: in the place of the same one, or behind all others."""
         old = self.by_id.get(record.new.id)
+        # A move that is repeated puts the same job in again. One of another instant is another job
+        # of that id.
         if old is not None and old.created_at == record.created_at:
             self._leave(old)
             record.key = old.key
@@ -462,6 +475,7 @@ class Ledger:
             record.key = self._last_key
         self.records[record.key] = self.by_id[record.new.id] = record
         self.queues.get(record.new.queue).members += 1
+        # A later claim must not get a fence that a claim in the other store has had.
         self._last_fence = max(self._last_fence, record.fence)
         self.flow_book.enlist(record)
         self._arrive(record)

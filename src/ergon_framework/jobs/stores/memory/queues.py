@@ -140,6 +140,8 @@ class MemoryQueue:
         later = math.inf if first is None else first[0][0]
         if self._bucket is None or self.has_token(now) or not self.has_due():
             return later
+        # Without room the next token changes nothing: the end of a job does, and brings a
+        # notification.
         return min(later, self._bucket.next_at(now)) if self.has_room() else later
 
     @property
@@ -349,6 +351,8 @@ class QueueSet:
         queue.take_token(now)
         if key is not None and queue.limits_keys:
             queue.take_key_token(key, now)
+            # The bucket has changed, and with it the instant at which those are due that wait for a
+            # token.
             if any(name[0] == record.new.queue for name in self.blocked.get(key, {})):
                 self._wake_later(record, now)
 
@@ -389,6 +393,8 @@ class QueueSet:
         while self.wakes_at <= now:
             _, name, key = heapq.heappop(self._wake_heap)
             del self._wakes[name, key]
+            # One at least, even without room: the claim that judges it notes when to look again,
+            # and that note has just been deleted.
             self._unblock(key, name, self.get(name).key_room(key, _MAX_WOKEN, now) or 1)
 
     def shorten_key_waits(self, now: float) -> None:

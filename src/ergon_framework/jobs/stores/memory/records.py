@@ -130,6 +130,7 @@ def _page(ledger: Ledger, after: int, limit: int) -> list[JobRecord]:
     for record in islice(later, limit):
         job = record.job()
         size += len(job.args) + len(job.kwargs) + len(job.result or b"")
+        # At least one, however large it is: the next page begins behind the last of this one.
         if page and size > PAGE_BYTES:
             break
         page.append(JobRecord(job, record.changed_at))
@@ -186,6 +187,7 @@ def _record(copy: JobRecord) -> Record:
         run_at=job.run_at,
         expires_at=job.expires_at,
         status=job.status,
+        # A `Job` counts the attempt that runs, and a record does not.
         attempts=job.attempts - job.is_charged,
         is_charged=job.is_charged,
         deliveries=job.deliveries,
@@ -205,6 +207,7 @@ def _record(copy: JobRecord) -> Record:
         feeds=None if step is None else step.feeds,
         wait=None if step is None else step.wait,
         signal=None if step is None else step.signal,
+        # Other stores keep longer histories: a move must not cut them.
         history=deque(job.history, maxlen=max(MAX_HISTORY, len(job.history))),
     )
 

@@ -86,6 +86,8 @@ class MemoryJobStore:
             try:
                 yield ledger
             finally:
+                # After an error, too: what was gathered would otherwise be done in another caller's
+                # step.
                 ledger.finish(self.now())
             is_work, is_done = ledger.is_work, ledger.is_done
         if is_work:
@@ -122,6 +124,7 @@ class MemoryJobStore:
             record = _held(ledger, LeaseRenewal(job.key, job.id, job.fence, False))
             if record is None:
                 return False
+            # The first request stays, as in the other stores: its author is in the history.
             record.why = record.why or text_of(request)
         self._notifier.notify(Topic.CANCEL)
         return True
@@ -228,6 +231,7 @@ class MemoryJobStore:
             doomed = {
                 record.key: record
                 for record, job in zip(found, jobs, strict=True)
+                # Steps are purged with their flow, which gives out their results until then.
                 if record is not None and record.feeds is None and _is_as_read(record, job)
             }
             for record in doomed.values():
@@ -302,13 +306,13 @@ class MemoryJobStore:
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported themselves, by id."""
-        return [each for each in self._told() if not each.has_ended]
+        return [each for each in self._worker_records() if not each.has_ended]
 
     def ended_workers(self) -> list[WorkerRecord]:
         """What workers that have ended left behind."""
-        return [each for each in self._told() if each.has_ended]
+        return [each for each in self._worker_records() if each.has_ended]
 
-    def _told(self) -> list[WorkerRecord]:
+    def _worker_records(self) -> list[WorkerRecord]:
         with self.step():
             return sorted(self._workers.values(), key=lambda record: record.id)
 
@@ -337,6 +341,8 @@ class MemoryJobStore:
                 if not ledger.keeps_key(record, now):
                     found.append(record)
             for record in due:
+                # This call only looks: all that was popped goes back, also what holds its unique
+                # key for longer.
                 ledger.leaving.push(record.key, (record.purge_at or now,))
             return [record.job() for record in found]
 

@@ -231,6 +231,7 @@ def _as_read(jobs: Sequence[Job]) -> dict[str, Any]:
 
 def purge_due(tx: Tx, limit: int) -> int:
     """Delete what has been kept long enough."""
+    # Most stores have no job that holds its key after its end, and need not look for those to keep.
     if tx.execute(_SQL["any_keys"]).fetchall():
         tx.execute(_SQL["keep_holders"], {"limit": limit})
     return tx.execute(_SQL["purge_due"], {"limit": limit}).rowcount
@@ -250,6 +251,7 @@ def end_outdated(tx: Tx, limit: int) -> Outdated:
     ends = [expire(row[:7], row[7]) for row in rows]
     batch = SettleBatch(tx, ends)
     applied = batch.read()
+    # The rows are locked, so that only steps were not applied: the batch passes over them.
     steps = [end for end, was_applied in zip(ends, applied, strict=True) if not was_applied]
     return Outdated(len(rows), batch.effects.freed, steps)
 

@@ -102,6 +102,7 @@ class PlainClaim:
     def read(self) -> tuple[list[Row], set[ShareKey]]:
         """The jobs, and where there are others that need a closer look."""
         rows = self._cursor.fetchall()
+        # There is always a first row: the numbers stand there even where nothing was leased.
         special = {self._picks[number].share for number in rows[0][0] or ()}
         return [row[1:] for row in rows if row[1] is not None], special
 
@@ -135,7 +136,8 @@ def _lanes(picks: Sequence[Pick]) -> dict[str, Any]:
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
-    """As jobs stand in one queue: see :func:`place`, of which most differ in the end alone."""
+    """Sorted as jobs stand in one queue, like :func:`place`: by priority, due time and number."""
+    # Stable sorts, the second of which most claims can leave out: their jobs have one priority.
     found = sorted(rows, key=_arrival)
     if len(set(map(_priority, found))) > 1:
         found.sort(key=_priority, reverse=True)
@@ -429,6 +431,7 @@ def standing(row: Row) -> JobPosition:
 def _claimed(row: Row, now: float, stamp: int) -> Row:
     """A candidate as the database has it now."""
     changed = list(row[:_STATUS])
+    # As the statement `lease` writes it: to read the row again would cost a round trip.
     changed[_FENCE] = max(changed[_FENCE] + 1, stamp)
     changed[_DELIVERIES] += 1
     changed[_CLAIMED_AT] = now
@@ -495,7 +498,7 @@ class PostgresClaim:
     # ---- within one transaction: execute all, and return how to read the results -----------------
 
     def send(self, tx: Tx) -> Callable[[], None]:
-        """LaneScan around; the first time, claim from the lanes that are remembered."""
+        """Scan the lanes; the first time, claim from those that are remembered before."""
         if self._is_begun:
             return self._send_scan(tx)
         promote(tx, self._bounds.max_promoted)
@@ -542,6 +545,7 @@ class PostgresClaim:
         scan = self._scan(tx)
 
         def read() -> None:
+            # First: which queues have settings decides what becomes of a share that was not filled.
             self._see(scan)
             for pick in picks:
                 is_spent = pick.share in claim.spent
@@ -568,6 +572,8 @@ class PostgresClaim:
         limited = {lane.queue for lane in self._view.lanes if lane.has_settings}
         for pick in picks:
             count = taken[pick.share]
+            # The plain statement leaves out queues with settings, also those that got them since
+            # the last scan.
             is_special = pick.share in special or pick.queue in limited
             if is_special and count < pick.most:
                 self._limited.append(Pick(pick.share, pick.names, pick.most - count))
@@ -637,12 +643,14 @@ class PostgresClaim:
         return [pick for pick in picks if pick.queue not in limited]
 
     def _see_more(self) -> bool:
-        """LaneScan at further lanes, if there are any and it matters."""
+        """Scan further lanes, if there are any and it matters."""
         if not self._plan.has_slots and (not self._request.wants_more or self._is_left()):
             return False
         if self._view.last is None:
             if self._is_round:
                 return False
+            # The scan began in the middle, behind what this process looked at last: once more from
+            # the first lane.
             self._is_round = True
         self._run(self._send_scan)
         return True
@@ -687,9 +695,9 @@ class PostgresClaim:
         if odd:
             try:
                 self._transactions.set_aside(odd, is_claimed=True)
-            except (
-                StoreError
-            ) as error:  # what was claimed must not be lost for it: a rescue does it
+            except StoreError as error:
+                # The other jobs were claimed and have to be answered. A rescue meets these rows
+                # again when their leases have expired.
                 logger.warning("rows that cannot be read are set aside later: %s", error)
         return jobs
 
@@ -699,9 +707,8 @@ class PostgresClaim:
         found = [until for queue, until in self._waits.items() if queue in due]
         found += [at for at in (self._view.next_at, self._view.wakes_at) if at is not None]
         if self._skipped.keys or self._is_soon:
-            times = min(
-                self._skipped.depth / START_DEPTH, 10.0
-            )  # what costs more is done less often
+            # A look past more jobs costs more, and is made less often.
+            times = min(self._skipped.depth / START_DEPTH, 10.0)
             found.append(self._transactions.now() + HELD_KEY_DELAY * times)
         if self._refused >= self._bounds.max_refused:
             found.append(self._transactions.now())  # there may be more: ask again at once

@@ -128,9 +128,11 @@ class StepSettlement:
         applied: dict[int, bool | None] = {}  # by identity: two may be about one job
         for n, wave in enumerate(waves(settlements)):
             if n:
+                # A second transition of a job is judged by what the first one has made of it.
                 found = self.tx.execute(_SQL["lock_steps"], _keys(wave))
             steps = {row[0]: _Step(*row) for row in found.fetchall()}
             if self._now is None and steps:
+                # It came along with the rows: to ask for it would cost a round trip.
                 self._now = next(iter(steps.values())).now
             applied |= self._apply_wave(wave, steps)
         return [applied[id(each)] for each in settlements]
@@ -210,6 +212,8 @@ class StepSettlement:
         if settlement.expected.is_final:
             if step.is_key_held or (step.unique_key is not None and step.unique_key in keys):
                 return None
+            # One statement writes all of them: of two that come back with one key, the second would
+            # break it.
             keys.add(step.unique_key)
             return self._back(settlement, step, closed)
         if step.stage in (JOINING, SIGNALLING):
@@ -222,6 +226,8 @@ class StepSettlement:
         change = self.flows.plan(step.flow_id, ended)
         if change is None:
             return None
+        # Before the row is written: it is locked and was compared, so that the write cannot miss
+        # it.
         self.flows.accept(step.flow_id, change, feeds_from(feeds), settlement.keep)
         return _Move(settlement, step, stage_of(settlement), "[]" if change.counts else feeds)
 
@@ -271,6 +277,8 @@ class StepSettlement:
             and self.flows.is_stopping(move.step.flow_id)
         ]
         if stopped:
+            # They went back to the queue of a flow that stops. The sweep may be past them, and
+            # would not return.
             self.apply([cancel_step(position, self.at) for position in stopped])
 
 
@@ -425,7 +433,7 @@ class PostgresFlowTables:
         return FlowWork(*rows[0]) if rows else None
 
     def put_work(self, work: FlowWork) -> None:
-        """Note how far something has come; at the end of the line."""
+        """Note how far something has come; other work has its turn first."""
         self.drop_work(work.target)
         self._tx.execute(_SQL["put_work"], work._asdict() | {"flow_id": work.flow_id})
 
@@ -510,6 +518,7 @@ def settle_steps(
         steps = StepSettlement(tx)
         applied = steps.apply(settlements)
         steps.finish()
+        # Before `pipelined` notifies: it looks at the set only after everything was sent.
         topics.update(steps.topics())
         return lambda: ([each is True for each in applied], steps.read())
 

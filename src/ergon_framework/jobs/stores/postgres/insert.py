@@ -1,4 +1,4 @@
-"""Insertion jobs: in one statement, within one transaction, or in a transaction of the caller."""
+"""Inserting jobs: in one statement, within one transaction, or in a transaction of the caller."""
 
 from __future__ import annotations
 

@@ -78,6 +78,7 @@ def wake_due(tx: Tx, bounds: ClaimBounds) -> bool:
     for _, key, full_at, now, active, key_max_active, key_rate, key_burst in found:
         limits = QueueLimits(False, key_max_active, key_rate, key_burst, full_at)
         # As many as may start, so that the next ones need no wake-up of their own.
+        # One at least, even without room: the claim that judges it notes when to look again.
         most.append(QueueGate(key, limits, active).room(bounds.scan_size, now) or 1)
     names = _names([(queue, key) for queue, key, *_ in found])
     tx.execute(_SQL["woken"], names)
@@ -105,12 +106,14 @@ def candidates_in_turn(
     """The first jobs of the limit keys whose turn it is, as many of each as it takes; held."""
     after, wanted = turns.last.get(pick.share, ""), pick.most
     values = {"executors": texts(pick.names), "queue": pick.queue, "after": after}
+    # As many more as are taken out again below.
     found = tx.execute(_SQL["next_keys"], values | {"most": wanted + len(passed)})
     free = _without_key(tx, pick, turns, unkeyed_scan)
     keys = {key for (key,) in found.fetchall()}.difference(passed)
     order = in_turn(keys | ({""} if free else set()), after, wanted)
     if not order:
         return []
+    # Rounded up: the shares must not be fewer together than are wanted. `deal` stops there.
     each = -(-wanted // len(order))
     heads: dict[str, list[Row]] = {key: [] for key in order}
     if "" in heads:

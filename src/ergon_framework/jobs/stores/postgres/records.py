@@ -88,7 +88,7 @@ class PostgresJobRecords:
                 try:
                     self._transactions.stepwise(lambda tx: _load(tx, jobs), "move")
                 except StoreError as error:
-                    raise (_told(error) if is_conflict(error) else error) from error
+                    raise (_refused(error) if is_conflict(error) else error) from error
             if flows:
                 self._transactions.stepwise(lambda tx: _load_flows(tx, flows), "move")
             load_settings(self._store, self, records)
@@ -193,12 +193,14 @@ def _page(tx: Tx, after: int, limit: int) -> list[JobRecord]:
     places = tx.execute(_SQL["places"], {"after": after, "limit": limit})
     for seq, changed_at, weight in places.fetchall():
         size += weight
+        # At least one, however large it is: the next page begins behind the last of this one.
         if changed and size > PAGE_BYTES:
             break
         changed[seq], last = changed_at, seq
     page = page_of(tx.execute(_SQL["stretch"], {"after": after, "last": last}))
     if page.odd:
         raise cannot_move(page.odd[0])
+    # A job may have been committed since the places were read, with a number between two of them.
     return [JobRecord(job, changed[job.key]) for job in page.jobs if job.key in changed]
 
 
@@ -291,7 +293,7 @@ def _columns(jobs: Sequence[Job]) -> dict[str, object]:
     }
 
 
-def _told(error: StoreError) -> StoreError:
+def _refused(error: StoreError) -> StoreError:
     return StoreError(
         f"some of these jobs cannot be put beside the others: {error}",
         remedy="see that nobody else writes to the store, then move again",

@@ -33,7 +33,7 @@ from ergon_framework.ports.jobstore import CancelRequest, Job, LeaseRenewal, Set
 from ergon_framework.storage.postgres.pipeline import Bytes, Texts
 
 KEY_LOCKS = 0x4A4F4253
-"""The class of the advisory locks for limit keys."""
+"""The class of the advisory locks for limit keys: ``JOBS`` in ASCII."""
 
 _SQL = statements("transitions.sql")
 
@@ -82,6 +82,8 @@ class SettleBatch:
                 self._sent.append((usual, tx.execute(_SQL["complete"], _completions(usual))))
             if others:
                 self._sent.append((others, tx.execute(_SQL["move"], _moves(others))))
+                # Jobs that come back from their end: one that holds its key only while it waits has
+                # given it up.
                 back = [each.key for each in others if each.expected.is_final]
                 if back:
                     tx.execute(_SQL["take_keys_back"], {"seqs": numbers(back)})

@@ -204,7 +204,10 @@ class PostgresJobStore:
             ) from error
         own = {job.id for job in jobs}
         return [
-            EnqueueResult(each.id, each.is_new or each.id in own, each.replaced) for each in added
+            # The first attempt may have stored a job that the second one met as the holder of its
+            # own key.
+            EnqueueResult(each.id, each.is_new or each.id in own, each.replaced)
+            for each in added
         ]
 
     def _holder_of(self, job: NewJob) -> str:
@@ -552,13 +555,13 @@ class PostgresJobStore:
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported themselves, by id."""
-        return [each for each in self._told() if not each.has_ended]
+        return [each for each in self._worker_records() if not each.has_ended]
 
     def ended_workers(self) -> list[WorkerRecord]:
         """What workers that have ended left behind."""
-        return [each for each in self._told() if each.has_ended]
+        return [each for each in self._worker_records() if each.has_ended]
 
-    def _told(self) -> list[WorkerRecord]:
+    def _worker_records(self) -> list[WorkerRecord]:
         return self._reader.workers(
             self.transactions.read(lambda tx: tx.execute(_ADMIN["workers"]).fetchall())
         )

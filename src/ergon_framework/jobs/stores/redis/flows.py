@@ -120,8 +120,8 @@ class RedisFlows:
             blobs = rows.Blobs()
             wire = _wire(part, blobs)
             kind = "joins" if isinstance(part[0], Join) else "steps"
-            words = (flow_id, kind, wire, number, STAGED_FOR)
-            answer, found = self._transactions.write(_STAGE, "add", *words, blobs=blobs)
+            arguments = (flow_id, kind, wire, number, STAGED_FOR)
+            answer, found = self._transactions.write(_STAGE, "add", *arguments, blobs=blobs)
             if answer == b"id":
                 raise id_taken(steps[first + found - 1])
             if found != number + 1:
@@ -138,13 +138,13 @@ class RedisFlows:
     ) -> None:
         blobs = rows.Blobs()
         made = _new_row(flow) if flow.is_new else None
-        words = (
+        arguments = (
             *(flow.id, made, blobs.add(flow.plan), len(steps)),
             *(_wire(joins, blobs), _wire(inline, blobs), staged, flow.after),
         )
         try:
             kind, *rest = self._transactions.write(
-                _PUT, "add", *words, blobs=blobs, is_repeatable=False
+                _PUT, "add", *arguments, blobs=blobs, is_repeatable=False
             )
         except StoreUnavailableError as error:
             # A script runs whole or not at all: the first of the joins, whose ids are new with each
@@ -267,14 +267,14 @@ class RedisFlows:
 
     def ripe(self, limit: int) -> list[Flow]:
         """Flows that have ended and were kept long enough."""
-        words = ("-inf", self._transactions.now(), "LIMIT", 0, limit)
-        ids = self._transactions.call("ZRANGEBYSCORE", "flow:purging", *words)
+        arguments = ("-inf", self._transactions.now(), "LIMIT", 0, limit)
+        ids = self._transactions.call("ZRANGEBYSCORE", "flow:purging", *arguments)
         return list(self._flows([each.decode() for each in ids]))
 
     def delete(self, flow: Flow, limit: int) -> bool:
         """Delete some steps of a flow that was kept long enough, and at last the flow."""
-        words = (flow.id, flow.purge_at, flow.changed_at, min(limit, PAGE))
-        return bool(self._transactions.write(_DELETE, "sweep", *words))
+        arguments = (flow.id, flow.purge_at, flow.changed_at, min(limit, PAGE))
+        return bool(self._transactions.write(_DELETE, "sweep", *arguments))
 
     def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
         """Complete the step that waits for a signal, or keep the value for the first that will."""
@@ -308,11 +308,11 @@ class RedisFlows:
             steps: int = self._transactions.call("ZCARD", f"flow:steps:{wanted.flow}")
             return steps
         statuses = [rows.NUMBERS[each] for each in wanted.statuses or JobStatus]
-        words = (COUNTED, statuses, wanted.queue, wanted.is_released)
+        arguments = (COUNTED, statuses, wanted.queue, wanted.is_released)
         number, after = 0, cast("bytes | None", b"0")
         while after is not None:
             place = wanted.flow, after.decode()
-            found, after = self._transactions.run(_COUNT, *place, *words)
+            found, after = self._transactions.run(_COUNT, *place, *arguments)
             number += found
         return number
 
@@ -399,6 +399,7 @@ def _parts(flow: NewFlow, steps: Sequence[NewJob]) -> Iterator[_Part]:
     if len(flow.joins) + len(steps) <= MAX_PART and _size(steps) <= MAX_PART_BYTES:
         yield steps
         return
+    # Joins first: a step that is added may be released at once, and its join has to be there.
     yield from _pages(flow.joins, MAX_PART)
     part: list[NewJob] = []
     size = 0

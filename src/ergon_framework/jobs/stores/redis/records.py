@@ -157,8 +157,8 @@ class RedisJobRecords:
         """Take, renew or give back the lease of the one move that may shut or open the store."""
         self._transactions.refuse_to_write()
         key, client = self._transactions.key(_LEASE), self._transactions.client
-        words = (key, token, round(seconds * 1000), int(renews))
-        return bool(client.call("EVAL", _TAKE_LEASE, 1, *words))
+        arguments = (key, token, round(seconds * 1000), int(renews))
+        return bool(client.call("EVAL", _TAKE_LEASE, 1, *arguments))
 
     def freeze(self, place: str | None, fence: Fence | None = None) -> None:
         """Refuse changes of jobs, flows, schedules and queues, or let them in again."""

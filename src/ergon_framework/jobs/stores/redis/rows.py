@@ -246,6 +246,7 @@ def wire_copy(job: Job, changed_at: float, blobs: Blobs) -> tuple[Any, ...]:
     # One that is not due yet is found out by the script.
     stage, early = copied_stage(job, WAITS, joining=JOINING, signalling=SIGNALLING), None
     result = job.result
+    # A step that waits for others has no result: what stands there is a signal that came early.
     if stage == JOINING:
         result, early = None, blobs.add(result)
     has_tale = bool(history or failure or result is not None)
@@ -352,7 +353,7 @@ def job_from(
     job_id: str, row: Row, body: memoryview, tale: memoryview, place: Place | None = None
 ) -> Job:
     """A job as callers of the store see it."""
-    history, failure, result = _told(bytes(tale))
+    history, failure, result = _history_parts(bytes(tale))
     is_running = row.stage == RUNNING
     if row.flags & _STEP and place is None:
         raise RowError("its place in a flow cannot be read")
@@ -440,7 +441,7 @@ def standing(job_id: str, row: Row) -> JobPosition:
     return row.seq, job_id, status, row.fence, row.attempts, row.deliveries, row.excused
 
 
-def _told(tale: bytes) -> tuple[bytes, bytes, bytes | None]:
+def _history_parts(tale: bytes) -> tuple[bytes, bytes, bytes | None]:
     """History, last failure and result."""
     if not tale:
         return b"", b"", None
@@ -458,7 +459,7 @@ def status_in(row: bytes | None) -> JobStatus | None:
 
 def result_in(tale: bytes | None) -> bytes | None:
     """The result that a tale has."""
-    return None if tale is None or len(tale) < _HISTORY_HEAD.size else _told(tale)[2]
+    return None if tale is None or len(tale) < _HISTORY_HEAD.size else _history_parts(tale)[2]
 
 
 def _or_none(instant: float) -> float | None:
@@ -472,9 +473,9 @@ _Settings = tuple[bool, int | bool, float | bool, int, float, int | bool, float 
 _fields = msgspec.msgpack.Decoder(list[Any]).decode
 
 
-def pairs(words: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
+def pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
     """Names and values, which the server gives one after the other."""
-    for name, value in zip(words[::2], words[1::2], strict=True):
+    for name, value in zip(flat[::2], flat[1::2], strict=True):
         yield name.decode(), value
 
 
@@ -513,8 +514,8 @@ def read_settings(blob: bytes) -> QueueLimits:
     try:
         found = _settings(blob)
         # A version wrote five that knew no limits of keys.
-        words = [*found, False, False, 1] if len(found) == _FEWEST_SETTINGS else found
-        values = msgspec.convert(words, _Settings)
+        fields = [*found, False, False, 1] if len(found) == _FEWEST_SETTINGS else found
+        values = msgspec.convert(fields, _Settings)
     except msgspec.MsgspecError:
         return QueueLimits(is_paused=True)  # its limits cannot be read: it waits until they are set
     is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst = values

@@ -446,8 +446,8 @@ class RedisJobStore:
         return PruneResult(purged, ended, workers, purged + ended >= limit)
 
     def _sweep(self, most: int, purges: bool) -> tuple[int, int, int]:
-        words = (most, WORKER_FORGOTTEN_AFTER, purges)
-        head, data = self.transactions.write(_PRUNE, "sweep", *words)
+        arguments = (most, WORKER_FORGOTTEN_AFTER, purges)
+        head, data = self.transactions.write(_PRUNE, "sweep", *arguments)
         purged, forgotten, ids = _swept(head)
         return purged, forgotten, self.transitions.end_outdated(ids, data, "sweep")
 
@@ -507,13 +507,13 @@ class RedisJobStore:
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported themselves, by id."""
-        return [each for each in self._told() if not each.has_ended]
+        return [each for each in self._worker_records() if not each.has_ended]
 
     def ended_workers(self) -> list[WorkerRecord]:
         """What workers that have ended left behind."""
-        return [each for each in self._told() if each.has_ended]
+        return [each for each in self._worker_records() if each.has_ended]
 
-    def _told(self) -> list[WorkerRecord]:
+    def _worker_records(self) -> list[WorkerRecord]:
         found = sorted(rows.pairs(self.transactions.call("HGETALL", "workers")))
         return self._reader.workers(rows.worker_row(*each) for each in found)
 

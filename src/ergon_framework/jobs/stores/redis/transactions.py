@@ -197,14 +197,14 @@ class RedisTransactions:
     ) -> Any:
         """Run a script."""
         now = None if self._clock is None else self._clock()
-        words = (encode((now, *args)), self._channel, *blobs)
+        arguments = (encode((now, *args)), self._channel, *blobs)
         fence = self._fence
         if fence is None:
-            return self.client.run(what, self._keys, words, is_repeatable=is_repeatable)
+            return self.client.run(what, self._keys, arguments, is_repeatable=is_repeatable)
         # One byte tells a state that is not there from an empty one.
         state = b"-" if fence.state is None else b"+" + fence.state
         answer = self.client.run(
-            fenced(what), self._keys, (*words, state), is_repeatable=is_repeatable
+            fenced(what), self._keys, (*arguments, state), is_repeatable=is_repeatable
         )
         if answer == _OVERTAKEN:
             raise overtaken()

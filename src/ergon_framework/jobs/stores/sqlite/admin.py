@@ -192,6 +192,7 @@ def _purge_due(tx: Tx, limit: int) -> int:
             break
         values = (queue, status, tx.now, limit - len(seqs))
         seqs += [seq for (seq,) in tx.cursor.execute(_SQL["kept_long_enough"], values)]
+    # Most stores have no such key, and need not look at each job.
     if seqs and tx.cursor.execute(_SQL["any_unique_key"]).fetchone() is not None:
         seqs = [seq for seq in seqs if not _is_kept(tx, seq)]
     if seqs:

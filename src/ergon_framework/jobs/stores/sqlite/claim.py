@@ -106,6 +106,7 @@ class KeyGates:
             if limits.key_max_active is not None:
                 values = (key, queue)
                 [active] = self._cursor.execute(_SQL["running_of_key_in"], values).fetchone()
+            # A key without a row has a full bucket: `prune` deletes the rows of full ones.
             gate = QueueGate(key, limits.of_key(full_at or 0.0), active)
             self._gates[queue, key] = gate
         return gate
@@ -134,6 +135,8 @@ class KeyGates:
                 continue
             wakes_at = gate.looks_again_at(now)
             if wakes_at is not None and not is_blocked:
+                # This claim blocked nothing of the key, but jobs may wait for it since an earlier
+                # one.
                 found = self._cursor.execute(_SQL["has_blocked"], (key, queue)).fetchone()
                 wakes_at = wakes_at if found else None
             if gate.full_at is None and wakes_at is None:
@@ -356,6 +359,7 @@ class SqliteClaim:
         keys = self._next_keys(pick, after, wanted)
         free = self._without_key(pick, wanted)
         order = in_turn([*keys, *([""] if free else [])], after, wanted)
+        # Rounded up: the shares must not be fewer together than are wanted. `deal` stops there.
         each = -(-wanted // len(order)) if order else 0
         turns = {key: self._of_key(pick, key, each) if key else free[:each] for key in order}
         rows, last = deal(turns, wanted)
@@ -410,6 +414,8 @@ class SqliteClaim:
         most = self._bounds.unkeyed_scan
         if place is None:
             return self._cursor.execute(_SQL["places"], (*lane, most)).fetchall()
+        # Two statements, because priorities go down and the rest goes up: one comparison of rows
+        # cannot say "after this place".
         found = self._cursor.execute(_SQL["places_beside"], (*lane, *place, most)).fetchall()
         values = (*lane, place[0], most - len(found))
         return found + self._cursor.execute(_SQL["places_below"], values).fetchall()
@@ -476,6 +482,8 @@ class SqliteClaim:
         self._refused += len(admission.outdated) + len(admission.blocked)
         admitted = [by_seq[seq] for seq in admission.admitted]
         if admission.outdated:
+            # An expired step may have stopped its flow, and so have cancelled jobs that were
+            # admitted with it.
             due = self._tx.still_due(admission.admitted)
             admitted = self._without_stopped([row for row in admitted if row[0] in due])
         for row in admitted:
@@ -528,6 +536,8 @@ class SqliteClaim:
         if served:
             self._next_at.append(served[0])
         elif len(rows) == self._bounds.scan_size:
+            # All that was read is paused, or for other workers. When the last of it is due it has
+            # left this list, and the next look sees further.
             self._next_at.append(rows[-1][0])
         return min(self._next_at, default=None)
 

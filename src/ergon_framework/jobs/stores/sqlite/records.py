@@ -157,6 +157,7 @@ def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobRecord]:
     last, size = after, 0
     for seq, changed_at, weight in cursor.execute(_SQL["places"], (after, limit)):
         size += weight
+        # At least one, however large it is: the next page begins behind the last of this one.
         if changed and size > PAGE_BYTES:
             break
         changed[seq], last = changed_at, seq

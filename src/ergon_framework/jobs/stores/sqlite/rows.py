@@ -62,6 +62,7 @@ def check_candidate(row: CandidateRow) -> None:
         for n, (found, allowed) in enumerate(zip(types, _TYPES, strict=True)):
             if found not in allowed:
                 raise RowError(f"column {n} of its claim: of another type")
+        # Only types that were allowed are remembered, of which there are few combinations.
         _known_types.add(types)
     if row[13] not in _WAITING:
         raise RowError("status: not that of a job that waits")
@@ -107,6 +108,7 @@ def page_of(cursor: sqlite3.Cursor, statement: str, values: Any) -> JobRowPage:
     except (*READ_ERRORS, sqlite3.OperationalError) as error:
         if not is_misread(error):
             raise
+    # A text that is not UTF-8 ends the whole statement. Numbers can be read, and then row by row.
     found = cursor.execute(statement.replace("SELECT *", "SELECT seq", 1), values)
     seqs = [seq for (seq,) in found.fetchall()]
     page = JobRowPage([], [], len(seqs), seqs[-1] if seqs else 0)

@@ -369,13 +369,13 @@ class SqliteJobStore:
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported themselves, by id."""
-        return [each for each in self._told() if not each.has_ended]
+        return [each for each in self._worker_records() if not each.has_ended]
 
     def ended_workers(self) -> list[WorkerRecord]:
         """What workers that have ended left behind."""
-        return [each for each in self._told() if each.has_ended]
+        return [each for each in self._worker_records() if each.has_ended]
 
-    def _told(self) -> list[WorkerRecord]:
+    def _worker_records(self) -> list[WorkerRecord]:
         rows = self.transactions.read(lambda cursor: _all(cursor, _ADMIN["workers"]))
         return self._reader.workers(rows)
 

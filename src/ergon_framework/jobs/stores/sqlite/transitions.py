@@ -234,6 +234,7 @@ class Tx:
         if change is None:
             return False
         stage = _waiting_stage(settlement)
+        # Its join may have opened while the step was ended. Then nobody releases it again.
         waits = join_id and self.cursor.execute(_FLOWS["is_closed"], (join_id,)).fetchone()
         if waits or signal is not None:
             stage = JOINING if waits else SIGNALLING
@@ -446,6 +447,8 @@ class Tx:
         # settled job would cost more than the settlement.
         if self._is_any_blocked is None:
             self._is_any_blocked = self._finds("any_blocked")
+            # Its queue may have had no room until now; which queue it is does not matter to a
+            # notification.
             if self._finds("any_max_active"):
                 self.is_work = True
         if self._is_any_blocked:
@@ -530,6 +533,8 @@ def add(tx: Tx, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     """Add all of them; raises DuplicateJobError, and then the caller rolls back."""
     if len(jobs) == 1:
         return [_add(tx, jobs[0])]
+    # Keys have to be looked up one after the other, and large arguments need the number of their
+    # row.
     if any(job.unique_key is not None or _is_large(job) for job in jobs):
         return [_add(tx, job) for job in jobs]
     _insert_many(tx, jobs)
@@ -540,6 +545,8 @@ def add_new(tx: Tx, jobs: Sequence[NewJob]) -> int:
     """Add those that can be added, and leave out the others; how many there were."""
     added = 0
     for job in jobs:
+        # Before `add`: it may cancel the holder of a key first, which a refused id could not undo
+        # here.
         if tx.cursor.execute(_JOBS["has_id"], (job.id,)).fetchone() is None:
             with suppress(DuplicateJobError):
                 added += add(tx, [job])[0].is_new
@@ -592,6 +599,8 @@ def _insert(tx: Tx, job: NewJob) -> None:
     except sqlite3.IntegrityError as error:
         if is_moved_away(error):
             raise
+        # The id, and not the unique key: that was looked up under the write lock of this
+        # transaction.
         raise id_taken(job) from None
     if row[-1] is None:
         values = (tx.cursor.lastrowid, job.args, job.kwargs)
