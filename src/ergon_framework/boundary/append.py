@@ -113,6 +113,7 @@ def store_trouble(error: StoreError) -> BoundaryError:
 
 
 def _conflict(fact: NewFact, outcome: Conflict) -> ConflictingDuplicateError:
+    # Of a fact whose payload was dropped the ledger keeps only half of the digest.
     is_whole = len(outcome.digest) == len(fact.digest)
     original = spelled(outcome.digest) if is_whole else f"sha256:{outcome.digest.hex()}…"
     return ConflictingDuplicateError(
@@ -190,21 +191,21 @@ class Receipts:
         new, events = admission.new_fact, self._events
         if isinstance(outcome, Appended):
             events.damage_met(OUTBOUND, new.message_id, outcome)
-        told = answer(new, outcome, strict_envelope=self._settings.strict_envelope)
-        telemetry.appended(self._zone, new, seconds, told)
-        if isinstance(told, BoundaryError):
-            self.refused(told, new)
-            return told
-        if told.duplicate:
+        result = answer(new, outcome, strict_envelope=self._settings.strict_envelope)
+        telemetry.appended(self._zone, new, seconds, result)
+        if isinstance(result, BoundaryError):
+            self.refused(result, new)
+            return result
+        if result.duplicate:
             events.count("duplicates")
             if differs(new, outcome):
                 events.count("envelope_differences")
-                events.tell("fact.differed", message_id=new.message_id, offset=told.offset)
+                events.tell("fact.differed", message_id=new.message_id, offset=result.offset)
         for warning in admission.warnings:
             events.count("warnings")
             events.tell("fact.doubted", message_id=new.message_id, why=warning)
-        events.tell("fact.appended", message_id=new.message_id, offset=told.offset)
-        return told
+        events.tell("fact.appended", message_id=new.message_id, offset=result.offset)
+        return result
 
     def refused(self, error: BoundaryError, fact: NewFact | None = None) -> None:
         """Count and tell a refusal."""

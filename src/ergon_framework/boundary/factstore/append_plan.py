@@ -89,6 +89,7 @@ class AppendPlanner(Generic[L]):
         outcomes: list[Outcome] = []
         for fact in facts:
             outcome: Outcome | None = None
+            # Placed by this transaction: the store does not find it by its id yet.
             if fact.key in fresh:
                 outcome = _twin(fresh, fact)
             elif (known := find(found, fact)) is not None:

@@ -94,6 +94,7 @@ def refuse_late(info: ConsumerInfo, holder: str | None, now: float) -> None:
 
 def refuse_unserved(one: ConsumerView, offset: int) -> None:
     """Only what was given out can be confirmed."""
+    # A cursor may lie above what was served: it began at the end of the log, or an operator set it.
     if offset > max(one.served, one.cursor):
         raise BoundaryError(
             f"{offset} was never given to the consumer {one.name!r}, which has seen up to"
@@ -217,6 +218,8 @@ def pass_by(one: ConsumerCursor, offset: int) -> None:
 def give(one: ConsumerCursor, page: Page, holder: str | None) -> None:
     """Note that a page after the cursor goes out to a holder."""
     one.served = max(one.served, page.through)
+    # Counted once for each holder: one that fetches the page again has not failed with it, and one
+    # that died is followed by a holder of another name.
     is_next = holder != one.holder or not one.deliveries
     one.deliveries += bool(page.facts and holder and is_next)
 

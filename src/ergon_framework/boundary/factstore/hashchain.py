@@ -123,18 +123,18 @@ def mended(
     recorded_at: float,
     proof: bytes,
     stored: tuple[bytes, bytes],
-    told: Prepared,
+    duplicate: Prepared,
 ) -> tuple[bytes, bytes] | None:
     """Envelope and fact as they were stored first, out of a damaged row and a duplicate of it.
 
     None when that cannot be shown: the duplicate has other content, or the row lost what a
-    duplicate need not bring along. An envelope may be another one each time a fact is told.
+    duplicate need not bring along. The envelope may differ each time a fact is appended.
     """
     found = read_proof(proof)
-    if found is None or found.digest != told.new.digest:
+    if found is None or found.digest != duplicate.new.digest:
         return None
-    to_zone = told.new.to_zone
-    for pair in contents(stored, told):
+    to_zone = duplicate.new.to_zone
+    for pair in contents(stored, duplicate):
         if checked_seal(number, total, recorded_at, proof, to_zone, *pair) is not None:
             return pair
     return None
@@ -146,7 +146,7 @@ def relinked(
     before: tuple[bytes, int],
     leads_on: Callable[[bytes], bool],
     stored: tuple[bytes, bytes],
-    told: Prepared,
+    duplicate: Prepared,
 ) -> tuple[int, bytes, tuple[bytes, bytes]] | None:
     """The same for a row whose proof is damaged: it is known by the hash chain around it.
 
@@ -154,12 +154,12 @@ def relinked(
     says whether a chain is what it was after it. The bytes of the log, the proof, and the content.
     """
     chain, base = before
-    for pair in contents(stored, told):
-        new = msgspec.structs.replace(told.new, envelope=pair[0], fact=pair[1])
+    for pair in contents(stored, duplicate):
+        new = msgspec.structs.replace(duplicate.new, envelope=pair[0], fact=pair[1])
         total = base + len(pair[0]) + len(pair[1])
         try:
-            record = sha256(b"\0".join((told.tail, new.to_zone.encode(), *pair))).digest()
-            fact = Prepared(new, told.key, told.tail, record, len(pair[0]) + len(pair[1]))
+            record = sha256(b"\0".join((duplicate.tail, new.to_zone.encode(), *pair))).digest()
+            fact = Prepared(new, duplicate.key, duplicate.tail, record, len(pair[0]) + len(pair[1]))
             proof, after = linked(number, total, recorded_at, fact, chain)
         except (TypeError, struct.error):  # a column is not even of its kind
             return None
@@ -176,9 +176,9 @@ def proof_chain(proof: bytes) -> bytes:
         return b""
 
 
-def contents(stored: tuple[bytes, bytes], told: Prepared) -> list[tuple[bytes, bytes]]:
+def contents(stored: tuple[bytes, bytes], duplicate: Prepared) -> list[tuple[bytes, bytes]]:
     """What a damaged row may have held, by itself and by a duplicate of its fact."""
-    (envelope, fact), new = stored, told.new
+    (envelope, fact), new = stored, duplicate.new
     pairs = [(envelope, new.fact), (new.envelope, new.fact), (new.envelope, fact), stored]
     return [pair for pair in pairs if all(isinstance(each, bytes) for each in pair)]
 

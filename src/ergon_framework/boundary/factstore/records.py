@@ -44,6 +44,8 @@ def _few(store: StoreParts, kind: type[TransferRecord]) -> Iterable[TransferReco
     if kind is GapRecord:
         return [GapRecord(gap) for gap in store.log.gaps()]
     if kind is ConsumerCursorRecord:
+        # Lag and age are worked out when a consumer is read. Copied, they would make equal records
+        # differ.
         readers = store.consumers.consumers()
         return [ConsumerCursorRecord(replace(each, lag=0, waiting_since=None)) for each in readers]
     if kind is LinkRecord:
@@ -58,6 +60,7 @@ def bounded(records: Iterable[L], limit: int) -> Iterator[L]:
     size = 0
     for count, copy in enumerate(records):
         size += _weight(copy)
+        # At least one, however large it is: the next page begins behind the last of this one.
         if count >= limit or (count and size > PAGE_BYTES):
             return
         yield copy

@@ -72,6 +72,8 @@ def record_references(store: FactStore, is_stopping: Callable[[], bool]) -> bool
         if names:
             store.refer(list(dict.fromkeys(names)))
         if facts:
+            # After the names are marked: a process that dies in between marks some of them twice,
+            # and misses none.
             store.set_attribute(RECORDED, str(facts[-1].offset))
     store.set_attribute(RECORDED, _ALL)
     return True

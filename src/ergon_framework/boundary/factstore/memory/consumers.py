@@ -108,6 +108,7 @@ class MemoryConsumers:
             refuse_late(one, holder, self._database.clock())
             refuse_unserved(one, offset)
             for item in state.released_to(name):
+                # One that was released after the page went out was not in it.
                 if item.offset <= offset and item.id in state.served:
                     state.items[item.id] = replace(item, state="settled")
             consumers.move(one, max(one.cursor, offset))

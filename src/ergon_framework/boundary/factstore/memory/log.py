@@ -159,7 +159,12 @@ class MemoryFactLog:
             kept = state.links.get(peer, Link(peer))
             if leads_to(kept, link):
                 state.links[peer] = replace(
-                    link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason
+                    # The seal is the operator's. One that was set while the page was on its way
+                    # must hold.
+                    link,
+                    peer=peer,
+                    is_sealed=kept.is_sealed,
+                    reason=kept.reason,
                 )
             return outcomes
 

@@ -102,6 +102,7 @@ def _logs(state: ZoneState) -> Iterator[LogRecord]:
 def _latest_below(memory_log: MemoryLog) -> dict[str, int]:
     """The last fact to each zone below the first row."""
     latest = dict(memory_log.latest)
+    # Backwards: of each zone the first kept row has the last word.
     for row in reversed(memory_log.rows):
         latest[row.fact.to_zone] = row.previous_alike
     return {zone: offset for zone, offset in latest.items() if offset and zone != NOBODY}

@@ -28,6 +28,8 @@ class MemoryObjects:
                     remedy="put them under another key",
                     details={"bucket": bucket, "key": key, "digest": f"sha256:{kept.digest.hex()}"},
                 )
+            # Put again: its age begins anew, or it could be collected as an orphan before its fact
+            # is appended.
             if (bucket, key) not in state.referenced:
                 state.objects[bucket, key] = kept = new
             return _given(state, kept)
@@ -62,6 +64,7 @@ class MemoryObjects:
         """Take the name away; the object, when no other name stands for its bytes."""
         with self._database.step() as state:
             kept = state.objects.get((bucket, key))
+            # It was put again since the caller listed it as an orphan.
             if kept is None or (before is not None and kept.at >= before):
                 return None
             if (bucket, key) in state.referenced:

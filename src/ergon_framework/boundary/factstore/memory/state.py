@@ -197,10 +197,10 @@ class MemoryLog:
         """Whether a row is still what was put there."""
         return row.chain == self._link(self.chain_at(row.fact.offset - 1), row.total, row.fact)
 
-    def is_repaired(self, row: MemoryRow, told: NewFact) -> bool:
+    def is_repaired(self, row: MemoryRow, duplicate: NewFact) -> bool:
         """Make a damaged row what it was by a duplicate of its fact; whether that could be."""
         stored = row.fact.envelope, row.fact.fact
-        for envelope, fact in contents(stored, prepare(self.name, told)):
+        for envelope, fact in contents(stored, prepare(self.name, duplicate)):
             whole = replace(row, fact=replace(row.fact, envelope=envelope, fact=fact))
             if self.is_sound(whole):
                 row.fact = whole.fact
@@ -356,6 +356,7 @@ class MemoryDatabase:
             state.is_longer = False
             yield state
             wakes = tuple(self.wakes) if state.is_longer else ()
+        # Without the lock: a subscriber may call the store.
         for wake in wakes:
             wake()
 

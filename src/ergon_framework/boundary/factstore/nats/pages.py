@@ -86,6 +86,8 @@ def entries_after(
                 return
             before = entry.offset - 1 if to_zone is None else entry.alike
             for missing in range(max(seen + 1, log_state.first), before + 1):
+                # Of a view only the fact right before is known to be missing: what lies between may
+                # be of other zones.
                 if to_zone is None or missing == before:
                     transaction.is_doubtful = True
                     yield Hole(missing)

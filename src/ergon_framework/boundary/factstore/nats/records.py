@@ -295,6 +295,8 @@ class NatsFactRecords:
         with self._database.guard.set(_check_of(fence)):
             for copy in records:
                 if isinstance(copy, LogRecord):
+                    # Before anything is dropped: a log that is no earlier copy of this one has to
+                    # stay as it is.
                     self._database.read(partial(refuse_log, copy))
                     self._log.drop(copy.log, partial(_up_to, copy.first - 1))
             if len(records) > MAX_RECORDS and isinstance(records[0], FactRecord):

@@ -68,6 +68,8 @@ def scan_names(
         names += first.names()
         if first.end is None or len(names) >= limit:
             return NameScan(names, first.end is None)
+        # So many names were taken away while this read that too few are left: the next read begins
+        # where some were left out.
         start, is_after = first.end, False
 
 
@@ -206,6 +208,7 @@ class NatsObjects:
             for each in (self._database.subjects.tally, self._database.subjects.objects)
         )
         seqs = (0 if each is None else each.seq for each in (counted, written))
+        # With the connection: a server that came back with less gives the same sequences out again.
         return (self._database.stream.client.connections, *seqs)
 
     def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:

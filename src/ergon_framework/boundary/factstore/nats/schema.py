@@ -161,17 +161,17 @@ def _parts(data: bytes) -> _Parts | None:
     return _Parts((offset, alike, total, now, risen), zone, proof, data[proof_end:end], data[end:])
 
 
-def repaired(log: int, data: bytes, told: Prepared) -> bytes | None:
+def repaired(log: int, data: bytes, duplicate: Prepared) -> bytes | None:
     """The message of a damaged entry as it was, by a duplicate of its fact; None if not known."""
     parts = _parts(data)
     if parts is None:
         return None
     offset, _, total, now, _ = parts.head
     number, stored = (log << OFFSET_BITS) + offset, (parts.envelope, parts.fact)
-    pair = mended(number, total, now, parts.proof, stored, told)
+    pair = mended(number, total, now, parts.proof, stored, duplicate)
     if pair is None:
         return None
-    zone = told.new.to_zone.encode()
+    zone = duplicate.new.to_zone.encode()
     head = _HEAD.pack(_FORM, *parts.head, len(zone), len(parts.proof), len(pair[0]))
     return b"".join((head, zone, parts.proof, *pair))
 

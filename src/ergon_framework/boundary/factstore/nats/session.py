@@ -311,10 +311,10 @@ class StreamTransaction:
         stored = self._asked.get(known.seq)
         return None if stored is None else self.entry(log_state, stored)
 
-    def repair(self, log_state: LogState, known: Known, told: Prepared) -> LogEntry | None:
+    def repair(self, log_state: LogState, known: Known, duplicate: Prepared) -> LogEntry | None:
         """Restore a damaged entry from a duplicate of its fact; None when that is not possible."""
         stored = self._asked.get(known.seq)
-        data = None if stored is None else schema.repaired(log_state.number, stored.data, told)
+        data = None if stored is None else schema.repaired(log_state.number, stored.data, duplicate)
         if data is None:
             return None
         self._others.append(Message(self.subjects.repair(log_state.name, known.seq), data))

@@ -152,6 +152,8 @@ class RowPlacement:
         if copy.fact.offset <= log.head:
             return
         refuse_hole(copy, log.head)
+        # The instant is part of the seal. With another one the chain would not be the one of the
+        # copy.
         self.now = copy.fact.recorded_at
         self.place(log, fact)
         refuse_other_chain(copy, log.chain)

@@ -156,6 +156,7 @@ class SqlConsumers:
         """The holder lets go of the name; nothing happens when it does not hold it."""
 
         def work(session: Session) -> None:
+            # Not synced: if a power cut undoes it, the lease ends by itself.
             session.run("consumers.drop_lease", name, holder)
 
         self._database.write(work, "desk", is_synced=False)
@@ -279,6 +280,7 @@ class SqlConsumers:
             info.held_until = now + info.lease
             self._shorten(name, info.held_until)
         refuse_held(info, holder, now)
+        # The lease that kept this caller from reading has turned out to be over.
         return found if isinstance(found, _Offer) else self._offer(name, limit, max_bytes, holder)
 
     def _shorten(self, name: str, until: float) -> None:
@@ -309,6 +311,7 @@ class SqlConsumers:
     def _note(self, offer: _Offer, holder: str | None, lease: float) -> bool:
         """Write down what is given out and to whom; False when the consumer has moved."""
         through = 0 if offer.is_released else offer.page.through
+        # Nothing is new: a page that is read again without a lease costs no transaction.
         if holder is None and not offer.released and through <= offer.info.served:
             return True
 

@@ -80,6 +80,7 @@ def _facts_or_hole(
         offset, count = row[0] & LAST, count + 1
         first, before = (0, 0) if to_zone is None else row[7:]
         previous = offset - 1 if offset > first else before
+        # The row before this one in the view is not the one that was read last: facts are missing.
         if previous > last or (count > 1 and previous != last):
             yield Hole(max(last + 1, first) if first < offset else previous)
             return
@@ -91,6 +92,7 @@ def _facts_or_hole(
                 return
             yield fact
         last = offset
+    # The rows ended before the view does: what is missing is at the end.
     if last < end:
         yield Hole(last + 1 if to_zone is None else end)
 

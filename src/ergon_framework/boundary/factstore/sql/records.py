@@ -198,6 +198,8 @@ class SqlFactRecords:
     def _load_books(self, records: Sequence[TransferRecord]) -> None:
         for copy in records:
             if isinstance(copy, LogRecord):
+                # In commits of its own, each of a bounded size: the other store may have dropped
+                # millions since the last attempt.
                 self._log.cut(copy.log, copy.first - 1)
 
         def work(session: Session) -> None:

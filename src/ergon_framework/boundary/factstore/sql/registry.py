@@ -28,6 +28,8 @@ class SqlObjects:
         def work(session: Session) -> StoredObject:
             found = _named(session, bucket, key)
             if found is not None:
+                # Put again: its age begins anew, or it could be collected as an orphan before its
+                # fact is appended.
                 if found.digest == digest and not found.is_referenced:
                     session.run("objects.renew", self._database.clock(), bucket, key)
                 return found
@@ -68,6 +70,7 @@ class SqlObjects:
 
         def work(session: Session) -> StoredObject | None:
             found = _named(session, bucket, key)
+            # It was put again since the caller listed it as an orphan.
             if found is None or (before is not None and found.at >= before):
                 return None
             if found.is_referenced:

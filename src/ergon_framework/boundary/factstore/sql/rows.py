@@ -204,6 +204,7 @@ def _next_of_all(session: Session, log: LogRow, after: int) -> tuple[int, int] |
         markers = [offset for (offset,) in rows]
     lag, offset = log.head - after - len(markers), after + 1
     for each in markers:
+        # Markers of a peer's losses take offsets, but are no facts that could come next.
         offset += each == offset
     return (offset, lag) if lag > 0 else None
 
@@ -219,6 +220,8 @@ def _next_of(session: Session, log: LogRow, after: int, to_zone: str) -> tuple[i
     run = ViewSegment(*row)
     offset = max(run.first, after + 1)
     end = log.head if newest.last is None else newest.last
+    # Ranks count the facts of the view from its beginning, so that the lag is a difference of two
+    # ranks and no rows have to be counted.
     return offset, newest.rank + end - newest.first - (run.rank + offset - run.first) + 1
 
 
