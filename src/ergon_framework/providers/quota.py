@@ -91,6 +91,7 @@ class QuotaPolicy:
         zone = self._zone()
         here = datetime.fromtimestamp(now, zone).date()
         first = here.replace(day=1) if self.period == "month" else here
+        # 32 days after the first of a month always lie in the next one.
         after = first + timedelta(days=32 if self.period == "month" else 1)
         last = after.replace(day=1) if self.period == "month" else after
         return Window(_midnight(first, zone), _midnight(last, zone))
@@ -180,6 +181,7 @@ class QuotaLimiter:
                 return
             reservation.is_open = False
         self._store.refund(self.key, reservation.window, reservation.units)
+        # What was refused may be granted now.
         self._believed_until = float("-inf")
 
     def give_back_block(self) -> None:
@@ -232,6 +234,7 @@ class QuotaLimiter:
         if found.is_granted:
             return Reservation(account.window, units, account)
         known, self._refused, self._believed_until = self._refused, account, now + REFUSAL_TTL
+        # Once for each window, however many calls are refused in it.
         if not account.remaining and (known is None or known.window != account.window):
             left = max(0.0, account.window.end - now)
             emit("quota.exhausted", key=self.key, limit=account.limit, seconds=left)
@@ -249,6 +252,8 @@ class QuotaLimiter:
         refused = self._refused
         return units > self.policy.limit or (
             refused is not None
+            # The second bound is for a clock that was set back: a refusal must not be believed for
+            # an hour.
             and now < self._believed_until <= now + REFUSAL_TTL
             and refused.window.start >= window.start
             and refused.limit == self.policy.limit

@@ -345,6 +345,7 @@ def decide_ending(
             return _redelivered(TaskEnd.REQUEUE, None, again, carried)
     # What went back to the queue was retried, and now that is exhausted, whatever its reason.
     is_exhausted = carried.requeues > 0 and is_asked_for
+    # One that is held comes here when it was put off often enough: that is an exhaustion, too.
     is_buried = is_held or is_exhausted or decision.bury is Bury.ON_EXHAUSTION
     is_dead = is_buried or result.reason_code in options.bury_on
     return DeliveryDecision(TaskEnd.DEAD if is_dead else TaskEnd.FAILED)
@@ -388,8 +389,8 @@ def _gate(result: ProviderExecutionResult, decision: Decision) -> TaskGate | Non
     if at_gate is not None:
         return at_gate
     # The provider said itself until when it does not want to be called.
-    told = result.retry_after_seconds is not None
-    return _GATE_OF_REQUEUE.get(decision.requeue) if told else None
+    is_asked = result.retry_after_seconds is not None
+    return _GATE_OF_REQUEUE.get(decision.requeue) if is_asked else None
 
 
 def _is_opted_in(result: ProviderExecutionResult, decision: Decision, options: TaskOptions) -> bool:

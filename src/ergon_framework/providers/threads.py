@@ -123,6 +123,8 @@ async def _drained(running: asyncio.Future[Any]) -> None:
         try:
             await asyncio.wait({running})
         except asyncio.CancelledError:
+            # Cancelled once more: the step is waited for all the same, or what it takes could not
+            # be given back.
             continue
     if not running.cancelled():
         running.exception()  # heard, or it would be complained about

@@ -323,6 +323,7 @@ class Consumer(ConsumerBase):
         finally:
             self._running = None
             self._stopping.clear()
+            # Before the lease is released: a renewal that comes later would take it again.
             over.set()
             renewer.wake()
             thread.join()
@@ -450,6 +451,7 @@ class AsyncConsumer(ConsumerBase):
         finally:
             self._running = None
             self._stopping.clear()
+            # Before the lease is released: a renewal that comes later would take it again.
             renewer.cancel()
             await asyncio.wait([renewer])
             await self._release(run.release())

@@ -77,9 +77,9 @@ class Producer(ProducerBase):
         Raises when the node cannot be reached; repeating all of it is harmless.
         """
         with telemetry.publishing_many() as span:
-            told = self._run(appending_many(items, self.habits))
-            span.set_attribute("ergon.facts", len(told))
-        return told
+            results = self._run(appending_many(items, self.habits))
+            span.set_attribute("ergon.facts", len(results))
+        return results
 
     def put_object(
         self, bucket: str, key: str, blob: Blob, digest: str | None = None
@@ -163,9 +163,9 @@ class AsyncProducer(ProducerBase):
         Raises when the node cannot be reached; repeating all of it is harmless.
         """
         with telemetry.publishing_many() as span:
-            told = await self._run(appending_many(items, self.habits))
-            span.set_attribute("ergon.facts", len(told))
-        return told
+            results = await self._run(appending_many(items, self.habits))
+            span.set_attribute("ergon.facts", len(results))
+        return results
 
     async def put_object(
         self, bucket: str, key: str, blob: Blob, digest: str | None = None

@@ -323,7 +323,11 @@ def publishing(
                 )
             )
     message = message_json(
-        envelope, publication.ready(), strict_ids=habits.strict_ids, is_quiet=True
+        # Quiet: its warnings were given above, before the first file was sent.
+        envelope,
+        publication.ready(),
+        strict_ids=habits.strict_ids,
+        is_quiet=True,
     )
     failpoint("boundary.publishing.before")
     receipt = yield from appending(message, habits)

@@ -130,6 +130,7 @@ Message: TypeAlias = tuple[Envelope, Fact]
 T = TypeVar("T")
 
 _DAY_MS = 86_400_000
+# JSON may spell a letter as an escape of six bytes, and the canonical form has one byte for it.
 _MAX_SPELLING_RATIO = 6
 """How many times longer than the longest canonical form an object may be spelled."""
 _ENVELOPE_BYTES = 64 * 1024

@@ -71,6 +71,8 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
     try:
         for family, _, _, _, address in _resolved(host, port):
             if sockets:
+                # The system chose a port for the first address: the others have to be on the same
+                # one.
                 port = sockets[0].getsockname()[1]
             sockets.append(_bound(family, (address[0], port, *address[2:])))
     except OSError as error:
@@ -91,6 +93,7 @@ def _resolved(host: str, port: int) -> list[_Info]:
             f"{host!r} is not the name of an address of this machine",
             remedy="check the spelling, or write the address in numbers",
         ) from error
+    # A name may stand twice in the hosts file: the second socket would find its port taken.
     return list(dict.fromkeys(infos))  # type: ignore[arg-type]
 
 
@@ -99,6 +102,8 @@ def _bound(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
+            # Each address has a socket of its own: otherwise `::` would take the port for IPv4,
+            # too.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
         sock.listen(BACKLOG)  # at once: a bound port that does not listen may be taken by another

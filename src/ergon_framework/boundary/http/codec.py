@@ -252,15 +252,15 @@ def error_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> Bou
 
 def error_of_head(status: int, headers: Mapping[str, str]) -> BoundaryError:
     """The error of an answer to HEAD, which has no body that could say more."""
-    told = f"the answer has the HTTP status {status}"
-    document = {"code": _code(status), "message": told, "details": {"remedy": _GET_REMEDY}}
+    message = f"the answer has the HTTP status {status}"
+    document = {"code": _code(status), "message": message, "details": {"remedy": _GET_REMEDY}}
     return _completed(error_of_document(document), status, headers)
 
 
 def _elsewhere(status: int) -> dict[str, Any]:
-    told = f"what answers with the HTTP status {status} is no node of a zone"
+    message = f"what answers with the HTTP status {status} is no node of a zone"
     details = {"reason": "bad_answer", "remedy": _PROXY_REMEDY}
-    return {"code": _code(status), "message": told, "details": details}
+    return {"code": _code(status), "message": message, "details": details}
 
 
 def _code(status: int) -> str:

@@ -75,7 +75,7 @@ class Node:
         self.name = name
         self.settings = settings
         self._host, self._port = split_address(settings.listen)
-        self._certificates = certificates_of(settings, self._told)
+        self._certificates = certificates_of(settings, self._certificates_rejected)
         if self._certificates is None:
             check_plaintext(self._host, settings.insecure)
         if settings.health_listen is not None:
@@ -180,8 +180,10 @@ class Node:
 
     async def hang_up(self, grace: float = SHUTDOWN_GRACE) -> None:
         """Let requests end and take no more: all that is left to do when the interpreter ends."""
+        # First: whoever reads the address from now on would be refused.
         self._withdraw()
         self._application.is_ready = False
+        # Fetches that wait for facts answer now: they would take the whole grace.
         self._application.release()
         await self._server.stop(grace)
 
@@ -269,7 +271,7 @@ class Node:
             "%s %s failed: %s%s", exchange.method, exchange.path, type(error).__name__, where
         )
 
-    def _told(self, error: ErgonError) -> None:
+    def _certificates_rejected(self, error: ErgonError) -> None:
         self.zone.events.warn(
             "certificate.rejected", f"new certificates cannot be used: {error}", error=error
         )
@@ -332,7 +334,7 @@ class Node:
 
 
 def certificates_of(
-    settings: ZoneSettings, told: Callable[[ErgonError], None] | None = None
+    settings: ZoneSettings, on_problem: Callable[[ErgonError], None] | None = None
 ) -> Certificates | None:
     """What a zone shows and trusts, read and checked; None when it is to speak plain HTTP."""
     given: Mapping[str, str | None] = {
@@ -358,7 +360,9 @@ def certificates_of(
             f"TLS needs cert, key and ca, and {' and '.join(missing)} is missing",
             remedy="give all three",
         )
-    return Certificates(settings.cert, settings.key, settings.ca, settings.crl, on_problem=told)
+    return Certificates(
+        settings.cert, settings.key, settings.ca, settings.crl, on_problem=on_problem
+    )
 
 
 def _spelled(host: str, port: int) -> str:
@@ -398,6 +402,8 @@ async def _opened(name: str, settings: ZoneSettings, stop: asyncio.Event) -> Nod
             except FolderInUseError:
                 folder = folders_of(settings)[0]
                 found = listening_node(folder, name)
+                # A guest that leaves withdraws its address before it unlocks the folder: then it is
+                # not found, and is waited for all the same.
                 is_guest = request is not None or (found is not None and found.is_guest)
                 if not is_guest or stop.is_set() or loop.time() > until:
                     raise

@@ -64,6 +64,8 @@ class Lane:
 
     def extend_cooldown(self, seconds: float) -> None:
         """The provider asks for a pause."""
+        # Its own circuit alone: the provider asked this tenant to pause, and the parent stands for
+        # all.
         for circuit in self.circuits[:1]:
             circuit.extend_cooldown(seconds)
 
@@ -100,6 +102,7 @@ class Lane:
 
     def report(self, permits: Permits, vote: Vote, failed: LaneFailure | None = None) -> None:
         """A call that was let in has ended; ``failed`` is what health tells of a failure."""
+        # There may be fewer permits than circuits: those before the one that refused.
         for circuit, permit in zip(self.circuits, permits, strict=False):
             circuit.report(permit, vote, failed)
 
@@ -154,6 +157,7 @@ class LaneCache:
             if len(self._lanes) >= self._limit:
                 dropped = self._drop(len(self._lanes) // 10 + 1)
             lane = self._lanes[key.tenant_id] = self._make(key)
+        # Without the lock: giving units back asks the store.
         for each in dropped:
             if each.quota is not None:
                 each.quota.give_back_block()

@@ -123,6 +123,7 @@ def attempt_body(
         payload=payload.copy() if is_dict else copy.copy(payload),
     )
     if is_dict and _FIXED.issuperset(map(type, payload.values())):
+        # Of a copy of our own: the first attempt may change the one that it was given.
         body.payload_again = payload.copy().copy
     elif is_retried:
         body.payload_again = _kept(payload)
@@ -157,9 +158,8 @@ def _as_given(payload: dict[str, Any], text: bytes) -> dict[str, Any]:
 
 MAX_NAME = 255
 MAX_EXECUTION_ID = 36
-_FINGERPRINT_DIGITS = (
-    16  # hexadecimal digits of a request's fingerprint: few requests share one job
-)
+_FINGERPRINT_DIGITS = 16
+"""Hexadecimal digits of a fingerprint: they have to tell the few requests of one job apart."""
 
 
 def inherit_context(

@@ -183,8 +183,9 @@ class ProviderRuntime:
             if self._is_written(result, RecordBatch([*rows[:-1], last], [end])):
                 result.dead_letter = end
                 return
+            # No letter was written: the rows go the usual way, and the result says so.
         elif end is AttemptOutcome.RETRY:
-            rows = _process_clock(rows)
+            rows = _rows_put_off(rows)
         if not self.options.durable or not self._is_written(result, RecordBatch(rows)):
             self.recorder.add(rows)
 
@@ -227,7 +228,7 @@ def build_runtime(
     return ProviderRuntime(name, capability, options, rules, is_async=is_async)
 
 
-def _process_clock(rows: list[AttemptRow]) -> list[AttemptRow]:
+def _rows_put_off(rows: list[AttemptRow]) -> list[AttemptRow]:
     """The rows of a call that is put off: its last attempt was not the last one."""
     return [
         row._replace(outcome=AttemptOutcome.RETRY.value)

@@ -274,6 +274,8 @@ def stream(call: StreamCall) -> Generator[Any, None, None]:
         _raise_failure(_conclude(call))
         return
     items, item, _ = opened
+    # What holds if the reader stops: the generator is closed where it yields, and only the end
+    # below runs.
     note = partial(call.ended, is_abandoned=True)
     try:
         while item is not END:
@@ -357,6 +359,8 @@ async def astream(call: StreamCall) -> AsyncGenerator[Any, None]:
         _raise_failure(await _aconclude(call))
         return
     items, item, _ = opened
+    # What holds if the reader stops: the generator is closed where it yields, and only the end
+    # below runs.
     note = partial(call.ended, is_abandoned=True)
     try:
         while item is not END:
@@ -427,6 +431,8 @@ async def _within(
         async with bound:
             return await work()
     except Exception as error:
+        # Code that is cancelled by the limit may raise anything: the limit is the reason all the
+        # same.
         if not bound.expired():
             raise
         raise too_long() from error
