@@ -269,8 +269,8 @@ def difference(given: Any, found: Any, path: str) -> tuple[str, str] | None:
     elif isinstance(given, list) and isinstance(found, list) and len(given) == len(found):
         pairs = [(f"{path}[{n}]", *both) for n, both in enumerate(zip(given, found, strict=True))]
     inner = (difference(one, other, at) for at, one, other in pairs)
-    told = f"is of type {type(given).__name__} and would come back as {type(found).__name__}"
-    return next((each for each in inner if each is not None), (path, told))
+    problem = f"is of type {type(given).__name__} and would come back as {type(found).__name__}"
+    return next((each for each in inner if each is not None), (path, problem))
 
 
 def _short(key: object) -> str:

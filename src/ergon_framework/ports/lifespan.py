@@ -211,6 +211,8 @@ class Dependencies:
         for scope in tuple(self._scopes):
             if scope.has(kind):
                 return scope.value(kind)
+        # No scope has it. A new one answers with an override, or raises the error that says what to
+        # do.
         return DependencyScope(self).value(kind)
 
 

@@ -167,6 +167,7 @@ def _dictionary(kind: Any) -> Reader:
 
 def _exactly(kind: type) -> Reader:
     def read_exactly(value: Any) -> Any:
+        # Not `isinstance`: true and false are ints to Python, and no numbers to JSON.
         is_fit = type(value) is kind
         if not is_fit or (kind is int and not -_LARGE <= value < _LARGE):
             raise _unfit(_WORDS[kind], value)
@@ -264,15 +265,15 @@ def _sort(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    words = {str: "this text", int: "this number", float: "this number", list: "a list"}
-    return words.get(type(value), "an object")
+    names = {str: "this text", int: "this number", float: "this number", list: "a list"}
+    return names.get(type(value), "an object")
 
 
 def _other_fields(value: Mapping[str, Any], fields: Mapping[str, Any]) -> ValueError:
     missing, unknown = sorted(fields.keys() - value.keys()), sorted(value.keys() - fields.keys())
-    told = [f"{name} is missing" for name in missing[:3]]
-    told += [f"{name[:40]!r} is unknown" for name in unknown[:3]]
-    return ValueError(", ".join(told))
+    problems = [f"{name} is missing" for name in missing[:3]]
+    problems += [f"{name[:40]!r} is unknown" for name in unknown[:3]]
+    return ValueError(", ".join(problems))
 
 
 def _at(name: str, error: ValueError) -> str:

@@ -658,13 +658,13 @@ class Destination(msgspec.Struct, frozen=True):
 
         A version that does not know the rest takes all of it for the place.
         """
-        told: dict[str, Any] = {"zone": self.zone} if self.zone else {}
+        rest: dict[str, Any] = {"zone": self.zone} if self.zone else {}
         if self.program is not None:
-            told["program"] = [self.program.settings, self.program.to]
-            told["is_undone"] = self.program.is_undone
+            rest["program"] = [self.program.settings, self.program.to]
+            rest["is_undone"] = self.program.is_undone
         elif self.is_undone:
-            told["is_undone"] = True
-        return f"{self.place}{_MORE}{_encode_json(told).decode()}" if told else self.place
+            rest["is_undone"] = True
+        return f"{self.place}{_MORE}{_encode_json(rest).decode()}" if rest else self.place
 
     @classmethod
     def of_text(cls, text: str) -> Destination:
@@ -672,26 +672,26 @@ class Destination(msgspec.Struct, frozen=True):
         place, mark, rest = text.rpartition(_MORE)
         if mark:
             with suppress(msgspec.DecodeError, TypeError):
-                told = msgspec.json.decode(rest, type=_DestinationText)
+                parsed = msgspec.json.decode(rest, type=_DestinationText)
                 program = None
-                if told.program is not None:
-                    program = ProgramMove(*told.program, is_undone=told.is_undone)
-                return cls(place, told.zone, program, told.is_undone)
+                if parsed.program is not None:
+                    program = ProgramMove(*parsed.program, is_undone=parsed.is_undone)
+                return cls(place, parsed.zone, program, parsed.is_undone)
         return cls(text)
 
     @property
     def details(self) -> dict[str, Any]:
         """What an error says of it to programs."""
-        told: dict[str, Any] = {"moved_to": self.place}
+        fields: dict[str, Any] = {"moved_to": self.place}
         if self.program is not None:
-            told["program"] = {
+            fields["program"] = {
                 "settings": self.program.settings,
                 "to": self.program.to,
                 "is_undone": self.program.is_undone,
             }
         elif self.is_undone:
-            told["is_undone"] = True
-        return told
+            fields["is_undone"] = True
+        return fields
 
     @classmethod
     def of_details(cls, details: Mapping[str, Any]) -> Destination | None:

@@ -188,6 +188,8 @@ class ProviderBase(ABC):
         body = attempt_body(attempt, *what, payload, is_retried=is_retried)
         call = None
         if runtime.has_fast_path and runtime.is_plain:
+            # A call that may be buried needs a row to bury, and a refusal of the fast path writes
+            # none.
             may_refuse = on_failure is None
             fast = try_fast_path(runtime, lane, who, context, may_wait=True, may_refuse=may_refuse)
             if isinstance(fast, FastPathCall):

@@ -429,6 +429,7 @@ class Provider:
 
         try:
             if self._plain is not None:
+                # On a thread: closing waits for the store, and the event loop must not.
                 await offload(self.close, self._plain.runtime.steps)
         finally:
             await self._opened.aclose()

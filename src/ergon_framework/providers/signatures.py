@@ -93,15 +93,15 @@ class CallSignature:
         from ergon_framework.ports.round_trip import came_back, change_told, needs_check
         from ergon_framework.providers.errors import ProviderBadRequestError
 
-        told = to_json(given)
+        encoded = to_json(given)
         if not needs_check(given):
-            return told
+            return encoded
         try:
-            arrived = from_json(told, hint)
+            arrived = from_json(encoded, hint)
         except ProviderBadRequestError:
-            return told  # the result of the call says so
+            return encoded  # the result of the call says so
         if came_back(given, arrived):
-            return told
+            return encoded
         declared = hint if typing.get_args(hint) else getattr(hint, "__name__", hint)
         raise ProviderBadRequestError(
             f"{self.name}(): {change_told(name, given, arrived)}",

@@ -116,7 +116,7 @@ def in_our_words(given: Any) -> Iterator[None]:
     try:
         yield
     except _faults("sqlalchemy.exc", "SQLAlchemyError") as error:
-        raise _told(
+        raise _unusable(
             f"the {type(given).__qualname__} of SQLAlchemy",
             error,
             "give one that is open and whose last transaction was ended; of a session with"
@@ -126,7 +126,7 @@ def in_our_words(given: Any) -> Iterator[None]:
         *_faults("django.db.utils", "Error"),
         *_faults("django.core.exceptions", "ImproperlyConfigured", "SynchronousOnlyOperation"),
     ) as error:
-        raise _told(
+        raise _unusable(
             "the connection of Django",
             error,
             "give one that is set up and open, and from code that is not asynchronous",
@@ -139,7 +139,7 @@ def _faults(module: str, *names: str) -> tuple[type[Exception], ...]:
     return () if loaded is None else tuple(getattr(loaded, name) for name in names)
 
 
-def _told(what: str, error: Exception, remedy: str) -> StoreError:
+def _unusable(what: str, error: Exception, remedy: str) -> StoreError:
     why = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
     message = f"{what} cannot be used: {why}"
     if _AWAY.isdisjoint(each.__name__ for each in type(error).__mro__):

@@ -41,8 +41,8 @@ _MAX_TRIES = 10
 class UnsafeFileError(PermissionError):
     """A file or folder that another user may have put there; it was not used."""
 
-    def __init__(self, path: str | Path, told: str) -> None:
-        super().__init__(errno.EPERM, told, str(path))
+    def __init__(self, path: str | Path, reason: str) -> None:
+        super().__init__(errno.EPERM, reason, str(path))
 
 
 class Folder:
@@ -442,7 +442,7 @@ _KINDS = (
 
 
 def _kind(found: os.stat_result) -> str:
-    return next((told for test, told in _KINDS if test(found.st_mode)), "a device")
+    return next((name for test, name in _KINDS if test(found.st_mode)), "a device")
 
 
 # ---- modes --------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ class ServerClock:
         before = self._ticks()
         answer = self._ask()
         after = self._ticks()
+        # The server read its clock somewhere between: the middle is wrong by half of the round trip
+        # at most.
         self._known = (before + after) / 2, answer
 
     def renew(self) -> None:
@@ -98,6 +100,7 @@ def latency(ask: Callable[[], object]) -> Observation:
 def skew(theirs: float, asked_at: float, answered_at: float) -> Observation:
     """By how much the server's clock differs from ours."""
     difference = theirs - (asked_at + answered_at) / 2
+    # A difference smaller than the time that the answer took may be nothing but that time.
     if abs(difference) < max(MAX_CLOCK_SKEW, answered_at - asked_at):
         return Observation("clock", f"{difference * 1000:+.0f} ms from this machine's")
     return Observation(

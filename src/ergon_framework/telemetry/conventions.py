@@ -67,8 +67,8 @@ def lifecycle_attributes(call: Call) -> dict[str, Any]:
     """Attributes of all lifecycles of a call: made once per call."""
     is_consumer = call.role == "consumer"
     place, name = task_place(call.task, call.role)
-    told = messaging_attributes("process" if is_consumer else "produce", _TYPES[call.role])
-    return {**told, place: name}
+    attributes = messaging_attributes("process" if is_consumer else "produce", _TYPES[call.role])
+    return {**attributes, place: name}
 
 
 def call_attributes(provider: str, capability: str, operation: str) -> dict[str, Any]:

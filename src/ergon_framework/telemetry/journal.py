@@ -147,12 +147,12 @@ def _simple(value: Any) -> Any:
 
 
 def _failure(failure: Failure) -> dict[str, Any]:
-    told: dict[str, Any] = {"kind": failure.kind.value, "code": failure.code}
+    fields: dict[str, Any] = {"kind": failure.kind.value, "code": failure.code}
     if failure.message:
-        told["message"] = failure.message[:MAX_TEXT]
+        fields["message"] = failure.message[:MAX_TEXT]
     if failure.retry_after is not None:
-        told["retry_after"] = failure.retry_after
-    return told
+        fields["retry_after"] = failure.retry_after
+    return fields
 
 
 MAX_WAITING = 10_000
@@ -325,8 +325,8 @@ class JournalWriter:
         self._retry_at = self._monotonic() + _RETRY_DELAY
         if not self._is_in_trouble:
             self._is_in_trouble = True
-            told = str(error) if isinstance(error, StoreError) else describe(error)
-            logger.warning("the journal cannot be written, and the work goes on: %s", told)
+            text = str(error) if isinstance(error, StoreError) else describe(error)
+            logger.warning("the journal cannot be written, and the work goes on: %s", text)
 
     def _close_journal(self) -> None:
         journal, self._journal = self._journal, None

@@ -76,7 +76,7 @@ def _span_processor(followed: JournalTracerProvider) -> Any:
     """
     from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
-    class TrailProcessor(SpanProcessor):
+    class JournalSpanProcessor(SpanProcessor):
         """Keeps what belongs to the trace of a unit; a loop's own trace is left to the SDK."""
 
         def on_end(self, span: ReadableSpan) -> None:
@@ -103,7 +103,7 @@ def _span_processor(followed: JournalTracerProvider) -> Any:
                 )
             )
 
-    return TrailProcessor()
+    return JournalSpanProcessor()
 
 
 class _PassThroughTracer(trace.Tracer):
@@ -276,4 +276,5 @@ def _plain(value: Any) -> Any:
 
 
 def _new_id(bits: int) -> int:
+    # Zero stands for no id, in traces as in spans.
     return _ids.getrandbits(bits) or 1

@@ -121,6 +121,8 @@ class JsonFormatter(logging.Formatter):
             if value is not None:
                 document[name] = value if isinstance(value, int) else str(value)
         if record.exc_info and not record.exc_text:
+            # Kept in the record, as the standard formatter does: a second handler need not format
+            # it again.
             record.exc_text = self.formatException(record.exc_info)
         if record.exc_text:
             document["exception"] = record.exc_text

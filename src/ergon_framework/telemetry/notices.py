@@ -215,10 +215,10 @@ def has_listeners(name: str = "") -> bool:
 def _ignored_by(listener: Listener) -> set[str] | frozenset[str]:
     """What it does nothing with. It is given everything if it says that in any other way."""
     try:
-        told = getattr(listener, "passes_over", None)
+        names = getattr(listener, "passes_over", None)
     except Exception:  # a failure of its own, which must not reach the work that asks
         return frozenset()
-    return told if isinstance(told, set | frozenset) else frozenset()
+    return names if isinstance(names, set | frozenset) else frozenset()
 
 
 _SINK = NoticeDispatcher(None, (), ())

@@ -73,12 +73,14 @@ def make_sink(
     joins = joins_trace or chosen.parent == "parent"
     spans = _spans(chosen, tracer_provider or _provider(joins=joins))
     numbers = _numbers(chosen, meter_provider or metrics.get_meter_provider())
-    told = tuple(listeners)
-    if spans is None and numbers is None and not told and not has_listeners():
+    given = tuple(listeners)
+    if spans is None and numbers is None and not given and not has_listeners():
         return None
-    if spans is not None and numbers is None and not told and not has_listeners():
+    if spans is not None and numbers is None and not given and not has_listeners():
+        # The spans are a sink by themselves: a dispatcher around them would cost something at each
+        # notice.
         return spans
-    return NoticeDispatcher(spans, () if numbers is None else (numbers,), told)
+    return NoticeDispatcher(spans, () if numbers is None else (numbers,), given)
 
 
 def _provider(*, joins: bool) -> Any:

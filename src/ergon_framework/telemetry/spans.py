@@ -100,7 +100,7 @@ class StepSpan(SpanParent):
     __slots__ = ("attempts", "last_at", "shared", "trouble")
 
     def __init__(self, span: Span, base: OtelContext, shared: Attributes) -> None:
-        self.span = span  # as Below does; super() would cost more than all of this
+        self.span = span  # as SpanParent does; super() would cost more than all of this
         self.parent = span.get_span_context()
         self.base = base
         self.shared = shared  # attributes of each of its attempts
@@ -535,10 +535,10 @@ class SpanSink:
             log_once(self.ended, error)
 
     def _settlement_ended(self, notice: Notice) -> None:
-        run, told = notice["run"], (notice["verb"], notice["attempts"], notice["failure"])
+        run, settled = notice["run"], (notice["verb"], notice["attempts"], notice["failure"])
         if run is not None:
             if run.note is not None:
-                run.note.settled(notice.at, *told)
+                run.note.settled(notice.at, *settled)
             return
         loop = self._loops.get(notice["call"].call_id)
         if loop is not None and not loop.is_quiet:  # a release at the end of the call
@@ -546,7 +546,7 @@ class SpanSink:
             shared = {**loop.shared, "transaction_id": key, "transaction.id": key}
             at = loop.ns(notice["began_at"])
             span = self._writer.start(SETTLE_SPAN, loop.below, at, shared)
-            finish_settling(loop, span, notice.at, *told)
+            finish_settling(loop, span, notice.at, *settled)
 
     def _retry_scheduled(self, notice: Notice) -> None:
         if notice["phase"] == SETTLE_SPAN:

@@ -98,6 +98,8 @@ class FactPublisher:
         for message in messages:
             labels = message.envelope.get("labels") or {}
             trace = {k: labels[k] for k in ("traceparent", "tracestate") if k in labels}
+            # What does not fit gets another trace when it is dispatched again, which makes no other
+            # fact of it.
             if trace and len(self._traces) < MAX_REMEMBERED:
                 self._traces[message.id] = trace
 

@@ -143,9 +143,9 @@ def _check_likeness(fact: Fact, stored: bytes) -> None:
     read_back = msgspec.json.decode(stored).get("object_json")
     found = difference(fact.object_json, read_back, "fact.object_json")
     if found is not None:
-        path, told = found
+        path, problem = found
         raise FactInvalidError(
-            f"{path} {told}",
+            f"{path} {problem}",
             reason="type",
             remedy="use a list instead of a tuple, and plain JSON values throughout",
             details={"field": path},

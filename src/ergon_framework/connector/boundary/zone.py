@@ -206,8 +206,8 @@ class Zone:
                 answers.append(None)
             except FactInvalidError as error:
                 answers.append(_numbered(error, number))
-        told = iter(self._publishing().append_facts(items) if items else ())
-        return [next(told) if each is None else each for each in answers]
+        published = iter(self._publishing().append_facts(items) if items else ())
+        return [next(published) if each is None else each for each in answers]
 
     async def apublish_many(
         self, facts: Iterable[FactItem], *, to: str | None = None
@@ -332,6 +332,7 @@ class Zone:
         from ergon_framework.boundary.http.client import HttpTransport
 
         tls = client_tls(files)
+        # Without certificates nothing vouches for the zone: then the node is asked for its name.
         expected, asked = (None, self.name) if tls is None else (self.name, None)
         return HttpTransport(
             url, tls=tls, expected_zone=expected, asked_zone=asked, timeout=self._timeout
@@ -490,9 +491,9 @@ def _wrong_names(given: object) -> str:
         return f"it is of type {type(given).__name__}"
     unknown = sorted(map(str, given.keys() - _NAMES))
     missing = [name for name in _NEEDED if name not in given]
-    told = [f"it has no {name}" for name in missing]
-    told += [f"publish_many knows no {name!r}" for name in unknown]
-    return " and ".join(told)
+    problems = [f"it has no {name}" for name in missing]
+    problems += [f"publish_many knows no {name!r}" for name in unknown]
+    return " and ".join(problems)
 
 
 def _confirmed(source: BoundaryConnector, page: Sequence[Transaction]) -> Iterator[Transaction]:

@@ -204,6 +204,8 @@ class JsonlConnector(ThreadedTwins):
             raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
         inbox = self._reading()
         with self._fetching:
+            # The caller may have been cancelled while this thread waited for its turn: nothing is
+            # taken then.
             if not handover.is_abandoned:
                 handover.batch += [delivery for _, delivery in inbox.take(batch_size)]
             return handover.batch

@@ -198,6 +198,7 @@ def roll_up(attempts: Iterable[AttemptRow]) -> dict[LaneKey, LaneChanges]:
         note = notes.get(key)
         if note is None:
             note = notes[key] = LaneChanges()
+        # Number 0 is a refusal: the lane is known by it, and nothing is counted.
         if row.attempt_number > 0:
             _count(note, row)
             _note_last(note, row)

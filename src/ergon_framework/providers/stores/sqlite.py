@@ -124,6 +124,7 @@ class _SqliteCursor:
         fresh: dict[Any, Row] = {}
         for row in rows:
             if row[0] not in known:
+                # A batch may bring a row twice: the first stays, as if it had been in the table.
                 fresh.setdefault(row[0], row)
         self._cursor.executemany(sql.insert, fresh.values())
         return set(fresh)
@@ -143,6 +144,7 @@ def _sqlite_sql(sql: str) -> str:
     converted = _converted.get(sql)
     if converted is None:
         converted = sql.replace("FOR UPDATE", "")
+        # Bounded: statements with a list of values are written out for each length of the list.
         if len(_converted) < 1000:
             _converted[sql] = converted
     return converted

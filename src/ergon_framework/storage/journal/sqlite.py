@@ -189,12 +189,12 @@ class SqliteJournal:
         """Add them in one commit; notifies the subscribers. Now and then it sweeps."""
         if not entries and not spans:
             return
-        told = [entry_row(entry) for entry in entries]
+        rows = [entry_row(entry) for entry in entries]
         ended = [span_row(span) for span in spans]
 
         def work(connection: sqlite3.Connection) -> None:
             with closing(connection.cursor()) as cursor:
-                cursor.executemany(ADD_ENTRY, told)
+                cursor.executemany(ADD_ENTRY, rows)
                 cursor.executemany(ADD_SPAN, ended)
 
         # Not synced: the journal tells what happened and promises nothing, and must not slow down
@@ -202,7 +202,7 @@ class SqliteJournal:
         self._database.write(work, is_synced=False)
         # After the commit: a reader that was woken earlier would find nothing, and sleep on.
         self._notifier.notify(_TOPIC)
-        self._left -= len(told) + len(ended)
+        self._left -= len(rows) + len(ended)
         if self._left <= 0:
             # Before the sweep: one that fails is not tried again at each of the following writes.
             self._left = _SWEEP_AFTER

@@ -289,8 +289,8 @@ async def connect(
             raise expired(address.name) from error
         # The latest trouble first: it is the nearest to why the attempt ended.
         causes = [*reversed(troubles), error]
-        told = (refused(address, cause) for cause in causes)
-        found = next((each for each in told if each is not None), None)
+        refusals = (refused(address, cause) for cause in causes)
+        found = next((each for each in refusals if each is not None), None)
         found = found or await _unheard(address, causes, timeouts.probe)
         raise found or away(address.name, causes[0]) from error
     return client

@@ -61,8 +61,8 @@ class Account:
             if not is_lost(error):
                 raise
             return None  # a user without that permission gets no answer
-        told = answer.get("server", {}).get("time")
-        return None if told is None else instant(told)
+        stamp = answer.get("server", {}).get("time")
+        return None if stamp is None else instant(stamp)
 
     def _ask(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         data = json.dumps(request).encode() if request else b""

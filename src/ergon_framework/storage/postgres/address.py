@@ -124,12 +124,12 @@ def verification(
     mode = str(address.options.get("sslmode") or environ.get("PGSSLMODE") or "")
     if mode == "verify-full":
         return "encrypted, and the certificate is verified", ""
-    told = {
+    reasons = {
         "verify-ca": "encrypted; the certificate is verified, but not whether it is of this host",
         "require": "encrypted, but the certificate is not verified: whoever answers is believed",
     }
     clear = f"sslmode={mode}: passwords and work may travel in clear text"
-    return told.get(mode, clear), "write ?sslmode=verify-full&sslrootcert=FILE in the URL"
+    return reasons.get(mode, clear), "write ?sslmode=verify-full&sslrootcert=FILE in the URL"
 
 
 def unknown_option(text: str) -> ConfigurationError | None:

@@ -134,8 +134,8 @@ def translate(error: BaseException, name: str) -> StoreError:
         from ergon_framework.ports.transfer import moved_away
 
         # All of the text: what is behind the first 300 characters may be the way back.
-        told = getattr(getattr(error, "diag", None), "message_primary", None) or text
-        return moved_away(name, told, shlex.quote(name))
+        message = getattr(getattr(error, "diag", None), "message_primary", None) or text
+        return moved_away(name, message, shlex.quote(name))
     if state == _FULL:
         return StoreFullError(
             f"there is no room left on the disk of {name}", remedy="free some disk space there"

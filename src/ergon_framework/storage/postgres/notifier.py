@@ -162,9 +162,11 @@ class ListenNotifier:
                     connection.execute("SELECT 1")
             if wake in ready:
                 os.read(wake, 4096)
-            told = {(each.channel, each.payload) for each in received} | _notified(connection)
+            notified = {(each.channel, each.payload) for each in received} | _notified(connection)
             received.clear()
-            for channel in {channel for channel, payload in told if payload != self.own_payload}:
+            for channel in {
+                channel for channel, payload in notified if payload != self.own_payload
+            }:
                 self._local.notify(channel)
 
     def _listen_to_all(self, connection: Connection) -> None:

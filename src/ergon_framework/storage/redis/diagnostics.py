@@ -188,8 +188,8 @@ def version(found: Persistence) -> Observation:
     is_old = bool(found.version) and found.version < MIN_VERSION
     remedy = f"upgrade the server to Redis {MIN_VERSION_NAME} or later" if is_old else ""
     text = ".".join(map(str, found.version)) or "not told"
-    told = f"{text} ({MIN_VERSION_NAME} or later is supported)"
-    return Observation("version", told, remedy, is_grave=is_old)
+    found_text = f"{text} ({MIN_VERSION_NAME} or later is supported)"
+    return Observation("version", found_text, remedy, is_grave=is_old)
 
 
 def role(found: Persistence, *, is_cluster: bool) -> Observation:
