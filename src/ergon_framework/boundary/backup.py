@@ -156,6 +156,7 @@ def _draft_of(place: Path) -> Iterator[Path]:
     the next backup to the same place tells an abandoned draft from one that is being written.
     """
     for found in place.parent.glob(f"{glob.escape(place.name)}.{'[0-9a-f]' * 8}.partial"):
+        # Locked is one that another backup writes: it stays.
         with contextlib.suppress(OSError), _locked(found):
             _remove(found)
     draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.partial")

@@ -74,6 +74,7 @@ class ReloadingFile(Generic[T]):
 def _stamp(path: str | os.PathLike[str]) -> bytes | None:
     """Of the content: two changes within one tick of the file system's clock look the same."""
     try:
+        # A file that is not there is a state like any other: loading it says what is wrong.
         return hashlib.sha256(Path(path).read_bytes()).digest()
     except OSError:
         return None

@@ -54,8 +54,8 @@ KEY_HEADER = "Idempotency-Key"
 """The header by which a provider knows a request again; with it any method may be sent twice."""
 RETRY_EXTENSION = "ergon_retry"
 """Of a request: True or False, whatever its method is."""
-MAX_KEY = 255
-MAX_OPERATION = 120
+MAX_KEY = 255  # characters that the tables of calls take of a key …
+MAX_OPERATION = 120  # … and of an operation
 _TIMEOUTS = ("connect", "read", "write", "pool")
 
 

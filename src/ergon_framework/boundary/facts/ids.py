@@ -109,7 +109,7 @@ _LOWER = "abcdefghijklmnopqrstuvwxyz"
 _BASE62 = _DIGITS + _LOWER.upper() + _LOWER
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _BEGIN, _END = 978_307_200, 4_102_444_800  # 2001 and 2100, in Unix seconds
-_KSUID_EPOCH = 1_400_000_000
+_KSUID_EPOCH = 1_400_000_000  # from where a KSUID counts its seconds: the year 2014
 
 _UUID = re.compile(
     r"(?:urn:uuid:|\{)?[0-9a-f]{8}-[0-9a-f]{4}-([0-9a-f])[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\}?",

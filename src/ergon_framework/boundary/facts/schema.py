@@ -57,7 +57,7 @@ def refusal(*problems: Problem) -> FactInvalidError:
     problems = tuple(each._replace(field=each.field or BODY) for each in problems)
     first = problems[0]
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    told = [
+    listed = [
         {"field": at, "reason": reason, "message": f"{at} {text}"}
         for at, reason, text, _ in problems[:MAX_PROBLEMS]
     ]
@@ -65,7 +65,7 @@ def refusal(*problems: Problem) -> FactInvalidError:
         f"{first.field} {first.text}{more}",
         reason=first.reason,
         remedy=first.remedy,
-        details={"field": first.field, "reason": first.reason, "problems": told},
+        details={"field": first.field, "reason": first.reason, "problems": listed},
     )
 
 

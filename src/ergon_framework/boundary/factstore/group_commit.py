@@ -163,7 +163,7 @@ class AnsweredCallers:
                 pass
             try:  # noqa: SIM105
                 callers.remove(first)
-            except ValueError:
+            except ValueError:  # another thread has removed it
                 pass
 
 
@@ -483,7 +483,7 @@ class GroupCommit(Generic[Request, Answer]):
             # Every caller gets a copy: one exception raised in many threads would grow one
             # traceback.
             for each in group:
-                each.fail(_retold(error))
+                each.fail(_copy_of(error))
         else:
             for each, answer in pairs:
                 each.tell(answer)
@@ -523,17 +523,17 @@ def _tell(tell: Callable[..., None], *answer: object) -> None:
         logger.exception("a callback that was told about a commit failed")
 
 
-def _retold(error: BaseException) -> BaseException:
+def _copy_of(error: BaseException) -> BaseException:
     """A copy of the error for one of several callers: raising changes its traceback."""
-    told: Exception
+    copied: Exception
     if isinstance(error, StoreError | BoundaryError):
         with suppress(Exception):  # an error that cannot be copied is replaced below
-            told = copy(error)
-            told.__cause__ = error.__cause__
-            return told
-    told = StoreUnavailableError(
+            copied = copy(error)
+            copied.__cause__ = error.__cause__
+            return copied
+    copied = StoreUnavailableError(
         "a commit was given up, and whether it was made is not known",
         remedy="do the same again: nothing is stored twice",
     )
-    told.__cause__ = error
-    return told
+    copied.__cause__ = error
+    return copied

@@ -305,25 +305,25 @@ class AppendRoutes:
         except BoundaryError as error:
             zone.answering.refused(error, new)
             raise
-        told: asyncio.Future[list[Outcome] | BaseException] = loop.create_future()
+        committed: asyncio.Future[list[Outcome] | BaseException] = loop.create_future()
         zone.store.append_soon(
             OUTBOUND,
             [new],
-            lambda outcomes: _crossed(loop, told, outcomes),
+            lambda outcomes: _crossed(loop, committed, outcomes),
             capacity=zone.capacity,
         )
-        outcomes = await told
+        outcomes = await committed
         outcome = outcomes[0] if isinstance(outcomes, list) else outcomes
         seconds = perf_counter() - began
         self._reply(exchange, admission, outcome, seconds)
         zone.events.append_seconds.add(seconds)
 
-    def _appended(self, gathered: list[Pending], told: list[Outcome] | BaseException) -> None:
+    def _appended(self, gathered: list[Pending], result: list[Outcome] | BaseException) -> None:
         """In the writer's thread, once per group."""
-        self._loop.call_soon_threadsafe(self._answer, gathered, told)
+        self._loop.call_soon_threadsafe(self._answer, gathered, result)
 
-    def _answer(self, gathered: list[Pending], told: list[Outcome] | BaseException) -> None:
-        outcomes = told if isinstance(told, list) else [told] * len(gathered)
+    def _answer(self, gathered: list[Pending], result: list[Outcome] | BaseException) -> None:
+        outcomes = result if isinstance(result, list) else [result] * len(gathered)
         now, seen = perf_counter(), self._zone.events.append_seconds
         for (exchange, admission, began), outcome in zip(gathered, outcomes, strict=True):
             self._reply(exchange, admission, outcome, now - began)
@@ -333,16 +333,18 @@ class AppendRoutes:
         self,
         exchange: Exchange,
         admission: Admission,
-        told: Outcome | BaseException,
+        outcome: Outcome | BaseException,
         seconds: float,
     ) -> None:
-        if isinstance(told, BaseException):
+        if isinstance(outcome, BaseException):
             error = (
-                self._zone.failed(told, is_append=True) if isinstance(told, StoreError) else told
+                self._zone.failed(outcome, is_append=True)
+                if isinstance(outcome, StoreError)
+                else outcome
             )
             exchange.fail(error)
             return
-        answer = self._zone.answering.one(admission, told, seconds)
+        answer = self._zone.answering.one(admission, outcome, seconds)
         if isinstance(answer, BoundaryError):
             exchange.fail(answer)
             return
@@ -396,19 +398,19 @@ class AppendRoutes:
             except BoundaryError as error:
                 zone.answering.refused(error)
                 admissions.append(error)
-        told = zone.append_all(admissions)
-        return len(told), b'{"results":[%b]}' % b",".join(map(_shown, told))
+        answers = zone.append_all(admissions)
+        return len(answers), b'{"results":[%b]}' % b",".join(map(_shown, answers))
 
 
-def _shown(told: Receipt | BoundaryError) -> bytes:
+def _shown(answer: Receipt | BoundaryError) -> bytes:
     """One answer as JSON."""
-    if isinstance(told, BoundaryError):
-        return json.dumps({"error": told.to_dict()}).encode()
-    duplicate = b"true" if told.duplicate else b"false"
+    if isinstance(answer, BoundaryError):
+        return json.dumps({"error": answer.to_dict()}).encode()
+    duplicate = b"true" if answer.duplicate else b"false"
     return b'{"offset":%d,"duplicate":%b,"digest":"%b"}' % (
-        told.offset,
+        answer.offset,
         duplicate,
-        told.digest.encode(),
+        answer.digest.encode(),
     )
 
 
@@ -678,8 +680,8 @@ def _renewal(lease: float) -> float:
 
 def _no_such(exchange: Exchange) -> BoundaryError:
     if exchange.path[1:] in OPERATIONS or exchange.path in (APPEND, APPENDS, FETCH):
-        told = f"{exchange.path} is called with POST, not with {exchange.method}"
-        return Refusal(405, "unimplemented", "method", told, remedy="use POST")
+        message = f"{exchange.path} is called with POST, not with {exchange.method}"
+        return Refusal(405, "unimplemented", "method", message, remedy="use POST")
     return BoundaryNotFoundError(
         f"there is nothing at {exchange.path[:200]}",
         code="unimplemented",

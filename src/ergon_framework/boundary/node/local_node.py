@@ -199,7 +199,7 @@ class LocalNode:
             return
         self._node = node
         self.used()
-        _told(begun)
+        _mark_begun(begun)
         try:
             await self._until_over(node, stop)
         finally:
@@ -234,7 +234,7 @@ class LocalNode:
                         "zone %s cannot be taken over yet: %s", self.name, describe(error)
                     )
                     await _pause(stop, LOOKS * POLL_INTERVAL)
-            _told(begun)
+            _mark_begun(begun)
             return None
         finally:
             if request is not None:
@@ -321,7 +321,7 @@ def _called_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]
         return  # the loop is closed: it has ended by itself
 
 
-def _told(begun: Future[None]) -> None:
+def _mark_begun(begun: Future[None]) -> None:
     if not begun.done():
         begun.set_result(None)
 

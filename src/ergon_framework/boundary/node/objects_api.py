@@ -155,6 +155,7 @@ def _referred(fact: StoredFact, name: tuple[str, str]) -> Iterator[bytes]:
     """The digests that a fact gives for the object of this name."""
     if REFERENCE_MARK not in fact.fact:
         return
+    # A fact that was admitted when the rules were others refers to nothing that could be given out.
     with suppress(BoundaryError, msgspec.DecodeError):
         content = msgspec.json.decode(fact.fact)
         for each in references(content.get("object_json")):
@@ -396,8 +397,8 @@ class ObjectRoutes:
     def _length(self, length: str | None, encoding: str | None) -> int | None:
         """How many bytes were announced; None when they come in chunks."""
         if length is None and encoding is None:
-            told = "the request says nothing about the length of the object"
-            raise Refusal(411, "invalid_argument", "length_required", told)
+            message = "the request says nothing about the length of the object"
+            raise Refusal(411, "invalid_argument", "length_required", message)
         most = self._zone.settings.limits.object_bytes
         if length is None or not length.isdigit():
             return None

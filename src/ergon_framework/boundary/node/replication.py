@@ -322,6 +322,7 @@ class Puller:
     async def leave(self) -> None:
         """Release the lease at the peer, so that the next node need not wait until it expires."""
         asked = {"consumer_name": self._consumer, "holder": self._holder}
+        # A peer that does not answer ends the lease by its own clock.
         with contextlib.suppress(BoundaryError, OSError):
             await self._transport.call(
                 f"{ADMIN}ReleaseLease", encode(asked), timeout=RELEASE_TIMEOUT

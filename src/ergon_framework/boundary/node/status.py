@@ -49,8 +49,8 @@ def objects_trouble(zone: LocalZone, timeout: float = OBJECTS_TIMEOUT) -> str | 
         return error.message
     if not missing:
         return None
-    told = ", ".join(f"{each.bucket}/{each.key}" for each in missing[:MAX_NAMED])
-    return f"the bytes of {told} are missing, and others may be"
+    shown = ", ".join(f"{each.bucket}/{each.key}" for each in missing[:MAX_NAMED])
+    return f"the bytes of {shown} are missing, and others may be"
 
 
 def _stat_by(zone: LocalZone, name: StoredObject, until: float) -> Blob | None:

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from ergon_framework.errors import DataLossError, FactInvalidError, StoreError, describe
 from ergon_framework.ports.objectstore import Download, ObjectStore
 
-SIZE = 32
+SIZE = 32  # bytes of a SHA-256
 _MIN_THREAD_BYTES = 1 << 16  # below it, asking another thread costs more than it saves
 
 

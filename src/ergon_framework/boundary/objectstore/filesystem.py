@@ -267,6 +267,7 @@ class FileDownload:
             os.close(fd)
 
     def __del__(self) -> None:
+        # What is raised here nobody can catch: Python would only print it.
         with contextlib.suppress(Exception):
             self.close()
 

@@ -155,6 +155,7 @@ class MemoryUpload:
             self._store.keep_part(self._known, data)
 
     def __del__(self) -> None:
+        # What is raised here nobody can catch: Python would only print it.
         with contextlib.suppress(Exception):
             self.pause()
 

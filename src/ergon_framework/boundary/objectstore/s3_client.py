@@ -205,7 +205,7 @@ _SERVER = re.compile(r"https?://[^/\s]+")
 
 
 @contextmanager
-def told(place: str, *, is_opening: bool = False) -> Iterator[None]:
+def our_errors(place: str, *, is_opening: bool = False) -> Iterator[None]:
     """Turn what the client raises into errors of our own.
 
     A bucket that is missing or shut is a wrong setting when it is opened, and trouble later on.
@@ -339,11 +339,11 @@ class BucketClient:
         self.bucket = bucket_of(url)
         self._max_server_copy = max_server_copy
         self._client = connect(self.bucket)
-        self._told = partial(told, self.bucket.place)
+        self._our_errors = partial(our_errors, self.bucket.place)
 
     def check(self, *, is_opening: bool = False) -> None:
         """Raise when there is no bucket, or no access to it."""
-        with self._told(is_opening=is_opening):
+        with self._our_errors(is_opening=is_opening):
             for _ in self._client.list(OWNER, chunk_size=1):
                 return
 
@@ -355,7 +355,7 @@ class BucketClient:
         is_free = self.put_new(OWNER, zone.encode()) if is_written else self.size(OWNER) is None
         if is_free:
             return
-        with self._told():
+        with self._our_errors():
             owner = bytes(self._client.get(OWNER).bytes()).decode(errors="replace")
         if owner != zone:
             raise ConfigurationError(
@@ -365,7 +365,7 @@ class BucketClient:
 
     def size(self, key: str) -> int | None:
         """Of an object that is there."""
-        with self._told():
+        with self._our_errors():
             try:
                 return self._client.head(key)["size"]
             except FileNotFoundError:
@@ -374,17 +374,17 @@ class BucketClient:
 
     def put_at(self, key: str) -> datetime:
         """When an object that is there was put, by the server's clock."""
-        with self._told():
+        with self._our_errors():
             return self._client.head(key)["last_modified"]
 
     def read(self, key: str, start: int, end: int) -> bytes:
         """Some bytes of an object."""
-        with self._told():
+        with self._our_errors():
             return bytes(self._client.get_range(key, start=start, end=end))
 
     def listed(self, folder: str) -> Iterator[tuple[str, datetime]]:
         """The keys that begin with a folder, and when each object was put."""
-        with self._told():
+        with self._our_errors():
             for page in self._client.list(folder):
                 yield from ((each["path"], each["last_modified"]) for each in page)
 
@@ -406,7 +406,7 @@ class BucketClient:
         """Put a few bytes if nothing is there; whether that was so."""
         from obstore.exceptions import AlreadyExistsError
 
-        with self._told():
+        with self._our_errors():
             try:
                 self._client.put(key, data, mode="create")
             except AlreadyExistsError:
@@ -418,7 +418,7 @@ class BucketClient:
         chunk = part_size(size)
         # Larger parts, fewer at once: the memory it takes stays the same.
         together = max(1, MAX_CONCURRENT_PARTS * CHUNK // chunk)
-        with self._told():
+        with self._our_errors():
             self._client.put(
                 key,
                 path,
@@ -430,7 +430,7 @@ class BucketClient:
 
     def copy(self, source: str, target: str, size: int) -> None:
         """Copy an object; what the server does not copy at once goes through here."""
-        with self._told():
+        with self._our_errors():
             if size <= self._max_server_copy:
                 self._client.copy(source, target)
             else:
@@ -458,7 +458,7 @@ class BucketClient:
 
     def delete(self, key: str) -> None:
         """Delete an object; one that is not there is fine."""
-        with self._told():
+        with self._our_errors():
             self._client.delete(key)
 
 

@@ -54,7 +54,7 @@ class DropFolder:
     def _is_work(self, name: str) -> bool:
         try:
             return self._folder.is_deliverable(name)
-        except FileNotFoundError:
+        except FileNotFoundError:  # removed since it was listed
             return False
         except UnsafeFileError as error:
             if name not in self._ignored:

@@ -173,6 +173,7 @@ class DirectoryReader(Generic[T]):
     def lines(self) -> Iterator[InboxLine]:
         """Every line that can be read, settled or not."""
         for name in self._listed():
+            # It may have been removed since it was listed: then nothing of it is left to read.
             with contextlib.suppress(FileNotFoundError), self._drop.open(name) as file:
                 yield from scan(file, FileProgress(name), self._limit)
 
@@ -307,6 +308,7 @@ class DirectoryReader(Generic[T]):
         return names
 
     def _unread(self, name: str) -> Iterator[InboxLine]:
+        # It may have been removed since it was listed: then nothing of it is left to read.
         with contextlib.suppress(FileNotFoundError), self._drop.open(name) as file:
             known = self._progress.verified(name, file)
             for line in scan(file, known, self._limit):

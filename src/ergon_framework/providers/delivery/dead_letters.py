@@ -43,7 +43,7 @@ SCHEMA_VERSION = 1
 """Of the message on the dead-letter queue."""
 
 _ID_NAMESPACE = uuid.UUID("5f0c1f8e-9c0b-5f3e-8a51-1d6f3b1f7c52")
-_MAX_TRACEPARENT = 255
+_MAX_TRACEPARENT = 255  # characters that the table of letters takes
 
 
 def dead_letter_id(call_id: str, redrive_count: int) -> str:

@@ -178,7 +178,7 @@ def sweep(folder: Path, before: float) -> None:
             os.close(file)
 
 
-_DIGEST_LENGTH = 64
+_DIGEST_LENGTH = 64  # hexadecimal digits of a SHA-256
 
 
 def _digest(name: str) -> str:

@@ -62,6 +62,7 @@ def header(headers: object, name: str) -> str | None:
         if isinstance(value, bytes):
             value = value.decode("latin-1")
         return None if value is None else str(value).strip()
+    # Clients bring mappings of their own. A header that cannot be read says nothing about a wait.
     except Exception:
         return None
 
@@ -100,6 +101,7 @@ def _http_date(text: str) -> float | None:
     try:
         date = parsedate_to_datetime(text)
         instant = date.replace(tzinfo=date.tzinfo or UTC).timestamp()
+    # Providers write anything here, and the parser raises many things about it.
     except Exception:
         return None
     return instant if math.isfinite(instant) else None

@@ -387,8 +387,8 @@ class PostgresProviderDatabase:
             # find out, too.
             if self._ticks() - asked_at >= _CONNECT_TIMEOUT - 1:
                 self._silent_until = self._ticks() + _OUTAGE_PAUSE
-            told = self._translated(error)
-            raise as_unavailable(told) from error  # we were let in before
+            ours = self._translated(error)
+            raise as_unavailable(ours) from error  # we were let in before
 
     def _roll_back(self, connection: PoolProxiedConnection, error: BaseException) -> None:
         """Roll back; throw the connection away when its state is not certain."""
@@ -396,7 +396,7 @@ class PostgresProviderDatabase:
             if isinstance(error, Exception) and not connection.closed:
                 connection.rollback()
                 return
-        except psycopg.Error:
+        except psycopg.Error:  # then nobody knows its state, and it is thrown away below
             pass
         # A server that was restarted breaks all connections at once; those that were idle are asked
         # before their next use.

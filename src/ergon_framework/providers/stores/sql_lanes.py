@@ -32,7 +32,7 @@ _CIRCUIT_SQL = load(PACKAGE, "circuits.sql")
 _LANE_STATE, _FIRST_SWAP = _CIRCUIT_SQL["standing"], _CIRCUIT_SQL["first_swap"]
 _SWAP, _EXTEND_COOLDOWN = _CIRCUIT_SQL["swap"], _CIRCUIT_SQL["cool"]
 _SHORTEN_COOLDOWN = _CIRCUIT_SQL["uncool"]
-_MAX_FAILURES = (1 << 31) - 1
+_MAX_FAILURES = (1 << 31) - 1  # the most that the column takes
 
 _QUOTA_SQL = load(PACKAGE, "quota.sql")
 _SPEND, _TAKE, _NEWEST = _QUOTA_SQL["spend"], _QUOTA_SQL["take"], _QUOTA_SQL["newest"]
@@ -272,6 +272,7 @@ def _open_or_refuse(cursor: SqlCursor, values: dict[str, Any], window: Window) -
             raise ConflictError
         return QuotaGrant(QuotaUsage(window, limit, taken[0][0]), is_granted=True)
 
+    # Conflicts without end count as a refusal: the call waits for the gate, and asks again.
     with suppress(ConflictError):
         granted = retry_conflicts(attempt, max_attempts=_MAX_CONFLICTS)
         if granted is not None:

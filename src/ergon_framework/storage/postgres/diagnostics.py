@@ -28,7 +28,7 @@ _OLDEST_TRANSACTION = """
 SELECT max(extract(epoch FROM clock_timestamp() - xact_start))::float8 FROM pg_stat_activity
 WHERE state = 'idle in transaction'
 """
-_LONG = 300.0
+_LONG = 300.0  # seconds that an open transaction may be idle before that is worth knowing
 
 
 def observe(url: str) -> Iterator[Observation]:

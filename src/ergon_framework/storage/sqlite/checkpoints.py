@@ -17,11 +17,11 @@ from ergon_framework.storage.sqlite.errors import is_busy, is_full
 
 logger = logging.getLogger("ergon.storage")
 
-_MAGIC = (0x377F0682, 0x377F0683)
+_MAGIC = (0x377F0682, 0x377F0683)  # how a log of SQLite begins, with checksums of either byte order
 _HEADER = struct.Struct(">IIIIII")  # of the log: magic, format, page size, sequence, two salts
 _FRAME = struct.Struct(">IIII")  # of a page in it: page number, pages after commit, two salts
-_FIRST_FRAME = 32
-_FRAME_HEADER = 24
+_FIRST_FRAME = 32  # bytes of the header of a log, in SQLite's file format
+_FRAME_HEADER = 24  # bytes before each page in it
 
 
 class Checkpointer:

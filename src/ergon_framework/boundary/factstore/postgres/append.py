@@ -47,7 +47,7 @@ from ergon_framework.storage.postgres.pipeline import Bigints, Bytes, Floats, In
 from ergon_framework.storage.postgres.pool import Connection, local_settings
 
 _ANNOUNCE = "logs.announce"
-_BIGINT, _BYTEA, _FLOAT = 20, 17, 701
+_BIGINT, _BYTEA, _FLOAT = 20, 17, 701  # the numbers that PostgreSQL knows these types by
 _NOT_PREPARED, _PREPARED_BEFORE = b"26000", b"42P05"
 _TYPES = {int: _BIGINT, bytes: _BYTEA, float: _FLOAT}
 

@@ -42,7 +42,7 @@ from ergon_framework.ports.jobstore import (
 )
 from ergon_framework.storage.notifier import LocalNotifier
 
-PAGE_SIZE = 200
+PAGE_SIZE = 200  # jobs that a search looks at before it lets others have the lock
 _WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
 
 

@@ -211,7 +211,7 @@ class LaneScan:
         return view
 
 
-_FENCE, _ID, _ATTEMPTS, _DELIVERIES, _CLAIMED_AT = 1, 2, 8, 9, 14
+_FENCE, _ID, _ATTEMPTS, _DELIVERIES, _CLAIMED_AT = 1, 2, 8, 9, 14  # columns of ``candidates``
 _STATUS, _EXPIRES_AT, _KEY, _KEY_LIMIT = range(17, 21)
 
 

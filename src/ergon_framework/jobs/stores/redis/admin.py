@@ -12,7 +12,7 @@ from ergon_framework.ports.jobstore import Job, Search
 
 PAGE_SIZE = 200
 """Jobs that are looked at together; those that do not match by their rows are not sent."""
-_END = 2**53
+_END = 2**53  # above all numbers: Redis keeps them as scores, which are exact up to here
 _INDEXED = frozenset({JobStatus.RETRYING, JobStatus.FAILED, JobStatus.CANCELLED})
 
 

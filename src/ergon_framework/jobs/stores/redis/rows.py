@@ -468,7 +468,7 @@ def _or_none(instant: float) -> float | None:
 
 _AT = Struct(">d")
 _settings = msgspec.msgpack.Decoder(list[Any]).decode
-_FEWEST_SETTINGS = 5
+_FEWEST_SETTINGS = 5  # fields before each limit key of a queue could have limits
 _Settings = tuple[bool, int | bool, float | bool, int, float, int | bool, float | bool, int]
 _fields = msgspec.msgpack.Decoder(list[Any]).decode
 
