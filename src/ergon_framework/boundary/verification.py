@@ -58,15 +58,16 @@ def verified(zone: LocalZone) -> Iterator[Finding | Progress]:
         what = f"{mark.what_is_incomplete} into it has not ended: {mark.resume_remedy}"
         yield Finding("store", zone.name, what, {})
     for log in zone.store.logs():
-        for told in zone.store.verify(log.name):
-            if isinstance(told, Flaw):
-                yield _fact(told)
+        for found in zone.store.verify(log.name):
+            if isinstance(found, Flaw):
+                yield _fact(found)
             else:
-                yield Progress(facts + _walked(log, told), objects)
+                yield Progress(facts + _walked(log, found), objects)
         yield from _absent(zone, log.name)
         facts += log.head - log.first + 1
     sound: set[bytes] = set()
     for stored in named_objects(zone):
+        # Many names may stand for the same bytes, which are read once.
         if stored.digest not in sound:
             wrong = _wrong(zone, stored)
             if wrong is None:

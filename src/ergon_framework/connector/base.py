@@ -160,6 +160,7 @@ def settling(
             f"cannot {verb} {transaction!r}: this connector did not deliver this object",
             remedy="settle the very object that fetch_transactions returned, not a copy",
         )
+    # Two threads may settle one delivery at the same time: the first of them does it.
     with _turn:
         before = transaction.verb
         if before is None:

@@ -72,7 +72,7 @@ VISIBILITY_TIMEOUT = 3600.0
 CARRIED = "_ergon"
 """The keyword under which a message carries what was counted before."""
 
-_VISIBILITY_MARGIN = 30.0
+_VISIBILITY_MARGIN = 30.0  # seconds to spare before a broker delivers a message again
 
 _RETRIES = ("autoretry_for", "retry_backoff", "retry_kwargs")
 """What would have Celery try again as well; a subclass sets none of them."""

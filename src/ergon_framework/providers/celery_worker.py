@@ -131,6 +131,8 @@ def _broker_errors() -> Iterator[None]:
 def open_celery_queue(app: Any, queue: str) -> Iterator[CeleryQueueSession]:
     """Open an app's broker for a dead-letter queue, with publisher confirms where it has them."""
     with app.connection_for_write() as connection:
+        # Without confirms AMQP publishes into the dark, and the letter is marked as published all
+        # the same.
         if connection.transport.driver_type == "amqp":
             connection.transport_options = {
                 **(connection.transport_options or {}),

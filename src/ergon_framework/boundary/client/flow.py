@@ -121,7 +121,7 @@ RETRY_RULE = RetryRule(
     on=RETRIED_KINDS,
     max_retry_after=1.0,
 )
-"""RetryAfter at once, then after 100 and after 200 ms; then the last error is raised."""
+"""Retries at once, then after 100 and after 200 ms; then the last error is raised."""
 
 
 class UnrunHandlerError(WiringError):

@@ -4,7 +4,7 @@ UPDATE ergon_outbox SET seq = seq WHERE 0;
 -- find: the row of an id
 SELECT seq, digest, is_refused FROM ergon_outbox WHERE from_zone = ? AND message_id = ?;
 
--- insert: a fact at the end of the line
+-- insert: a fact behind all others
 INSERT INTO ergon_outbox (from_zone, message_id, digest, size, added_at, envelope, fact, files)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 

@@ -496,6 +496,7 @@ async def drain_async(
             return await _drive_async(make(stop.is_set), perform)
         finally:
             lock.release()
+            # Another process may wait for the lock, and hears of it this way.
             spool.notify()
 
 

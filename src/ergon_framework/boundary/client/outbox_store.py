@@ -370,7 +370,7 @@ class OutboxStore:
     # ---- putting facts in ----
 
     def add(self, entry: Entry) -> tuple[int, bool]:
-        """Put a fact at the end of the line: its id, and whether it was not there before."""
+        """Put a fact behind all others: its id, and whether it was not there before."""
         failpoint("boundary.outbox.add.before")
         added = self._write(lambda cursor: self._insert(cursor, entry))
         failpoint("boundary.outbox.add.after")

@@ -29,7 +29,7 @@ from ergon_framework.providers.errors import (
 )
 from ergon_framework.storage.failpoints import declare, failpoint
 
-MAX_KEY = 255
+MAX_KEY = 255  # characters that the tables of calls take
 
 declare("providers.claim.after", "providers.finish.before", "providers.finish.after")
 

@@ -75,6 +75,8 @@ class Checkpointer:
             if self._is_short():
                 self._lengthen(connection)
             size = self._log.stat().st_size
+            # RESTART keeps the file at its length, so that the next commits need not let it grow
+            # again. One that has become far too long gives its room back.
             mode = "TRUNCATE" if size > self._truncate_bytes else "RESTART"
             [is_blocked, _, _] = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
             if is_blocked and size > self._truncate_bytes and not self._has_warned:

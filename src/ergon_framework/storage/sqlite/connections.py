@@ -555,6 +555,7 @@ class ReadPool:
                 )
             self._busy += 1
             reader = self._idle.pop() if self._idle else None
+        # A connection of an earlier generation is one to a file that is no longer behind the path.
         if reader is not None and reader.generation == generation:
             return reader
         try:
@@ -562,6 +563,7 @@ class ReadPool:
                 reader.close()
             return self._open(timeout)
         except BaseException as error:
+            # The place goes back: a pool whose file is away for a while must not run out of them.
             with self._free:
                 self._busy -= 1
                 self._free.notify_all()

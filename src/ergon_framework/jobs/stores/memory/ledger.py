@@ -198,7 +198,7 @@ class Ledger:
         elif was.is_final:
             change = moves.plan(flow_id, returned(was, feeds))
         elif record.is_joining:
-            return False  # nobody can hurry what a step waits for
+            return False  # a step cannot go before what it waits for has come
         if change is None and (was.is_final or transition.status.is_final):
             return False
         # The join has opened while the step was ended: nobody is going to release it again.

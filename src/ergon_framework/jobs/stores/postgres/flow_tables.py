@@ -217,7 +217,7 @@ class StepSettlement:
             keys.add(step.unique_key)
             return self._back(settlement, step, closed)
         if step.stage in (JOINING, SIGNALLING):
-            return None  # nobody can hurry what a step waits for
+            return None  # a step cannot go before what it waits for has come
         return _Move(settlement, step, stage_of(settlement), step.feeds or "[]")
 
     def _end(self, settlement: Settlement, step: _Step) -> _Move | None:

@@ -174,7 +174,7 @@ WHERE seq IN (SELECT value FROM json_each(?)) AND +flow_id IN (
 -- still_due: of these jobs, whose numbers come as a JSON list, those that can be claimed
 SELECT seq FROM ergon_jobs WHERE seq IN (SELECT value FROM json_each(?)) AND +stage = 2;
 
--- put_work: how far it has come; at the end of the line
+-- put_work: how far it has come; other work has its turn first
 INSERT OR REPLACE INTO ergon_flow_work (target, kind, after) VALUES (?, ?, ?);
 
 -- drop_work: nothing is left there

@@ -172,7 +172,7 @@ class Tx:
         if settlement.expected.is_final:
             return self._restart_step(settlement, flow_id, feeds, join_id, signal)
         if stage in (JOINING, SIGNALLING):
-            return False  # nobody can hurry what a step waits for
+            return False  # a step cannot go before what it waits for has come
         if not self._move(settlement, _FLOWS["wait_step"], _waiting_stage(settlement)):
             return False
         if self.flows.is_stopping(flow_id):

@@ -229,7 +229,7 @@ SELECT target, kind, after FROM ergon_flow_work WHERE target = %(target)s;
 -- drop_work: nothing is left there
 DELETE FROM ergon_flow_work WHERE target = %(target)s;
 
--- put_work: how far it has come; at the end of the line
+-- put_work: how far it has come; other work has its turn first
 INSERT INTO ergon_flow_work (target, flow_id, kind, after)
 VALUES (%(target)s, %(flow_id)s, %(kind)s, %(after)s);
 
