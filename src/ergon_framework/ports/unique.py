@@ -104,6 +104,8 @@ class Unique:
             rest, named = _bound(args, kwargs, names)
             parts.append([[each, _field(each, named, rest, names)] for each in self.fields])
         digest = hashlib.sha256(_canonical(parts)).hexdigest()[:32]
+        # The beginning is for people. Handlers that begin alike are told apart by the digest, which
+        # has the whole name.
         return f"{handler[:_MAX_NAME]}:{digest}"
 
 
@@ -159,6 +161,7 @@ def _fields(value: Any) -> tuple[str, ...]:
         _text("unique", each)
         if not all(each.split(".")):
             raise _refusal(f"has the field {shown(each)}", 'write it like "order.id"')
+    # In one order: two programs that name the same fields in another order mean the same key.
     return tuple(sorted(set(value)))
 
 

@@ -270,6 +270,8 @@ class ThreadRunner:
             answer, error = None, None
             try:
                 answer = self._do(effect)
+            # An interruption as well: the script has to end what it began before it is raised to
+            # the caller.
             except BaseException as raised:
                 error = raised
 
@@ -346,6 +348,8 @@ class TaskRunner:
             answer, error = None, None
             try:
                 answer = await self._do(effect)
+            # A cancellation as well: the script has to end what it began before it is raised to the
+            # caller.
             except BaseException as raised:
                 error = raised
 

@@ -18,7 +18,7 @@ from ergon_framework.ports.factstore import OUTBOUND, FactStore, Reference, Stor
 RECORDED = "references"
 """The attribute of a store that says how far its outbound log was read, or that it was."""
 _ALL = "all"
-_PAGE, _PAGE_BYTES = 500, 4 << 20
+_PAGE, _PAGE_BYTES = 500, 4 << 20  # facts that are read at once, and their bytes
 _OBJECT = "object_json"
 
 

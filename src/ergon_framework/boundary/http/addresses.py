@@ -9,7 +9,7 @@ import socket
 
 from ergon_framework.errors import ConfigurationError
 
-BACKLOG = 512
+BACKLOG = 512  # connections that may wait to be accepted
 _PROBLEMS = {
     errno.EADDRINUSE: ("another process listens there", "stop it, or choose another port"),
     errno.EACCES: ("this user may not use that port", "choose a port above 1023"),

@@ -85,7 +85,7 @@ def _process(pid: int) -> str:
 
 MAX_CONCURRENT_FETCHES = 4
 """Artifacts fetched side by side."""
-CHUNK = 1 << 20
+CHUNK = 1 << 20  # bytes of an artifact that are read at once
 
 
 class Artifacts:

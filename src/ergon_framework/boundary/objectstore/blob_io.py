@@ -159,7 +159,7 @@ def fill(buffer: memoryview, views: Sequence[memoryview], start: int) -> None:
         done += len(view)
 
 
-PAGE = 4096
+PAGE = 4096  # bytes; a write past the cache begins and ends at such a bound
 _BUFFER_SIZE = 1 << 20
 _MIN_DIRECT = 1 << 18  # bytes; below it, the cache is as fast
 O_DIRECT: int | None = getattr(os, "O_DIRECT", None)
@@ -216,7 +216,7 @@ class DirectWriter:
             return mmap.mmap(-1, _BUFFER_SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-BLOCK = 1 << 20
+BLOCK = 1 << 20  # bytes that are read at once
 _MAX_NAMED = 10  # damaged blobs that an error names
 
 

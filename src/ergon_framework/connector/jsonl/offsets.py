@@ -39,7 +39,7 @@ from ergon_framework.connector.jsonl.codec import (
 from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.storage.secure_files import Folder
 
-_WINDOW = 4096
+_WINDOW = 4096  # bytes at each end of a file that are compared
 _PIECE = 3 << 16  # a multiple of three: see codec.long_letter
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

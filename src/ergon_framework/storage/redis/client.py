@@ -242,7 +242,7 @@ def read_lua(package: str, file: str) -> str:
 
 MAX_CONNECTIONS = 1000
 """One for each thread that waits for a response."""
-_MAX_REDIRECTS = 5
+_MAX_REDIRECTS = 5  # servers of a cluster that one call is sent on to
 # The command that a connection is taken for; newer versions of the driver want none.
 _COMMAND = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
 _CONNECTION_LOST = (
