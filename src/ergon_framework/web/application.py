@@ -34,7 +34,7 @@ def create_app(
     token: str | None = None,
     settings: Settings | None = None,
 ) -> FastAPI:
-    """An application that tells how everything stands that the ``settings`` name.
+    """An application that shows the state of everything that the ``settings`` name.
 
     ``store`` is the URL of another store than theirs, or a store of provider calls by itself. With
     a ``token``, here or in the settings, every request but the probes needs ``Authorization:
@@ -89,6 +89,8 @@ def serve(
     # names, and a token is required.
     names = server.names if is_loopback(server.host) else None
     app = build_app(server_plan(server, backends, tokens, names))
+    # Bound here and not by uvicorn: a port that is taken is an error of ours with a remedy, and the
+    # real port is known before the server runs.
     sockets = bound_sockets(server.host, server.port)
     for each in sockets:  # and so for what it accepts: a body does not wait for the head's receipt
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -129,7 +131,11 @@ def _server(app: FastAPI, ready: Callable[[], None]) -> Server:
     from ergon_framework.web.protocol import LimitedProtocol
 
     class Ours(uvicorn.Server):
-        """Tells when it listens, and leaves signals to us: to it, a stop is a failure."""
+        """Says when it listens, and leaves signals to ``SignalListener``.
+
+        uvicorn raises a signal again once it has stopped, and the process would end by that signal
+        instead of with exit code 0.
+        """
 
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)

@@ -56,6 +56,8 @@ class Bulkhead:
             # Counted under the lock: else a burst of requests would start a thread for each.
             is_needed = self._running < self._threads
             self._running += is_needed
+        # Not a ThreadPoolExecutor: at exit Python waits for its threads, also for one that hangs in
+        # a store.
         if is_needed:
             SYSTEM_CLOCK.spawn(f"ergon-web-{self.name}", self._work)
         timeout = self.seconds if seconds is None else seconds
@@ -117,6 +119,7 @@ class BackendPool:
         """What a part answers; ``BackendUnavailableError`` when it does not."""
         try:
             found = await self.bulkheads[part].call(question, seconds)
+        # That is an answer, and no outage.
         except (JobNotFoundError, BoundaryNotFoundError):
             raise
         except (StoreError, BoundaryError, OSError) as error:

@@ -173,6 +173,7 @@ class ProviderBackend:
             return MemoryProviderStore(time.time)
         if self.database is not None and self.database.file is not None:
             self._notice(self.database.file)
+        # The store of a sandbox belongs to the test, and is not ours to close.
         self._is_open = not self._is_substituted()
         return open_provider_store(self._store)
 
@@ -228,7 +229,7 @@ class ZoneBackend:
     timeout: float
 
     def status(self) -> dict[str, Any]:
-        """How the zone stands; ``source`` tells whether its node said so or its folder."""
+        """The state of the zone; ``source`` says whether it comes from its node or its folder."""
         from ergon_framework.boundary.node.status import status
 
         return self._asked("GetStatus", {}, status)
@@ -306,7 +307,7 @@ _NODE_SHARE = 0.6
 
 
 class Backend(Protocol):
-    """One of them."""
+    """A store or a zone that the server reads."""
 
     def check(self) -> None:
         """Raise ``ErgonError`` unless it can be read."""
@@ -314,7 +315,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """Everything there is to tell about; None is a part that the settings do not name."""
+    """Everything that the server reads; None is a part that the settings do not name."""
 
     jobs: JobBackend | None = None
     providers: Mapping[str, ProviderBackend] = field(default_factory=dict)

@@ -104,9 +104,9 @@ def _add_losses(router: APIRouter, pool: BackendPool) -> None:
 
 
 async def _status(pool: BackendPool, name: str) -> dict[str, Any]:
-    """A zone's own words, or that it does not answer."""
+    """The status of a zone, or that it does not answer."""
     try:
-        told = await pool.call(zone_name(name), pool.backends.zones[name].status)
+        status = await pool.call(zone_name(name), pool.backends.zones[name].status)
     except BackendUnavailableError as error:
         return {"zone": name, "up": False, "source": None, "problem": error.code}
-    return {**told, "zone": name, "up": True, "problem": None}
+    return {**status, "zone": name, "up": True, "problem": None}

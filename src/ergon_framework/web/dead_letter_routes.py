@@ -128,6 +128,7 @@ def dead_letter_routes(pool: BackendPool) -> APIRouter:
         jobs, calls = await _jobs(pool, asked, place), await _calls(pool, asked, place)
         both = merge(jobs, calls, key=lambda each: each.at, reverse=True)
         shown = list(islice(both, asked.limit))
+        # A list of which nothing was shown keeps its place from the cursor: it goes on there.
         for each in shown:
             setattr(place, "job" if each.view["kind"] == "job" else "call", each.place)
         is_more = len(jobs) + len(calls) > len(shown)
@@ -183,6 +184,7 @@ async def _calls(pool: BackendPool, asked: LettersParams, place: _Place) -> list
         return [_Found(view["occurred_at"], view, where) for where, view in found]
 
     stores = pool.backends.providers.items()
+    # Each store gives a whole page: the newest letters of all may be in one of them.
     pages = [await pool.call(part, partial(look, source)) for part, source in stores]
     return list(merge(*pages, key=lambda each: (each.place.at, each.place.id), reverse=True))
 

@@ -116,6 +116,7 @@ def _search(asked: JobsParams, below: int | None) -> Search:
         "since": asked.since,
         "until": asked.until,
     }
+    # One by one: the error of search_of does not say which parameter it is about.
     for field, value in given.items():
         try:
             found = search_of(found, {field: value})
@@ -128,10 +129,10 @@ def _search(asked: JobsParams, below: int | None) -> Search:
     return found
 
 
-def _pairs(words: Sequence[str]) -> dict[str, str]:
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
     found = {}
-    for word in words:
-        key, mark, value = word.partition("=")
+    for text in texts:
+        key, mark, value = text.partition("=")
         if not mark:
             raise InvalidParameterError("metadata", "has no value", "write metadata=KEY=VALUE")
         found[key] = value
@@ -150,9 +151,9 @@ def shown_job(
 
     ``workers`` know how far a running job is.
     """
-    shape = job_view(job, client.settings, workers)
+    view = job_view(job, client.settings, workers)
     left_out = () if is_whole else _CONTENT
-    return {name: value for name, value in shape.items() if name not in left_out}
+    return {name: value for name, value in view.items() if name not in left_out}
 
 
 def _workers_of(client: JobClient, jobs: Sequence[Job]) -> Sequence[WorkerRecord]:

@@ -1,8 +1,9 @@
 """``/metrics`` in the text format of Prometheus: jobs, providers and zones.
 
-A store that cannot be read is counted, and the others are still told. Of its own families only the
-counters and histograms are told, as they were last: those that two stores share must not go down.
-The number of series of a family is bounded, as names of queues and consumers are not.
+A store that cannot be read is counted as an error, and the others are still exposed. Of the store
+that cannot be read, only counters and histograms are exposed, with their last values: a family that
+two stores share must not go down. The number of series of a family is bounded, as names of queues
+and consumers are not.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def exposed(families: Iterable[Exposed]) -> str:
 
 
 def _cut(family: Exposed) -> Exposed:
+    # Twice the same, for type checkers: the series of the two classes have different types.
     if isinstance(family, Family):
         return replace(family, series=list(family.series)[:MAX_SERIES])
     return replace(family, series=list(family.series)[:MAX_SERIES])
@@ -114,7 +116,7 @@ def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def job_metrics(source: JobBackend, counters: JobCounters) -> list[Exposed]:
-    """Read the store, then tell."""
+    """The metrics of jobs, from one look at their store."""
     with source.opened() as client:
         now = client.store.now()
         queues, workers = client.store.queues(), client.store.workers()
@@ -134,6 +136,7 @@ def job_metrics(source: JobBackend, counters: JobCounters) -> list[Exposed]:
 
 
 def _of_queues(queues: Sequence[Queue], now: float) -> list[Family]:
+    # Zeros as well, so that no series vanishes with the last job in its state.
     counts = [
         ({"queue": queue.name, "status": status.value}, queue.counts.get(status.value, 0))
         for queue in queues
@@ -216,7 +219,9 @@ _OUTCOMES = ("succeeded", "failed", "dead_lettered")
 
 
 def provider_metrics(source: ProviderBackend, counters: CallCounters) -> list[Exposed]:
-    """Read the tables, then tell; nothing about a store that has none."""
+    """The metrics of provider calls in one store; none where it has no tables."""
+    # Also an error that is none of the store's: counters must know that the first minute was
+    # missed.
     try:
         return _of_providers(source, counters)
     except Exception:
@@ -317,7 +322,7 @@ def _labels(each: LaneCount | QuotaTotals | CallTotals) -> Mapping[str, str]:
 
 
 def zone_metrics(source: ZoneBackend) -> list[Family]:
-    """Ask the zone, then tell."""
+    """The metrics of a zone, from its status."""
     status = source.status()
     zone = {"zone": source.name}
     return [
@@ -431,6 +436,9 @@ def metric_routes(pool: BackendPool) -> APIRouter:
 
     async def answer(part: str) -> Sequence[Exposed]:
         """What a part answers in time. It is not asked again while it is busy with a question."""
+        # A scrape that gave up leaves its task behind, and the next one waits for the same answer.
+        # A task of another event loop, as a test client makes for each request, cannot be awaited
+        # here.
         task = asked.get(part)
         if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
             task = asked[part] = asyncio.create_task(pool.call(part, questions[part].ask))
@@ -443,7 +451,7 @@ def metric_routes(pool: BackendPool) -> APIRouter:
         answered.add(part)
         return found
 
-    async def told(part: str) -> Sequence[Exposed] | None:
+    async def answer_or_none(part: str) -> Sequence[Exposed] | None:
         try:
             return await answer(part)
         except Exception as error:
@@ -460,11 +468,12 @@ def metric_routes(pool: BackendPool) -> APIRouter:
     )
     async def metrics() -> Response:
         """In its text format. A part that does not answer has `ergon_part_up` 0."""
-        found = dict(zip(questions, await asyncio.gather(*map(told, questions)), strict=True))
+        answers = await asyncio.gather(*map(answer_or_none, questions))
+        found = dict(zip(questions, answers, strict=True))
         families = [
             each
-            for part, told in found.items()
-            for each in (questions[part].known() if told is None else told)
+            for part, answer in found.items()
+            for each in (questions[part].known() if answer is None else answer)
         ]
         text = exposed([*_of_parts(found, errors), *families])
         return Response(text, headers=NO_STORE, media_type=MEDIA_TYPE)
@@ -496,7 +505,7 @@ def _of_calls_in(store: ProviderBackend, counters: CallCounters) -> Question:
 
 
 def _of_parts(found: Mapping[str, Sequence[Exposed] | None], errors: Counter[str]) -> list[Family]:
-    up = [({"part": part}, int(told is not None)) for part, told in found.items()]
+    up = [({"part": part}, int(answer is not None)) for part, answer in found.items()]
     failed = [({"part": part}, number) for part, number in errors.items()]
     return [
         Family("ergon_part_up", "gauge", "1 for a store or zone that answered, else 0.", up),

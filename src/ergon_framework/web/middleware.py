@@ -50,7 +50,7 @@ class Authentication:
         self._names = {name.lower().rstrip(".") for name in rules.names or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it; whatever else a server tells is passed on."""
+        """Pass a request on, or refuse it; events that are no requests are passed on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -92,6 +92,7 @@ class Authentication:
     def _is_local(self, scope: Scope, headers: Headers) -> bool:
         client = scope.get("client")
         host = headers.get("host", "")
+        # A name that the settings list stands for this machine.
         known = "localhost" if _name_in(host) in self._names else host
         return is_local_request(None if client is None else client[0], headers.keys(), known)
 
@@ -177,7 +178,7 @@ class RequestLimiter:
         self._left: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on as a GET, or refuse it; whatever else a server tells is passed on."""
+        """Pass a request on as a GET, or refuse it; events that are no requests are passed on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -186,6 +187,7 @@ class RequestLimiter:
         if refused is not None:
             await refused(scope, receive, answer.send)
         else:
+            # Routes declare GET alone; of a HEAD, _Answer leaves the body out.
             await self._bounded({**scope, "method": "GET"}, receive, answer)
 
     def _refused(self, scope: Scope) -> Response | None:
@@ -217,6 +219,8 @@ class RequestLimiter:
         try:
             await asyncio.wait({task}, timeout=self._limits.seconds)
         finally:
+            # Also of one that is too late: its thread may hang for long, and others are to be
+            # answered.
             self._running -= 1
             if not task.done():  # too late, or the server stops
                 # Set before it is cancelled: what it still sends must not follow the refusal.

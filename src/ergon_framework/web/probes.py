@@ -70,6 +70,7 @@ class _ReadinessCheck:
         task = self._task
         if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
             task = self._task = asyncio.ensure_future(self._look())
+        # Shielded: others wait for the same check when the caller of this probe leaves.
         return await asyncio.shield(task)
 
     async def _look(self) -> dict[str, str]:

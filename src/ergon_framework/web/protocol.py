@@ -94,10 +94,15 @@ class LimitedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that is not HTTP, or whose head is too long, and close."""
+        # uvicorn says the same of a head that is too long and of one that is not HTTP; only the
+        # bytes that were not read tell them apart.
         waiting, _ = self.conn.trailing_data
         if len(waiting) > MAX_HEAD and self.conn.their_state is h11.ERROR:
-            told, remedy = "the head of the request is too large", f"send at most {MAX_HEAD} bytes"
-            self._refuse(431, "Request Header Fields Too Large", "too_large", told, remedy)
+            message, remedy = (
+                "the head of the request is too large",
+                f"send at most {MAX_HEAD} bytes",
+            )
+            self._refuse(431, "Request Header Fields Too Large", "too_large", message, remedy)
             return
         remedy = "send HTTP/1.1, with a short head"
         self._refuse(400, "Bad Request", "bad_request", msg.rstrip(".").lower(), remedy)
@@ -126,8 +131,8 @@ class LimitedProtocol(H11Protocol):
             # come in the middle of it. An aborted transport tells the application as well.
             self.transport.abort()
             return
-        told = "the request did not come in time"
-        self._refuse(408, "Request Timeout", "request_timeout", told, "send it again")
+        message = "the request did not come in time"
+        self._refuse(408, "Request Timeout", "request_timeout", message, "send it again")
 
     def _make_room(self) -> None:
         """End the connection that has waited longest, of the client with most such connections.
@@ -145,6 +150,7 @@ class LimitedProtocol(H11Protocol):
         if not waiting:
             self.transport.abort()
             return
+        # Of the client with most of them, so that one machine cannot push out all others.
         counts = Counter(ip for _, ip, _ in waiting)
         most = max(counts.values())
         _, _, oldest = min(
@@ -152,8 +158,8 @@ class LimitedProtocol(H11Protocol):
         )
         oldest.transport.abort()
 
-    def _refuse(self, status: int, phrase: str, code: str, told: str, remedy: str) -> None:
-        answer = error_response(status, code, told, {"remedy": remedy})
+    def _refuse(self, status: int, phrase: str, code: str, message: str, remedy: str) -> None:
+        answer = error_response(status, code, message, {"remedy": remedy})
         lines = [b"HTTP/1.1 %d %b" % (status, phrase.encode()), b"connection: close"]
         lines += [b"%b: %b" % each for each in answer.raw_headers]
         self.transport.write(b"\r\n".join([*lines, b"", bytes(answer.body)]))

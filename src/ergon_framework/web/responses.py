@@ -78,8 +78,8 @@ class InvalidParameterError(ErgonError, ValueError):
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         errors = [{"field": f"query.{field}", "message": problem}]
-        told = f"query.{field}: {problem}"
-        super().__init__(told, remedy=remedy, details={"errors": errors})
+        message = f"query.{field}: {problem}"
+        super().__init__(message, remedy=remedy, details={"errors": errors})
 
 
 class BackendUnavailableError(ErgonError):
@@ -87,8 +87,8 @@ class BackendUnavailableError(ErgonError):
 
     code = "store_unavailable"
 
-    def __init__(self, part: str, told: str, code: str) -> None:
-        super().__init__(f"{told} does not answer", details={"part": part})
+    def __init__(self, part: str, title: str, code: str) -> None:
+        super().__init__(f"{title} does not answer", details={"part": part})
         self.code = code
 
 
@@ -117,11 +117,11 @@ def add_error_handlers(app: FastAPI) -> None:
     """Let an application answer failures in our shape."""
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _wrong_input)
-    app.add_exception_handler(ErgonError, _told)
+    app.add_exception_handler(ErgonError, _known_error)
     app.add_exception_handler(Exception, _failed)
 
 
-async def _told(_request: Request, error: Any) -> Response:
+async def _known_error(_request: Request, error: Any) -> Response:
     document = error.to_dict()
     if isinstance(error, BackendUnavailableError):
         return unavailable(**document)
@@ -129,6 +129,7 @@ async def _told(_request: Request, error: Any) -> Response:
         return error_response(404, **document)
     if isinstance(error, InvalidParameterError):
         return error_response(422, **document)
+    # The caller gets none of its text, which may name files and hosts.
     logger.error("a request failed: %s", error)
     if isinstance(error, StoreError | BoundaryError):
         return unavailable(error.code, "what was asked does not answer")
@@ -213,7 +214,7 @@ def cursor_text(place: Any) -> str:
 
 
 def cursor_place(text: str, document: type[T]) -> T:
-    """The place that :func:`cursor_text` wrote down; ``BadInputError`` for anything else."""
+    """The place that :func:`cursor_text` wrote; ``InvalidParameterError`` for anything else."""
     try:
         padded = text.encode("ascii") + b"=" * (-len(text) % 4)
         return msgspec.json.decode(base64.b64decode(padded, b"-_", validate=True), type=document)

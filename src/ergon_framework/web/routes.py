@@ -73,7 +73,8 @@ def build_app(plan: ServerPlan) -> FastAPI:
             responses=NO_TOKEN if is_closed else {},
         )
     add_error_handlers(app)
-    # The last one is the outermost.
+    # The last one is the outermost. Authentication is outside of the limiter, so that callers who
+    # are refused take no place of those who are answered.
     app.add_middleware(RequestLimiter, limits=plan.limits)
     app.add_middleware(Authentication, rules=plan.auth)
     if plan.logs_access:

@@ -10,7 +10,7 @@ Count = Annotated[int, Field(ge=0)]
 Status = Literal["pending", "active", "retrying", "completed", "failed", "cancelled"]
 
 
-class _Told(BaseModel):
+class _Exact(BaseModel):
     """A document with exactly these fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -22,7 +22,7 @@ class _Open(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-class JobFailure(_Told):
+class JobFailure(_Exact):
     """How a job failed last."""
 
     kind: str
@@ -51,7 +51,7 @@ class JobItem(_Open):
     correlation_id: str | None
 
 
-class JobWhy(_Told):
+class JobWhy(_Exact):
     """Why a job is where it is."""
 
     id: str
@@ -59,7 +59,7 @@ class JobWhy(_Told):
     why: list[str] = Field(description="Sentences: where it stands, then what led there.")
 
 
-class QueueItem(_Told):
+class QueueItem(_Exact):
     """A queue with its limits and its counts by status."""
 
     name: str
@@ -76,7 +76,7 @@ class QueueItem(_Told):
     oldest_due_at: AwareDatetime | None
 
 
-class ScheduleItem(_Told):
+class ScheduleItem(_Exact):
     """A cron schedule and when it fires next."""
 
     name: str
@@ -94,7 +94,7 @@ class ScheduleItem(_Told):
     problem: str | None = Field(description="Why it never fires; null when it does.")
 
 
-class WorkerItem(_Told):
+class WorkerItem(_Exact):
     """A worker as it last told of itself."""
 
     id: str

@@ -72,6 +72,8 @@ class FileTokens:
         """The name that belongs to a token in the file as it is now."""
         mark = _mark(self._file)
         if mark != self._mark:
+            # Before it is read: a file that cannot be read is tried again when it changes, and not
+            # with every request.
             self._mark = mark
             self._reload()
         return self._tokens.caller(token)
@@ -138,6 +140,7 @@ def _read(file: Path) -> str:
                     f"everybody may write to the token file {file}, and let himself in",
                     remedy=f"chmod 600 {file}, and make new tokens",
                 )
+            # Bounded: the path may be that of a device or of a log by mistake.
             return opened.read(MAX_TOKENS * (MAX_TOKEN + 100))
     except OSError as error:
         raise ConfigurationError(

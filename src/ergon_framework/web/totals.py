@@ -100,7 +100,7 @@ class JobCounters:
         """What was told last. It needs no lock: the store may be away, and its reader wait."""
 
     def families(self, workers: Iterable[WorkerRecord], now: float) -> list[Exposed]:
-        """Take in what the workers tell, and those that have ended, and tell it all.
+        """Add what workers have done since the last scrape, ended ones included; all totals.
 
         ``now`` is by the clock of their store.
         """
@@ -120,8 +120,8 @@ class JobCounters:
             self._workers = alive.keys()
             self._growth.keep(lambda source: source[:2] in alive)
             self._recycled.keep(lambda source: source[:2] in alive)
-            self.known = told = [*_of_jobs(self._growth), _of_recycled(self._recycled)]
-            return told
+            self.known = families = [*_of_jobs(self._growth), _of_recycled(self._recycled)]
+            return families
 
     def _take_recycled(
         self, worker: tuple[str, float], record: WorkerRecord, *, is_new: bool
@@ -189,7 +189,7 @@ class CallCounters:
         """What was told last. It needs no lock: the store may be away, and its reader wait."""
 
     def families(self, inspector: ProviderInspector, now: float) -> list[Exposed]:
-        """Read the minutes that have changed, and tell it all."""
+        """Add the minutes that have changed since the last scrape; all totals."""
         with self._lock:
             is_first, since = self._read_at is None, self._start.by(now)
             if self._has_missed:
@@ -205,8 +205,8 @@ class CallCounters:
                 self._growth.take(source, (provider, capability), numbers, is_new=is_new)
             self._read_at = now
             self._growth.keep(lambda source: source[1] > now - HOUR - OVERLAP)
-            self.known = told = [*_of_calls(self._growth)]
-            return told
+            self.known = families = [*_of_calls(self._growth)]
+            return families
 
     def saw_nothing(self, now: float) -> None:
         """A scrape found a store without tables: all that they have later is new."""
