@@ -23,29 +23,32 @@ CONFIG = "ERGON_CONFIG"
 """The variables under which every command looks for its store and its settings."""
 
 
-def run_command(app: App, words: Sequence[str], *, program: str) -> int:
+def run_command(app: App, arguments: Sequence[str], *, program: str) -> int:
     """Run one command on the store of an App; its exit code."""
     before = dict(os.environ)
     try:
-        return _run(app, words, program)
+        return _run(app, arguments, program)
     finally:  # this process may go on, and the next command belong to another App
         os.environ.clear()
         os.environ.update(before)
 
 
-def _run(app: App, words: Sequence[str], program: str) -> int:
+def _run(app: App, arguments: Sequence[str], program: str) -> int:
     try:
-        if words[:1] == ("worker",) or words[:1] == ["worker"]:
-            return _work(app, words[1:], program)
-        if [*words] == ["check"] and app.setup.file is None:
+        # Flask passes a tuple, Django a list.
+        if arguments[:1] == ("worker",) or arguments[:1] == ["worker"]:
+            return _work(app, arguments[1:], program)
+        if [*arguments] == ["check"] and app.setup.file is None:
             return _check(app)
         if app.setup.file is not None:
             os.environ.setdefault(CONFIG, str(app.setup.file))
+        # By the environment, and not by options: each command has its own, and a user's --store
+        # still wins.
         os.environ[STORE] = app.setup.url
-    except ErgonError as error:
+    except ErgonError as error:  # those of other commands are told by invoke()
         sys.stderr.write(f"{program}: {error}\n")
         return 2
-    return invoke([*words] or ["--help"])
+    return invoke([*arguments] or ["--help"])
 
 
 def _check(app: App) -> int:
@@ -55,28 +58,28 @@ def _check(app: App) -> int:
     """
     with app:
         workers = app.client.store.workers()
-    told = {
+    rows = {
         "store": StoreLocation(app.setup.url).name,
         "handlers": ", ".join(app.registry.names) or "none",
         "workers": str(len(workers)),
     }
-    sys.stdout.writelines(f"{name:9} {value}\n" for name, value in told.items())
+    sys.stdout.writelines(f"{name:9} {value}\n" for name, value in rows.items())
     return 0
 
 
-def _work(app: App, words: Sequence[str], program: str) -> int:
-    given = _options(words, program)
+def _work(app: App, arguments: Sequence[str], program: str) -> int:
+    given = _options(arguments, program)
     # Executors find the project where this process finds it, wherever it was started.
     paths = [str(Path(sys.path[0]).absolute()), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     with app:
         report = app.run(**given).jobs
-    told = f"{report.completed} completed, {report.retried} retried, {report.failed} failed"
-    sys.stdout.write(f"{told}\n")
+    summary = f"{report.completed} completed, {report.retried} retried, {report.failed} failed"
+    sys.stdout.write(f"{summary}\n")
     return 0
 
 
-def _options(words: Sequence[str], program: str) -> dict[str, Any]:
+def _options(arguments: Sequence[str], program: str) -> dict[str, Any]:
     parser = ArgumentParser(prog=f"{program} worker", description="Run jobs until Ctrl-C.")
     parser.add_argument("--burst", action="store_true", help="end when nothing is due")
     parser.add_argument("--queue", action="append", dest="queues", help="only jobs of this queue")
@@ -86,4 +89,4 @@ def _options(words: Sequence[str], program: str) -> dict[str, Any]:
     parser.add_argument("--max-jobs-per-process", type=int, help=f"{replaced} after so many jobs")
     parser.add_argument("--max-memory-per-process", type=int, help=f"{replaced} with so many bytes")
     parser.add_argument("--max-process-age", type=float, help=f"{replaced} after so many seconds")
-    return vars(parser.parse_args([*words]))
+    return vars(parser.parse_args([*arguments]))

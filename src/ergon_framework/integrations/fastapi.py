@@ -103,6 +103,8 @@ def lifespan(
 
     @asynccontextmanager
     async def opened(server: Any) -> AsyncIterator[State]:
+        # An App counts its users, and closes its store with the last: the stack is one use, entered
+        # before anything can fail.
         used = ExitStack()
         used.enter_context(app)
         store = _Hanging("the job store of the App", startup_timeout, shutdown_timeout)
@@ -174,6 +176,7 @@ async def _bounded(
     name = getattr(function, "__name__", type(inner).__name__)
     place = place_of(function)
     hanging = _Hanging(f"the lifespan {name!r}", startup, shutdown, place and f", in {place}")
+    # Entered and left by hand: each of the two has a time limit, and what runs in between has none.
     whole = inner(server)
     async with hanging.opening():
         state = await whole.__aenter__()
@@ -210,6 +213,7 @@ async def _in_thread(work: Callable[[], None]) -> None:
             context.run(work)
         except BaseException as raised:  # it is raised where it is waited for
             error = raised
+        # The server gave up on this thread and ended; nobody is left to be told.
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(tell, error)
 

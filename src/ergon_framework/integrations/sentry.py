@@ -208,8 +208,10 @@ class _Reporter:
         kept = kept or _Unit(_new_scope(unit))
         unit = unit._replace(attempt=kept.attempts)
         if notice["handler_failure"] is not None:
-            told = notice["handler_failure"]
-            own = Failure(told.kind, f"handler: {told.code}", told.message)
+            handler_failure = notice["handler_failure"]
+            own = Failure(
+                handler_failure.kind, f"handler: {handler_failure.code}", handler_failure.message
+            )
             _capture(kept.scope, unit, own, _raised(run.handler_exception))
         if _is_job(run.transaction):  # its queue may deliver it again, and tells when it does not
             self._jobs.find(unit.id, unit).error = kept.error
@@ -251,7 +253,7 @@ class _Reporter:
 
     @contextmanager
     def _around_call(self, unit: UnitOfWork) -> Iterator[None]:
-        """Inside of another unit, attempts are breadcrumbs of that one, and it tells the end."""
+        """Inside of another unit, attempts are breadcrumbs of it, and its event reports the end."""
         is_alone = current_unit() is None
         try:
             yield
@@ -260,6 +262,8 @@ class _Reporter:
             if is_alone:
                 kept = self._calls.find(unit.id, unit)
                 kept.error, scope = error, kept.scope
+            # The reason code is not known before the call ends; the notice "provider.failed" brings
+            # it.
             failure = Failure(Kind.TRANSIENT, type(error).__name__, describe(error))
             _leave_breadcrumb(scope, f"{unit.name}, attempt {unit.attempt}", failure)
             raise
@@ -366,6 +370,7 @@ def _capture(
     event, hint = _of_error(error) if error is not None else (_of_text(failure, trace), {})
     is_expected = failure.kind is Kind.REJECTED
     event["level"] = level or ("warning" if is_expected else "error")
+    # Without ids and messages: with them, each dead letter would be an issue of its own.
     event["fingerprint"] = ["ergon", unit.kind, unit.name, failure.code]
     event["transaction"] = f"{unit.kind} {unit.name}"
     event["tags"] = {**_tags(unit), "ergon.code": failure.code}
@@ -399,7 +404,7 @@ def _of_error(error: BaseException) -> tuple[Any, dict[str, Any]]:
 
 
 def _of_text(failure: Failure, trace: str | None) -> dict[str, Any]:
-    """An event of a failure that was told by another process: by what it says of the stack."""
+    """An event of a failure in another process, with the stack that its report has as text."""
     values = [*_stacks(trace or "")] or [{}]
     values[-1] |= {"type": failure.code, "value": _safe(failure.message)}
     values[-1]["mechanism"] = {"type": ErgonIntegration.identifier, "handled": False}
@@ -443,6 +448,7 @@ def _reviewed(event: Any, hint: Mapping[str, Any]) -> Any:
         return event
     record = hint.get("log_record")
     is_ours = record is not None and record.name in _LOGGERS
+    # Sentry's logging integration makes an event of each error record, also of ours.
     if is_ours and getattr(record, "ending", None) in _FAILED:
         return None
     if "ergon.kind" not in (event.get("tags") or {}):

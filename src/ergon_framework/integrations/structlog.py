@@ -8,7 +8,7 @@
     structlog.configure(processors=[add_unit, structlog.processors.JSONRenderer()])
 
 A processor is a plain function, so structlog itself is not imported here. Importing this module
-makes provider calls tell who they are; without it they do not spend the time.
+makes provider calls keep their ids in a context variable; without it they do not spend the time.
 
 An event inside a hook of a task or a job's handler gets ``unit_kind`` (``transaction`` or ``job``),
 ``unit_name``, ``unit_id``, ``attempt_number`` (from 1), ``correlation_id``, and ``trace_id`` and
@@ -42,7 +42,7 @@ def _bystander(_: UnitOfWork) -> AbstractContextManager[object]:
 
 
 def name_calls(*, on: bool = True) -> None:
-    """Whether attempts of provider calls tell who they are; importing this module turns it on."""
+    """Whether log lines get the ids of provider calls; importing this module turns it on."""
     while _bystander in OBSERVERS:
         OBSERVERS.remove(_bystander)
     if on:

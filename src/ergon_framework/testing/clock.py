@@ -42,6 +42,7 @@ class VirtualSignal:
         sleeper = self._clock.lie_down(self, until)
         if sleeper is None:
             return
+        # A sleeper already: a notification that comes between the release and the wait is not lost.
         self._lock.release()
         try:
             self._clock.sleep_out(sleeper)
@@ -116,6 +117,8 @@ class VirtualClock:
             finally:
                 self.leave_time()
 
+        # Counted before it starts: until it runs, the clock would take everybody for asleep and
+        # jump.
         with self._changed:
             self._awake += 1
         thread = threading.Thread(target=inside, name=name, daemon=True)
@@ -161,6 +164,8 @@ class VirtualClock:
             finally:
                 if not sleeper.is_woken:  # interrupted by a signal
                     self._rouse(sleeper)
+                # _rouse counted it as awake; a thread that takes no part in this time does not
+                # count.
                 if not getattr(self._local, "depth", 0):
                     self._awake -= 1
 
@@ -254,6 +259,8 @@ class _JumpingSelector(selectors.DefaultSelector):
         ready = super().select(0)
         if ready or (timeout is not None and timeout <= 0):
             return ready
+        # Nothing is scheduled, or a thread of run_in_executor works: its result comes through the
+        # selector, in real time.
         if timeout is None or self._loop.busy_threads:
             return super().select(None)
         self._clock.advance(timeout)

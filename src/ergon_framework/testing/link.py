@@ -69,7 +69,9 @@ class Link:
             with far:
                 with self._lock:
                     self._ends |= {near, far}
-                if self.is_cut:  # looked at last: from now on a cut finds them
+                # Without it, a cut between the connecting and the line above would miss this
+                # connection.
+                if self.is_cut:
                     self._break_all()
                 back = threading.Thread(target=_pass_on, args=(far, near), daemon=True)
                 back.start()

@@ -134,11 +134,11 @@ class Sandbox:
             )
         total = WorkerReport(stop_reason="drained")
         while True:  # the handlers of one App may enqueue jobs of another
-            told = [self._consume(*each) for each in self._fed.values()]
-            told += [each.drain(max_jobs=max_jobs, raises=raises) for each in self._all()]
-            for each in told:
+            reports = [self._consume(*each) for each in self._fed.values()]
+            reports += [each.drain(max_jobs=max_jobs, raises=raises) for each in self._all()]
+            for each in reports:
                 total = _sum(total, each)
-            if not any(_settled(each) for each in told):
+            if not any(_settled(each) for each in reports):
                 return total
 
     def advance(
@@ -147,6 +147,8 @@ class Sandbox:
         """Let time pass, and run every job and schedule at the instant at which it is due."""
         until = self.clock.now() + seconds
         total = self.drain(max_jobs=max_jobs, raises=raises)
+        # Instant by instant: with one leap, a job would see the time of the end, and what it
+        # enqueues for a minute later would never be due within the leap.
         while (at := self._next_at()) is not None and at <= until:
             self.clock.advance(at - self.clock.now())
             total = _sum(total, self.drain(max_jobs=max_jobs, raises=raises))

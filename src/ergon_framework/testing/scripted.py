@@ -58,6 +58,8 @@ class ScriptedConnector:
         self._answers = iter(answers)
         self.fetches: list[tuple[int, dict[str, Any]]] = []
         self.settled: list[tuple[str, str]] = []
+        # As attributes and not as methods: the engine asks whether a connector has them, and this
+        # one has none by default.
         if settling:
             for verb in ("ack", "nack", "release"):
                 setattr(self, verb, self._settler(verb))

@@ -65,6 +65,7 @@ class AfterCommit(Generic[P]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Check the arguments now, and store the job after the commit; never after a rollback."""
+        # Checked now: after the commit it is too late to roll back for a wrong argument.
         call = self._handler.call(*args, **kwargs)
 
         def store() -> None:

@@ -145,6 +145,8 @@ class DjangoApp(App):
         """Let go of the stores; the next use opens them again, where Django's database is then."""
         with self._lock:
             super().close()
+            # Computed again from Django's settings, where a test runner has put other names by
+            # then.
             self._settings = self._setup = self._followed = None
 
 
@@ -174,6 +176,7 @@ def refuse_to_wait_for_oneself(client: JobClient) -> None:
 def make_app(given: ProjectSettings) -> DjangoApp:
     """An App for a project with these settings."""
     app = DjangoApp(given)
+    # Django renews connections at the signals of a request, and a job has no request.
     app.middleware("job", "consumer", only="sync")(fresh_connections)
     app.middleware("job", "consumer", only="async")(fresh_connections_async)
     return app
@@ -212,7 +215,7 @@ def url_of(database: str) -> str:
 
 
 def place_of(database: str) -> dict[str, Any]:
-    """What Django's connections to a database are told; a test has put its own name there."""
+    """The settings that Django connects to a database with; a test has put its own name there."""
     try:
         return {**connections.settings[database]}
     except KeyError:

@@ -72,6 +72,7 @@ class Ergon(App):
                 " flask would find any more",
                 remedy="declare the handlers with that one, or give this one another application",
             )
+        # Once: a middleware for each application would open as many contexts around each job.
         if self.flask_app is None:
             self.middleware("job", "consumer")(self._in_context)
         self.flask_app = app
