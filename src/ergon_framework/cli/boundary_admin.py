@@ -147,6 +147,8 @@ def _show(view: dict[str, Any]) -> None:
         rows = view.get(name) or []
         if rows:
             print()
+            # A folder that is looked at without its node knows less of links: columns without a
+            # value go.
             used = [each for each in columns if any(row.get(each) is not None for row in rows)]
             show_list(rows, used, as_json=False)
     print()
@@ -177,11 +179,11 @@ def verify(
         _looked_at(data, config, zone) as looked,
         progress("verified", size_of(looked)) as move,
     ):
-        for told in verified(looked):
-            if isinstance(told, Finding):
-                found.append(told.view())
+        for step in verified(looked):
+            if isinstance(step, Finding):
+                found.append(step.view())
             else:
-                done = told
+                done = step
                 move(done.facts + done.objects)
     if as_json or found:
         show_list(found, ["kind", "where", "what"], as_json=as_json)
@@ -277,6 +279,7 @@ def _places_of(config: Path | None, zone: str | None) -> tuple[Path, str | None]
             f" and let `store` of the zone name the {FILE} in it",
         )
     objects = object_place(setup.settings)
+    # Beside the facts, as in every backup, objects need no place of their own.
     return file.parent, None if objects == str(file.parent / OBJECTS) else objects
 
 

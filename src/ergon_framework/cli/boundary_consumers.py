@@ -173,6 +173,7 @@ def show(node: Node, item: ItemId, data: DataFolder = None, as_json: JsonFlag = 
     """Tell why a fact was set aside, and what helps. Content is not shown."""
     from ergon_framework.errors import BoundaryNotFoundError
 
+    # A node has no request for a single item.
     found = [each for each in _items(node, None, QuarantineState.ALL, data) if each["id"] == item]
     if not found:
         raise BoundaryNotFoundError(

@@ -64,6 +64,7 @@ def _batches(lines: Iterable[bytes], max_items: int, max_bytes: int) -> Iterator
     batch: list[Numbered] = []
     size = 0
     for number, line in enumerate(lines, start=1):
+        # Editors on Windows begin a file with a byte order mark, which is no JSON.
         text = (line.removeprefix(BOM_UTF8) if number == 1 else line).strip()
         if not text:
             continue
@@ -78,11 +79,13 @@ def _batches(lines: Iterable[bytes], max_items: int, max_bytes: int) -> Iterator
 
 def _sent(node: Node, batch: list[Numbered]) -> tuple[list[dict[str, Any]], bool]:
     """What became of each line, and whether it is better to stop."""
-    told = {number: wrong for number, text in batch if (wrong := _wrong(text)) is not None}
-    good = [text for number, text in batch if number not in told]
+    # Looked at here: in one request with the others, a line that is no JSON would have all of them
+    # refused.
+    refused = {number: wrong for number, text in batch if (wrong := _wrong(text)) is not None}
+    good = [text for number, text in batch if number not in refused]
     found, is_over = _answers(node, good)
     answers = iter(found)
-    rows = [{"line": number, **(told.get(number) or next(answers))} for number, _ in batch]
+    rows = [{"line": number, **(refused.get(number) or next(answers))} for number, _ in batch]
     return rows, is_over
 
 
@@ -108,13 +111,14 @@ def _answers(node: Node, good: list[bytes]) -> tuple[list[dict[str, Any]], bool]
     half = len(good) // 2
     first, is_over = _answers(node, good[:half])
     if is_over:
+        # The second half was not sent, and has the refusal after which nothing more is.
         return [*first, *[first[-1]] * (len(good) - half)], True
     rest, is_over = _answers(node, good[half:])
     return [*first, *rest], is_over
 
 
 def _wrong(text: bytes) -> dict[str, Any] | None:
-    """A line that is no JSON would spoil its neighbours' request."""
+    """The refusal of a line that is no JSON; None for one that is."""
     import msgspec
 
     try:
@@ -204,13 +208,13 @@ def append(
         "object_schema": schema,
         "object_media_type": media_type,
     }
-    said = {name: value for name, value in envelope.items() if value is not None}
-    is_said = bool(said) or any(word is not None for word in (subject, predicate, object_json))
-    if is_said and (file is not None or batch):
+    given = {name: value for name, value in envelope.items() if value is not None}
+    is_given = bool(given) or any(word is not None for word in (subject, predicate, object_json))
+    if is_given and (file is not None or batch):
         raise ConfigurationError("a file and options were given", remedy="give one of the two")
     if batch:
         return append_lines(node, _lines(file), as_json=as_json)
-    body = _composed(said, subject, predicate, object_json) if is_said else _whole(file)
+    body = _composed(given, subject, predicate, object_json) if is_given else _whole(file)
     show_one(node.send(CORE + "AppendFact", body), as_json=as_json)
     return 0
 
@@ -300,9 +304,9 @@ def lookup(
 def _composed(
     envelope: dict[str, Any], subject: str | None, predicate: str | None, text: str | None
 ) -> bytes:
-    said = "null" if text is None else text
+    object_text = "null" if text is None else text
     try:
-        json.loads(said)
+        json.loads(object_text)
     except ValueError as error:
         raise ConfigurationError(
             f"--object is not JSON: {error}", remedy="""write for example --object '{"step": 4}'"""
@@ -311,8 +315,9 @@ def _composed(
     stated = {name: word for name, word in fact.items() if word is not None}
     whole = {"produced_at_unix_ms": round(time.time() * 1000), **envelope}
     body = json.dumps({"envelope": whole, "fact": {**stated, "object_json": None}})
-    # As it was written: what it says twice, or a reader would bend, is the node's to refuse.
-    return f"{body.removesuffix('null}}')}{said}}}}}".encode("utf-8", "surrogatepass")
+    # Spliced in as text: decoded and written again, a key that it has twice or a number with many
+    # digits would be changed, and the node could not refuse it.
+    return f"{body.removesuffix('null}}')}{object_text}}}}}".encode("utf-8", "surrogatepass")
 
 
 def _labels(texts: list[str] | None) -> dict[str, str] | None:

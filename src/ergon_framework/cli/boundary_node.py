@@ -127,6 +127,7 @@ def asks_node(command: Callable[..., Any]) -> Callable[..., Any]:
 
     Every command has the same ones, so they are written down once; Typer reads the signature.
     """
+    # eval_str: with postponed annotations they are texts, which Typer would look up in this module.
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     keyword = inspect.Parameter.KEYWORD_ONLY
     added = [

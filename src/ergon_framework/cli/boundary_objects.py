@@ -1,6 +1,6 @@
 """``ergon boundary put|get``: artifacts in and out by hand.
 
-An object on its way into a file is whole and right, or not under its name at all.
+A file gets its name when all bytes of its object are there and their digest is right, not before.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class Download:
     def run(self, report: Callable[[int], None]) -> None:
         """Fetch what is missing; a part of something else is given up and fetched anew."""
         try:
+            # A part of an earlier run may be of other bytes: then the object is fetched once more,
+            # from its start. If that is wrong as well, the bytes themselves are.
             is_fresh = not self._part.exists()
             while not self._attempt(report):
                 self._part.unlink()
@@ -67,6 +69,8 @@ class Download:
                     raise _spoilt(self.about.bucket, self.about.key)
                 is_fresh = True
             self._part.replace(self._target)
+            # Without it, a power failure may take the new name away although its bytes are on the
+            # disk.
             sync_folder(self._target.absolute().parent)
         except DataLossError:
             self._part.unlink(missing_ok=True)  # nothing of a spoilt object is worth keeping
@@ -90,7 +94,7 @@ class Download:
         return _spelled(hashed) == self.about.digest
 
     def _opened(self) -> int:
-        """The part. Nobody else may have made it: he could change it, or lead us elsewhere."""
+        """A descriptor of the part file; one that another user owns is refused."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         with Folder.open(self._part.absolute().parent, follow=True) as folder:
             return folder.open_file(self._part.name, flags, is_public=True)
@@ -109,7 +113,7 @@ class Download:
 
 
 def copied_out(transport: Transport, bucket: str, key: str, out: BinaryIO | StdoutBytes) -> None:
-    """Write an object's bytes to a stream; that they were wrong can only be told afterwards."""
+    """Write an object's bytes to a stream; a wrong digest can only be reported after the bytes."""
     hashed = hashlib.sha256()
     with closing(transport.get_object(bucket, key)) as stream:
         while piece := stream.read(CHUNK):

@@ -157,6 +157,7 @@ def serve(
         announce(f"ready zone={setup.name} listen={address}", view, as_json=as_json)
 
     try:
+        # finish_telemetry comes after this block, so that spans which end with it are exported.
         with observed(load_settings(config), f"zone {setup.name}"):
             run(setup, ready)
     finally:

@@ -160,6 +160,8 @@ def _leave_as_given(command: Any) -> None:
     command.get_help_option = help_option
     for parameter in command.params:
         _as_it_is(parameter)
+    # The table of all commands is left out: its values are imported one by one when they are asked
+    # for, and get_command prepares the one that is meant.
     below = getattr(command, "commands", {})
     for each in () if isinstance(below, CommandTable) else below.values():
         _leave_as_given(each)
@@ -197,6 +199,7 @@ class CommandGroups(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name; while names are completed, only its name and help."""
+        # Click asks for each command to offer its name: imported for that, all of them would be.
         if self._only_lists and cmd_name in _ENTRIES:
             entry = _ENTRIES[cmd_name]
             return TyperCommand(entry.name, help=entry.help, hidden=entry.name in _HIDDEN)

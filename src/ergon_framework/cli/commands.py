@@ -61,9 +61,11 @@ def common(
 
 
 def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
-    """Run one command; its errors are told in one line and become exit codes."""
+    """Run one command; an error of it is printed in one line and becomes an exit code."""
     given = list(arguments) or ["--help"]
     ours = given.index("--") if "--" in given else len(given)  # what follows is somebody else's
+    # By hand, because it may stand anywhere: Click takes options of the program only before the
+    # name of the command.
     is_debug = _DEBUG in given[:ours]
     given = [each for each in given[:ours] if each != _DEBUG] + given[ours:]
     session = Session(is_debug, is_process, given)
@@ -74,6 +76,7 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
                 _do_without_rich()
             code = _main(given, session)
             sys.stdout.flush()
+        # Before the clause below, which would tell it as an error: the outer one ends quietly.
         except BrokenPipeError:
             raise
         except (Exception, KeyboardInterrupt) as error:
@@ -92,6 +95,7 @@ def _do_without_rich() -> None:
     """
     if "_ERGON_COMPLETE" in os.environ:
         modules: dict[str, Any] = sys.modules
+        # None in sys.modules makes an import of it fail, and Typer goes on without.
         modules.setdefault("rich", None)
 
 
@@ -106,6 +110,7 @@ def _refuse(error: BaseException, *, as_json: bool) -> int:
 
     if isinstance(error, ClickException):
         error = _usage_error(error)
+    # Before the next case: it is an error of a disk as well, but the work of the command is done.
     elif is_about_stdout(error):
         leave_stdout()
         error = ErgonError(

@@ -1,7 +1,7 @@
 """What the shell offers for the rest of a word: queues, handlers, tasks, schedules and ids.
 
-Nobody waits for it: the store is only read, for less than a second, and whatever goes wrong,
-nothing is offered and nothing is said. Settings are read without being checked, for that takes
+A shell must not wait long: the store is read for less than a second, and whatever goes wrong,
+nothing is offered and nothing is printed. Settings are read without being checked, for that takes
 longer than the rest. Only words that no shell takes for anything else are offered.
 """
 
@@ -139,6 +139,7 @@ def _chosen(incomplete: str, read: Callable[[], Iterable[tuple[str, str]]]) -> O
                     found.setdefault(word, _ODD.sub("?", meaning))
 
     logging.disable(logging.CRITICAL)  # the shell would show it in the middle of the line
+    # In a thread, since a store on a server may hang in a call that no time limit of ours ends.
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(DEADLINE)
@@ -146,7 +147,7 @@ def _chosen(incomplete: str, read: Callable[[], Iterable[tuple[str, str]]]) -> O
 
 
 def _store_url(context: typer.Context) -> str:
-    """The store that the words before name, or the settings, or that of a script."""
+    """The store that an option on the line names, or the settings, or that of a script."""
     given = context.params.get("url") or context.params.get("store")
     if given:
         return str(given)

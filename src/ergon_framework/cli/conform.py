@@ -151,13 +151,13 @@ def _show(report: SuiteReport, *, as_json: bool) -> None:
         last_reason = one.reason
     console.print()
     for weight, numbers in counts.items():
-        told = ", ".join(f"{number} {outcome}" for outcome, number in numbers.items())
-        console.print(Text(f"{weight}: {told}"))
+        counted = ", ".join(f"{number} {outcome}" for outcome, number in numbers.items())
+        console.print(Text(f"{weight}: {counted}"))
     if report.failed:
         console.print(Text(f"failed: {', '.join(report.failed)}"))
     verdict = "conforms" if report.ok else "does not conform"
-    said = f"{printable(report.subject)} {verdict} to the Executor Protocol v1"
-    console.print(Text(said, "green" if report.ok else "bold red"))
+    summary = f"{printable(report.subject)} {verdict} to the Executor Protocol v1"
+    console.print(Text(summary, "green" if report.ok else "bold red"))
 
 
 def _parts(one: CheckResult, *, is_same_reason: bool) -> Iterator[str | tuple[str, str]]:

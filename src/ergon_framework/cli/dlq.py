@@ -142,6 +142,7 @@ def list_dead(
     if LetterKind.JOB in kinds:
         with opened(config, url, reads=True) as client:
             search = _search(client, queue, handler, code, older_than, ())
+            # Printed as they are read; rows of both kinds have to be sorted together first.
             if kinds == {LetterKind.JOB}:
                 show_jobs(client, search, limit, as_json=as_json)
                 return
@@ -150,6 +151,7 @@ def list_dead(
     wanted = LetterFilter((), provider, reason, older_than)
     for store in where.opened():
         rows += dead_letters.letter_rows(store, wanted, limit, as_json=as_json)
+    # Instants are in RFC 3339 and UTC, so their texts sort as they do.
     rows.sort(key=lambda row: str(row.get("created_at") or row.get("occurred_at")), reverse=True)
     show_list(rows[:limit], ["kind", *COLUMNS], as_json=as_json)
 
@@ -166,6 +168,8 @@ def show(
     from ergon_framework.app.dead_letters import letter_document
 
     where, kinds = _where(config, url, kind)
+    # Letters first: without --kind the id may be that of a job, so a letter that is not there is no
+    # error yet.
     if LetterKind.PROVIDER in kinds:
         try:
             found = letter_document(dead_letters.find_letter(where, job), shows_payload=True)
@@ -176,14 +180,14 @@ def show(
             show_one(found, as_json=as_json, title=job)
             return
     with opened(config, url, reads=True) as client:
-        shape = client.show(job)
-        if shape["status"] != "failed":
+        view = client.show(job)
+        if view["status"] != "failed":
             raise JobNotFoundError(
-                f"the job {job} is not dead-lettered: it is {shape['status']}",
+                f"the job {job} is not dead-lettered: it is {view['status']}",
                 remedy=f"this shows it:  {pasteable('jobs show', job, where.options)}",
-                details={"job_id": job, "status": shape["status"]},
+                details={"job_id": job, "status": view["status"]},
             )
-        show_job(shape, as_json=as_json)
+        show_job(view, as_json=as_json)
 
 
 @app.command()
@@ -236,12 +240,12 @@ def relay(
     from ergon_framework.providers.celery_task import relay_app
 
     done = relay_app(load(application), has_all=everything, name=application)
-    shape = {"published": done.published, "redriven": done.redriven}
-    show_one({**shape, "left": done.left} if done.left else shape, as_json=as_json)
+    view = {"published": done.published, "redriven": done.redriven}
+    show_one({**view, "left": done.left} if done.left else view, as_json=as_json)
     if done.left:
-        told = "note: what is left is still to be sent: another relay has begun to send it, and if"
-        told += " that one was stopped, it can be sent a minute after; run this again then"
-        print(told, file=sys.stderr, flush=True)
+        text = "note: what is left is still to be sent: another relay has begun to send it, and if"
+        text += " that one was stopped, it can be sent a minute after; run this again then"
+        print(text, file=sys.stderr, flush=True)
 
 
 class _LetterAction(NamedTuple):
@@ -281,6 +285,8 @@ def _carried_out(
             _deal(client, search, chosen.limit, deal, deed.done, tally, is_dry=is_dry)
             if not is_dry:
                 _tell_of_steps(deed, client, search, tally, where.options)
+    # Better than "there is none": the letter was named, and is there in a state that cannot be
+    # sent.
     if deed is _REQUEUE and ids and tally.matched == 0 and LetterKind.PROVIDER in kinds:
         dead_letters.refuse_settled(where, ids)
     return _tell(deed.done, tally, ids, where, kinds, is_dry=is_dry, as_json=as_json)
@@ -293,11 +299,12 @@ def _tell_of_steps(
     if tally.done == tally.matched:
         return
     what, word = ("deletes", "purge") if deed is _PURGE else ("tries", "retry")
+    # The search is asked again: what still matches after the change is what was left alone.
     left = list(client.store.search(search, MAX_NAMED))
     for flow in dict.fromkeys(each.step.flow_id for each in left if each.step is not None):
         command = pasteable(f"flows {word}", flow, options)
-        told = f"note: steps of the flow {flow} were left, since they stay with it; this {what} the"
-        print(f"{told} flow:  {command}", file=sys.stderr, flush=True)
+        text = f"note: steps of the flow {flow} were left, since they stay with it; this {what} the"
+        print(f"{text} flow:  {command}", file=sys.stderr, flush=True)
 
 
 def _asked(
@@ -400,6 +407,6 @@ def _tell(
             f"nothing was {what}: there is {missing}",
             remedy=f"this shows what is there:  ergon dlq list{where.options}",
         )
-    shape = {"matched": tally.matched, what: tally.done, "dry_run": is_dry}
-    show_one({**shape, "refused": tally.refused} if tally.refused else shape, as_json=as_json)
+    view = {"matched": tally.matched, what: tally.done, "dry_run": is_dry}
+    show_one({**view, "refused": tally.refused} if tally.refused else view, as_json=as_json)
     return 0 if tally.done or is_dry else 1

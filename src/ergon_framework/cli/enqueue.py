@@ -204,7 +204,9 @@ def enqueue(
             )
             return _one(job, wait, as_json)
     except JobError as error:
-        if type(error) is not JobError:  # refused by the store, not by the edge
+        # A subclass is an error of the store or of another job, and has the exit code of that.
+        # JobError itself says that what was typed is wrong.
+        if type(error) is not JobError:
             raise
         show_error(error, as_json=as_json)
         return 2
@@ -218,10 +220,10 @@ def _unique(
         return key
     from ergon_framework.ports.unique import BY  # late: a command starts without it
 
-    said: dict[str, Any] = {"key": key, "period": period}
+    rule: dict[str, Any] = {"key": key, "period": period}
     if by is not None:
-        said |= {"by": by} if by in BY else {"fields": by.split(",")}
-    return said | {"states": None if states is None else states.split(",")}
+        rule |= {"by": by} if by in BY else {"fields": by.split(",")}
+    return rule | {"states": None if states is None else states.split(",")}
 
 
 def _check_use(
@@ -243,16 +245,17 @@ def _check_use(
 
 
 def _one(job: EnqueuedJob, wait: float | None, as_json: bool) -> int:
-    shape = _shape(job)
+    view = _view(job)
+    # Before the wait: whoever gives up waiting has the id.
     if not as_json:
         _print_id(job)
     if wait is not None:
         with waiting("waiting for the result"):
-            shape["result"] = job.result(timeout=wait)
+            view["result"] = job.result(timeout=wait)
         if not as_json:
-            print(json_text(shape["result"]), flush=True)
+            print(json_text(view["result"]), flush=True)
     if as_json:
-        show_one(shape, as_json=True)
+        show_one(view, as_json=True)
     return 0
 
 
@@ -265,7 +268,7 @@ def _print_id(job: EnqueuedJob) -> None:
         raise
 
 
-def _shape(job: EnqueuedJob) -> dict[str, Any]:
+def _view(job: EnqueuedJob) -> dict[str, Any]:
     return {"id": job.id, "is_new": job.is_new, "replaced": job.replaced}
 
 
@@ -277,13 +280,14 @@ def _many(client: JobClient, handler: str | None, options: Mapping[str, Any], as
     with progress("enqueued") as move:
         try:
             while jobs := client.enqueue_many(islice(lines, LINES_PER_COMMIT), **options):
-                rows += map(_shape, jobs)
+                rows += map(_view, jobs)
                 stored_to = lines.number
                 move(len(rows))
                 if not as_json:
                     print(*jobs, sep="\n", flush=True)
         except ErgonError as error:
             error.details["stored"] = len(rows)
+            # The client refuses a job without knowing its line; _Lines has named the line itself.
             if type(error) is JobError and not error.message.startswith("line "):
                 error.message = f"line {lines.number}: {error.message}"
             _say_what_is_stored(error, stored_to)
@@ -362,13 +366,13 @@ def _parsed(where: str, text: str) -> Any:
         return json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         # Only the place of the mistake: the text itself may hold secrets.
-        told = getattr(error, "msg", None) or (
+        problem = getattr(error, "msg", None) or (
             "nested too deeply" if isinstance(error, RecursionError) else str(error)
         )
         place = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
         is_line = where.startswith("line ")
         remedy = "mend the line" if is_line else "quote it for the shell"
-        raise JobError(f"{where} is not JSON: {told}{place}", remedy=remedy) from None
+        raise JobError(f"{where} is not JSON: {problem}{place}", remedy=remedy) from None
 
 
 def _no_number(word: str) -> Any:

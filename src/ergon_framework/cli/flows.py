@@ -65,6 +65,8 @@ def show(
 
     with opened(config, url, reads=True) as client:
         found = found_flow(client.store, flow)
+        # Of a larger flow only the tree and its counts are shown: to read all steps would take
+        # long.
         is_small = total(found) <= MAX_STEPS
         steps = list(steps_of(client.store, flow)) if is_small else []
     if as_json:

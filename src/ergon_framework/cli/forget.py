@@ -55,13 +55,13 @@ def forget(
             progress("erased", found.jobs + found.cancelled) as move,
         ):
             found = forgetting.forget(settings, subject, url, move)
-    shape = found.document() | {"dry_run": dry_run}
+    view = found.document() | {"dry_run": dry_run}
     if as_json:
-        show_one(shape, as_json=True)
+        show_one(view, as_json=True)
     else:
-        left, could_not = shape.pop("left"), shape.pop("could_not")
-        shape |= {f"left {state}": number for state, number in left.items()}
-        show_one(shape, as_json=False)
+        left, could_not = view.pop("left"), view.pop("could_not")
+        view |= {f"left {state}": number for state, number in left.items()}
+        show_one(view, as_json=False)
         for each in could_not:
             print(printable(f"not erased: {each}"), file=sys.stderr, flush=True)
     return 0 if found.is_complete else 1

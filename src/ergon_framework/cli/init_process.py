@@ -38,12 +38,15 @@ def step_aside() -> None:
 
 def go_on_in_a_child() -> None:
     """Return in a child; this process passes signals on to it and ends as it does."""
+    # Ignored, as a parent may leave it, it would never be delivered, and exit codes would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Held back rather than handled: nothing is lost before there is a child to pass it on to.
     passed = signal.valid_signals() - _OF_ITS_OWN_DOING
     before = signal.pthread_sigmask(signal.SIG_BLOCK, passed)
     child = os.fork()
     if child:
+        # Not sys.exit: what is in Python's buffers was copied by the fork, and is the child's to
+        # write.
         os._exit(_look_after(child, passed))
     _take_terminal()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -64,12 +64,13 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
     file = file_of(setup.url)
     if reads and file is not None and not file.exists():
         found = earlier(config) if url is None else None
-        told = "" if found is None else f"; {found.found}; {found.remedy()}"
+        hint = "" if found is None else f"; {found.found}; {found.remedy()}"
         raise StoreUnavailableError(
             f"there is no file {file}",
-            remedy=f"the first job or worker makes it; or name another store with --store{told}",
+            remedy=f"the first job or worker makes it; or name another store with --store{hint}",
         )
     with (
+        # Outermost, so that errors of opening the store get the hints as well.
         _hints_with(given_options(config, url), (lambda: earlier(config)) if url is None else None),
         nullcontext() if reads else observed_as_operator(config),
         closing(_opened(setup.url, reads=reads)) as store,
@@ -132,18 +133,18 @@ def job_rows(
     from ergon_framework.jobs.views import job_view
 
     workers = client.store.workers()  # they know how far running jobs are
-    shapes = (job_view(job, client.settings, workers) for job in client.store.search(search, limit))
-    return shapes if as_json else map(_row, shapes)
+    views = (job_view(job, client.settings, workers) for job in client.store.search(search, limit))
+    return views if as_json else map(_row, views)
 
 
-def _row(shape: dict[str, Any]) -> dict[str, Any]:
-    error = shape["last_error"]
-    why = error["code"] if error and shape["status"] == "failed" else shape["why"]
-    if "progress" in shape:
+def _row(view: dict[str, Any]) -> dict[str, Any]:
+    error = view["last_error"]
+    why = error["code"] if error and view["status"] == "failed" else view["why"]
+    if "progress" in view:
         from ergon_framework.jobs.views import progress_text
 
-        why = progress_text(shape["progress"])
-    return {**shape, "tries": f"{shape['attempts']}/{shape['max_attempts']}", "why": why}
+        why = progress_text(view["progress"])
+    return {**view, "tries": f"{view['attempts']}/{view['max_attempts']}", "why": why}
 
 
 def status_named(kind: type[S], word: str) -> S:
@@ -155,16 +156,16 @@ def status_named(kind: type[S], word: str) -> S:
         raise ConfigurationError(f"{word!r} is no status", remedy=f"use {known}") from None
 
 
-def show_job(shape: dict[str, Any], *, as_json: bool) -> None:
+def show_job(view: dict[str, Any], *, as_json: bool) -> None:
     """One job, its history as a table of its own."""
     if as_json:
-        show_one(shape, as_json=True)
+        show_one(view, as_json=True)
         return
-    history = shape.pop("history")
-    texts = {name: json.dumps(shape[name], ensure_ascii=False) for name in _JSON if shape.get(name)}
-    known = {name: value for name, value in shape.items() if value not in (None, [], {})}
-    if shape.get("tags"):
-        texts["tags"] = ", ".join(shape["tags"])
+    history = view.pop("history")
+    texts = {name: json.dumps(view[name], ensure_ascii=False) for name in _JSON if view.get(name)}
+    known = {name: value for name, value in view.items() if value not in (None, [], {})}
+    if view.get("tags"):
+        texts["tags"] = ", ".join(view["tags"])
     show_one({**known, **texts}, as_json=False)
     if history:
         print()

@@ -76,7 +76,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it wo
 
 
 class JobFilters(NamedTuple):
-    """Which jobs are meant, in the words of the command line; all of them where nothing is said."""
+    """Which jobs are meant, as the options were given; all jobs where no option is."""
 
     status: list[str] | None = None
     queue: str | None = None
@@ -91,6 +91,7 @@ class JobFilters(NamedTuple):
         """The search that they describe."""
         from ergon_framework.jobs.finding import search_of
 
+        # By the clock of the store, which wrote the instants that are compared.
         now = client.store.now()
         given: dict[str, Any] = {
             "status": [status_of(word) for word in self.status] if self.status else None,
@@ -119,21 +120,21 @@ def job_filters(
     return JobFilters(status, queue, handler, tag, metadata, error, since, until)
 
 
-def pairs(words: Iterable[str] | None) -> dict[str, str]:
+def pairs(texts: Iterable[str] | None) -> dict[str, str]:
     """Metadata as the command line has them."""
     found = {}
-    for word in words or ():
-        key, mark, value = word.partition("=")
+    for text in texts or ():
+        key, mark, value = text.partition("=")
         if not mark:
             raise ConfigurationError(
-                f"--metadata {word!r} has no value", remedy="write --metadata KEY=VALUE"
+                f"--metadata {text!r} has no value", remedy="write --metadata KEY=VALUE"
             )
         found[key] = value
     return found
 
 
 def instant_of(text: str, now: float, option: str = "--since") -> float:
-    """The instant that ``10m`` ago, or a time in words, means."""
+    """The instant that ``10m`` (so long ago) or a time in RFC 3339 stands for."""
     from ergon_framework.core.rfc3339 import parse_rfc3339
 
     ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())

@@ -60,14 +60,14 @@ def show(
             remedy="a job that has not been deleted yet is in the store:"
             f" ergon jobs show {job}; --folder names another archive",
         )
-    told = {"archived_at": found.archived_at, "file": found.file}
+    origin = {"archived_at": found.archived_at, "file": found.file}
     if found.kind == JobRecord.kind:
         plain = found.job()
         if settings.codec.is_set:
             plain = decoded_job(plain, settings.codec.compiled())
-        show_job(job_view(plain, settings) | told, as_json=as_json)
+        show_job(job_view(plain, settings) | origin, as_json=as_json)
     else:
-        show_one({"kind": found.kind, **told, **_record(found)}, as_json=as_json)
+        show_one({"kind": found.kind, **origin, **_record(found)}, as_json=as_json)
 
 
 @app.command()
@@ -79,8 +79,9 @@ def cat(folder: FolderPath = None, config: ConfigPath = None) -> None:
     """
     archive, _ = opened_archive(folder, config)
     for line in archive.records():
-        shape = {"kind": line.kind, "key": line.key, "archived_at": line.archived_at}
-        text = json.dumps(shape, ensure_ascii=False)[:-1]
+        head = {"kind": line.kind, "key": line.key, "archived_at": line.archived_at}
+        text = json.dumps(head, ensure_ascii=False)[:-1]
+        # The record is written as it was archived: read and written again, numbers might change.
         sys.stdout.write(f'{text}, "record": {line.record.decode()}}}\n')
     sys.stdout.flush()
 

@@ -84,9 +84,9 @@ def cancel(
     if job is None:
         states = "pending retrying active" if running else "pending retrying"
 
-        def change(client: JobClient, search: Search, most: int | None, told: Any) -> int:
+        def change(client: JobClient, search: Search, most: int | None, report: Any) -> int:
             return client.cancel_many(
-                search, running=running, by=by, reason=reason, limit=most, progress=told
+                search, running=running, by=by, reason=reason, limit=most, progress=report
             )
 
         return _many("cancel", "cancelled", states, change, chosen, config, url, as_json=as_json)
@@ -116,8 +116,8 @@ def requeue(
     """Send a dead-lettered job back, counted anew, or all that match."""
     if job is None:
 
-        def change(client: JobClient, search: Search, most: int | None, told: Any) -> int:
-            return client.requeue_many(search, most, told)
+        def change(client: JobClient, search: Search, most: int | None, report: Any) -> int:
+            return client.requeue_many(search, most, report)
 
         return _many("requeue", "requeued", "failed", change, chosen, config, url, as_json=as_json)
     _refuse_both(job, chosen)
@@ -149,9 +149,9 @@ def reschedule(
     if job is None:
         states = "pending retrying"
 
-        def change(client: JobClient, search: Search, most: int | None, told: Any) -> int:
+        def change(client: JobClient, search: Search, most: int | None, report: Any) -> int:
             when: dict[str, Any] = {"run_at": run_at, "delay": delay}
-            return client.reschedule_many(search, **when, limit=most, progress=told)
+            return client.reschedule_many(search, **when, limit=most, progress=report)
 
         what = ("reschedule", "rescheduled", states)
         return _many(*what, change, chosen, config, url, as_json=as_json)
@@ -176,8 +176,8 @@ def delete(
     if job is None:
         states = "completed failed cancelled"
 
-        def change(client: JobClient, search: Search, most: int | None, told: Any) -> int:
-            return client.delete_many(search, limit=most, progress=told)
+        def change(client: JobClient, search: Search, most: int | None, report: Any) -> int:
+            return client.delete_many(search, limit=most, progress=report)
 
         return _many("delete", "deleted", states, change, chosen, config, url, as_json=as_json)
     _refuse_both(job, chosen)
@@ -216,6 +216,7 @@ def _many(
         wanted = chosen.filters.search(client)
         able = tuple(map(job_filters.status_of, states.split()))
         search = narrowed(wanted, able, done)
+        # Counted first: nobody confirms a change without knowing how many jobs it is about.
         found = client.store.count(search)
         matched = found if chosen.limit is None else min(found, chosen.limit)
         changed = 0
@@ -244,6 +245,7 @@ def _confirm(verb: str, matched: int, chosen: Selection) -> None:
 
 def _refuse_both(job: str, chosen: Selection) -> None:
     """An id says which job is meant; filters and the rest are for many."""
+    # Not --yes, the last field: it does no harm beside an id.
     if any(chosen.filters) or any(chosen[1:4]):
         raise ConfigurationError(
             f"{job!r} names one job, and the other options are for many",

@@ -93,7 +93,7 @@ def move(
             " settings file keeps, ergon move ergon.toml --to URL",
         )
     asked = Asked(StoreLocation(source), StoreLocation(target), zone, objects, force, dry_run, shut)
-    with _told_when_stopped(_when_stopped(asked, is_reopening=reopen), as_json=as_json):
+    with _reporting_stops(_when_stopped(asked, is_reopening=reopen), as_json=as_json):
         if reopen:
             _reopen(asked, as_json=as_json)
         else:
@@ -110,13 +110,13 @@ def _when_stopped(asked: Asked, *, is_reopening: bool) -> str:
 
 
 @contextmanager
-def _told_when_stopped(said: str, *, as_json: bool) -> Iterator[None]:
+def _reporting_stops(text: str, *, as_json: bool) -> Iterator[None]:
     """Say what a stopped command leaves behind, and end with the exit code of its signal."""
     try:
         with stoppable():
             yield
     except StoppedError as stopped:
-        error = ErgonError(said, remedy="run the same command again: it goes on from there")
+        error = ErgonError(text, remedy="run the same command again: it goes on from there")
         show_error(error, as_json=as_json)
         raise typer.Exit(stopped.exit_code) from None
 
@@ -148,10 +148,10 @@ def _move_project(
     from ergon_framework.app.move.project import find_project, plan, reopen, run
 
     planned = plan(find_project(source), to, is_forced=force, is_trial=dry_run)
-    said = (
+    text = (
         "stopped: the old stores are open as before, unless TO is complete already; nothing is lost"
     )
-    with _told_when_stopped(said, as_json=as_json):
+    with _reporting_stops(text, as_json=as_json):
         if not reopens:
             with transfer_progress(as_json=as_json) as tell:
                 outcome = run(planned, tell)
@@ -255,13 +255,13 @@ def transfer_progress(*, as_json: bool) -> Iterator[Tell]:
         yield _tell_program
     elif sys.stderr.isatty():
         with progress("opening") as bar:
-            yield lambda told: bar(told.done, description=told.what, total=told.total)
+            yield lambda at: bar(at.done, description=at.what, total=at.total)
     else:
         yield _Lines()
 
 
-def _tell_program(told: TransferProgress) -> None:
-    view = {"part": told.part, "doing": told.what, "done": told.done, "total": told.total}
+def _tell_program(at: TransferProgress) -> None:
+    view = {"part": at.part, "doing": at.what, "done": at.done, "total": at.total}
     show_one(view, as_json=True)
 
 
@@ -272,10 +272,10 @@ class _Lines:
         self._what = ""
         self._next = 0
 
-    def __call__(self, told: TransferProgress) -> None:
+    def __call__(self, at: TransferProgress) -> None:
         """Tell it, if it is worth a line."""
-        if told.what == self._what and told.done < self._next:
+        if at.what == self._what and at.done < self._next:
             return
-        self._what, self._next = told.what, told.done + _STRIDE
-        of = "" if told.total is None else f" of {told.total}"
-        print(f"{told.what}: {told.done}{of}", file=sys.stderr, flush=True)
+        self._what, self._next = at.what, at.done + _STRIDE
+        of = "" if at.total is None else f" of {at.total}"
+        print(f"{at.what}: {at.done}{of}", file=sys.stderr, flush=True)

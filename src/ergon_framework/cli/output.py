@@ -57,14 +57,14 @@ def show_list(rows: Iterable[Row], columns: Sequence[str], *, as_json: bool) -> 
         _show_plain([titles, *lines])
 
 
-def show_one(shape: Row, *, as_json: bool, title: str = "") -> None:
+def show_one(fields: Row, *, as_json: bool, title: str = "") -> None:
     """One thing: a line for each of its fields, or a JSON object on one line."""
     if as_json:
-        print(json_text(shape), flush=True)
+        print(json_text(fields), flush=True)
         return
-    lines = [[name.replace("_", " "), _text(value)] for name, value in shape.items()]
+    lines = [[name.replace("_", " "), _text(value)] for name, value in fields.items()]
     if sys.stdout.isatty():
-        _show_fields(title, [(name, _text(value)) for name, value in shape.items()])
+        _show_fields(title, [(name, _text(value)) for name, value in fields.items()])
         return
     if title:
         print(title)
@@ -86,8 +86,8 @@ def show_traceback(error: BaseException) -> None:
     """Where an error was raised, without what looks like a secret."""
     from ergon_framework import redaction
 
-    told = "".join(traceback.format_exception(error))
-    print(redaction.text(told), end="", file=sys.stderr, flush=True)
+    text = "".join(traceback.format_exception(error))
+    print(redaction.text(text), end="", file=sys.stderr, flush=True)
 
 
 def prepare_streams() -> None:
@@ -99,6 +99,8 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:
             _closed.add(name)
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for good
+    # Exactly Python's own stream: a test, or a program that calls us, may have put another one
+    # there.
     if type(sys.stdout) is TextIOWrapper:
         sys.stdout = _Stdout.over(sys.stdout)
     elif (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
@@ -122,8 +124,8 @@ def is_stdout_closed() -> bool:
 class _Stdout(TextIOWrapper):
     """The standard output, which remembers that it could not be written.
 
-    An error of the operating system does not say which file it is about, and a command that fails
-    on a full disk may have a healthy standard output.
+    An ``OSError`` does not say which file it is about: the full disk may be that of a store, while
+    the standard output can be written.
     """
 
     @classmethod
@@ -190,6 +192,7 @@ def leave_stdout() -> None:
         place = sys.stdout.fileno()
     except (AttributeError, OSError, ValueError):  # it is no file
         return
+    # Python flushes the stream once more at exit, which would fail again and be reported.
     os.dup2(os.open(os.devnull, os.O_WRONLY), place)
 
 
@@ -226,6 +229,7 @@ def printable(text: str, *, keeps_lines: bool = False) -> str:
 
 
 def _show_array(rows: Iterable[Row]) -> None:
+    # Row by row: a listing may be longer than the memory, and its reader may begin meanwhile.
     separator = "[\n"
     for row in rows:
         print(separator + json_text(row), end="")
@@ -294,9 +298,12 @@ def _show_table(
     needed = 0
     for place, (column, title) in enumerate(zip(columns, titles, strict=True)):
         cells = [line[place] for line in lines]
+        # An id that is wrapped cannot be copied, nor is a state recognised: room for the longest
+        # cell.
         if _is_whole(column):
             least = max(map(len, (title, *cells)))
         else:
+            # Other cells may be wrapped between words, and very long words within.
             words = max((len(word) for cell in cells for word in cell.split()), default=0)
             most = _DATE if column.endswith("_at") else _LEAST
             least = max(min(words, most), *map(len, title.split()))
@@ -420,6 +427,7 @@ def waiting(text: str, *, after: float = WAITING_AFTER) -> Iterator[None]:
         timer.cancel()
         with lock:
             is_over.set()
+            # Under the lock: the timer may be showing the bar at this very moment.
             shown.close()
 
 

@@ -72,6 +72,7 @@ def process(
     show_one(view, as_json=as_json)
     if outcome.error is not None:
         show_error(outcome.error)
+    # Inside of another program its telemetry goes on.
     if session_of(context).is_process:
         finish_telemetry()
     return int(outcome.exit_code)
@@ -110,7 +111,7 @@ def _read(what: str, text: str | None) -> str | None:
             )
         return content.decode()
     except OSError as error:
-        told, remedy = f"cannot read {text[1:]!r}: {error.strerror}", "name a readable file"
-        raise ConfigurationError(f"the {what}: {told}", remedy=remedy) from error
+        problem, remedy = f"cannot read {text[1:]!r}: {error.strerror}", "name a readable file"
+        raise ConfigurationError(f"the {what}: {problem}", remedy=remedy) from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"the {what} is not UTF-8 text", remedy="encode it so") from error

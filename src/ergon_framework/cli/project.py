@@ -57,15 +57,16 @@ def check(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
     from ergon_framework.app.diagnostics.check import notes
     from ergon_framework.app.settings import settings_file
 
+    # Importing the user's modules runs their top level, which may print.
     with keep_stdout(as_json), waiting("checking"):
         rows = checked(config)
     if not rows:
         file = settings_file(config, os.environ)
         where = "there is no settings file" if file is None else f"{file} describes nothing to run"
-        told = f"note: {where}: no task, zone, executor, schedule, provider or server"
-        print(printable(told), file=sys.stderr, flush=True)
-    for told in notes(config):
-        print(printable(f"note: {told}"), file=sys.stderr, flush=True)
+        text = f"note: {where}: no task, zone, executor, schedule, provider or server"
+        print(printable(text), file=sys.stderr, flush=True)
+    for text in notes(config):
+        print(printable(f"note: {text}"), file=sys.stderr, flush=True)
     columns = ["kind", "name", "what", "where", "processes"]
     show_list((row.to_dict() for row in rows), columns, as_json=as_json)
 

@@ -34,6 +34,7 @@ def opened(config: Path | None, url: str | None) -> Iterator[OpenProviderStore]:
 
     named = named_store(config, url)
     database = database_of(named)
+    # Opening a store makes its tables, which a command that only looks must not do.
     check_tables(database)
     with closing(open_store(named)) as store:
         yield OpenProviderStore(store, SqlProviderInspector(database))

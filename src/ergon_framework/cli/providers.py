@@ -66,18 +66,20 @@ def health(
     """
     from ergon_framework.providers.service import ProviderHealthService
 
-    told: dict[str, dict[str, Any]] = {}
+    summaries: dict[str, dict[str, Any]] = {}
     with waiting("reading"):
         for opened in opened_each(config, store):
             # Only what is in the store: this process has made no calls.
             service = ProviderHealthService(opened.store, flush_timeout=0)
             for each in opened.inspector.tenants(limit) if tenant is None else [tenant]:
                 found = service.summary(each, detail=True)
-                told.setdefault(each, {**found, "providers": []})["providers"] += found["providers"]
+                summaries.setdefault(each, {**found, "providers": []})["providers"] += found[
+                    "providers"
+                ]
     if as_json:
-        show_list(told.values(), [], as_json=True)
+        show_list(summaries.values(), [], as_json=True)
     else:
-        rows = (row for each, summary in told.items() for row in _rows(each, summary))
+        rows = (row for each, summary in summaries.items() for row in _rows(each, summary))
         show_list(rows, _COLUMNS, as_json=False)
 
 
@@ -111,6 +113,7 @@ def circuit(
     from ergon_framework.providers.shared_circuit import Circuit
 
     key = LaneKey(tenant, provider, capability)
+    # The generator has the store open that it gave out last; closing it closes that one, too.
     with closing(opened_each(config, store)) as stores:
         opened = _store_of_lane(stores, key, given_options(config, store))
         before = opened.store.lane_state(key)

@@ -112,9 +112,10 @@ def limit(
             " --key-burst",
         )
     try:
+        # Read as the settings are, so that both take the same: numbers as text, and "none".
         limits = QueueSettings.model_validate({**given, "per_key": per_key}).limits()
     except ValueError as error:
-        raise ConfigurationError(_told(error), remedy='give a number, or "none"') from None
+        raise ConfigurationError(_problems(error), remedy='give a number, or "none"') from None
     names = [*given, *(f"key_{name}" for name in per_key)]
     with opened(config, url) as client:
         _change(client, queue, as_json, **{name: limits[name] for name in names})
@@ -134,7 +135,7 @@ def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> Non
     show_one(queue_limits_view(changed), as_json=as_json)
 
 
-def _told(error: Any) -> str:
+def _problems(error: Any) -> str:
     from ergon_framework.ports.settings_model import explain
 
     return "; ".join(explain(each) for each in error.errors(include_url=False))

@@ -69,7 +69,7 @@ def export(
             "--objects and --no-objects contradict each other", remedy="give one of them"
         )
     asked = Exporting(StoreLocation(source), zone, objects, not no_objects, force, version())
-    with _told_when_stopped("nothing was written", as_json=as_json):
+    with _reporting_stops("nothing was written", as_json=as_json):
         if file == STREAM:
             _export_to_stdout(asked, as_json=as_json)
         else:
@@ -175,7 +175,7 @@ def import_(
     path = None if file == STREAM else Path(file).absolute()
     asked = Importing(path, StoreLocation(target), objects, not no_objects, cut_off, dry_run)
     left = "nothing was written" if dry_run else "what was imported stays in TO, nothing is lost"
-    with _told_when_stopped(left, as_json=as_json):
+    with _reporting_stops(left, as_json=as_json):
         with transfer_progress(as_json=as_json) as tell:
             imported = run(asked, tell, None if sys.stdin is None else sys.stdin.buffer)
         _show_imported(imported, is_trial=dry_run, as_json=as_json)
@@ -209,7 +209,7 @@ def _show_imported(imported: Imported, *, is_trial: bool, as_json: bool) -> None
 
 
 @contextmanager
-def _told_when_stopped(left: str, *, as_json: bool) -> Iterator[None]:
+def _reporting_stops(left: str, *, as_json: bool) -> Iterator[None]:
     """Say what a stopped command leaves behind."""
     try:
         with stoppable():

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _OF_TASKS = ("policy", "workers", "limit", "check", "liveness_file", "probe_port")
 _INSTEAD = {"workers": "write it in the settings", "check": "use ergon check"}
-_GIVEN = "COMMANDLINE"
+_GIVEN = "COMMANDLINE"  # by name: whose enum it is depends on the version of Typer
 
 
 def check_asked(target: str | None, everything: bool, config: Path | None) -> None:
@@ -88,7 +88,7 @@ def run_part(part: Part, given: Mapping[str, Any]) -> None:
 
 
 def run_part_under(supervised: str, part: Part, given: Mapping[str, Any]) -> RunOutcome:
-    """Run one part and tell the process that supervises this one how it is."""
+    """Run one part, and report its state to the process that supervises this one."""
     from ergon_framework.app.run import serve_under, supervisor_link
 
     parent = supervisor_link(supervised)
@@ -99,7 +99,7 @@ def run_part_under(supervised: str, part: Part, given: Mapping[str, Any]) -> Run
 def run_everything(
     session: Session, config: Path | None, rule: RestartRule, *, as_json: bool
 ) -> int:
-    """Start all parts, tell what happens to each, and say at the end how it went."""
+    """Start all parts, print what happens to each, and the outcome at the end."""
     from ergon_framework.app.run import run_all
     from ergon_framework.app.settings import load_settings
 
@@ -203,10 +203,13 @@ def run(
 
     session = session_of(context)
     check_asked(target, everything, config)
+    # Before anything of the user's is imported: this process only watches, and a module that cannot
+    # be imported must not end it.
     if reload:
         return _reloading(session, target, config)
     if lifeline is not None:
         end_with(lifeline)
+    # Before find_app, which imports the user's module: what it logs at its top level is shown.
     _prepare_process(session, target or "", config, log_level, log_format)
     rule = RestartRule(restarts, restart_window)
     if everything:
@@ -259,9 +262,9 @@ def _check_config(context: typer.Context, app: App, config: Path | None) -> None
     file = app.settings.file
     asked = config / "ergon.toml" if config.is_dir() else config
     if file is None or file.resolve() != asked.resolve():
-        told = "no settings file" if file is None else str(file)
+        actual = "no settings file" if file is None else str(file)
         raise ConfigurationError(
-            f"--config names {config}, and the App reads {told}",
+            f"--config names {config}, and the App reads {actual}",
             remedy=f'leave it out, or name the file in the script: App("{config}")',
         )
 
@@ -299,6 +302,7 @@ def _reloading(session: Session, target: str | None, config: Path | None) -> int
     if script is not None and not script.absolute().is_relative_to(roots[0]):
         roots.append(script.absolute().parent)
     first, *rest = (each for each in session.arguments if each != "--reload")
+    # run_command has taken it out of the arguments.
     more = ["--debug"] if session.is_debug else []
 
     def command(lifeline: int) -> list[str]:
@@ -375,7 +379,7 @@ def _short(report: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _end(session: Session, outcome: RunOutcome) -> int:
-    """Nothing told may be lost, and nothing that hangs may keep the process."""
+    """Flush telemetry, and end the process even if a thread hangs in it; returns the exit code."""
     code = int(outcome.exit_code)
     if session.is_debug and outcome.error is not None:
         show_traceback(outcome.error)

@@ -179,6 +179,7 @@ def remove(
     One in the settings comes back with the next worker.
     """
     with opened(config, url) as client:
+        # Raises for a name that is not there; delete() would only answer False.
         client.schedules.get(name)
         is_removed = client.schedules.delete(name)
     show_one({"name": name, "removed": is_removed}, as_json=as_json)

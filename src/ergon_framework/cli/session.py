@@ -42,6 +42,7 @@ class Session:
         first, *rest = self.arguments
         if part:
             rest = [part, *(each for each in rest if each != "--all")]
+        # run_command has taken it out of the arguments.
         more = ["--debug"] if self.is_debug else []
         module = [sys.executable, "-m", "ergon_framework.cli"]
         return [*module, *more, first, "--supervised", supervised, *rest]
@@ -62,12 +63,13 @@ def _project(context: typer.Context, given: Path | None) -> Path | None:
 
     None where the working directory has a project: settings are looked for there anyway.
     """
+    # Completion finds the project by itself, and must print nothing.
     if given is not None or context.resilient_parsing or os.environ.get("ERGON_CONFIG"):
         return given
     project = find_project()
     if session_of(context).is_debug:
-        told = nowhere() if project is None else f"found {project.found}"
-        print(printable(f"debug: {told}"), file=sys.stderr, flush=True)
+        place = nowhere() if project is None else f"found {project.found}"
+        print(printable(f"debug: {place}"), file=sys.stderr, flush=True)
     if project is None or project.folder == Path.cwd():
         return None
     if str(project.folder) not in sys.path:
@@ -114,7 +116,7 @@ _parents: list[SupervisorLink] = []
 
 @contextmanager
 def supervised_by(parent: SupervisorLink) -> Iterator[None]:
-    """Readiness is told to ``parent`` meanwhile, and not printed."""
+    """Report readiness to ``parent`` inside of the block, instead of printing it."""
     _parents.append(parent)
     try:
         yield
@@ -133,11 +135,13 @@ def announce(text: str, view: Mapping[str, Any], *, as_json: bool) -> None:
         else:
             print(text, flush=True)
     except OSError:
+        # A reader that is gone must not end a service that is ready; whatever follows is printed to
+        # nobody.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def is_supervised() -> bool:
-    """Whether another process is told how this one is, instead of people."""
+    """Whether this process reports its state to a supervisor, instead of printing it."""
     return bool(_parents)
 
 

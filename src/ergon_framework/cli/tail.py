@@ -1,4 +1,4 @@
-"""``ergon tail``: what the processes of the settings tell, as it happens."""
+"""``ergon tail``: what happens in the processes of the settings, as their journal gets it."""
 
 from __future__ import annotations
 
@@ -79,6 +79,7 @@ def tail(
         unit=unit,
         trace_id=trace.lower(),
         source=source,
+        # By the clock of this machine, whose processes write the journal.
         since=None if since is None else instant_of(since, time.time()),
     )
     show = _printer(as_json=as_json)
@@ -119,6 +120,7 @@ def _entries(path: Path, wanted: JournalQuery, *, is_followed: bool) -> Iterator
     is_new = is_followed and not path.exists()
     if is_new:
         _say(f"waiting for {path}: no process has told anything yet")
+        # A subscription belongs to a journal that is there; until then only looking helps.
         pause = threading.Event()
         while not _is_made(path):
             pause.wait(POLL_INTERVAL)
@@ -129,6 +131,7 @@ def _entries(path: Path, wanted: JournalQuery, *, is_followed: bool) -> Iterator
             remedy="the first process that has something to tell makes it",
         )
     with SqliteJournal(path, read_only=True) as journal:
+        # Of a journal that was made while we waited, nothing is old.
         from_start = not is_followed or is_new or wanted.since is not None
         after = 0 if from_start else journal.last()
         if is_followed:
@@ -150,6 +153,8 @@ def _is_made(path: Path) -> bool:
 def _follow(journal: SqliteJournal, wanted: JournalQuery, after: int) -> Iterator[JournalEntry]:
     with closing(journal.subscribe()) as subscription:
         while True:
+            # Asked before the entries are read: one that is written meanwhile has a greater number,
+            # and is not skipped by the max() below.
             last = journal.last()
             if last < after:  # somebody removed the file, and it began anew
                 after = 0
@@ -200,8 +205,8 @@ def columns(entry: JournalEntry) -> tuple[str, str, str, str, str]:
 
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
     at = f"{day}.{int(entry.at % 1 * 1000):03}"
-    told = (entry.name, entry.source, entry.unit, field_text(entry.fields))
-    name, source, unit, rest = map(printable, told)
+    texts = (entry.name, entry.source, entry.unit, field_text(entry.fields))
+    name, source, unit, rest = map(printable, texts)
     return at, name.ljust(20), source, unit, rest
 
 

@@ -51,13 +51,13 @@ def _show(found: Trace) -> None:
 
     sources = {span.source for span in found.spans}
     failed = sum(bool(span.failure) for span in found.spans)
-    told = [
+    counts = [
         _count(len(found.spans), "span"),
         _count(len(sources), "process", "processes"),
         _time(found.seconds),
         *([f"{failed} failed"] if failed else []),
     ]
-    print(f"trace {found.trace_id}: {', '.join(told)}")
+    print(f"trace {found.trace_id}: {', '.join(counts)}")
     rows = [_row(line, found.began_at) for line in lines(found.spans)]
     columns = ["span", "at", "took", "source", "unit", "failure"]
     show_list(rows, columns if failed else columns[:-1], as_json=False)

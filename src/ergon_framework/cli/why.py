@@ -68,6 +68,7 @@ def why(
     asked = Question(unit, load_settings(config), url, node, config)
     with waiting("looking"):
         found = explain(asked, None if kind is None else kind.value)
+    # Each once: several kinds of units may be looked for in the same store.
     for trouble in dict.fromkeys(asked.troubles):
         print(printable(f"note: {trouble}"), file=sys.stderr, flush=True)
     if not found:

@@ -90,6 +90,7 @@ def worker(
     from ergon_framework.ports.job_fields import name as name_of
 
     set_up_logging(log_level, log_format)
+    # Checked before the store is opened: its server may be waited for without end.
     for each in queue or ():
         name_of("queue", each)
     if name:  # an empty one is made up, as none is
@@ -98,7 +99,7 @@ def worker(
         limits = {"max_jobs": max_jobs, "max_memory": max_memory, "max_age": max_age}
         given = {name: value for name, value in limits.items() if value is not None}
         setup = job_settings(config, url).kept().with_limits(given)
-        shape = {"executors": ",".join(setup.executors)}
+        view = {"executors": ",".join(setup.executors)}
         settings = load_settings(config)
         if url is None:
             warn_of_earlier_jobs(earlier_store(settings, setup.url))
@@ -108,7 +109,7 @@ def worker(
                 queues=queue,
                 burst=burst,
                 name=name,
-                ready=lambda: tell_parent(shape),
+                ready=lambda: tell_parent(view),
                 waits=False if no_wait else None,
             )
     finally:

@@ -23,14 +23,16 @@ def workers(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag =
             {
                 **row,
                 "queues": row["queues"] or "all",
-                "executors": [_told(name, pool) for name, pool in row["executors"].items()],
+                "executors": [
+                    _executor_text(name, pool) for name, pool in row["executors"].items()
+                ],
             }
             for row in rows
         ]
     show_list(rows, _COLUMNS, as_json=as_json)
 
 
-def _told(name: str, pool: Any) -> str:
+def _executor_text(name: str, pool: Any) -> str:
     """An executor in a few words."""
     from ergon_framework.jobs.totals import recycled_of
 
