@@ -39,7 +39,7 @@ def find_app(target: str) -> App | None:
     try:
         named = load_object(target)
     except WiringError as error:
-        raise _told_late(target) or error from error
+        raise _late_error_of(target) or error from error
     if not _is_app(named):
         _refuse_factory(target, named)
         return None
@@ -73,9 +73,9 @@ def _of_script(script: Path, name: str) -> App:
     if not names and (where := made_late(script)):
         raise _not_at_import(f"the App of {script} is made {where}")
     if len(names) != 1:
-        told = f"there are several: {', '.join(names)}" if names else "there is none"
+        count = f"there are several: {', '.join(names)}" if names else "there is none"
         raise WiringError(
-            f"which App of {script}? {told}",
+            f"which App of {script}? {count}",
             remedy=f"write {script}:{names[0]}" if names else "write app = App() at its top",
         )
     return cast("App", getattr(module, names[0]))
@@ -87,7 +87,7 @@ def late_error(file: Path, name: str) -> WiringError | None:
     return _not_at_import(f"{name!r} of {file} is made {where}") if where else None
 
 
-def _told_late(target: str) -> WiringError | None:
+def _late_error_of(target: str) -> WiringError | None:
     module, _, name = target.partition(":")
     file = getattr(sys.modules.get(module), "__file__", None)
     return None if file is None else late_error(Path(file), name)

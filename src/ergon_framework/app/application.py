@@ -301,6 +301,7 @@ class App:
     ) -> JobHandler[P, T]:
         known = set(self.registry.names)
         self.registry.add(function, name, **cast("HandlerOptions", options))
+        # The registry chooses the name of a function that is given none.
         (added,) = set(self.registry.names) - known
         return JobHandler(self, added, function, self.registry.options[added])
 
@@ -567,6 +568,7 @@ class App:
         given = {name: value for name, value in own.items() if value is not None}
         show_executors()
         with ExitStack() as stack:
+            # Handlers of jobs run in executors, which open the lifespans for themselves.
             scope = None
             if self._consumers:
                 scope = stack.enter_context(shared_lifespans(self._dependencies))
@@ -671,6 +673,7 @@ class App:
             "shutdown_grace": SHUTDOWN_GRACE + self._shutdown_timeout,
         }
         own = ExecutorSettings.model_validate({**more, **given})
+        # Under an earlier name only jobs come that were stored before: one process will do.
         few = own.model_copy(update={"pool_size": 1})
         added = {name: own if name == own_name else few for name in missing}
         default = setup.jobs.default_executor or own_name
@@ -728,6 +731,8 @@ class App:
             late = "" if file is None else bound_late(Path(file), name)
             if late:
                 raise _not_importable(f"{name} of {file} is made {late}", name)
+            # A script that was imported has a spec like a module; it need not be on the path of an
+            # executor, which therefore gets its file.
             is_script = file is not None and spec is not None and Path(file).stem == spec.name
             if spec is not None and spec.name != "__main__" and not is_script:
                 return f"{spec.name}:{name}"  # a module of a package, or that of python -m
@@ -757,6 +762,7 @@ class App:
         own = self.executor
         if not own or not self.registry.names or self.setup.url.startswith("memory:"):
             return
+        # A copy: another thread may import the module, and add names, meanwhile.
         held = {name: app for name, app in [*self._globals.items()] if isinstance(app, App)}
         mine = next((name for name, app in held.items() if app is self), None)
         for name, other in held.items() if mine is not None else ():
@@ -844,6 +850,7 @@ def site_folders() -> set[str]:
 
 def _caller(made: App) -> tuple[dict[str, Any], str]:
     """The globals of who makes the App, and the function; empty where it is none of the user's."""
+    # 0 is this function, 1 is App.__init__, 2 whoever made the App.
     frame = sys._getframe(2)  # noqa: SLF001 - inspect does the same, after reading source files
     while _initializes(frame, made) and frame.f_back is not None:
         frame = frame.f_back  # a subclass may be in a package that many scripts share

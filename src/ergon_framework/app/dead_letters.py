@@ -125,6 +125,8 @@ class LetterFilter:
     ) -> list[StoredLetter]:
         """The newest first."""
         before = None if self.older_than is None else store.now() - self.older_than
+        # A store filters by status and id alone. With another filter it has to give all letters,
+        # because the limit counts those that are left.
         is_bare = (self.provider, self.reason, before) == (None, None, None)
         most = limit if limit is not None and is_bare else MAX_LETTERS
         found = store.letters(statuses=statuses, ids=self.ids, limit=most)
@@ -257,7 +259,7 @@ def refuse_settled(where: LetterStores, ids: Sequence[str]) -> None:
     from ergon_framework.ports.providerstore import LetterStatus
 
     listed = f"ergon dlq list{where.options}"
-    told = {
+    answers = {
         LetterStatus.REDRIVE: (
             "is to be sent again already",
             "the workers of its task send it; where none runs, ergon dlq relay does",
@@ -270,8 +272,8 @@ def refuse_settled(where: LetterStores, ids: Sequence[str]) -> None:
     }
     for store in where.opened():
         for found in store.letters(ids=ids, limit=len(ids)):
-            if found.status in told:
-                became, remedy = told[found.status]
+            if found.status in answers:
+                became, remedy = answers[found.status]
                 letter_id = found.letter.dead_letter_id
                 at = "" if found.redriven_at is None else f", at {_moment(found.redriven_at)}"
                 raise JobNotFoundError(
@@ -297,6 +299,7 @@ def redrive(
         tally.matched += 1
         tally.refused += why is not None
         if why is None and not is_dry:
+            # when: somebody else may have requeued or deleted it since it was read.
             tally.done += store.move_letter(letter.dead_letter_id, LetterStatus.REDRIVE, when=ready)
     if tally.done:
         emit("dead_letters.redriven", count=tally.done)

@@ -63,8 +63,8 @@ def nowhere(start: Path | None = None) -> str:
         for name in (SETTINGS_FILE, STORE_FILE)
         if os.path.lexists(folder / name)
     ]
-    said = f"there is no settings file and no {STORE_FILE} in {here} or above"
-    return f"{said} but {others[0]}, which belongs to another user" if others else said
+    text = f"there is no settings file and no {STORE_FILE} in {here} or above"
+    return f"{text} but {others[0]}, which belongs to another user" if others else text
 
 
 def _upwards(here: Path) -> Iterator[Path]:

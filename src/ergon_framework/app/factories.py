@@ -57,6 +57,7 @@ def _for_boundary(name: str, options: Mapping[str, Any], settings: Settings) -> 
     placed = {
         key: str((base / revealed(options[key])).absolute()) for key in _PATHS if options.get(key)
     }
+    # zone only says whose node is meant, and is no option of the connector.
     given = {key: value for key, value in {**options, **placed}.items() if key != "zone"}
     if "node" in options:
         return given
@@ -148,14 +149,17 @@ class Factory:
                 refuse_withheld(value)
             return self.factory(**options)
         except ErgonError as error:
+            # Its class stays, since exit codes and restarts are decided by it.
             error.message = f"{self.label}: {self._masked(error.message)}"
             raise
+        # These two mean that its options are wrong, which no restart repairs: a ConfigurationError.
+        # Anything else may pass, and a supervisor starts the process again.
         except (TypeError, ValueError) as error:
-            told = f"{self.label} was refused: {described(error, self.options)}"
-            raise WiringError(told, remedy="correct its options") from error
+            message = f"{self.label} was refused: {described(error, self.options)}"
+            raise WiringError(message, remedy="correct its options") from error
         except Exception as error:
-            told = f"{self.label} could not be made: {described(error, self.options)}"
-            raise StartError(told, remedy="--debug shows where") from error
+            message = f"{self.label} could not be made: {described(error, self.options)}"
+            raise StartError(message, remedy="--debug shows where") from error
 
     def _masked(self, text: str) -> str:
         return masked(text, self.options)

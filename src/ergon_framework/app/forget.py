@@ -125,6 +125,7 @@ def count(settings: Settings, subject: Subject, url: str | None = None) -> Forgo
                     found.jobs += 1
                     names |= _names([job])
             if subject.cancels:
+                # Cancelled jobs have ended, and are erased in the same run.
                 found.cancelled, found.waiting = found.waiting, 0
         if places.archive is not None:
             for line in places.archive.lines():
@@ -148,6 +149,8 @@ def forget(
             _erase_jobs(places.store, places, subject, found, progress)
         if places.archive is not None:
             _erase_archived(places.archive, places, subject, found)
+        # Calls that were made outside of jobs may have the tag itself as their correlation id or
+        # key.
         found.letters += places.delete_letters({subject.tag})
     emit(
         "subject.forgotten",
@@ -174,6 +177,8 @@ def _erase_jobs(
         is_more = False
         for some in slices(store.search(subject.search(has_ended=True))):
             free = [job for job in some if not _is_bound(store, job)]
+            # Before the jobs: an erased job has lost its tag, and nobody would find its letters by
+            # it.
             found.letters += places.delete_letters(_names(free))
             found.entries += places.forget_entries(job.id for job in free)
             number = store.erase(free)

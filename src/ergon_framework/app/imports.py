@@ -34,6 +34,7 @@ def module_of(reference: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        # The module is there, and one that it imports is not.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _failed(name, error) from error
         raise WiringError(f"there is no module {error.name!r}", remedy=_near(name)) from error
@@ -76,13 +77,14 @@ def _failed(name: str, error: BaseException) -> WiringError:
     """The user's module broke: say where, since no traceback is shown."""
     if isinstance(error, SyntaxError):
         where = f"{error.filename}, line {error.lineno}: "
-        told = f"SyntaxError: {error.msg}"
+        problem = f"SyntaxError: {error.msg}"
     else:
         frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_theirs(each)]
         where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
-        told = describe(error)
+        problem = describe(error)
     return WiringError(
-        f"the module {name!r} cannot be imported: {where}{told}", remedy="--debug shows all of it"
+        f"the module {name!r} cannot be imported: {where}{problem}",
+        remedy="--debug shows all of it",
     )
 
 

@@ -166,6 +166,8 @@ class InlineWorker:
         self._loop = InlineLoop()
         self._hooks = HookRunner(registry, self._loop.wait_for_step, _call_step)
         self._is_begun = False
+        # By store and not by worker: each drain of a script makes a worker, and counters must not
+        # go down.
         self._totals = _TOTALS.setdefault(store, DrainTotals())
 
     # ---- use ----
@@ -198,6 +200,7 @@ class InlineWorker:
             self._leave_totals()
         counts, failed = tally.counts, tally.failed
         if raises and failed:
+            # Asked for its error: result() raises the JobFailedError of a job that failed.
             JobClient(settings=self._settings, store=self._store).result(failed[0])
         return WorkerReport(
             completed=counts["completed"],
@@ -244,6 +247,7 @@ class InlineWorker:
         while (claim := self._next(settled, queues, tally)) is not None:
             room = max_jobs - tally.counts.total()
             if room <= 0:
+                # It is claimed already, and would stay so until its lease ends.
                 self._release([claim])
                 raise JobError(
                     f"{max_jobs} jobs were run and more are due",
@@ -320,6 +324,7 @@ class InlineWorker:
             if transition.failure is not None and transition.event == "failed":
                 log_failure(each)
             name = NOTICE_OF[transition.status]
+            # The fields are built only if somebody listens.
             if has_listeners(name):
                 emit(name, **told_of(each))
         done = [each for each, was_applied in zip(settled, applied, strict=True) if was_applied]
@@ -371,16 +376,16 @@ class InlineWorker:
             for claim, timeout in zip(group, timeouts, strict=True)
         ]
         self._leases.begins(group, invocations)
-        told = self._loop.run(invocations, timeouts)
+        answers = self._loop.run(invocations, timeouts)
         seconds = current_clock().now() - began_at
         # An invocation makes an outcome of whatever a handler raises; Ctrl-C is no failure of the
         # job.
-        if any(each.error_type == KeyboardInterrupt.__name__ for each in told):
+        if any(each.error_type == KeyboardInterrupt.__name__ for each in answers):
             raise KeyboardInterrupt
         self._leases.drop(group)
         settled = []
         for claim, invocation, timeout, answer in zip(
-            group, invocations, timeouts, told, strict=True
+            group, invocations, timeouts, answers, strict=True
         ):
             outcome = outcomes.timed_out(claim.job.id, CUT_OFF) if seconds > timeout else answer
             outcome, line = outcomes.written(outcome)
@@ -513,6 +518,8 @@ class InlineLeases:
 
     def _renew(self) -> None:
         is_away = False
+        # Often, because the first renewal also charges the attempt; while the store is away a tenth
+        # of the lease is enough for some more tries before it ends.
         while not self._ended.wait(self._lease / 10 if is_away else CHARGE_DELAY):
             try:
                 with self._lock:
@@ -572,19 +579,19 @@ class InlineLoop:
     ) -> list[Outcome]:
         handler = invocations[0].handler
         assert handler is not None  # noqa: S101 - only handlers that exist take batches
-        batch, told = JobBatch(handler), dict[Invocation, Outcome]()
+        batch, answers = JobBatch(handler), dict[Invocation, Outcome]()
         for each in invocations:
             batch.add(each)
         if handler.is_async:
-            self.wait_for(_cut_off_batch(batch, timeouts, told.__setitem__))
+            self.wait_for(_cut_off_batch(batch, timeouts, answers.__setitem__))
         else:
-            batch.run(told.__setitem__)
-        return [told[each] for each in invocations]
+            batch.run(answers.__setitem__)
+        return [answers[each] for each in invocations]
 
     def _run_one(self, invocation: Invocation, timeout: float) -> Outcome:
         if invocation.is_async:
-            told: Outcome = self.wait_for(_cut_off(invocation, timeout), invocation.scope)
-            return told
+            answer: Outcome = self.wait_for(_cut_off(invocation, timeout), invocation.scope)
+            return answer
         outcome = invocation.run()
         if hasattr(type(outcome.result), "__await__"):  # a plain function that calls an async one
             return self._awaited(invocation, outcome)
@@ -594,6 +601,7 @@ class InlineLoop:
         """What an awaitable gives."""
         if self._runner is None:
             self._runner = asyncio.Runner(
+                # A virtual clock has event loops of its own, which jump with it.
                 loop_factory=getattr(current_clock(), "new_event_loop", None)
             )
         return self._runner.run(_as_coroutine(awaitable), context=scope)

@@ -190,6 +190,8 @@ class JobHandler(Generic[P, T]):
         given = listed("calls", calls, "calls", "enqueue_many([(1,), (2,)])")
         made = (each if isinstance(each, HandlerArguments) else self._of(each) for each in given)
         options = self._own_options()
+        # A unique key may be made of arguments, and differs from call to call; all other options
+        # are the same for all calls, and are checked once.
         if "unique" not in options:
             specs = ((self.routed, call.args, call.kwargs) for call in made)
             return self.app.client.enqueue_many(specs, **options)
@@ -239,6 +241,7 @@ class JobHandler(Generic[P, T]):
             check_zone(fields["zone"])
         except JobError as error:
             raise self._no_schedule(error.message, error.remedy) from error
+        # Only to refuse, where the schedule is declared, arguments that do not fit.
         self._call(tuple(fields["args"]), dict(fields["kwargs"]))
         return checked
 

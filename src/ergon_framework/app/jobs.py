@@ -74,8 +74,9 @@ class JobSetup:
                 self._limit(store, name)
 
     def limit_again(self, store: JobAdmin) -> Iterator[str]:
-        """The same for queues that the store knows no limit of any more: the name of each, when it
-        is written. Whoever has something else to do in between takes the next one later.
+        """Write the limits of queues for which the store has none any more; yields each name.
+
+        A generator, so that the caller can do other work between two queues.
         """
         stored = {
             queue.name
@@ -91,7 +92,7 @@ class JobSetup:
         store.set_queue(name, **self.jobs.queues[name].limits())
 
     def with_limits(self, given: Mapping[str, float]) -> JobSetup:
-        """The same with limits of this worker's own for the processes of every executor."""
+        """A copy with other limits for the processes of every executor."""
         if not given:
             return self
         executors = {name: each.model_copy(update=given) for name, each in self.executors.items()}
@@ -187,7 +188,7 @@ def _check_payloads(schedules: Mapping[str, ScheduleSettings], jobs: JobsSetting
 
 
 def _placed(executor: ExecutorSettings, base: Path, file: Path | None) -> ExecutorSettings:
-    """The same executor in an absolute folder, by default that of the file, which it can find."""
+    """The executor with an absolute folder, by default that of the settings file."""
     found = {} if file is None else {"ERGON_CONFIG": str(file.absolute())}
     cwd = str((base / (executor.cwd or "")).absolute())
     return executor.model_copy(update={"cwd": cwd, "env": {**found, **executor.env}})

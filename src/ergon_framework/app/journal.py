@@ -86,7 +86,7 @@ def writer_of(settings: Settings) -> JournalWriter | None:
 
 @contextmanager
 def journalling(settings: Settings, source: str) -> Iterator[JournalWriter | None]:
-    """Keep what this process tells; every process of ours runs inside of it.
+    """Write the notices and spans of this process to the journal; every process of ours does so.
 
     ``source`` says who it is, for example "worker w1" or "zone plant".
     """
@@ -177,6 +177,7 @@ class Journals:
             spans = self._spans(trace_id)
             if spans:
                 return Trace(trace_id, spans)
+        # Before traces that begin so: the id of a unit may look like the first digits of one.
         found = self._each(lambda journal: journal.traces_of(asked))
         if not found and _PREFIX.fullmatch(word):
             found = self._each(lambda journal: journal.traces_beginning(word))
@@ -246,6 +247,7 @@ def _own(config: Path | None) -> Path:
 
 def lines(spans: Sequence[SpanRecord]) -> Iterator[SpanRow]:
     """The spans as a tree: each behind its parent, those of one parent by their beginning."""
+    # With a list of its own and not by recursion: a trace may be deeper than Python's stack.
     waiting = [(branch, 0, "", "") for branch in reversed(_grown(spans))]
     while waiting:
         branch, depth, mark, indent = waiting.pop()
@@ -281,6 +283,8 @@ def _cyclic_spans(spans: Sequence[SpanRecord]) -> set[str]:
     parents = {span.span_id: span.parent_id for span in spans}
     found: set[str] = set()
     seen: set[str] = set()
+    # Each span is walked over once: a path that meets a span of an earlier walk needs no second
+    # look.
     for start in parents:
         path: list[str] = []
         above = start

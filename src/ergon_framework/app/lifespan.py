@@ -118,21 +118,22 @@ class _Parts:
     def not_opened(self, label: str, error: Exception) -> StartError:
         """The error of a part that cannot be opened, without the secrets it was given."""
         return StartError(
-            f"{label} could not be opened: {self._told(label, error)}",
+            f"{label} could not be opened: {self._description(label, error)}",
             remedy="check that what it connects to is there; --debug shows where it failed",
         )
 
     def not_closed(self, label: str, error: Exception) -> None:
         """Log that a part could not be closed."""
-        logger.error("%s could not be closed: %s", label, self._told(label, error))
+        logger.error("%s could not be closed: %s", label, self._description(label, error))
 
-    def _told(self, label: str, error: Exception) -> str:
+    def _description(self, label: str, error: Exception) -> str:
         return described(error, self._options.get(label, {}))
 
     def _group(self, kind: str, group: Group, wiring: Wiring) -> Mapping[str, Any]:
         if isinstance(group, Mapping):
             made = {}
             for name, maker in group.items():
+                # Kept for errors of opening and closing it, whose texts must not show them.
                 self._options[f"{kind} {name!r}"] = maker.options
                 made[name] = maker.make()
                 self._take(f"{kind} {name!r}", made[name])

@@ -1,4 +1,4 @@
-"""Whether the work goes on, told from the notices of the engine.
+"""Whether the work of a process goes on, judged by the notices of its engine.
 
 A hook that runs is work, however long it takes: bound it with a timeout. Stalled means that calls
 which never came back block all new work, that the event loop does not turn, or that the source has
@@ -122,6 +122,7 @@ class Liveness:
     def _state(self, now: float) -> tuple[LivenessState, str]:
         if self._is_over:
             return LivenessState.STOPPED, ""
+        # Before all kinds of stalls: a process that drains slowly must not be restarted for it.
         if self._is_stopping():
             return LivenessState.STOPPING, ""
         if self._is_blocked:
@@ -164,6 +165,7 @@ class Liveness:
         self._heard_by += fields["delay"]  # the next fetch was announced for then
 
 
+# A process that has stopped is no reason to restart the others.
 _WORST_FIRST = (
     LivenessState.STALLED,
     LivenessState.STARTING,

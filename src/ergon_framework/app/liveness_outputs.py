@@ -116,6 +116,7 @@ class _Writer:
     def finish(self, snapshot: Snapshot) -> None:
         """The last word. A disk that fails at the end must not turn a good run into a bad one."""
         with self._lock:
+            # A tick that is waiting for the lock must not write over the last state.
             self._is_finished = True
             try:
                 self._replace(snapshot)
@@ -135,6 +136,7 @@ class _Writer:
             try:
                 with open(fd, "w", encoding="utf-8") as file:
                     file.write(json.dumps(document) + "\n")
+                # Not synced: after a restart of the machine it is too old to mean anything.
                 folder.replace(beside, self._path.name)
             except BaseException:
                 with suppress(OSError):
@@ -143,7 +145,7 @@ class _Writer:
 
 
 def read_liveness(path: Path, max_age: float = MAX_AGE) -> tuple[bool, dict[str, Any]]:
-    """Whether the process behind the file is live, and what the file or its absence tells."""
+    """Whether the process that writes the file is live, and its last state or why it is unknown."""
     try:
         with open(open_file(path, os.O_RDONLY), "rb") as file:
             document = json.loads(file.read(_MAX_BYTES))
@@ -155,10 +157,10 @@ def read_liveness(path: Path, max_age: float = MAX_AGE) -> tuple[bool, dict[str,
         return False, {"state": "unknown", "reason": f"cannot read {path}: {error.strerror}"}
     except (ValueError, KeyError, TypeError, AttributeError):
         return False, {"state": "unknown", "reason": f"{path} is no liveness file"}
-    told = {**document, "age": round(age, 1)}
+    view = {**document, "age": round(age, 1)}
     if age > max_age:
-        return False, {**told, "reason": f"written {age:.0f} s ago, {max_age:g} s are allowed"}
-    return snapshot.is_live, told
+        return False, {**view, "reason": f"written {age:.0f} s ago, {max_age:g} s are allowed"}
+    return snapshot.is_live, view
 
 
 LOOPBACK = "127.0.0.1"
@@ -175,7 +177,7 @@ class LivenessOutputs:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody looks at all. If not, the engine need not tell anything."""
+        """Whether there is any output. Without one, the engine need not build notices."""
         return self.file is not None or self.port is not None
 
     @contextmanager

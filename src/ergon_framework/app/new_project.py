@@ -104,10 +104,10 @@ def next_commands(project: Project) -> list[str]:
 def origin() -> str | None:
     """The folder or wheel that this Ergon was installed from, or None: from a package index."""
     try:
-        told = distribution("ergon-framework").read_text("direct_url.json")
+        text = distribution("ergon-framework").read_text("direct_url.json")
     except PackageNotFoundError:  # a source tree on the path
         return str(Path(__file__).resolve().parents[3])
-    url = urlsplit(json.loads(told)["url"]) if told else None
+    url = urlsplit(json.loads(text)["url"]) if text else None
     place = unquote(url.path) if url is not None and url.scheme == "file" else None
     # It may have been moved or removed since; then nothing can be installed from there.
     return place if place is not None and Path(place).exists() else None
@@ -125,20 +125,22 @@ def _refuse_occupied(folder: Path) -> None:
         )
 
 
-def _write(folder: Path, words: dict[str, str], source: str | None) -> tuple[str, ...]:
+def _write(folder: Path, values: dict[str, str], source: str | None) -> tuple[str, ...]:
     written = []
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+        # Beside its place, so that the rename stays within one file system.
         half = Path(scratch, folder.name)  # made by us, since the scratch folder is private
         half.mkdir()
         for place, text in _templates(files(__package__) / "scaffold"):
-            path = half.joinpath(*_named(place, words).parts)
+            path = half.joinpath(*_named(place, values).parts)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_filled(text, words), encoding="utf-8")
+            path.write_text(_filled(text, values), encoding="utf-8")
             written.append(path.relative_to(half).as_posix())
         if source is not None:
             (half / SOURCE).write_text(_source_of(source), encoding="utf-8")
             written.append(SOURCE)
         failpoint("app.scaffold.written")
+        # rename() puts it in the place of an empty folder, and of no other.
         half.replace(folder)
     return tuple(sorted(written))
 
@@ -157,13 +159,13 @@ def _templates(folder: Traversable, place: str = "") -> Iterator[tuple[PurePosix
             yield PurePosixPath(f"{place}{each.name}"), each.read_text(encoding="utf-8")
 
 
-def _named(place: PurePosixPath, words: dict[str, str]) -> PurePosixPath:
+def _named(place: PurePosixPath, values: dict[str, str]) -> PurePosixPath:
     name = place.name.removesuffix(SUFFIX)
-    parents = [words["@package@"] if part == "package" else part for part in place.parts[:-1]]
+    parents = [values["@package@"] if part == "package" else part for part in place.parts[:-1]]
     return PurePosixPath(*parents, _RENAMED.get(name, name))
 
 
-def _filled(text: str, words: dict[str, str]) -> str:
-    for word, value in words.items():
-        text = text.replace(word, value)
+def _filled(text: str, values: dict[str, str]) -> str:
+    for placeholder, value in values.items():
+        text = text.replace(placeholder, value)
     return text

@@ -174,6 +174,8 @@ class _NodeStop:
 
     def attach(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         """From now on there is something to stop; a signal may have come before."""
+        # In this order, and in ask() the other way round: whichever of the two comes second sees
+        # the first.
         self._ask = lambda: loop.call_soon_threadsafe(stop.set)
         if self._is_asked:
             stop.set()

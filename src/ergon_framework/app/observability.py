@@ -57,6 +57,8 @@ def set_up_logging(level: str, format: str, root: logging.Logger | None = None) 
     if not root.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(JsonFormatter() if format == "json" else _TextFormatter(_TEXT))
+        # Only without handlers: a program that has set up its own logging would see each record
+        # twice.
         root.addHandler(handler)
         root.setLevel(level.upper())
         if format == "json":
@@ -88,6 +90,8 @@ def finish_telemetry(
             except Exception as error:
                 kind = type(provider).__name__
                 logger.warning("%s of %s failed: %s", name, kind, describe(error))
+                # No shutdown after a flush that failed: it would wait for the same collector as
+                # long again.
                 break
 
 
@@ -102,14 +106,14 @@ def _providers() -> Iterator[Any]:
 
 @contextmanager
 def observed(settings: Settings, source: str) -> Iterator[None]:
-    """What this process tells is exported and kept; every process of ours runs inside of it."""
+    """Export the telemetry of this process and write its journal; every process of ours does so."""
     from ergon_framework.app.journal import journalling  # late, as all of logging is set up before
     from ergon_framework.telemetry.exporters import export, export_environment
 
-    told = settings.telemetry
-    run_setup(told.setup)  # first: what it sets up is used, and not set up again
-    export(source, collector=told.otlp, port=told.prometheus_port)
-    with export_environment(told.otlp), journalling(settings, source):
+    telemetry = settings.telemetry
+    run_setup(telemetry.setup)  # first: what it sets up is used, and not set up again
+    export(source, collector=telemetry.otlp, port=telemetry.prometheus_port)
+    with export_environment(telemetry.otlp), journalling(settings, source):
         yield
 
 

@@ -60,6 +60,7 @@ def outcome_of(
     is_complete = error is None and asked is None
     if error is None and report is not None:
         error = _complaint(report, kind)
+    # A signal decides the exit code, whatever goes wrong while the run stops.
     return RunOutcome(task, asked or exit_code_of(error), report, error, is_complete)
 
 
@@ -67,6 +68,7 @@ def exit_code_of(error: BaseException | None) -> ExitCode:
     """The exit code of a command that ended with this error."""
     if error is None:
         return ExitCode.DONE
+    # JobError itself refuses what was typed; its subclasses are about a store or another job.
     if isinstance(error, ConfigurationError | EnvelopeError) or type(error) is JobError:
         return ExitCode.REFUSED
     if isinstance(error, StoreReadOnlyError) and "moved_to" in error.details:
@@ -87,15 +89,15 @@ def error_shape(error: BaseException) -> dict[str, Any]:
 
 def _complaint(report: Report, kind: TaskKind) -> ErgonError | None:
     """What is wrong with a run in which no exception was raised, if anything is."""
-    told = []
+    problems = []
     if report.handler_failures:
-        told.append(f"{report.handler_failures} exception handlers failed themselves")
+        problems.append(f"{report.handler_failures} exception handlers failed themselves")
     if report.settlement_failures:
-        told.append(f"{report.settlement_failures} transactions could not be settled")
+        problems.append(f"{report.settlement_failures} transactions could not be settled")
     # A producer that was given more than its limit leaves the rest on purpose.
     is_on_purpose = kind.role is Role.PRODUCER and report.stop_reason is StopReason.LIMIT
     if report.stranded and not is_on_purpose:
-        told.append(f"{len(report.stranded)} transactions were neither started nor handed back")
-    if not told:
+        problems.append(f"{len(report.stranded)} transactions were neither started nor handed back")
+    if not problems:
         return None
-    return RunFailedError("; ".join(told), remedy="the log names them")
+    return RunFailedError("; ".join(problems), remedy="the log names them")

@@ -29,7 +29,7 @@ class PartKind(StrEnum):
 
     @property
     def rank(self) -> int:
-        """The place of this kind in the order in which parts are started."""
+        """The place of this kind in the order in which parts are stopped."""
         return list(PartKind).index(self)
 
     @property
@@ -102,8 +102,8 @@ def part_named(text: str, settings: Settings) -> Part:
     """What ``ergon run NAME`` means: a task unless another part has that name."""
     found = [part for part in _parts(settings) if text in (part.name, part.full_name)]
     if len(found) > 1:
-        told = " and ".join(f"the {part.kind.value} {part.full_name!r}" for part in found)
-        raise WiringError(f"{text!r} means {told}", remedy=_apart(found))
+        meanings = " and ".join(f"the {part.kind.value} {part.full_name!r}" for part in found)
+        raise WiringError(f"{text!r} means {meanings}", remedy=_apart(found))
     if found:
         return found[0]
     if is_reference(text):
@@ -178,8 +178,8 @@ def _described(part: Part, settings: Settings) -> tuple[str, str]:
 
     setup = setup_of(settings)
     count = len(setup.schedules)
-    told = f"executors {', '.join(setup.executors)}" + (f"; schedules {count}" if count else "")
-    return told, shown_url(url_as_written(settings, setup.jobs.store))
+    text = f"executors {', '.join(setup.executors)}" + (f"; schedules {count}" if count else "")
+    return text, shown_url(url_as_written(settings, setup.jobs.store))
 
 
 def _provider_rows(settings: Settings) -> Iterator[PartRow]:

@@ -105,6 +105,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        # The thread of a connection that is sent away gives its place back within a moment.
         if self._free.acquire(blocking=False) or (
             self._send_away(1) and self._free.acquire(timeout=1.0)
         ):

@@ -61,6 +61,8 @@ class ProcessChild:
             code = self._process.wait()
             # Bounded, for a grandchild may hold the pipe open long after the worker's end.
             reader.join(FINAL_READ_TIMEOUT)
+            # After the reader: the outcome is the last message, and decides whether a restart makes
+            # sense.
             events.put(WorkerEnded(self._worker, code, self._outcome))
 
         SYSTEM_CLOCK.spawn(f"ergon-waits-{self._worker}", wait)
@@ -110,7 +112,7 @@ class Spawner:
         self._lifeline, self._held = os.pipe()
 
     def start(self, worker: int) -> ProcessChild:
-        """Start one. ``command`` is told for which post, and what to give as ``--supervised``."""
+        """Start one. ``command`` is called with its post and the value of ``--supervised``."""
         post = self._posts[worker]
         read_end, write_end = os.pipe()
         environ = {
@@ -189,6 +191,7 @@ class SupervisorLink:
         report = document["report"] or {}
         for name in ("stranded", "duplicates"):
             if name in report:
+                # The parent reads no line that is longer than MAX_MESSAGE.
                 report[name] = report[name][:MAX_IDS]
         self._tell({"kind": "outcome", "is_complete": outcome.is_complete, **document})
 
@@ -224,9 +227,9 @@ class WorkersOutcome:
     @property
     def errors(self) -> list[Mapping[str, Any]]:
         """Why the supervisor gave up, then what each worker ended with, each message once."""
-        told: list[Mapping[str, Any]] = [self.reason.to_dict()] if self.reason else []
-        told += [slot.error for slot in self.workers if slot.error]
-        return list({error["message"]: error for error in told}.values())
+        found: list[Mapping[str, Any]] = [self.reason.to_dict()] if self.reason else []
+        found += [slot.error for slot in self.workers if slot.error]
+        return list({error["message"]: error for error in found}.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as the command line prints them."""
@@ -284,11 +287,14 @@ def run_workers(
     """
     events: SimpleQueue[Event] = SimpleQueue()
     posts = worker_specs(workers)
-    nursery = Spawner(lambda _, told: command(told), posts, events, keeps_stdout=keeps_stdout)
+    nursery = Spawner(
+        lambda _, supervised: command(supervised), posts, events, keeps_stdout=keeps_stdout
+    )
     supervisor = Supervisor(
         nursery.start, posts, events, rule=rule, has_beats=publication.is_wanted
     )
     listener = SignalListener(lambda number: events.put(SignalReceived(number)))
+    # Signals are taken before the first process starts: one that comes in between is not lost.
     with listener, publication.of(task, supervisor.snapshot):
         code = supervisor.run()
     nursery.close()
@@ -325,6 +331,7 @@ def total(groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any] | Non
             document[name] = max(values)
         elif isinstance(value, list):
             joined = [each for some in values for each in some]
+            # These are files, which the workers of one task may share.
             document[name] = list(dict.fromkeys(joined)) if name == "dead_letters" else joined
         elif isinstance(value, int):
             document[name] = sum(values)

@@ -90,8 +90,8 @@ def _refusal(section: type[SettingsModel], wrong: list[tuple[str, str]]) -> Vali
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Word a refusal so that it may follow a key's name."""
+def _as_value_error() -> Iterator[None]:
+    """Turn a refusal into a ``ValueError`` whose text may follow the name of a key."""
     try:
         yield
     except ConfigurationError as error:
@@ -110,7 +110,7 @@ class QuotaSettings(SettingsModel):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        with _told():
+        with _as_value_error():
             self.compiled()
         return self
 
@@ -132,7 +132,7 @@ class RetrySettings(SettingsModel):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        with _told():
+        with _as_value_error():
             self.compiled()
         return self
 
@@ -178,7 +178,7 @@ def _written_quota(value: object) -> object:
         return value
     if value.strip().lower() == UNLIMITED:
         return None
-    with _told():
+    with _as_value_error():
         limit, seconds, period = read_quota(value)
     return {"limit": limit, **({"window": seconds} if period is None else {"period": period})}
 
@@ -374,9 +374,9 @@ def script_arguments(name: str, settings: Settings) -> dict[str, Any]:
     try:
         found |= entry.script_options() | entry.arguments()
     except ValidationError as error:  # an option of the class that has the name of one of ours
-        told = explain(error.errors(include_url=False)[0])
+        problem = explain(error.errors(include_url=False)[0])
         raise SettingsError(
-            f"the provider {name!r} ({_place_of(settings)}): {told}",
+            f"the provider {name!r} ({_place_of(settings)}): {problem}",
             remedy=f'say it in the script: app.provider("{name}", ...)',
         ) from error
     if "spill" in found:
@@ -442,7 +442,7 @@ def _check_known(label: str, kind: type, options: Mapping[str, Any]) -> None:
         names, rest = _parameters(vars(each)["__init__"])
         own += names
         if not rest or not _only_hands_on(vars(each)["__init__"], rest):
-            return  # Maker.check tells it, or nobody knows what becomes of it
+            return  # Factory.check refuses it, or nobody knows what becomes of it
     common, _ = _parameters(ProviderBase.__init__)
     for name in options:
         if name not in own and name not in common:
@@ -467,6 +467,8 @@ def _only_hands_on(function: Any, rest: str) -> bool:
         source = inspect.getsource(function)
     except (OSError, TypeError):
         return False
+    # By its source, which is the only way to tell an option that is handed on from one that is
+    # used.
     word = rf"\b{rest}\b"
     return len(re.findall(word, source)) == len(re.findall(rf"\*\*{word}", source))
 
@@ -474,6 +476,7 @@ def _only_hands_on(function: Any, rest: str) -> bool:
 def _make(key: _Key, settings: Settings) -> ProviderBase:
     with _lock:  # two threads that ask at once get the same
         if key not in _made:
+            # Once, with the first one: a process without providers needs no hook at its exit.
             if not _made:
                 atexit.register(close_all)
             _made[key] = provider_factory(key[1], settings).make()

@@ -65,8 +65,8 @@ def file_states(roots: Sequence[Path]) -> FileStates:
     found: dict[Path, tuple[int, int]] = {}
     for entry in (each for root in roots for each in _files(root)):
         with suppress(OSError):  # it was removed in this moment
-            told = entry.stat()
-            found[Path(entry.path)] = (told.st_mtime_ns, told.st_size)
+            state = entry.stat()
+            found[Path(entry.path)] = (state.st_mtime_ns, state.st_size)
         if len(found) > MAX_FILES:
             raise ConfigurationError(
                 f"there are more than {MAX_FILES:,} files to watch below {roots[0]}",
@@ -109,7 +109,7 @@ class Reloader:
         roots: Sequence[Path],
         timing: ReloadTiming | None = None,
     ) -> None:
-        self._command = command  # is told the descriptor that tells the program of our end
+        self._command = command  # called with the descriptor by which the program notices our end
         self._roots = list(roots)
         self._timing = timing or ReloadTiming()
         self._events: SimpleQueue[_Ended | _Signalled] = SimpleQueue()

@@ -49,7 +49,7 @@ Work = Any
 
 
 def run_here(wiring: Wiring, shutdown: Shutdown, publication: LivenessOutputs) -> RunOutcome:
-    """Run in a process of its own, which tells everybody how it is."""
+    """Run in this process, which publishes its liveness where that was asked for."""
     if not publication.is_wanted:
         return run_task(wiring, shutdown)
     liveness = _liveness(publication, shutdown)
@@ -60,7 +60,7 @@ def run_here(wiring: Wiring, shutdown: Shutdown, publication: LivenessOutputs) -
 def run_for(
     parent: SupervisorLink, wiring: Wiring, shutdown: Shutdown, publication: LivenessOutputs
 ) -> RunOutcome:
-    """Run as a worker of ``parent``, which is told how this process is."""
+    """Run as a worker that reports its state to ``parent``."""
     # Longer than the grace of the task itself, which has to have its turn before the process is cut
     # off.
     parent.orphan_grace = wiring.policies.main(wiring.kind).loop.stop_grace + ORPHAN_MARGIN
@@ -243,7 +243,7 @@ class Run:
         return wire(target, settings, self.overrides)
 
     def _shared(self) -> Wiring:
-        """The same, if so many processes may share its parts.
+        """The wired task, refused if as many processes cannot share its parts.
 
         The parent of several workers imports nothing of the user's: each worker checks this.
         """
@@ -268,7 +268,7 @@ def supervisor_link(supervised: str) -> SupervisorLink:
 
 
 def serve_under(parent: SupervisorLink, name: str, serve: Callable[[], object]) -> RunOutcome:
-    """Do what has no end of its own; the parent is told how it ended all the same."""
+    """Run a service until it is stopped, and report its outcome to the parent."""
     parent.orphan_grace = ORPHANED_SERVICE_GRACE
     try:
         serve()

@@ -382,6 +382,7 @@ class AppRun:
 
     def run(self) -> None:
         """Run all stages; raises what made a part fail for good."""
+        # By force at the third signal: the first lets work finish, and the second cuts it off.
         stops = StopSignals(
             self.stop,
             force_at=3,
@@ -391,6 +392,7 @@ class AppRun:
             self._serving = [_Running(part) for part in self._services]
             for each in self._serving:
                 self._begin(each)
+            # One after the other: in a burst the jobs follow the consumers, which may enqueue some.
             for stage in self._stages:
                 self._wait_for([self._start(part) for part in stage if not self._stops])
             if self._rule is not None and not any(self._stages):
@@ -439,6 +441,7 @@ class AppRun:
             while self._runs_again(running):
                 pass
         finally:
+            # Before is_over: whoever waits for the part may end the process then.
             running.part.close()
             with self._changed:
                 running.is_over = True

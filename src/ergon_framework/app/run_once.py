@@ -126,6 +126,7 @@ def _process(
 
     try:
         answer = work_on(wiring, shutdown, work_async if wiring.kind.is_async else work)
+    # An error of the task's own hooks is in the answer; what is raised here is one of the command.
     except Exception:
         raise
     except BaseException as error:  # a hook asked for the end of the process: it gets an outcome
@@ -194,7 +195,7 @@ def _json(what: str, text: str) -> Any:
     try:
         return json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
-        told = f"{error.msg} at line {error.lineno}, column {error.colno}"
+        problem = f"{error.msg} at line {error.lineno}, column {error.colno}"
     except (ValueError, RecursionError) as error:
-        told = str(error)
-    raise ConfigurationError(f"the {what} is not JSON: {told}", remedy="quote it for the shell")
+        problem = str(error)
+    raise ConfigurationError(f"the {what} is not JSON: {problem}", remedy="quote it for the shell")

@@ -216,6 +216,8 @@ def _job_tables(url: str, *, is_wanted: bool, is_offline: bool = False) -> Itera
         if found_there.is_there():
             yield found_there
     elif _is_server(url):
+        # Asked before the import below, which would fail without the driver and not say what to
+        # install.
         address_of(url)  # names the extra that is missing
         from ergon_framework.jobs.stores.postgres.transactions import SCHEMA
 

@@ -65,6 +65,7 @@ def _called_at_import(statements: Sequence[ast.stmt]) -> set[str]:
             found |= set() if where else _called_at_import(body)
         if not blocks:
             calls = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+            # Only calls by a plain name: a method of some object cannot be looked up in the source.
             found |= {each.id for each in calls if isinstance(each, ast.Name)}
     return found
 

@@ -29,7 +29,7 @@ _BY_HANDLER = 0x80
 class SignalListener:
     """Calls ``heard`` with each signal, in a thread of its own, from ``with`` to its end.
 
-    What comes within half a second of a signal is that signal again, and not told.
+    A signal within half a second of another one counts as the same, and is not passed on.
     Outside of the main thread, where Python lets nobody handle signals, it hears nothing.
     """
 
@@ -49,12 +49,15 @@ class SignalListener:
             os.set_blocking(self._write_end, False)
             self._fd_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
             self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            # In a thread: what a handler calls runs between two instructions of any code, which may
+            # hold the lock that the call wants.
             SYSTEM_CLOCK.spawn("ergon-signals", self._listen)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if not self._before:
             return
+        # None: a handler that was not set from Python, and cannot be set again from it.
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._fd_before)

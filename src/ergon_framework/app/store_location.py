@@ -134,6 +134,7 @@ def _plain_url(url: str) -> str:
     parts = urlsplit(url)
     scheme = parts.scheme.lower().partition("+")[0]
     kind = _KINDS.get(scheme, scheme)
+    # A URL may list several servers, and in any order means the same store.
     hosts = ",".join(sorted(_plain_host(each, kind) for each in parts.netloc.split(",")))
     path = parts.path.strip("/") or _DEFAULT_PATHS.get(kind, "")
     identifying = _IDENTIFYING | _ACCOUNTS if kind == "nats" else _IDENTIFYING

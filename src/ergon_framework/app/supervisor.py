@@ -130,7 +130,7 @@ class WorkerEnded:
 
     @property
     def error(self) -> Mapping[str, Any] | None:
-        """The error it ended with, if it told one."""
+        """The error it ended with, if it reported one."""
         return (self.outcome or {}).get("error")
 
     @property
@@ -140,14 +140,14 @@ class WorkerEnded:
 
     @property
     def how(self) -> str:
-        """How the process ended, with the error that it told."""
+        """How the process ended, with the error that it reported."""
         return f"{self.cause} ({self.error['message']})" if self.error else self.cause
 
 
 def reason_for(
     end: WorkerEnded, slot: Slot, rule: RestartRule, everyone: str
 ) -> WorkerDeathsError | None:
-    """Why this end was the last one; None when the worker itself has told what it refuses."""
+    """Why the supervisor gives up after this end; None if the worker's own error says it."""
     details = {"worker": end.worker, "ends": list(slot.ends)}
     if slot.post.target:
         details["part"] = slot.post.name
@@ -189,7 +189,7 @@ class SignalReceived:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A worker told how it is."""
+    """A worker reported its state."""
 
     worker: int
     snapshot: Snapshot
@@ -197,7 +197,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A process told that it does its work from now on."""
+    """A process reported that it does its work from now on."""
 
     worker: int
     told: str = ""
@@ -274,6 +274,7 @@ class Supervisor:
         instants = [self._kill_at, self._late_at, *(slot.start_at for slot in self.slots)]
         # ``LATER`` waits for an event, not for an instant.
         due = [instant for instant in instants if instant is not None and instant != LATER]
+        # None waits until something happens: nothing is polled.
         wait = max(0.0, min(due) - self._now()) if due else None
         try:
             return self._events.get(timeout=wait)

@@ -101,6 +101,7 @@ def policies_taken(task: Any, kind: TaskKind) -> int:
     """How many policies the execution takes: a hybrid's may take both."""
     execute = execution_of(task, kind)
     most = 2 if kind.role is Role.HYBRID else 0 if kind.role is Role.PLAIN else 1
+    # As many as it takes: an execute(self, policy=None) shall get its policy.
     for count in range(most, -1, -1):
         if accepts(execute, count):
             return count
@@ -273,11 +274,11 @@ def _checked(model: type[_Policy], value: object, where: str, own: str) -> _Poli
         return model.model_validate(dict(value))
     except ValidationError as error:
         mistakes = error.errors(include_url=False, include_input=False)
-        told = "; ".join(
+        problems = "; ".join(
             f"{'.'.join(str(key) for key in each['loc'])}: {explain(each)}" for each in mistakes
         )
         raise WiringError(
-            f"{where} is no {model.__name__}: {told}", remedy="see docs/reference/policies.md"
+            f"{where} is no {model.__name__}: {problems}", remedy="see docs/reference/policies.md"
         ) from error
 
 
@@ -322,6 +323,7 @@ class Wiring:
         """Refuse connectors that do not fit the task and its policy."""
         specimen = self.specimen()
         if specimen is None:
+            # A class whose instances cannot be looked at without __init__.
             return  # the engine will look again
         if isinstance(self.task, type):
             specimen.connectors = connectors
@@ -407,6 +409,7 @@ def _check(wiring: Wiring) -> None:
     if not isinstance(task, type):
         wiring.check_connectors(task.connectors)
     elif isinstance(wiring.connectors, Mapping):
+        # Looked at by stand-ins of their classes: nothing is built for a check.
         makers = wiring.connectors
         wiring.check_connectors({name: prototype(each.factory) for name, each in makers.items()})
 

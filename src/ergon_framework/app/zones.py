@@ -45,6 +45,7 @@ def for_one(defaults: ZoneSettings, name: str) -> ZoneSettings:
     if defaults.objects is None:
         return defaults
     place, mark, options = defaults.objects.get_secret_value().partition("?")
+    # Quoted: a zone's name may have slashes, and must not lead into the objects of another.
     own = quote(name, safe="")
     own = own if is_folder(place) else quote(own)  # names in a bucket are written as in a URL
     objects = SecretStr(f"{place.rstrip('/')}/{own}{mark}{options}")
@@ -164,6 +165,7 @@ def zone_setup(
     """
     options = as_secrets({key: value for key, value in (given or {}).items() if value is not None})
     found = load_settings(config, environ)
+    # With an option that says where it lives, the settings need not know the zone.
     setup = _named(found, name, is_new=any(key in options for key in _HOMES))
     if setup is None:
         raise SettingsError(
@@ -355,9 +357,9 @@ def zones_of(found: Settings) -> Mapping[str, ZoneSetup]:
 
 def script_zones(found: Settings) -> Mapping[str, ZoneSetup]:
     """The zones that scripts beside the settings have made, and that the settings do not name."""
-    said: Mapping[str, ZoneSettings] = found.extensions.get("zones") or {}
+    named: Mapping[str, ZoneSettings] = found.extensions.get("zones") or {}
     try:
-        made = zones_found(zones_folder(found)).keys() - said.keys()
+        made = zones_found(zones_folder(found)).keys() - named.keys()
     except ConfigurationError:  # the URL of the store: whoever opens that says what is wrong
         return {}
     return {name: _whole(found, name, _unsaid(found, name, None, None)) for name in sorted(made)}

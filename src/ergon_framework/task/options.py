@@ -297,8 +297,8 @@ def _check_linger(owner: str, batch: BatchRule, *timeouts: float | None) -> None
 def _put(owner: str, table: dict[str, Any], path: tuple[str, ...], value: Any, option: str) -> None:
     for key in path[:-1]:
         table = table.setdefault(key, {})
-    said = table.setdefault(path[-1], value)
-    if said != value:
+    known = table.setdefault(path[-1], value)
+    if known != value:
         raise WiringError(
             f"the option {option!r} of the consumer {owner!r} contradicts {'.'.join(path)} of its"
             " policy",

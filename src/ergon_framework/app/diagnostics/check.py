@@ -37,7 +37,7 @@ def check_options(checking: SettingsCheck, name: str, connector: ConnectorSettin
     try:
         connector_factory(name, connector, checking.settings).check()
     except WiringError as error:
-        if not _is_told_elsewhere(checking, connector, error):
+        if not _is_reported_elsewhere(checking, connector, error):
             raise
 
 
@@ -52,7 +52,7 @@ def check_made(checking: SettingsCheck) -> None:
             try:
                 _try(connector_factory(name, connector, checking.settings), connector)
             except ErgonError as error:
-                if not _is_told_elsewhere(checking, connector, error):
+                if not _is_reported_elsewhere(checking, connector, error):
                     raise
 
 
@@ -80,7 +80,7 @@ def _class_of(connector: ConnectorSettings | None) -> Any:
     return None
 
 
-def _is_told_elsewhere(
+def _is_reported_elsewhere(
     checking: SettingsCheck, connector: ConnectorSettings, error: ErgonError
 ) -> bool:
     """Whether something is missing for a mistake in another part."""
@@ -121,8 +121,8 @@ def _check_store(url: str) -> None:
 
 def _with_key(error: ErgonError, maker: Factory) -> dict[str, Any]:
     """The option that the error begins with, if it does."""
-    words = error.message.removeprefix(f"{maker.label}: ").removeprefix("the ").split()
-    option = words[0].rstrip(":") if words else ""
+    parts = error.message.removeprefix(f"{maker.label}: ").removeprefix("the ").split()
+    option = parts[0].rstrip(":") if parts else ""
     return {"key": [option]} if option in maker.options else {}
 
 
@@ -152,6 +152,7 @@ def check(
                 check_kind(url)
             check_folder(file_of(url))
         _check_script_zones(checking)
+    # Last, because it builds connectors, and only those that nothing above has found wrong.
     check_made(checking)
     source.raise_problems()
     return list(rows(settings))
@@ -173,8 +174,8 @@ def notes(config: str | Path | None = None, environ: Mapping[str, str] | None = 
 
     settings, _ = examine_settings(config, os.environ if environ is None else environ)
     earlier = earlier_store(settings)
-    told = [] if earlier is None else [f"{earlier.found}; {earlier.remedy()}"]
-    return [*unverified(settings), *told]
+    lines = [] if earlier is None else [f"{earlier.found}; {earlier.remedy()}"]
+    return [*unverified(settings), *lines]
 
 
 def _check_telemetry(checking: SettingsCheck) -> None:
@@ -187,13 +188,13 @@ def _check_telemetry(checking: SettingsCheck) -> None:
     if not checking.has_problem("telemetry", "prometheus_port"):
         with checking.collect("telemetry"):
             check_page(settings, sum(part.processes for part in startable(settings)))
-    told = settings.telemetry
+    telemetry = settings.telemetry
     if not checking.has_problem("telemetry"):
         with checking.collect("telemetry"):
-            check_packages(collector=told.otlp, port=told.prometheus_port)
-        if told.setup is not None:
+            check_packages(collector=telemetry.otlp, port=telemetry.prometheus_port)
+        if telemetry.setup is not None:
             with checking.collect("telemetry", "setup"):
-                find_setup(told.setup)
+                find_setup(telemetry.setup)
 
 
 # ---- what is built from the user's own classes --------------------------------------------------
@@ -253,6 +254,8 @@ def _check_tasks(checking: SettingsCheck) -> None:
         with checking.collect("tasks", name, "task"):
             load(task.task)
         with checking.collect("tasks", name):
+            # Wired with a part that is known to be wrong, the task would report the same mistake
+            # again.
             if any(checking.has_problem(*path) for path in _used(name, task)):
                 check_attempts(checking, name, task)
             else:

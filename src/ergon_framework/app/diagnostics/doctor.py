@@ -153,6 +153,7 @@ def _locking() -> Iterator[Finding]:
     where = tempfile.gettempdir()
     with tempfile.NamedTemporaryFile() as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # In another process: POSIX locks never conflict within one.
         command = [sys.executable, "-I", "-c", _LOCK_CHILD, file.name]
         child = subprocess.run(command, check=False, timeout=30)  # noqa: S603 - our own program
     if child.returncode == _REFUSED:

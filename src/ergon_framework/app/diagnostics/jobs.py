@@ -53,6 +53,8 @@ IMPORT_TIMEOUT = 60.0
 MAX_OUTPUT = 500
 """Characters of what a program said last."""
 _MODULES = (["ergon_framework.executor"], ["ergon_framework.cli", "executor"])
+# Both answers begin with an empty line: what the user's modules print may not end with a newline,
+# and only the last line is read.
 _LOADER = """
 import json, sys
 from ergon_framework.errors import ErgonError
@@ -90,11 +92,12 @@ def check_handlers(executor: ExecutorSettings, environ: Mapping[str, str]) -> li
             f"its handlers are not imported within {IMPORT_TIMEOUT:g} s",
             "import no more than handlers",
         ) from error
+    # The loader's own refusal, as JSON; with any other code the program itself broke.
     if done.returncode == _REFUSED:
         raise _refusal(*json.loads(done.stdout.splitlines()[-1]))
     if done.returncode:
-        told = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        because = "".join(f": {line.strip()[:MAX_OUTPUT]}" for line in told)
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        because = "".join(f": {line.strip()[:MAX_OUTPUT]}" for line in last)
         raise _refusal(
             f"{app!r} cannot be imported by {python}{because}", "run its command by hand"
         )

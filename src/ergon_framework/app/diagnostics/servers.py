@@ -93,6 +93,7 @@ def _file(url: str) -> Finding:
         return of_error("store", error)
     directory = Path(path).parent
     try:
+        # By trying it: permissions say nothing of a full disk.
         with tempfile.TemporaryFile(dir=directory):
             return Finding("store", Status.OK, f"{directory} can be written")
     except OSError as error:
@@ -208,9 +209,9 @@ def _observer(url: str) -> Observe | None:
 
 def _examined(name: str, url: str, observe: Observe, timeout: float) -> Iterator[Finding]:
     """All that was seen in time, and then what went wrong."""
-    told: list[Observation] = []
-    trouble = _looked(name, lambda: told.extend(observe(url)), timeout)
-    for seen in told.copy():  # who did not end in time may go on telling
+    observed: list[Observation] = []
+    trouble = _looked(name, lambda: observed.extend(observe(url)), timeout)
+    for seen in observed.copy():  # who did not end in time may go on telling
         yield Finding(f"{name} {seen.what}", _status(seen), seen.found, seen.remedy, url)
     if trouble is not None:
         yield trouble
@@ -298,8 +299,8 @@ def _attempt(make: Callable[[], Factory], options: Mapping[str, Any]) -> tuple[S
 
 def _judged(is_tried: bool, health: Any) -> tuple[Status, str, str]:
     if not is_tried:
-        told = "could be made, but has neither open() nor health() to try"
-        return Status.NOTE, told, "give it health(), and it will be asked"
+        found = "could be made, but has neither open() nor health() to try"
+        return Status.NOTE, found, "give it health(), and it will be asked"
     if health is not None and not health:
         return Status.BAD, "health() says that it cannot be used", _REMEDY
     return Status.OK, "can be used", ""

@@ -72,6 +72,7 @@ def lanes_holding(asked: Question, units: Collection[str]) -> Iterator[str]:
         refused = [row for row in rows if row.attempt_number == 0]
         if refused:
             with closing(open_store(url)) as store:
+                # The last refusal only: a gate that refused before may be open by now.
                 yield from _lanes(store, refused[-1:], ())
 
 
@@ -146,10 +147,10 @@ def _gave_up_after(last: AttemptRow, stored: StoredLetter) -> bool:
 
 
 def _attempts(rows: Sequence[AttemptRow]) -> Iterator[str]:
-    told = rows[-MAX_SHOWN:]
-    if len(rows) > len(told):
-        yield f"{len(rows) - len(told)} older attempts are left out."
-    for row in told:
+    shown = rows[-MAX_SHOWN:]
+    if len(rows) > len(shown):
+        yield f"{len(rows) - len(shown)} older attempts are left out."
+    for row in shown:
         yield _attempt(row)
 
 

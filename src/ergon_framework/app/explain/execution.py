@@ -116,10 +116,10 @@ def _archived(asked: Question, setup: JobSetup) -> Iterator[Explanation]:
 
 
 def _gone(asked: Question) -> Iterator[Explanation]:
-    told = [each for each in asked.entries if each.name.startswith(("job.", "lease."))]
-    if told:
+    entries = [each for each in asked.entries if each.name.startswith(("job.", "lease."))]
+    if entries:
         lead = "It is not in the store any more; this is what was told about it."
-        yield Explanation("job", asked.unit, "gone", [lead, *sentences(told)])
+        yield Explanation("job", asked.unit, "gone", [lead, *sentences(entries)])
 
 
 _ENDS = {
@@ -140,17 +140,17 @@ _OVER = {("job", "completed"): "completed", ("fact", "confirmed"): "confirmed by
 
 
 def explain_transaction(asked: Question) -> Iterator[Explanation]:
-    """What the engine told about a transaction of this id."""
-    told = [each for each in asked.entries if _is_of_engine(each)]
-    if not told:
+    """What the journal has of a transaction with this id."""
+    entries = [each for each in asked.entries if _is_of_engine(each)]
+    if not entries:
         return
-    status, last = status_of(told), told[-1]
-    why = list(_why(told))
+    status, last = status_of(entries), entries[-1]
+    why = list(_why(entries))
     if status != "succeeded":
         why += _elsewhere(asked)
     if status not in _FINAL:
         why.append(_UNSEEN)
-    why += sentences(_once_each(told), _phrase)
+    why += sentences(_once_each(entries), _phrase)
     as_of = None if status in _FINAL else format_rfc3339(last.at)
     yield Explanation("transaction", asked.unit, status, why, as_of)
 
@@ -162,13 +162,13 @@ def _elsewhere(asked: Question) -> Iterator[str]:
             for each in explainer(asked):
                 over = _OVER.get((each.kind, each.status))
                 if over is not None:
-                    told = f"The {each.kind} of this id is {over}"
-                    yield f"{told}: if it came from there, it is over."
+                    text = f"The {each.kind} of this id is {over}"
+                    yield f"{text}: if it came from there, it is over."
 
 
-def status_of(told: Sequence[JournalEntry]) -> str:
+def status_of(entries: Sequence[JournalEntry]) -> str:
     """How it stood when it was last heard of."""
-    last = told[-1]
+    last = entries[-1]
     if last.name == "transaction.ended":
         return str(last.fields.get("ending", "ended"))
     return {
@@ -179,10 +179,10 @@ def status_of(told: Sequence[JournalEntry]) -> str:
     }.get(last.name, "running")
 
 
-def _once_each(told: Sequence[JournalEntry]) -> list[JournalEntry]:
-    """Without failed attempts that the entry of their retry tells again."""
-    again = {_which(each) for each in told if each.name == "retry.scheduled"}
-    return [each for each in told if each.name != "attempt.ended" or _which(each) not in again]
+def _once_each(entries: Sequence[JournalEntry]) -> list[JournalEntry]:
+    """The entries without failed attempts whose retry has an entry of its own."""
+    again = {_which(each) for each in entries if each.name == "retry.scheduled"}
+    return [each for each in entries if each.name != "attempt.ended" or _which(each) not in again]
 
 
 def _which(entry: JournalEntry) -> tuple[str, object, object]:
@@ -209,13 +209,13 @@ def _is_of_engine(entry: JournalEntry) -> bool:
     return known is not None and known.part == "engine"
 
 
-def _why(told: Sequence[JournalEntry]) -> Iterator[str]:
-    last = told[-1]
-    task = next((each.fields["task"] for each in told if each.fields.get("task")), "")
+def _why(entries: Sequence[JournalEntry]) -> Iterator[str]:
+    last = entries[-1]
+    task = next((each.fields["task"] for each in entries if each.fields.get("task")), "")
     where = f" in task {task}" if task else ""
     failure = last.fields.get("failure") or {}
     because = f": {_cause(failure)}" if failure else ""
-    retries = sum(each.name == "retry.scheduled" for each in told)
+    retries = sum(each.name == "retry.scheduled" for each in entries)
     if last.name == "transaction.ended":
         end = _ENDS.get(str(last.fields.get("ending")), "It ended{where}")
         yield f"{end.format(where=where)}{because}."

@@ -54,7 +54,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
     @property
     def standing(self) -> str:
-        """The status in words; one that may be over is not called the present one."""
+        """The status as a phrase; one that may have changed since is given with its time."""
         status = self.status.replace("_", " ")
         if self.as_of is None:
             return _VERBS.get(self.status, f"is {status}")
@@ -112,11 +112,11 @@ _SECONDS = frozenset({"delay", "seconds", "late", "grace", "retry_after", "elaps
 def sentences(
     entries: Sequence[JournalEntry], phrase: Callable[[JournalEntry], str] | None = None
 ) -> Iterator[str]:
-    """The last entries, a sentence each; ``phrase`` words those it knows, and answers ""."""
-    told = entries[-MAX_ENTRIES:]
-    if len(entries) > len(told):
-        yield f"{len(entries) - len(told)} older entries of the journal are left out."
-    for entry in told:
+    """The last entries, a sentence each; ``phrase`` gives the text of those it knows, else ""."""
+    shown = entries[-MAX_ENTRIES:]
+    if len(entries) > len(shown):
+        yield f"{len(entries) - len(shown)} older entries of the journal are left out."
+    for entry in shown:
         text = "" if phrase is None else phrase(entry)
         yield f"{format_rfc3339(entry.at)}: {text or _said(entry)}."
 
@@ -125,8 +125,8 @@ def _said(entry: JournalEntry) -> str:
     """What happened, as the catalogue says it, and what is known about it."""
     known = CATALOGUE.get(entry.name)
     meaning = known.text.rstrip(".") if known is not None else entry.name
-    said = field_text(entry.fields)
-    return f"{meaning} ({said})" if said else meaning
+    details = field_text(entry.fields)
+    return f"{meaning} ({details})" if details else meaning
 
 
 def field_text(fields: Mapping[str, Any]) -> str:

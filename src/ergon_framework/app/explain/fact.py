@@ -57,12 +57,12 @@ class FactStatus(NamedTuple):
 def explain_fact(asked: Question) -> Iterator[Explanation]:
     """The fact with this message id in every zone that can be asked."""
     found = list(_everywhere(asked))
-    told = [each for each in asked.entries if each.name.startswith("fact.")]
-    if any(each.name == "fact.refused" for each in told) and not found:
+    entries = [each for each in asked.entries if each.name.startswith("fact.")]
+    if any(each.name == "fact.refused" for each in entries) and not found:
         found.append(FactStatus("refused", "No zone has it: its append was refused."))
     if found:
         word = min((each.word for each in found), key=_WORST.index)
-        why = [*(each.text for each in found), *sentences(told)]
+        why = [*(each.text for each in found), *sentences(entries)]
         yield Explanation("fact", asked.unit, word, why)
 
 
@@ -82,6 +82,7 @@ def _everywhere(asked: Question) -> Iterator[FactStatus]:
         file = fact_file(setup.settings)
         place = "on its server" if file is None else f"in {file.parent}"
         asked.looked.append(f"zone {name} {place}")
+        # The folder of a zone that was never served has no file, and none is made by looking.
         if file is None or file.is_file():
             with looked_at(name, setup.settings) as zone:
                 options = f" --zone {shlex.quote(name)}{given_options(asked.config, None)}"
@@ -144,6 +145,8 @@ def _in_log(site: Site, log: str, owner: str, found: Shape) -> Iterator[FactStat
             yield FactStatus("lost", f"Zone {zone} gave it up before all had it: {gap['reason']}.")
     aside = {each["consumer_name"]: each for each in site.quarantine if _is_it(each, log, offset)}
     readers = [each for each in site.status["consumers"] if each["log"] == log]
+    # A node does not show the fact itself; then it is not known for whom it is, and all readers are
+    # named.
     if fact is not None:
         readers = [each for each in readers if each["to_zone"] in (None, fact.to_zone)]
     for reader in readers:

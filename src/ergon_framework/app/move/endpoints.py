@@ -66,17 +66,17 @@ def zones_at(place: StoreLocation) -> list[str]:
 
 def no_work_at(place: StoreLocation) -> ConfigurationError:
     """The error of a place that keeps neither jobs nor provider calls."""
-    told = f"{place.name} keeps neither jobs nor provider calls"
+    text = f"{place.name} keeps neither jobs nor provider calls"
     zones = zones_at(place)
     if zones:
         return ConfigurationError(
-            f"{told}, but the facts of zone {', '.join(zones)}",
+            f"{text}, but the facts of zone {', '.join(zones)}",
             remedy=f"--zone {shlex.quote(zones[0])} moves them",
         )
     is_redis = not place.is_database
     keys = "; the URL ends with the number of the database, and has ?prefix=NAME if the keys do"
     return ConfigurationError(
-        f"{told}: nothing of Ergon is there",
+        f"{text}: nothing of Ergon is there",
         remedy=f"correct FROM, which is the store that is there{keys if is_redis else ''}",
     )
 
@@ -219,6 +219,8 @@ def job_source(asked: Asked, stack: ExitStack) -> FullJobStore | None:
     """The store whose jobs are read, if it has any."""
     if not _has_jobs(asked.source):
         return None
+    # half_moved: a move that was cut off, or an earlier one with --shut, has the store refused to
+    # everybody else.
     source = open_store(asked.source.url, read_only=asked.only_looks, half_moved=True)
     stack.enter_context(closing(source))
     if not asked.is_forced:
@@ -434,7 +436,7 @@ def _refuse_elsewhere(asked: Asked, source: object, part: str) -> None:
 
 
 def id_at(place: StoreLocation, part: str) -> str:
-    """By what the store of a part is known at a place; empty where there is none, or none tells.
+    """The id of the store of a part at a place; empty where there is no store, or it has no id.
 
     Nothing is made by looking for it.
     """

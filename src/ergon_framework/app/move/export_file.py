@@ -314,7 +314,7 @@ class FileOutput:
         self._draft = f".{path.name}.{os.getpid()}.partial"
         self._stack = ExitStack()
         self._file: IO[bytes] | None = None
-        with self._told():
+        with self._explained():
             self._folder = self._stack.enter_context(
                 secure_files.Folder.open(path.parent, follow=True)
             )
@@ -327,7 +327,7 @@ class FileOutput:
 
     def begin(self) -> None:
         """Make the file under another name, or begin anew in it."""
-        with self._told():
+        with self._explained():
             if self._file is not None:
                 self._file.seek(0)
                 self._file.truncate()
@@ -340,18 +340,21 @@ class FileOutput:
     def write(self, data: bytes) -> None:
         """Take some lines."""
         assert self._file is not None  # noqa: S101 - begin came before
-        with self._told():
+        with self._explained():
             self._file.write(data)
 
     def commit(self) -> None:
         """Give it its name, when all of it is on the disk."""
         assert self._file is not None  # noqa: S101 - begin came before
-        with self._told():
+        with self._explained():
             self._file.flush()
             sync_file(self._file.fileno())
             failpoint("export.file.synced")
+            # Once more, as the export may have taken hours: a file of that name may be there by
+            # now.
             self._refuse_present()
             self._folder.replace(self._draft, self.path.name)
+            # The name is on the disk, too, when the command says that the file is there.
             self._folder.sync()
             failpoint("export.file.named")
 
@@ -386,7 +389,7 @@ class FileOutput:
             return record_file.version_in(file.readline(record_file.MAX_HEADER)) is not None
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -151,6 +151,7 @@ def _part(name: str, file: RecordFile, target: RecordStore, asked: Importing) ->
     if file.trailer is None:
         source = _CutOffFile(file, target)
         _refuse_filled(name, target, asked)
+        # Of kinds behind the cut nothing is known, so nothing can be compared.
         kinds = tuple(kind for kind in kinds if file.counts[kind.kind])
     return Transfer(
         name,
@@ -187,10 +188,10 @@ class _CutOffFile:
 
     def _all_ids(self) -> Iterator[FactIdRecord]:
         """In order; of an id that both have, what the file says."""
-        told = transfer.all_records(self._file, FactIdRecord)
+        listed = transfer.all_records(self._file, FactIdRecord)
         made = transfer.all_records(self._target, FactIdRecord)
         last = None
-        for each in heapq.merge(told, made, key=lambda record: record.sort_key):
+        for each in heapq.merge(listed, made, key=lambda record: record.sort_key):
             if each.sort_key != last:
                 yield each
             last = each.sort_key
@@ -240,6 +241,7 @@ def _import_zone(
     else:
         moved = object_copy.move(stores, tell)
         found.moved.append(moved)
+        # The part below gets another aside, which has to do what this one does as well.
         same = part.aside
 
         def settle() -> None:
@@ -334,6 +336,7 @@ def _opened(asked: Importing, stdin: IO[bytes] | None) -> Iterator[IO[bytes]]:
         raise ConfigurationError("there is no standard input", remedy="name a FILE")
     with tempfile.TemporaryFile(prefix="ergon-import-") as kept:
         kept.write(stdin.readline(MAX_HEADER))
+        # Kept in a file, because it is read more than once: through, kind by kind, and compared.
         RecordFile(kept, STDIN)  # anything else is refused before all of it is kept
         try:
             kept.seek(0, os.SEEK_END)

@@ -97,7 +97,9 @@ def _lock_file(file: Path, held: ExitStack) -> None:
     if descriptor is None:
         raise _under_way(str(file))
     held.callback(os.close, descriptor)
-    held.callback(path.unlink, missing_ok=True)  # while it is locked
+    # Callbacks run last first, so it is removed while it is locked: removed after that, it might be
+    # the lock file of the next move.
+    held.callback(path.unlink, missing_ok=True)
 
 
 # ---- PostgreSQL ---------------------------------------------------------------------------------
@@ -130,6 +132,7 @@ def _take_lease(asked: Asked, lock: MoveLock, held: ExitStack) -> None:
 
     def renew() -> None:
         while not ended.wait(LEASE_TIME / 3):
+            # A third of the lease between two: it survives a renewal that fails.
             with suppress(StoreError):  # the next one may come through, and the check will tell
                 store.lease_move(token, LEASE_TIME, renews=True)
 

@@ -58,6 +58,7 @@ def settle(stores: Bytes, moved: Moved, tell: Tell) -> None:
     total, count = hashlib.sha256(), 0
     for name in all_records(stores.names, ObjectNameRecord):
         kept = name.object
+        # Its size will do: move() has read every byte of it, unless its name came later.
         found = stores.target.stat(kept.digest)
         if found is None or found.size != kept.size:
             _bring(stores, name)

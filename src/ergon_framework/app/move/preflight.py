@@ -136,8 +136,8 @@ def _another(state: MoveState, part: Transfer) -> StoreError:
 def _is_untouched(part: Transfer, sums: dict[str, tuple[int, str]]) -> bool:
     found = {kind.title: digest_of(part.target, kind) for kind in part.kinds}
     # The version that wrote the sums may not have known a kind; then there was none of it.
-    told = {kind: each for kind, each in found.items() if kind in sums or each.count}
-    return {kind: (each.count, each.digest) for kind, each in told.items()} == sums
+    known = {kind: each for kind, each in found.items() if kind in sums or each.count}
+    return {kind: (each.count, each.digest) for kind, each in known.items()} == sums
 
 
 def _refuse_foreign(state: MoveState, part: Transfer) -> None:

@@ -189,7 +189,8 @@ def _facts_at(
         gone = destination_of(name, file)
         is_there = gone is not None and is_same(gone.place, target.name)
         if is_there and project.store and is_same(StoreLocation(project.store).name, target.name):
-            return None  # the settings know it already
+            # Moved there and named by the settings: there is nothing left to do for this zone.
+            return None
         if is_there or gone is None:
             return StoreLocation(str(folder))
         if not (

@@ -75,7 +75,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KindSum(msgspec.Struct, frozen=True):
-    """How many records of a kind there are, and the digest that ``ergon move`` tells of them."""
+    """How many records of a kind there are, and the digest that ``ergon move`` prints for them."""
 
     count: int
     digest: str
@@ -256,6 +256,7 @@ class RecordFile:
             raise ConfigurationError(
                 f"{self.name} is empty", remedy="name a file that `ergon export` wrote"
             )
+        # By itself, before the header is decoded: that of another version may have other fields.
         version = version_in(line)
         if version is None:
             raise ConfigurationError(
@@ -393,7 +394,7 @@ class RecordFile:
                 remedy="export again; --cut-off imports the records that are there",
             )
         found = {kind: each.sum() for kind, each in sums.items()}
-        told = {kind: KindSum(each.count, each.digest) for kind, each in found.items()}
+        read = {kind: KindSum(each.count, each.digest) for kind, each in found.items()}
         if trailer.digest != self.digest or trailer.objects != len(self.objects):
             raise StoreError(
                 f"{self.name} was changed since it was written: its lines have the digest"
@@ -401,8 +402,8 @@ class RecordFile:
                 remedy="export again, or take another copy of the file; nothing was imported",
             )
         # The version that wrote the file may not have known a kind; then there is none of it.
-        told = {kind: each for kind, each in told.items() if kind in trailer.kinds or each.count}
-        if trailer.kinds != told:
+        read = {kind: each for kind, each in read.items() if kind in trailer.kinds or each.count}
+        if trailer.kinds != read:
             raise StoreError(
                 f"the records of {self.name} are not what this version of Ergon takes them for",
                 remedy=f"import it with the version that wrote it, which is {self.header.ergon}",
@@ -498,16 +499,16 @@ class RecordFile:
         found = os.fstat(self.file.fileno())
         return found.st_size, found.st_mtime_ns
 
-    def _damaged(self, number: int, told: str) -> StoreError:
+    def _damaged(self, number: int, problem: str) -> StoreError:
         where = f"line {number} of {self.name}" if number else self.name
         return StoreError(
-            f"{where} is damaged: {told}",
+            f"{where} is damaged: {problem}",
             remedy="export again, or take another copy of the file",
         )
 
 
 def _placed(copy: TransferRecord, position: int) -> TransferRecord:
-    """A job gets the number that tells its place in the file."""
+    """A job gets its position in the file as its key, by which the next page is found."""
     if not isinstance(copy, JobRecord):
         return copy
     return JobRecord(msgspec.structs.replace(copy.job, key=position), copy.changed_at)

@@ -90,9 +90,13 @@ def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
                         transfer.begin(*move.parts)
             for move in left:
                 _copy(move, tell, stack, held)
+            # Copying may have taken hours, and a lease that was lost meanwhile may be that of
+            # another move now.
             held.refuse_lost()
             for move in left:
                 if not move.asked.is_trial:
+                    # Before the write: if its answer is lost, the target may be complete, and the
+                    # sources must not be opened again.
                     move.is_ending = True
                     transfer.end(move.parts, move.found)
         for move in moves:

@@ -198,7 +198,7 @@ class Transfer:
 
     @property
     def destination(self) -> Destination:
-        """What the source is told when it is shut."""
+        """What is written into the source when it is shut: where everything is now."""
         store_id = store_id_of(self.target)
         return Destination(self.where, self.zone, self.program, store_id=store_id)
 
@@ -338,8 +338,8 @@ def _damage_in(where: str) -> Iterator[None]:
 def _differing(
     part: Transfer, kind: type[TransferRecord], wanted: KindDigest, there: KindDigest
 ) -> StoreError:
-    told = _by_place(part, kind) if kind.has_shared_places else _by_order(part, kind)
-    named = list(islice(told, MAX_NAMED))
+    found = _by_place(part, kind) if kind.has_shared_places else _by_order(part, kind)
+    named = list(islice(found, MAX_NAMED))
     return StoreError(
         f"{part.where} does not hold the same {kind.title}: {wanted.count} of them with the digest"
         f" {wanted.digest[:16]} were to be there, and {there.count} with {there.digest[:16]} are;"
@@ -380,8 +380,8 @@ def label(copy: TransferRecord) -> str:
     if isinstance(copy, FactRecord):
         return f"the fact at {copy.fact.offset} of {copy.log}"
     name = copy.identity
-    words = " ".join(map(str, name)) if isinstance(name, tuple) else str(name)
-    return f"{words} of the {type(copy).title}"
+    text = " ".join(map(str, name)) if isinstance(name, tuple) else str(name)
+    return f"{text} of the {type(copy).title}"
 
 
 MAX_PASSES = 5
@@ -522,6 +522,8 @@ class _Copying:
         steps = differences(self.part.source, self.part.target, self.kind)
         for count, (step, copy) in enumerate(steps, 1):
             tell_now_and_then(self.tell, self.part, "copying", moved.kind, count)
+            # Over all that the source has, copied or not: verified() compares it with a second
+            # reading.
             if step is not Difference.GONE:
                 read.add(copy)
             if step is Difference.SAME:
@@ -561,11 +563,11 @@ class _Copying:
         if step is Difference.GONE or (
             step is Difference.CHANGED and not is_frame and self.kind is not QueueRecord
         ):
-            told = (
+            problem = (
                 "is not in the file" if step is Difference.GONE else "differs from that in the file"
             )
             raise StoreError(
-                f"{label(copy)} in {self.part.where} {told}: somebody else writes there",
+                f"{label(copy)} in {self.part.where} {problem}: somebody else writes there",
                 remedy="name an empty store as TO; what is there was not overwritten",
                 details={"kind": copy.kind, "key": plain(copy.identity, "key")},
             )

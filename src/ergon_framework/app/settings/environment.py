@@ -39,6 +39,7 @@ def apply_variable(
     path = _path(source, names, variable)
     if path is None:
         return
+    # Names of variables have no case, so two of them may mean one key.
     if path in source.variables:
         other = source.variables[path]
         source.add_problem(path, f"is also set by {other}", "unset one of the two", variable)

@@ -100,11 +100,14 @@ def examine_settings(
     environ = os.environ if environ is None else environ
     file = settings_file(path, environ)
     source = SettingsSource() if file is None else read_toml(file)
+    # Before variables are applied: a section that only a variable names needs its model, too.
     _bring_parts(
         {*source.tables, *(names[0].lower() for names in nested(environ, PREFIX).values())}
     )
     sections = _OWN | registered_sections
     _override(source, environ, sections)
+    # After the variables, which may change a named policy, and before the tasks are checked: what a
+    # policy gives is checked as a part of the task.
     policies = read_policies(source)
     apply_policies(source, policies)
     parts = {
@@ -113,9 +116,9 @@ def examine_settings(
         if name != "policies" and _is_known(source, name, sections)
     }
     check_names(source, parts.get("tasks") or {})
-    told = {name: part for name, part in parts.items() if part is not None}
-    own = {name: part for name, part in told.items() if name in _OWN}
-    others = {name: part for name, part in told.items() if name not in _OWN}
+    checked = {name: part for name, part in parts.items() if part is not None}
+    own = {name: part for name, part in checked.items() if name in _OWN}
+    others = {name: part for name, part in checked.items() if name not in _OWN}
     found = Settings(
         **own,
         policies=policies,

@@ -61,6 +61,8 @@ class Resolver:
     def _variable(self, name: str, path: KeyPath) -> str | None:
         self.source.referred.add(name)
         if name not in self.environ and name in withheld(self.environ):
+            # Whoever uses it is refused, and not the settings: a handler that needs no secret can
+            # run.
             return placeholder(name)
         if name not in self.environ:
             problem = f"the environment variable {name!r} is not set"
@@ -76,6 +78,7 @@ class Resolver:
             if len(content) > MAX_SECRET:
                 self.source.add_problem(path, f"the file {name!r} is too long for a secret", remedy)
                 return None
+            # Editors end a file with a newline, which is no part of the secret.
             return content.decode().rstrip("\r\n")
         except OSError as error:
             self.source.add_problem(path, f"cannot read {name!r}: {error.strerror}", remedy)
@@ -96,6 +99,7 @@ def sounds_secret(name: str) -> bool:
 
 def masked(text: str, options: object) -> str:
     """``text`` without what the options keep secret, and without what looks like a secret."""
+    # The longest first: a secret that contains a shorter one would otherwise be masked in part.
     for secret in sorted(_secrets(options), key=len, reverse=True):
         text = text.replace(secret, "***")
     return redaction.text(text)

@@ -166,7 +166,7 @@ class Location:
 
     @property
     def order(self) -> tuple[bool, int]:
-        """As they are told: the file from its beginning, then variables."""
+        """The order of a report: the file from its beginning, then variables."""
         return self.variable is not None, self.line or 0
 
     def __str__(self) -> str:
@@ -186,12 +186,12 @@ class Problem:
     remedy: str
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         """What is wrong and where, without what to do."""
         return ": ".join(part for part in (str(self.place), self.key, self.problem) if part)
 
     def __str__(self) -> str:
-        return f"{self.told} ({self.remedy})" if self.remedy else self.told
+        return f"{self.message} ({self.remedy})" if self.remedy else self.message
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as an error carries them."""
@@ -258,6 +258,7 @@ class SettingsSource:
         What is wrong is left out of it, and no more around it than does not stand without it; None
         when nothing is left.
         """
+        # Each round leaves out at least one key, or ends.
         gone: set[KeyPath] = set()
         while True:
             try:
@@ -315,12 +316,12 @@ def _without(value: Any, path: KeyPath) -> Any:
 def _refusal(mistakes: Sequence[Problem], remedy: str = REMEDY) -> SettingsError:
     details = {"mistakes": [mistake.to_dict() for mistake in mistakes]}
     if len(mistakes) == 1:
-        told = mistakes[0].told
+        message = mistakes[0].message
         remedy = mistakes[0].remedy or remedy
     else:
-        told = f"{len(mistakes)} mistakes in the settings:"
-        told += "".join(f"\n  {mistake}" for mistake in mistakes) + "\n"
-    return SettingsError(told, remedy=remedy, details=details)
+        message = f"{len(mistakes)} mistakes in the settings:"
+        message += "".join(f"\n  {mistake}" for mistake in mistakes) + "\n"
+    return SettingsError(message, remedy=remedy, details=details)
 
 
 def read_toml(file: Path) -> SettingsSource:
@@ -354,11 +355,11 @@ def _unreadable(file: Path, line: int | None, problem: str, remedy: str) -> Sett
     return _refusal([Problem(Location(str(file), line), "", problem, "")], remedy)
 
 
-def _syntax(told: str) -> tuple[int | None, str]:
-    found = re.search(r" \(at line (\d+), column \d+\)$", told)
+def _syntax(text: str) -> tuple[int | None, str]:
+    found = re.search(r" \(at line (\d+), column \d+\)$", text)
     if found is None:  # "at end of document"
-        return None, f"not TOML: {told}"
-    return int(found[1]), f"not TOML: {told[: found.start()]}"
+        return None, f"not TOML: {text}"
+    return int(found[1]), f"not TOML: {text[: found.start()]}"
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

@@ -217,11 +217,12 @@ def file_has_table(file: Path, name: str) -> bool:
     from ergon_framework.storage.sqlite.errors import translate
 
     try:
+        # mode=ro: opened for writing, a file that is not there would be made.
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as looking:
             return looking.execute(_LOOK, (name,)).fetchone() is not None
     except sqlite3.Error as error:
-        told = translate(error, file) or StoreSchemaError(f"{file} cannot be read: {error}")
-        raise told from error
+        problem = translate(error, file) or StoreSchemaError(f"{file} cannot be read: {error}")
+        raise problem from error
 
 
 def check_folder(file: Path | None) -> None:
