@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ergon_framework.lazy_exports import lazy_exports
 
+# For type checkers. At run time lazy_exports imports a name from _HOMES when it is first used.
 if TYPE_CHECKING:
     from ergon_framework.errors import (
         ConsumerLoopTimeoutException,

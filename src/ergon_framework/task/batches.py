@@ -34,11 +34,11 @@ NEVER = float("inf")
 MAX_CALLS = 16
 """Calls of one task whose batches are kept: the older ones have ended."""
 LATE = 0.05
-"""Seconds after which is looked again whether the engine gave up on an attempt that is overdue."""
+"""Seconds between two looks at whether the engine has given up on an overdue attempt."""
 
 
 class CallBatches(Generic[B]):
-    """The batches of each call of a task: what one call has left behind, the next does not meet."""
+    """The batches of each call of a task: no unit joins a batch that an earlier call left open."""
 
     def __init__(self, make: Callable[[], B]) -> None:
         self._make = make
@@ -49,6 +49,7 @@ class CallBatches(Generic[B]):
         """Those of the call that this code runs in."""
         attempt = current_attempt()
         key = "" if attempt is None else attempt.call.call_id
+        # Without the lock, as in almost every case: it is needed only to make one.
         found = self._made.get(key)
         return self._begin(key) if found is None else found
 
@@ -226,7 +227,7 @@ class ThreadBatches:
         return under_way < self._rule.calls
 
     def _looks_again_at(self) -> float | None:
-        """When one of the calls may be abandoned, of which nobody is told."""
+        """When to look again: nothing notifies this batch when a running call is abandoned."""
         live = (each.given_up_at for each in self._running if not each.is_abandoned)
         first = min(live, default=0.0)  # the last of them may be abandoned just now
         return None if first == NEVER else max(first, current_clock().now() + LATE)
@@ -317,7 +318,7 @@ class AsyncBatches:
         return sum(not each.is_abandoned for each in self._running)
 
     def _look_again(self) -> None:
-        """Look again when a call may have been abandoned, of which nobody is told."""
+        """Look again when a running call may be abandoned: nothing notifies the others of that."""
         loop = asyncio.get_running_loop()
         leaders = [each.leader for each in self._running if not each.is_abandoned]
         first = min((each.deadline_at for each in leaders if each is not None), default=NEVER)
@@ -339,6 +340,7 @@ class AsyncBatches:
             asyncio.get_running_loop().call_soon(self._begin)
 
     async def _lead(self, leader: _Unit, batch: _AsyncBatch) -> None:
+        # The engine has decided about units that it cancelled while they waited.
         units = [unit for unit in batch.units if not unit.is_gone and not unit.turn.cancelled()]
         try:
             _share(self._owner, units, await self._call([unit.payload for unit in units]))

@@ -348,6 +348,7 @@ def _opening(scope: DependencyScope) -> dict[str, Any]:
         with _opened(scope):
             return self.consume_transactions(policy)
 
+    # What `ergon tasks process` calls: a single unit needs the lifespans as well.
     def start_processing(self: ConsumerTask, *given: Any) -> tuple[bool, Any]:
         with _opened(scope):
             return ConsumerTask._start_processing(self, *given)  # noqa: SLF001 - a subclass

@@ -96,6 +96,7 @@ class Input:
         self._async = aiter(given) if isinstance(given, AsyncIterable) else None
         self._parent = current_attempt()
         self._carrier = outgoing_metadata()
+        # As in most calls: then transactions pass as they are, without a look at each.
         self._is_bare = self._parent is None and not self._carrier
         self._is_over = False
         self.duplicates: list[str] = []
@@ -180,6 +181,7 @@ def _check(given: object) -> None:
             f"transactions must be an iterable of Transaction, not {type(given).__name__}",
             remedy="pass a list or a generator: produce_transactions([transaction], policy)",
         )
+    # A generator cannot be looked through before: its items are refused when they come.
     if isinstance(given, Sequence):
         for position, item in enumerate(given):
             if not isinstance(item, Transaction):

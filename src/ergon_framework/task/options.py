@@ -273,6 +273,7 @@ def _batch_rule(owner: str, given: dict[str, Any]) -> BatchRule | None:
                 remedy="say how many units one call gets: batch=100",
             )
         return None
+    # Here it counts calls with a whole batch each; the policy counts units, and gets their product.
     calls = given.pop("concurrency", 1)
     if calls > MAX_BATCH:
         raise WiringError(

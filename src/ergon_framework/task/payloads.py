@@ -57,6 +57,7 @@ def payload_converter(owner: str, hint: Any) -> Converter | None:
         # A struct with one field remembers how its type is read; a bare type is read each time.
         struct = msgspec.defstruct("Payload", [(_FIELD, hint)])
         decoder: Any = msgspec.json.Decoder(hint, dec_hook=_made)
+        # Made only to refuse, now, a type that convert() could not read.
         msgspec.json.Decoder(struct, dec_hook=_made)
     except Exception as error:
         raise HookError(

@@ -38,6 +38,7 @@ def encode(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[l
     except (TypeError, ValueError, RecursionError) as error:
         raise unwritable_argument(name, error) from error
     refuse_repeated_names(name, text)
+    # Read back: the job holds what a worker of Celery would have read from the message.
     sent: list[Any] = json.loads(text)
     return sent[0], sent[1]
 

@@ -156,6 +156,8 @@ class CeleryBridge:
             task,
             listener=CelerySignals(self._store_results),
             encode=_encoded_result,
+            # kombu's hook is called by a parser alone, and knows the types that users have
+            # registered there.
             decode=lambda value: json.loads(json.dumps(value), object_hook=object_hook),
             soft_limit=self.policy_of(task).soft_time_limit,
             soft_error=SoftTimeLimitExceeded,
@@ -178,6 +180,7 @@ class CeleryBridge:
         """
         self.celery_app.send_task = self.send_task
         self.celery_app.AsyncResult = result_class(self._result_class, self._find_job)
+        # Attached a second time, our own method must not be taken for that of Celery.
         self._revoke = self._revoke or self.celery_app.control.revoke
         self.celery_app.control.revoke = self.revoke
 
@@ -371,6 +374,7 @@ class CeleryBridge:
     def _default_policy(self, name: str) -> TaskPolicy:
         """What is assumed of a task that this process only knows by name."""
         conf = self.celery_app.conf
+        # It counts as bound, and so may ask for more retries than it is known to declare.
         return TaskPolicy(
             name,
             acks_late=bool(conf.task_acks_late),
@@ -400,6 +404,7 @@ class CelerySignals(Listener):
         """Store the result, then send the signal of the state."""
         from celery import signals
 
+        # Before the signal, as Celery does: a receiver may ask for the result.
         if self._store_results:
             self._store(task, task_id, state, value, einfo)
         request = task.request

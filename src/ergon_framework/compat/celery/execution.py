@@ -137,7 +137,7 @@ class Listener:
         """Hear the same after all hooks have run."""
 
     def error_info(self, error: BaseException) -> Any:
-        """What hooks are told about an error, beside the error."""
+        """What hooks get as ``einfo``, beside the error itself."""
         return error
 
 

@@ -100,6 +100,7 @@ def policy_of(task: Any) -> TaskPolicy:
             remedy="correct it in the decorator of the task",
             details={"task": task.name},
         )
+    # autoretry_for passes retry_kwargs to retry(), and so may allow more than the task itself.
     declared = [task.max_retries, (getattr(task, "retry_kwargs", None) or {}).get("max_retries", 0)]
     return TaskPolicy(
         name=task.name,
@@ -122,7 +123,7 @@ def declared_tags(task: Any) -> tuple[str, ...] | None:
 
 
 def declared_flaws(task: Any) -> list[str]:
-    """The options of a task with values that nothing can be done with, in words for its author."""
+    """The options of a task with unusable values, each as a text for its author."""
     found = []
     for option, is_right, wanted in _DECLARED:
         value = getattr(task, option, None)
@@ -261,7 +262,7 @@ def check_rate(policy: TaskPolicy, queue: str, rates: Mapping[str, float | None]
 
 
 def unkept(task: Any) -> list[str]:
-    """What a task of Celery declares that has no effect on its jobs, in words for its author."""
+    """What a task of Celery declares that has no effect on its jobs, as texts for its author."""
     found = []
     if task.acks_late and not task.acks_on_failure_or_timeout:
         found.append(

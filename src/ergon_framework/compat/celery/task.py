@@ -184,6 +184,7 @@ class Task:
         """Have the task run as a job, with options of this call."""
         given, named = args or (), kwargs or {}
         arguments.check_types(self.name, given, named)
+        # As Celery does: a wrong call fails where it is made, and not in a worker.
         if self.typing:
             inspect.signature(self.run).bind(*given, **named)
         policy = policy_of(self)
@@ -263,6 +264,8 @@ class Task:
         After ``max_retries`` it raises ``exc`` instead, or MaxRetriesExceededError.
         """
         delivery = RUNNING_DELIVERY.get()
+        # As Celery does for a task that is called like a function: there is no job to be tried
+        # again.
         if delivery is None or self.request.called_directly:
             raise exc or TaskRetry("Task can be retried")
         refuse_changes(self.name, (key for key, value in options.items() if value is not None))
@@ -316,7 +319,7 @@ class Task:
 
 
 def eta_or(eta: datetime | str | None, countdown: float | None) -> float | datetime | None:
-    """When a retry is due, as ``Retry.when`` tells it."""
+    """When a retry is due, as ``Retry.when`` holds it."""
     return countdown if eta is None else cast("datetime", eta)
 
 
@@ -341,6 +344,8 @@ class AutoretryTask:
         try:
             return task(*args, **kwargs)
         except _types(task.autoretry_for) as error:
+            # autoretry_for=(Exception,) also catches Ignore, Reject and Retry, which are no
+            # failures.
             is_final = isinstance(error, _types(task.dont_autoretry_for))
             if is_final or any(is_celery(error, each) for each in ("Ignore", "Reject", "Retry")):
                 raise
@@ -427,6 +432,7 @@ class Celery:
                 f"the task {task.name!r} is declared with tags={shown(task.tags)}",
                 remedy='give a list of texts, for example tags=["billing"]',
             )
+        # Only around the handler: a task that is called like a function raises its own errors.
         runs: Any = AutoretryTask(task) if task.autoretry_for else task
         handler = TaskHandler(
             runs, soft_limit=task.soft_time_limit, soft_error=SoftTimeLimitExceeded
@@ -455,6 +461,7 @@ class Celery:
         for package in packages:
             name = f"{package}.{related_name}"
             importlib.import_module(package)
+            # A package may have no tasks; one whose tasks cannot be imported is an error.
             if importlib.util.find_spec(name) is not None:
                 importlib.import_module(name)
 

@@ -145,6 +145,7 @@ def _plan(task: BaseTask, policy: ConsumerPolicy, *, is_async: bool) -> EnginePl
 
 def _single_plan(task: BaseTask, policy: object, *, is_async: bool) -> EnginePlan:
     chosen = as_policy(ConsumerPolicy, policy)
+    # A streaming call would wait for a second transaction, which never comes.
     loop = chosen.loop.model_copy(update={"streaming": False, "limit": 1})
     chosen = chosen.model_copy(update={"loop": loop})
     hooks = _hooks(task, is_async=is_async)

@@ -120,6 +120,7 @@ def _plan(task: BaseTask, given: Input, policy: ProducerPolicy, *, is_async: boo
         task, "produce_transaction", is_async=is_async, default=mixin.produce_transaction
     )
     hooks = Hooks(
+        # Asked once for a call: an attempt without tracing makes no further call.
         _traced(produce) if is_tracing() else produce,
         find_hook(task, success, 2, is_async=is_async, default=mixin.handle_produce_success),
         find_hook(task, exception, 2, is_async=is_async, default=mixin.handle_produce_exception),
