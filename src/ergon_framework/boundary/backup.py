@@ -138,14 +138,14 @@ def backed_up(
             missing = _copy(zone, draft, shares, report)
             # Read back from the copy, not from the zone, which has grown since.
             with open_read_only(draft) as copy:
-                told = _summed(copy, place, missing)
+                summary = _summed(copy, place, missing)
             _give_name(draft, place)
     except OSError as error:
         raise StoreUnavailableError(
             f"no backup could be written to {place}: {error.strerror or error}",
             remedy="see that the folder can be written and has room, then try again",
         ) from error
-    return told
+    return summary
 
 
 @contextmanager

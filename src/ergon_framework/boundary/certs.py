@@ -76,6 +76,7 @@ def issue(
     span = _span(days, not_before, not_after)
     begun = _begun(subject, authority.subject, key.public_key(), *span)
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    # Without a subject these names alone say whom it is for: RFC 5280 wants them critical then.
     names = x509.SubjectAlternativeName(_names(zone, hosts))
     built = (
         begun.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

@@ -103,9 +103,9 @@ def _check_likeness(transaction: Transaction, job: NewJob) -> None:
     """Refuse values that a consumer of the job would get changed, such as a tuple."""
     found = difference(transaction.payload, _payload(job), "payload")
     if found is not None:
-        path, told = found
+        path, problem = found
         raise PayloadError(
-            f"transaction {transaction.transaction_id!r} cannot become a job: {path} {told}",
+            f"transaction {transaction.transaction_id!r} cannot become a job: {path} {problem}",
             remedy="use a list instead of a tuple, and plain JSON values throughout",
             details={"transaction_id": transaction.transaction_id, "path": path},
         )
@@ -141,6 +141,8 @@ def add_once(store: FullJobStore, jobs: list[NewJob]) -> None:
         try:
             store.add(left)
         except DuplicateJobError as error:
+            # An id that is taken may be ours, of a dispatch whose answer was lost: only what is
+            # missing is added.
             absent = [job for job in left if not _is_there(store.find(job.id), job)]
             if len(absent) == len(left):
                 raise  # not an id, but a unique key that somebody holds

@@ -178,6 +178,7 @@ class ProviderRecords:
         with self._fenced(fence) as connection:
             is_server = connection.dialect.name == "postgresql"
             for statement in (postgres_bars if is_server else sqlite_bars)(names, place):
+                # psycopg takes a percent sign for the beginning of a placeholder.
                 connection.exec_driver_sql(statement.replace("%", "%%") if is_server else statement)
 
     def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
