@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,6 @@ class Days:
 @pytest.fixture
 def days(tmp_path: Path) -> Days:
     """An archive in Parquet."""
-    pytest.importorskip("pyarrow")
     return Days(tmp_path / "archive")
 
 
@@ -70,7 +70,7 @@ def test_a_closed_file_becomes_parquet(days: Days) -> None:
 
 def test_columns_are_for_other_programs(days: Days) -> None:
     """What an analyst asks for need not be looked for in JSON."""
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet = import_module("pyarrow.parquet")
     days.day("a", tags=("customer:42",), queue="mails")
     days.day("b")
     (row,) = parquet.read_table(days.archive.path / days.files()[0]).to_pylist()
@@ -102,5 +102,5 @@ def test_a_missing_library_is_told_at_once(tmp_path: Path, monkeypatch: pytest.M
     """And not when the first file is closed."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingExtraError, match="pyarrow"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'ergon-framework\[parquet\]'"):
         JobArchive(tmp_path, format="parquet")

@@ -37,6 +37,7 @@ EXTRA_OF = {
     "opentelemetry.sdk": "otel",
     "prometheus_client": "prometheus",
     "psycopg": "postgres",
+    "pyarrow": "parquet",
     "redis": "redis",
     "sentry_sdk": "sentry",
     "starlette": "api",

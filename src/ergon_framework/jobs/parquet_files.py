@@ -60,7 +60,7 @@ def require() -> Any:
     except ImportError as error:
         raise MissingExtraError(
             "an archive in Parquet needs pyarrow, which is not installed",
-            remedy='install it: pip install pyarrow; or write format = "jsonl"'
+            remedy="pip install 'ergon-framework[parquet]', or write format = \"jsonl\""
             " under [jobs.archive]",
         ) from error
 
