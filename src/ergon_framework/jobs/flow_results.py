@@ -21,6 +21,9 @@ ReadResults = Callable[[Sequence[str]], Results]
 MAX_ARGUMENTS = MAX_LINE - 64 * 1024
 """Bytes of arguments that are sent to one step, results of others included: an executor reads no
 longer line, and there is more in it."""
+MAX_TOGETHER = 16
+"""Results that a step may use so that they are read together with those of other steps: with more,
+the results of several steps would be held in memory at once."""
 _encode = msgspec.json.Encoder().encode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -64,25 +67,51 @@ def hand_over(claims: Sequence[Claim], read: ReadResults | None) -> None:
 
     A store that is away gives the jobs back without a charge.
     """
-    for claim in claims:
+    wanted = [
+        (claim, _result_ids(claim.job))
+        for claim in claims
+        if claim.job.uses is not None and claim.outcome is None
+    ]
+    known = _read_together([ids for _, ids in wanted if len(ids) <= MAX_TOGETHER], read)
+    for claim, ids in wanted:
         job = claim.job
-        if job.uses is None or claim.outcome is not None:
-            continue
-        ids = [each for _, source in job.uses for each in used_ids(source, job.flow_id or "")]
         try:
-            results = {} if read is None else read(ids)
+            results = known if known and len(ids) <= MAX_TOGETHER else _read(ids, read)
         except PayloadKeyError as error:
             claim.outcome = unreadable_outcome(error)
             continue
         except StoreError:
             claim.outcome = Released()
             continue
-        size = sum(len(each or b"") for each in results.values())
+        size = sum(len(results.get(each) or b"") for each in ids)
         if size <= MAX_ARGUMENTS:
             claim.job = with_results(job, results)
             size = len(claim.job.args) + len(claim.job.kwargs)  # one may be used more than once
         if size > MAX_ARGUMENTS:
             claim.outcome = _too_large(size)
+
+
+def _result_ids(job: ClaimedJob) -> list[str]:
+    """The jobs whose results a step takes."""
+    flow_id = job.flow_id or ""
+    return [each for _, source in job.uses or () for each in used_ids(source, flow_id)]
+
+
+def _read_together(asked: Sequence[Sequence[str]], read: ReadResults | None) -> Results:
+    """The results for several steps in one look at the store; nothing where one cannot be had.
+
+    Steps of chains use one result each, and a look costs more than all the rest of such a step.
+    """
+    if len(asked) < 2:
+        return {}
+    try:
+        return _read([each for ids in asked for each in ids], read)
+    except StoreError:  # then each step is looked at by itself, and has its own outcome
+        return {}
+
+
+def _read(ids: Sequence[str], read: ReadResults | None) -> Results:
+    return {} if read is None else read(ids)
 
 
 def _too_large(size: int) -> Event:

@@ -190,7 +190,7 @@ class FlowTables(Protocol):
     def open_joins(self, flow_id: str) -> list[str]:
         """The joins of a flow that have no predecessors left."""
 
-    def release(self, join_id: str, limit: int) -> Released:
+    def release(self, joins: Sequence[str], limit: int) -> Released:
         """Let steps go that wait at a join: they are due, or wait for their signal."""
 
     def waiting(self, flow_id: str, after: int, limit: int) -> list[JobPosition]:
@@ -349,28 +349,36 @@ class FlowSettlement:
         self.tables.put_flow(row)
 
     def _open(self, counts: Counter[str]) -> None:
-        for join in self.tables.count_at(counts):
-            # Where a flow stops, its steps stay where they are: the sweep cancels them there.
-            if not self.is_stopping(flow_of(join)):
-                self.release(join)
+        opened = self.tables.count_at(counts)
+        # Where a flow stops, its steps stay where they are: the sweep cancels them there.
+        going = [join for join in opened if not self.is_stopping(flow_of(join))]
+        if going:
+            # A join opens once: nothing is noted as left at it yet, which would have to be dropped.
+            self._release(going)
 
     def release(self, join: str) -> None:
         """Let the steps go that wait at an open join, the first slice of them."""
         if self.is_stopping(flow_of(join)):
             self.tables.drop_work(join)
             return
-        released = self.tables.release(join, SLICE)
+        if not self._release([join]):
+            self.tables.drop_work(join)
+
+    def _release(self, joins: Sequence[str]) -> bool:
+        """Let a slice of the steps go that wait at open joins; whether any may be left."""
+        released = self.tables.release(joins, SLICE)
         if released.number:
             self.tables.changed()
         now = self.tables.at
         early = [complete_signal(position, value, now) for position, value in released.signalled]
         if early:
             self.tables.settle_all(early)
-        # A full slice: there may be more, which a later transaction does.
-        if released.number == SLICE:
+        if released.number < SLICE:
+            return False
+        # A full slice: there may be more at any of them, which later transactions release.
+        for join in joins:
             self.tables.put_work(FlowWork(join, RELEASE, 0))
-        else:
-            self.tables.drop_work(join)
+        return True
 
     # ---- sweeps ----
 

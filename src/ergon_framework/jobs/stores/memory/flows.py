@@ -143,10 +143,14 @@ class MemoryFlowTables:
         joins = self._book.joins.values()
         return [each.id for each in joins if each.flow_id == flow_id and self.is_open(each.id)]
 
-    def release(self, join_id: str, limit: int) -> Released:
-        """Let steps go that wait at a join."""
-        steps = self._steps(self._book.joins[join_id].flow_id)
-        waiting = (step for step in steps if step.join_id == join_id and step.is_joining)
+    def release(self, joins: Sequence[str], limit: int) -> Released:
+        """Let steps go that wait at joins."""
+        waiting = (
+            step
+            for join_id in joins
+            for step in self._steps(self._book.joins[join_id].flow_id)
+            if step.join_id == join_id and step.is_joining
+        )
         found = list(islice(waiting, limit))
         for record in found:
             self._ledger.release(record, self._now)

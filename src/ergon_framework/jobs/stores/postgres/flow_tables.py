@@ -353,9 +353,9 @@ class PostgresFlowTables:
         rows = self._tx.execute(_SQL["open_joins"], {"flow_id": flow_id}).fetchall()
         return [join for (join,) in rows]
 
-    def release(self, join_id: str, limit: int) -> Released:
-        """Let steps go that wait at a join."""
-        values = {"now": self.at, "join_id": join_id, "limit": limit}
+    def release(self, joins: Sequence[str], limit: int) -> Released:
+        """Let steps go that wait at joins."""
+        values = {"now": self.at, "joins": texts(joins), "limit": limit}
         rows = self._tx.execute(_SQL["release"], values).fetchall()
         early = [
             EarlySignal(row[:_POSITION], row[-1])

@@ -110,7 +110,7 @@ SELECT id FROM ergon_flow_joins WHERE flow_id = ? AND remaining = 0 ORDER BY seq
 -- is_closed: whether somebody is left to wait for at a join
 SELECT 1 FROM ergon_flow_joins WHERE id = ? AND remaining > 0;
 
--- release: the first steps that wait at a join
+-- release: the first steps that wait at joins
 UPDATE ergon_jobs SET
     stage = CASE
         WHEN signal IS NOT NULL THEN 6 WHEN max(run_at, ?1 + coalesce(wait, 0)) <= ?1 THEN 2 ELSE 3
@@ -119,8 +119,8 @@ UPDATE ergon_jobs SET
     expires_at = CASE WHEN signal IS NOT NULL THEN ?1 + wait ELSE expires_at END,
     join_id = NULL, changed_at = ?1
 WHERE seq IN (
-    SELECT seq FROM ergon_jobs
-    WHERE join_id IS NOT NULL AND join_id = ?2 AND stage = 5 ORDER BY seq LIMIT ?3
+    SELECT j.seq FROM json_each(?2) AS n CROSS JOIN ergon_jobs AS j
+    WHERE j.join_id IS NOT NULL AND j.join_id = n.value AND j.stage = 5 LIMIT ?3
 )
 RETURNING seq, id, status, fence, attempts, deliveries, excused, signal, result;
 

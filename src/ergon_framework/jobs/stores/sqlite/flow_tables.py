@@ -101,9 +101,9 @@ class SqliteFlowTables:
         """The joins of a flow that have no predecessors left."""
         return [join for (join,) in self._cursor.execute(_SQL["open_joins"], (flow_id,)).fetchall()]
 
-    def release(self, join_id: str, limit: int) -> Released:
-        """Let steps go that wait at a join."""
-        rows = self._cursor.execute(_SQL["release"], (self.at, join_id, limit)).fetchall()
+    def release(self, joins: Sequence[str], limit: int) -> Released:
+        """Let steps go that wait at joins."""
+        rows = self._cursor.execute(_SQL["release"], (self.at, text_of(joins), limit)).fetchall()
         early = [
             EarlySignal(tuple(row[:_POSITION]), row[-1])
             for row in sorted(rows)

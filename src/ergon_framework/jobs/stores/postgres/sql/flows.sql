@@ -157,7 +157,7 @@ WHERE j.id = c.id RETURNING j.id, j.remaining;
 -- open_joins: nobody is left to wait for
 SELECT id FROM ergon_flow_joins WHERE flow_id = %(flow_id)s AND remaining = 0 ORDER BY seq;
 
--- release: the first steps that wait at a join
+-- release: the first steps that wait at joins
 UPDATE ergon_jobs AS j SET
     stage = CASE
         WHEN j.signal IS NOT NULL THEN 6
@@ -171,9 +171,11 @@ UPDATE ergon_jobs AS j SET
     expires_at = CASE WHEN j.signal IS NULL THEN j.expires_at ELSE %(now)s::float8 + j.wait END,
     join_id = NULL, changed_at = %(now)s::float8
 WHERE j.ctid = ANY(ARRAY(
-    SELECT ctid FROM ergon_jobs
-    WHERE stage = 5 AND (join_id, seq) > (%(join_id)s, 0) AND join_id <= %(join_id)s
-    ORDER BY join_id, seq LIMIT %(limit)s FOR NO KEY UPDATE
+    SELECT s.ctid FROM unnest(%(joins)s::text[]) AS n (id) CROSS JOIN LATERAL (
+        SELECT ctid FROM ergon_jobs
+        WHERE stage = 5 AND (join_id, seq) > (n.id, 0) AND join_id <= n.id
+        ORDER BY join_id, seq LIMIT %(limit)s FOR NO KEY UPDATE
+    ) AS s LIMIT %(limit)s
 ))
 RETURNING j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, j.signal,
     CASE WHEN j.signal IS NOT NULL THEN j.result END;
