@@ -14,6 +14,7 @@ from ergon_framework.cli.catalogue import CommandGroups
 from ergon_framework.cli.output import (
     is_about_a_disk,
     is_about_stdout,
+    is_unread,
     leave_stdout,
     prepare_streams,
     show_error,
@@ -101,7 +102,14 @@ def _do_without_rich() -> None:
 
 def _main(given: list[str], session: Session) -> int:
     command = typer.main.get_command(app)
-    code = command.main(given, prog_name="ergon", standalone_mode=False, obj=session)
+    try:
+        code = command.main(given, prog_name="ergon", standalone_mode=False, obj=session)
+    except SystemExit:
+        # Click ends the process by itself when the reader is gone, and leaves what was not written
+        # in the buffer: Python 3.13 reports that when it takes the stream down.
+        if is_unread():
+            raise BrokenPipeError from None
+        raise
     return code if isinstance(code, int) else 0
 
 

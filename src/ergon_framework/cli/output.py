@@ -181,6 +181,11 @@ def is_about_stdout(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _UNWRITABLE and error in _refused
 
 
+def is_unread() -> bool:
+    """Whether the reader of the standard output was gone when something was written."""
+    return any(isinstance(each, BrokenPipeError) for each in _refused)
+
+
 def is_about_a_disk(error: BaseException) -> bool:
     """Whether a disk is full, broken or may not be written: nothing that we could have avoided."""
     return isinstance(error, OSError) and error.errno in _UNWRITABLE - {errno.EBADF}
