@@ -17,7 +17,12 @@ from hypothesis import strategies as st
 
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.newjob import MAX_PAYLOAD, IdGenerator, new_id, new_job, spread
-from ergon_framework.jobs.settings import BackoffSettings, RetrySettings
+from ergon_framework.jobs.settings import (
+    BackoffSettings,
+    JobsSettings,
+    QueueSettings,
+    RetrySettings,
+)
 from ergon_framework.ports.job_fields import TEN_YEARS
 from ergon_framework.ports.jobstore import NewJob, OnDuplicate
 
@@ -474,3 +479,22 @@ def test_no_tags_are_as_good_as_none() -> None:
     """A job with empty lists is stored as one that asks for nothing."""
     job = made("h", tags=[], metadata={})
     assert job == NewJob(id=job.id, handler="h")
+
+
+@pytest.mark.parametrize("name", ["result_ttl", "failed_ttl", "cancelled_ttl"])
+@pytest.mark.parametrize("kind", [JobsSettings, QueueSettings])
+def test_settings_keep_jobs_for_ten_years_at_most(kind: type[Any], name: str) -> None:
+    """An instant beyond the year 9999 could be written, and never be read."""
+    assert getattr(kind(**{name: TEN_YEARS}), name) == TEN_YEARS
+    with pytest.raises(ValueError, match=f"{name}.* must be at most 315619200"):
+        kind(**{name: 1e12})
+
+
+@pytest.mark.parametrize("name", ["base", "cap"])
+def test_settings_put_a_retry_off_for_ten_years_at_most(name: str) -> None:
+    """The next attempt would be due at an instant that nobody can read."""
+    with pytest.raises(ValueError, match="must be at most 315619200"):
+        BackoffSettings.model_validate({name: 1e12})
+    for each in ("max_retry_after", "held_delay"):
+        with pytest.raises(ValueError, match="must be at most 315619200"):
+            JobsSettings.model_validate({each: 1e12})

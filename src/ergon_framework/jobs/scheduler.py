@@ -44,7 +44,7 @@ from ergon_framework.core.schedule import (
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.cron import check_cron, check_zone, interval, read_cron
 from ergon_framework.jobs.newjob import MAX_PAYLOAD, new_job
-from ergon_framework.jobs.settings import RetrySettings
+from ergon_framework.jobs.settings import RetrySettings, UpToTenYears
 from ergon_framework.jobs.tracing import fired, firing
 from ergon_framework.ports.job_fields import (
     MAX_SCHEDULE_NAME,
@@ -172,7 +172,7 @@ class ScheduleSettings(SettingsModel):
     retry: RetrySettings | None = None
     limit_key: Annotated[str | None, OrNone] = None
     limit: Annotated[Count | None, OrNone] = None
-    result_ttl: Annotated[PositiveOrZero | None, OrNone] = None
+    result_ttl: Annotated[UpToTenYears | None, OrNone] = None
     tags: Args = Field(default_factory=FrozenList)
     metadata: Kwargs = Field(default_factory=FrozenDict)
     misfire: Literal["once", "skip", "all"] = "once"

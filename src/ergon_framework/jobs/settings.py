@@ -21,7 +21,7 @@ from ergon_framework.core.job import JOB_RETRIES, JobRule, JobStatus
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.payload_codec import PLAIN, PayloadCodec
-from ergon_framework.ports.job_fields import name, refusal
+from ergon_framework.ports.job_fields import TEN_YEARS, name, refusal
 from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,
@@ -36,6 +36,9 @@ from ergon_framework.ports.settings_model import (
     explain,
 )
 
+UpToTenYears = Annotated[PositiveOrZero, Field(le=TEN_YEARS)]
+"""Seconds from now. What lies further ahead is a mistake in the unit, and may be beyond the year
+9999, which no store can read back."""
 DAY = 86_400.0
 MORE_DELIVERIES = 3
 """How many deliveries a job has beyond its attempts, by default."""
@@ -84,9 +87,9 @@ RETENTION_KEYS = frozenset({"result_ttl", "failed_ttl", "cancelled_ttl"})
 class BackoffSettings(SettingsModel):
     """How the wait grows: ``base * multiplier**k`` up to ``cap``, give or take ``jitter``."""
 
-    base: PositiveOrZero = 5.0
+    base: UpToTenYears = 5.0
     multiplier: Factor = 2.0
-    cap: PositiveOrZero = 3600.0
+    cap: UpToTenYears = 3600.0
     jitter: Ratio = 0.1
 
     def compiled(self) -> Backoff:
@@ -103,7 +106,7 @@ class RetrySettings(SettingsModel):
     on_error: AfterFailure | None = None
     on_lost: AfterFailure | None = None
     on_timeout: AfterFailure | None = None
-    max_retry_after: PositiveOrZero | None = None
+    max_retry_after: UpToTenYears | None = None
     give_up_on: tuple[str, ...] | None = None  # beside those of the worker
     retry_on: tuple[str, ...] | None = None  # although the worker gives up on them
 
@@ -126,9 +129,9 @@ class QueueSettings(SettingsModel):
     rate: Annotated[Positive | None, OrNone] = None
     burst: Count = 1
     per_key: KeyLimitSettings = KeyLimitSettings()
-    result_ttl: PositiveOrZero | None = None
-    failed_ttl: PositiveOrZero | None = None
-    cancelled_ttl: PositiveOrZero | None = None
+    result_ttl: UpToTenYears | None = None
+    failed_ttl: UpToTenYears | None = None
+    cancelled_ttl: UpToTenYears | None = None
 
     @property
     def has_limits(self) -> bool:
@@ -230,16 +233,16 @@ class JobsSettings(SettingsModel):
     on_error: AfterFailure = "retry"
     on_lost: AfterFailure = "retry"
     on_timeout: AfterFailure = "retry"
-    max_retry_after: PositiveOrZero = DAY
-    held_delay: PositiveOrZero = 30.0
+    max_retry_after: UpToTenYears = DAY
+    held_delay: UpToTenYears = 30.0
     give_up_on: Names = ()  # beside GIVEN_UP
     retry_on: Names = ()  # although they are in GIVEN_UP
     executor_wait: Annotated[PositiveOrZero | None, OrNone] = DAY
     lease: Annotated[Positive, Field(ge=0.5, le=3600)] = 15.0
     grace: PositiveOrZero = 30.0
-    result_ttl: PositiveOrZero = DAY
-    failed_ttl: PositiveOrZero = 30 * DAY
-    cancelled_ttl: PositiveOrZero = DAY
+    result_ttl: UpToTenYears = DAY
+    failed_ttl: UpToTenYears = 30 * DAY
+    cancelled_ttl: UpToTenYears = DAY
     max_payload: Count = 1024 * 1024
     wait_for_store: Switch = True
     poll: Annotated[Positive, Field(ge=0.05)] = 1.0

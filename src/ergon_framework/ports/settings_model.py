@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 _PHRASES = {
     "greater_than_equal": "must be at least {ge:g}",
     "greater_than": "must be greater than {gt:g}",
-    "less_than_equal": "must be at most {le:g}",
+    "less_than_equal": "must be at most {le:.12g}",
     "finite_number": "must be a finite number",
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
