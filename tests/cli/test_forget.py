@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -149,7 +150,7 @@ def test_jobs_that_have_not_ended_are_left_and_counted(ergon: Ask) -> None:
         jobs.enqueue("send", [ANN], id="waits", tags=[TAG])
         code, found, _ = ergon("--yes")
         assert (code, found["jobs"], found["is_complete"]) == (1, 1, False)
-        assert found["left"] == {"waiting": 1, "running": 1, "bound": 0}
+        assert found["left"] == {"waiting": 1, "running": 1, "bound": 0, "unreadable": 0}
         assert jobs.find("runs").args == msgspec.json.encode([ANN])
         Hand(jobs.store).settle(held, Succeeded(), ANN)
         code, found, _ = ergon("--yes", "--cancel")
@@ -238,3 +239,51 @@ def test_a_killed_run_is_gone_on_with(ergon: Ask, point: str) -> None:
     archive = JobArchive(Path("archive"))
     assert [line.key for line in archive.lines()] == ["others-old"]
     assert not [each for each in Path("archive").iterdir() if ANN.encode() in each.read_bytes()]
+
+
+def test_a_row_that_cannot_be_read_is_left_and_counted(ergon: Ask) -> None:
+    """It may be a newer version's; whoever reads the exit code must not take it for erased."""
+    with closing(client()) as jobs:
+        ended(jobs, "odd", "sent")
+    with closing(sqlite3.connect("work.db")) as connection, connection:
+        connection.execute("UPDATE ergon_jobs SET purge_at = 1e13 WHERE id = 'odd'")
+    code, found, err = ergon("--yes")
+    assert (code, found["jobs"], found["left"]["unreadable"]) == (1, 1, 1)
+    assert found["is_complete"] is False
+    assert "ergon jobs unreadable" in str(found["could_not"]) + err
+    with closing(sqlite3.connect("work.db")) as connection, connection:
+        connection.execute("UPDATE ergon_jobs SET purge_at = 1e9 WHERE id = 'odd'")
+    code, found, _ = ergon("--yes")
+    assert (code, found["jobs"], found["is_complete"]) == (0, 1, True)
+
+
+def test_what_dead_processes_left_in_the_archive_is_erased(ergon: Ask) -> None:
+    """A line that was cut off names no job, and a draft is no file of the archive."""
+    archive = Path("archive")
+    with closing(client()) as jobs:
+        ended(jobs, "old", result_ttl=0.0)
+        ended(jobs, "others-old", to=BOB, result_ttl=0.0)
+        assert Archiver(jobs.store, JobArchive(archive)).turn() == 2
+    (file,) = archive.glob("*.jsonl")
+    whole = file.read_bytes()
+    line = next(each for each in whole.splitlines(keepends=True) if ANN.encode() in each)
+    file.write_bytes(whole + line[:-20])
+    (archive / f".{file.name}.rewritten").write_bytes(whole)
+    code, found, _ = ergon("--yes")
+    assert (code, found["archived"], found["remains"]) == (0, 1, 2)
+    assert [each.name for each in archive.iterdir() if ANN.encode() in each.read_bytes()] == []
+    assert [each.key for each in JobArchive(archive).records()] == ["others-old"]
+    with closing(client()) as jobs:  # and the file is appended to as before
+        ended(jobs, "next", to=BOB, result_ttl=0.0)
+        assert Archiver(jobs.store, JobArchive(archive)).turn() == 1
+    assert [each.key for each in JobArchive(archive).records()] == ["others-old", "next"]
+
+
+def test_only_remains_are_erased_as_well(ergon: Ask) -> None:
+    """The job may have been archived again and forgotten since."""
+    archive = Path("archive")
+    archive.mkdir()
+    (archive / "jobs-20300317-000001.jsonl").write_bytes(b'{"kind":"job","key":"a","rec')
+    code, found, _ = ergon("--yes")
+    assert (code, found["remains"]) == (0, 1)
+    assert (archive / "jobs-20300317-000001.jsonl").read_bytes() == b""

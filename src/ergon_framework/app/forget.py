@@ -50,6 +50,10 @@ FACTS = (
     "facts in zones never change: write what is personal encrypted, with a key for each subject,"
     " and drop the key"
 )
+UNREADABLE = (
+    "{number} job(s) whose rows cannot be read: see ergon jobs unreadable, put them right or"
+    " discard them, and run this again"
+)
 RESULTS = "results of provider calls under idempotency keys go with keep_records"
 COPIES = (
     "backups, replicas, exported files, logs and traces that were sent elsewhere; and free pages of"
@@ -88,17 +92,21 @@ class Forgotten:
     running: int = 0
     bound: int = 0
     """Ended steps of flows that have not ended: others may need their results."""
+    unreadable: int = 0
+    """Jobs whose rows cannot be read, and so cannot be erased: with the tag, or set aside."""
+    remains: int = 0
+    """Lines of the archive that were cut off, and drafts of files, of processes that died."""
     could_not: list[str] = field(default_factory=list)
 
     @property
     def number(self) -> int:
         """How much there is to erase."""
-        return self.jobs + self.archived + self.letters + self.cancelled
+        return self.jobs + self.archived + self.letters + self.cancelled + self.remains
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing of the subject is left that could be erased later."""
-        return not (self.waiting or self.running or self.bound)
+        return not (self.waiting or self.running or self.bound or self.unreadable)
 
     def document(self) -> dict[str, Any]:
         """As programs read it."""
@@ -108,7 +116,13 @@ class Forgotten:
             "dead_letters": self.letters,
             "journal_entries": self.entries,
             "cancelled": self.cancelled,
-            "left": {"waiting": self.waiting, "running": self.running, "bound": self.bound},
+            "remains": self.remains,
+            "left": {
+                "waiting": self.waiting,
+                "running": self.running,
+                "bound": self.bound,
+                "unreadable": self.unreadable,
+            },
             "is_complete": self.is_complete,
             "could_not": self.could_not,
         }
@@ -119,15 +133,14 @@ def count(settings: Settings, subject: Subject, url: str | None = None) -> Forgo
     with _opened(settings, url, reads=True) as places:
         found, names = Forgotten(could_not=places.could_not), {subject.tag}
         if places.store is not None:
-            _count_left(places.store, subject, found)
-            for job in places.store.search(subject.search(has_ended=True)):
-                if not _is_bound(places.store, job):
-                    found.jobs += 1
-                    names |= _names([job])
+            for job in _count_left(places.store, subject, found):
+                found.jobs += 1
+                names |= _names([job])
             if subject.cancels:
                 # Cancelled jobs have ended, and are erased in the same run.
                 found.cancelled, found.waiting = found.waiting, 0
         if places.archive is not None:
+            found.remains = places.archive.count_remains()
             for line in places.archive.lines():
                 if subject.tag in tags_of(line):
                     found.archived += 1
@@ -185,15 +198,27 @@ def _erase_jobs(
             found.jobs += number
             is_more |= number > 0
             progress(found.jobs)
-    _count_left(store, subject, found)
+    for _ in _count_left(store, subject, found):
+        pass  # it has ended since the last look; the next run erases it
 
 
-def _count_left(store: FullJobStore, subject: Subject, found: Forgotten) -> None:
+def _count_left(store: FullJobStore, subject: Subject, found: Forgotten) -> Iterator[Job]:
+    """Count what cannot be erased now; yields what can be."""
     running = Search(tags=(subject.tag,), statuses=(JobStatus.ACTIVE,))
     found.running = store.count(running)
     found.waiting = store.count(subject.search(has_ended=False))
-    ended = store.search(subject.search(has_ended=True))
-    found.bound = sum(_is_bound(store, job) for job in ended)
+    ended, readable = store.count(subject.search(has_ended=True)), 0
+    for job in store.search(subject.search(has_ended=True)):
+        readable += 1
+        if _is_bound(store, job):
+            found.bound += 1
+        else:
+            yield job
+    # A tag is found without reading the row, which may be damaged or a newer version's. Of one that
+    # was set aside before it ended, nobody can tell whose it is.
+    found.unreadable = max(0, ended - readable) + len(store.unreadable())
+    if found.unreadable:
+        found.could_not.append(UNREADABLE.format(number=found.unreadable))
 
 
 def _is_bound(store: FullJobStore, job: Job) -> bool:
@@ -216,6 +241,9 @@ def _erase_archived(
     archive: JobArchive, places: _Places, subject: Subject, found: Forgotten
 ) -> None:
     """Rewrite each file of the archive that has something of the subject."""
+    # What was cut off names nobody, and may be the subject's.
+    with _locked(archive) as writer:
+        found.remains = writer.delete_remains()
     names = [each.name for each in archive.files()]
     for name in names:
         with _locked(archive) as writer:

@@ -40,6 +40,7 @@ MAX_FILE_SIZE = 256 * 1024 * 1024
 _LOCK = "archive.lock"
 _NAME = re.compile(r"jobs-(?P<day>\d{8})-(?P<number>\d{6,})\.(?P<format>jsonl|parquet)")
 _JSONL, _PARQUET = ".jsonl", ".parquet"
+_BLOCK = 64 * 1024
 _DRAFT = ".rewritten"
 
 declare(
@@ -186,6 +187,15 @@ class JobArchive:
                 return found[-1]
         return None
 
+    def count_remains(self) -> int:
+        """How much is left of processes that died while they wrote; see ``delete_remains``."""
+        with self._told("read"), contextlib.ExitStack() as stack:
+            try:
+                folder = stack.enter_context(Folder.open(self.path, follow=True))
+            except FileNotFoundError:
+                return 0
+            return len(_drafts_in(folder)) + len(_cut_off_in(folder))
+
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
         try:
@@ -253,6 +263,26 @@ class ArchiveWriter:
             else:
                 self._replace(name, lambda new: self._copy(name, new, drops))
         return dropped
+
+    def delete_remains(self) -> int:
+        """Delete what is left of processes that died while they wrote; how much that was.
+
+        A line that was cut off loses nothing: its job was deleted from the store only when a whole
+        line of it was on the disk.
+        """
+        drafts, cut_off = _drafts_in(self._folder), _cut_off_in(self._folder)
+        for name in drafts:
+            self._folder.unlink(name)
+        for name, size in cut_off:
+            descriptor = self._folder.open_file(name, os.O_RDWR)
+            try:
+                os.ftruncate(descriptor, size)
+                sync_file(descriptor)
+            finally:
+                os.close(descriptor)
+        if drafts:
+            self._folder.sync()
+        return len(drafts) + len(cut_off)
 
     def convert(self) -> bool:
         """Write one file that nobody appends to any more anew as Parquet; False: there is none.
@@ -336,6 +366,37 @@ def _files_in(folder: Folder) -> list[ArchiveFile]:
 
 def _number_of(name: str) -> int:
     return int(name.rpartition("-")[2].partition(".")[0])
+
+
+def _drafts_in(folder: Folder) -> list[str]:
+    """Files that were being written when a process died, or are just being written."""
+    return [name for name in folder.names() if name.startswith(".") and name.endswith(_DRAFT)]
+
+
+def _cut_off_in(folder: Folder) -> list[tuple[str, int]]:
+    """Files whose last line was cut off, and the size of what comes before it."""
+    found = []
+    for each in _files_in(folder):
+        if not each.name.endswith(_JSONL) or not each.size:
+            continue
+        with os.fdopen(folder.open_file(each.name, os.O_RDONLY), "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                found.append((each.name, _last_line_at(file)))
+    return found
+
+
+def _last_line_at(file: IO[bytes]) -> int:
+    """Where the last line of a file begins."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _BLOCK)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
 
 
 def _ends_with_a_line(descriptor: int) -> bool:
