@@ -369,3 +369,80 @@ def test_an_inline_worker_reads_and_writes_what_is_encoded() -> None:
     for each in (*store.search(Search()),):
         assert PRIVATE.encode() not in each.args + (each.result or b"")
     assert client.show(fired)["args"] == [PRIVATE]
+
+
+def drained(store: MemoryJobStore, made: JobsSettings, **handlers: Any) -> int:
+    """Run what is due with these settings and handlers; how many were completed."""
+    registry = Registry()
+    for name, call in handlers.items():
+        registry.add(call, name=name)
+    with InlineWorker(store, registry, setup=JobSetup("memory://", made)) as subject:
+        return subject.drain().completed
+
+
+@pytest.mark.parametrize("codec", [{}, {"compress_above": 1}], ids=["plain", "compressed"])
+def test_a_result_that_looks_encoded_is_refused(codec: dict[str, Any]) -> None:
+    """Otherwise its readers would take it for what it looks like, and get another value."""
+    store = MemoryJobStore()
+    client = JobClient(store=store, settings=settings(**codec))
+    job_id = client.enqueue("look", [])
+    marked = {MARK: 1, "steps": ["deflate"], "data": base64.b64encode(b"x").decode()}
+    assert drained(store, settings(**codec), look=lambda: marked) == 0
+    found = get(store, job_id)
+    assert found.status is JobStatus.FAILED
+    assert found.last_error is not None
+    assert found.last_error.code == "reserved_field"
+    assert repr(MARK) in found.last_error.message
+
+
+def test_a_signal_that_looks_encoded_is_refused() -> None:
+    """Its value is the result of a step: the next one could never read it."""
+    store = MemoryJobStore()
+    client = JobClient(store=store, settings=settings(compress_above=1))
+    flow = client.chain(client.wait_for_signal("ok"), ("wrap", [])).enqueue()
+    with pytest.raises(JobError, match=MARK):
+        flow.signal("ok", {MARK: 2, "steps": [], "data": ""})
+    flow.signal("ok", {"x": 1})
+    assert drained(store, settings(compress_above=1), wrap=lambda value: [value]) == 1
+    assert flow.result(timeout=5) == [{"x": 1}]
+
+
+def test_a_damaged_result_ends_the_step_that_uses_it() -> None:
+    """It stays damaged: the step is a dead letter, and nobody claims it again and again."""
+    store = MemoryJobStore()
+    client = JobClient(store=store, settings=settings(compress_above=1))
+    flow = client.chain(client.wait_for_signal("ok"), ("wrap", [])).enqueue()
+    damaged = b'{"%b":1,"steps":["deflate"],"data":"AAAA"}' % MARK.encode()
+    store.flows.signal(flow.id, "ok", damaged)  # as an older version took it
+    assert drained(store, settings(compress_above=1), wrap=lambda value: [value]) == 0
+    (last,) = (each for each in flow.steps() if each.handler == "wrap")
+    assert (last.status, last.attempts) == (JobStatus.FAILED, 0)
+    assert last.last_error is not None
+    assert last.last_error.code == "unreadable_payload"
+
+
+def next_step(codec: dict[str, Any], made: JobsSettings) -> tuple[JobClient, MemoryJobStore, str]:
+    """A chain whose first step has run with this codec, and whose second is due."""
+    store = MemoryJobStore()
+    client = JobClient(store=store, settings=settings(**codec))
+    late = {"handler": "wrap", "args": [], "delay": 3600}
+    flow = client.chain(("wrap", [LONG]), late).enqueue()
+    assert drained(store, settings(**codec), wrap=lambda value: [value]) == 1
+    (second,) = (each.id for each in flow.steps() if not each.status.is_final)
+    client.reschedule(second, delay=0)
+    assert drained(store, made, wrap=lambda value: [value]) == ("key" not in str(codec))
+    return client, store, second
+
+
+def test_a_step_gets_a_plain_result_without_any_setting() -> None:
+    """What is only compressed can be read by everybody."""
+    client, _, second = next_step({"compress_above": 1}, quick())
+    assert client.result(second, timeout=5) == [[LONG]]
+
+
+def test_a_step_waits_for_the_key_of_the_result_that_it_uses() -> None:
+    """Its handler is not called with what is encrypted, also where no codec is set at all."""
+    codec = {"active_key": "old", "keys": {"old": OLD}}
+    _, store, second = next_step(codec, quick(held_delay=60.0))
+    held = get(store, second)
+    assert (held.status, held.attempts, held.why) == (JobStatus.PENDING, 0, "payload_key")

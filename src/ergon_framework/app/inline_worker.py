@@ -62,7 +62,7 @@ from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Handler, Registry
 from ergon_framework.jobs.claims import Claim, Settler, decode_claims, told_of
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.encoded_store import with_codec
+from ergon_framework.jobs.encoded_store import results_reader, with_codec
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import PRUNE_BATCH
@@ -73,7 +73,7 @@ from ergon_framework.jobs.store_thread import CHARGE_DELAY, HeldLeases, executor
 from ergon_framework.jobs.totals import DrainTotals, outcome_of
 from ergon_framework.jobs.tracing import came_back
 from ergon_framework.jobs.worker import NOTICE_OF, WorkerReport, log_failure, version
-from ergon_framework.ports.jobstore import ClaimResult, FlowStore, FullJobStore, Settlement
+from ergon_framework.ports.jobstore import ClaimResult, FullJobStore, Settlement
 from ergon_framework.ports.unit_of_work import UnitOfWork
 from ergon_framework.telemetry.notices import emit, has_listeners
 
@@ -362,8 +362,7 @@ class InlineWorker:
     def _run_group(self, group: Sequence[Claim]) -> list[Settlement]:
         """One attempt of each, from their requests to their settlements."""
         decode_claims(group, self._codec)
-        flows: FlowStore | None = getattr(self._store, "flows", None)
-        hand_over(group, None if flows is None else flows.results)
+        hand_over(group, results_reader(self._store))
         refused = [each for each in group if each.outcome is not None]
         if refused:  # their arguments, or the results that they use, cannot be had
             self._leases.drop(refused)

@@ -38,7 +38,7 @@ from ergon_framework.core.job import (
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import several_lines
 from ergon_framework.errors import PayloadKeyError, UnreadableJobError
-from ergon_framework.jobs.payload_codec import ENCODED_ARGS, PayloadCodec
+from ergon_framework.jobs.payload_codec import ENCODED_ARGS, ENCODED_RESULT, MARK, PayloadCodec
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.ports.dice import roll
@@ -60,6 +60,14 @@ MAX_CODE = 255
 _encode = msgspec.json.Encoder().encode
 _instant = lru_cache(maxsize=64)(format_rfc3339)  # all that happens in one turn has one instant
 _SUCCEEDED = Succeeded()
+_RESERVED = Failed(
+    Failure(
+        Kind.REJECTED,
+        "reserved_field",
+        f"the result begins with the field {MARK!r}, which marks what Ergon has encoded; give that"
+        " field another name",
+    )
+)
 # Names for what is asked for with each job: Python 3.11 looks a member of an enum up in ten times
 # the time.
 _SUCCESS, _ACTIVE = Status.SUCCESS, JobStatus.ACTIVE
@@ -204,6 +212,9 @@ class Settler:
         """The settlement of a job that this worker holds; ``now`` is only for its history."""
         job = claim.job
         keep: float | None
+        if result is not None and result.startswith(ENCODED_RESULT):
+            # It could not be told from a result that Ergon has encoded.
+            event, result = (_RESERVED if isinstance(event, Succeeded) else event), None
         if event is _SUCCEEDED:  # nearly all: nothing that others need is asked here
             transition = _completed(job.attempts, job.excused)
             entry = _completed_entry(

@@ -8,14 +8,14 @@ asks for the state of a job needs no key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from ergon_framework.errors import UnreadableJobError
-from ergon_framework.jobs.payload_codec import ENCODED_ARGS, ENCODED_RESULT, PayloadCodec
+from ergon_framework.jobs.payload_codec import ENCODED_ARGS, ENCODED_RESULT, PLAIN, PayloadCodec
 from ergon_framework.ports.flow import NewFlow
 from ergon_framework.ports.jobstore import EnqueueResult, FullJobStore, Job, NewJob, Search
 
@@ -97,6 +97,19 @@ class EncodedFlows:
         return {
             each: result and self._codec.decode_result(result) for each, result in found.items()
         }
+
+
+def results_reader(store: Any) -> Callable[[Sequence[str]], Mapping[str, bytes | None]] | None:
+    """What reads plain results of steps from a store; None where it keeps no flows.
+
+    Without a codec of its own a worker still meets what others have encoded: what is compressed it
+    reads, and for what is encrypted PayloadKeyError is raised.
+    """
+    flows = getattr(store, "flows", None)
+    if flows is None:
+        return None
+    is_decoded = isinstance(store, EncodedJobStore)
+    return cast("EncodedFlows", flows if is_decoded else EncodedFlows(flows, PLAIN)).results
 
 
 def encoded_jobs(jobs: Iterable[NewJob], codec: PayloadCodec) -> list[NewJob]:

@@ -27,6 +27,7 @@ from ergon_framework.errors import (
     ResultTimeoutError,
 )
 from ergon_framework.jobs.flow_results import used_ids, value_of
+from ergon_framework.jobs.payload_codec import refuse_marked_value
 from ergon_framework.jobs.results import MIN_POLL_INTERVAL, POLL_INTERVAL, SharedSubscription
 from ergon_framework.jobs.stores.flow_settlement import no_flow
 from ergon_framework.jobs.views import error_view
@@ -276,6 +277,7 @@ def purge_flow(store: FullJobStore, flow_id: str) -> None:
 def send_signal(store: FullJobStore, flow_id: str, name: str, value: Any) -> None:
     """Complete the step that waits for a signal, or keep it for the first that will."""
     text = encode_value("value", value)
+    refuse_marked_value(text)
     with hints_for(store):
         outcome = flows_of(store).signal(str(flow_id), name, text)
     if outcome is SignalOutcome.TAKEN:

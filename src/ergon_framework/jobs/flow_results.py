@@ -10,7 +10,7 @@ import msgspec
 from ergon_framework.core.executor_protocol import MAX_LINE
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, Released
-from ergon_framework.errors import PayloadKeyError, StoreError
+from ergon_framework.errors import StoreError, UnreadableJobError
 from ergon_framework.jobs.claims import Claim, unreadable_outcome
 from ergon_framework.ports.flow import from_runs, step_id
 from ergon_framework.ports.jobstore import ClaimedJob
@@ -77,7 +77,7 @@ def hand_over(claims: Sequence[Claim], read: ReadResults | None) -> None:
         job = claim.job
         try:
             results = known if known and len(ids) <= MAX_TOGETHER else _read(ids, read)
-        except PayloadKeyError as error:
+        except UnreadableJobError as error:
             claim.outcome = unreadable_outcome(error)
             continue
         except StoreError:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MARK = "ergon.codec"
-"""The field by which an encoded payload is known. Users cannot write it: see ``refuse_mark``."""
+"""The field by which an encoded payload is known. Users cannot write it: see ``refuse_mark``, and
+``settle_claim`` for results."""
 VERSION = 1
 ENCODED_ARGS = b'[{"' + MARK.encode() + b'":'
 """How encoded arguments begin. A claim compares this with each job, so it is one prefix."""
@@ -222,11 +223,21 @@ def key_bytes(name: str, text: str) -> bytes:
 def refuse_mark(args: bytes) -> None:
     """Raise JobError if plain arguments look like encoded ones: they could not be told apart."""
     if args.startswith(ENCODED_ARGS):
-        raise JobError(
-            f"the field {MARK!r} marks payloads that Ergon has encoded",
-            remedy="give that field another name",
-            details={"field": "args"},
-        )
+        raise _reserved("args")
+
+
+def refuse_marked_value(value: bytes) -> None:
+    """The same of the value of a signal, which becomes the result of a step."""
+    if value.startswith(ENCODED_RESULT):
+        raise _reserved("value")
+
+
+def _reserved(field: str) -> JobError:
+    return JobError(
+        f"the field {MARK!r} marks payloads that Ergon has encoded",
+        remedy="give that field another name",
+        details={"field": field},
+    )
 
 
 def encoding_of(payload: bytes) -> dict[str, Any] | None:

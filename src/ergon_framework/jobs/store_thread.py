@@ -21,6 +21,7 @@ from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim, decode_claims
+from ergon_framework.jobs.encoded_store import results_reader
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import Maintenance
@@ -30,7 +31,6 @@ from ergon_framework.ports.dice import roll
 from ergon_framework.ports.jobstore import (
     ClaimedJob,
     ClaimResult,
-    FlowStore,
     JobStore,
     Settlement,
     Topic,
@@ -626,8 +626,7 @@ class StoreThread:
             self.leases.add(claims, now)
             decode_claims(claims, self._codec)
             if any(job.uses is not None for job in claimed.jobs):
-                flows: FlowStore | None = getattr(self.store, "flows", None)
-                hand_over(claims, None if flows is None else flows.results)
+                hand_over(claims, results_reader(self.store))
             # A worker that dies here has begun nothing: the leases expire, and a rescue finds
             # deliveries without an attempt.
             failpoint("worker.claimed")

@@ -25,7 +25,9 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError, describe
 from ergon_framework.jobs.claims import Claim, Settler, decode_claims, told_of
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.encoded_store import results_reader
 from ergon_framework.jobs.flow_notices import flow_notices
+from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import ClockWatch, Maintenance
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_urls import open_store
@@ -351,11 +353,13 @@ class QueueConsumer:
 
         One whose delivery is gone without having been settled goes back to its queue.
         """
-        _, held = self._consuming()
+        store, held = self._consuming()
         handed: list[D] = []
         decode_claims(claims, self._codec)
+        if any(claim.job.uses is not None for claim in claims):
+            hand_over(claims, results_reader(store))
         for claim in claims:
-            if isinstance(claim.outcome, Failed | HeldBack):  # its payload cannot be decoded
+            if claim.outcome is not None:  # what it would be called with cannot be read
                 self._settle_unread(claim, claim.outcome)
                 continue
             try:
@@ -371,8 +375,11 @@ class QueueConsumer:
         told = f"its payload cannot be read: {describe(error)}"
         self._settle_unread(claim, Failed(Failure(Kind.REJECTED, "unreadable_payload", told)))
 
-    def _settle_unread(self, claim: Claim, event: Failed | HeldBack) -> None:
-        logger.error("job %s: %s", claim.job.id, event.failure.message)
+    def _settle_unread(self, claim: Claim, event: Event) -> None:
+        text = "results that it uses cannot be read now"
+        if isinstance(event, Failed | HeldBack):
+            text = event.failure.message
+        logger.error("job %s: %s", claim.job.id, text)
         with suppress(StoreError, LeaseLostError):  # then its lease ends, and it comes again
             self.settle(claim, event, 0.0)
 
