@@ -244,6 +244,7 @@ def test_an_existing_file_learns_to_note_executors(tmp_path: Path) -> None:
                 *(f"DROP TABLE ergon_{each}" for each in ("flows", "flow_joins", "flow_work")),
                 *(f"DROP INDEX ergon_jobs_{each}" for each in INDEXES),
                 *(f"ALTER TABLE ergon_jobs DROP COLUMN {each}" for each in NEW_COLUMNS),
+                *(f"DROP TRIGGER ergon_jobs_forget_{each}" for each in ("tags", "keys")),
                 *("DROP TABLE ergon_job_tags", "DROP TABLE ergon_queue_keys"),
                 "DROP TABLE ergon_job_keys",
                 *(f"ALTER TABLE ergon_queues DROP COLUMN {each}" for each in NEW_OF_QUEUES),

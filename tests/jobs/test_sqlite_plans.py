@@ -252,3 +252,20 @@ def test_retention_reads_only_what_may_go(connection: sqlite3.Connection) -> Non
         costs.append([instructions(connection, statements[each], values) for each, values in looks])
     assert all(abs(few - many) <= 1 for few, many in zip(*costs, strict=True)), costs
     assert max(costs[0]) < 100
+
+
+@pytest.mark.req("JOBS:store")
+def test_a_purge_looks_for_labels_and_keys_only_where_there_are_any(
+    connection: sqlite3.Connection,
+) -> None:
+    """A job that is deleted costs no lookup in tables that hold nothing."""
+    costs = []
+    connection.execute("PRAGMA foreign_keys = ON")  # as a store has it
+    for number in range(2):
+        connection.execute(KEPT, {"number": 100, "purge_at": 0.0, "name": f"round{number}-"})
+        costs.append(instructions(connection, "DELETE FROM ergon_jobs WHERE seq > 0", ()))
+        for table in ("tags", "keys"):
+            connection.execute(f"DROP TRIGGER IF EXISTS ergon_jobs_forget_{table}")
+        assert not connection.execute("PRAGMA foreign_key_list(ergon_job_keys)").fetchall()
+    with_triggers, without = costs
+    assert with_triggers - without <= 240, costs  # twelve for each of two triggers and 100 jobs
