@@ -153,3 +153,29 @@ def test_steps_are_found_by_an_index_of_theirs(
     """However many other jobs there are, and whatever the planner took the table for."""
     nodes = nodes_of(connection, statements("flows.sql")[name])
     assert index in {node.get("Index Name") for node in nodes}
+
+
+RUNNING, DUE, BLOCKED = "ergon_jobs_running_keys", "ergon_jobs_due_keys", "ergon_jobs_blocked"
+BY_KEY = {
+    "key_limits.sql": {
+        "gates": {RUNNING},
+        "due": {RUNNING},
+        "next_keys": {DUE},
+        "heads": {DUE},
+        "block_rest": {DUE},
+        "save": {BLOCKED},
+        "wake": {BLOCKED},
+    },
+    "claim.sql": {"running_of_keys": {RUNNING}, "blocked": {BLOCKED}},
+    "transitions.sql": {"wake": {RUNNING, BLOCKED}, "blocked_keys": {BLOCKED}},
+}
+
+
+def test_jobs_of_a_limit_key_are_found_by_it_alone(connection: Connection) -> None:
+    """However many other keys the queue has, and whatever the planner took the table for."""
+    for file, expected in BY_KEY.items():
+        for name, indexes in expected.items():
+            nodes = nodes_of(connection, statements(file)[name])
+            scans = [node for node in nodes if node.get("Relation Name") == "ergon_jobs"]
+            used = {node["Index Name"] for node in scans if "Index Name" in node}
+            assert used == indexes, f"{file}: {name}"

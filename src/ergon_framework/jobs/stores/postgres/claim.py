@@ -79,6 +79,10 @@ Place = tuple[str | None, str | None, int | None, float | None, int | None]
 """Where a job stood: executor, queue, priority, due time and number."""
 NOWHERE: Place = (None, None, None, None, None)
 
+FIRST_BLOCKED = 8
+"""Places where jobs wait for limit keys at which a thorough claim looks first. Often one is for
+this worker, which is all that it asks; there may be as many places as there are keys."""
+
 _LAST = ("last_executor", "last_queue", "last_priority", "last_run_at", "last_seq")
 _SQL = statements("claim.sql")
 
@@ -156,6 +160,7 @@ class LaneView:
 
     lanes: list[Lane] = field(default_factory=list)
     blocked: list[Lane] = field(default_factory=list)  # where jobs wait for limit keys
+    has_more_blocked: bool = False  # there may be more of those
     next_at: float | None = None
     last: ShareKey | None = None  # there may be more lanes after this one
     has_flow_work: bool = False  # something of flows is left to be done in slices
@@ -186,9 +191,7 @@ class LaneScan:
             self._lanes = tx.execute(_SQL["lanes_in"], {"queues": queues})
         self._is_bounded = queues is None
         self._soonest = tx.execute(_SQL["soonest"], {"queues": queues, "most": bounds.scan_size})
-        self._blocked = (
-            tx.execute(_SQL["blocked"], {"most": bounds.max_lanes}) if request.wants_more else None
-        )
+        self._blocked = blocked_lanes(tx, FIRST_BLOCKED) if request.wants_more else None
 
     def read(self) -> LaneView:
         """What it found."""
@@ -207,8 +210,24 @@ class LaneScan:
         if self._is_bounded and len(lanes) == self._max_lanes:
             view.last = lanes[-1].executor, lanes[-1].queue
         if self._blocked is not None:
-            view.blocked = [Lane(*row) for row in self._blocked.fetchall()]
+            view.blocked, view.has_more_blocked = self._blocked()
         return view
+
+
+def blocked_lanes(tx: Tx, most: int) -> Callable[[], tuple[list[Lane], bool]]:
+    """Look where jobs wait for limit keys, at so many places; answers how to read what was found,
+    and whether there may be more.
+    """
+    found = tx.execute(_SQL["blocked"], {"most": most})
+
+    def read() -> tuple[list[Lane], bool]:
+        rows = found.fetchall()
+        lanes = {
+            Lane(executor, queue, bool(is_paused)): None for executor, queue, is_paused, _ in rows
+        }
+        return list(lanes), any(is_last for *_, is_last in rows)
+
+    return read
 
 
 _FENCE, _ID, _ATTEMPTS, _DELIVERIES, _CLAIMED_AT = 1, 2, 8, 9, 14  # columns of ``candidates``
@@ -716,4 +735,17 @@ class PostgresClaim:
 
     def _is_left(self) -> bool:
         """Whether a due job was left that this worker could run, now or later."""
-        return any(map(self._plan.is_left, (*self._view.lanes, *self._view.blocked)))
+        view = self._view
+        if any(map(self._plan.is_left, (*view.lanes, *view.blocked))):
+            return True
+        if not view.has_more_blocked:
+            return False
+        most = self._bounds.max_lanes
+        try:
+            view.blocked, _ = self._transactions.read(lambda tx: blocked_lanes(tx, most)())
+        except StoreError as error:
+            # What was claimed must not be lost for it: the next thorough claim looks again.
+            logger.warning("it is not known whether jobs wait for limit keys: %s", error)
+            return True
+        view.has_more_blocked = False
+        return any(map(self._plan.is_left, view.blocked))

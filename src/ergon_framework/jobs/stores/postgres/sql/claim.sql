@@ -102,10 +102,14 @@ CROSS JOIN LATERAL (
     FOR NO KEY UPDATE OF j SKIP LOCKED
 ) AS c;
 
--- running_of_keys: how many jobs of limit keys run
+-- running_of_keys: how many jobs of limit keys run; ordered, so that no other index can be used (see
+-- key_limits.sql)
 SELECT k.key, (
-    SELECT count(*) FROM ergon_jobs
-    WHERE stage = 1 AND limit_key IS NOT NULL AND limit_key = k.key
+    SELECT count(*) FROM (
+        SELECT 1 FROM ergon_jobs
+        WHERE stage = 1 AND limit_key IS NOT NULL AND limit_key BETWEEN k.key AND k.key
+        ORDER BY limit_key
+    ) AS r
 ) FROM unnest(%(keys)s::text[]) AS k (key);
 
 -- lease: a worker holds them from now on
@@ -199,7 +203,7 @@ FROM (
     ) AS j LEFT JOIN ergon_queues AS q ON q.name = j.queue
 ) AS s;
 
--- blocked: where jobs wait for limit keys, without paused queues
+-- blocked: where jobs wait for limit keys, without paused queues, and whether there may be more places
 WITH RECURSIVE lanes (limit_key, queue, executor, n) AS (
     (
         SELECT limit_key, queue, executor, 1 FROM ergon_jobs WHERE stage = 4
@@ -213,5 +217,5 @@ WITH RECURSIVE lanes (limit_key, queue, executor, n) AS (
     ) AS n
     WHERE l.n < %(most)s
 )
-SELECT DISTINCT l.executor, l.queue FROM lanes AS l
-WHERE NOT EXISTS (SELECT 1 FROM ergon_queues AS q WHERE q.name = l.queue AND q.is_paused);
+SELECT l.executor, l.queue, q.is_paused, l.n = %(most)s
+FROM lanes AS l LEFT JOIN ergon_queues AS q ON q.name = l.queue;

@@ -1,9 +1,16 @@
 -- Whoever reads the state of a key to start jobs of it holds the lock of its queue's row.
+-- A key is named as a range from itself to itself, and what is found is ordered by it: only the index
+-- by key has that order. The other index of the same jobs, by queue, looks as good to the planner while
+-- the table is empty or was never analyzed, and the plan made then stays. It reads all jobs of the queue.
 
 -- gates: the buckets of limit keys of queues, and how many jobs of each run there
 SELECT k.queue, k.key, coalesce(s.full_at, 0.0), (
-    SELECT count(*) FROM ergon_jobs AS j
-    WHERE j.stage = 1 AND j.limit_key IS NOT NULL AND j.limit_key = k.key AND j.queue = k.queue
+    SELECT count(*) FROM (
+        SELECT 1 FROM ergon_jobs AS j
+        WHERE j.stage = 1 AND j.limit_key IS NOT NULL AND j.limit_key BETWEEN k.key AND k.key
+            AND j.queue = k.queue
+        ORDER BY j.limit_key
+    ) AS r
 )
 FROM unnest(%(queues)s::text[], %(keys)s::text[]) AS k (queue, key)
 LEFT JOIN ergon_queue_keys AS s ON s.queue = k.queue AND s.limit_key = k.key;
@@ -31,9 +38,12 @@ ON CONFLICT (queue, limit_key) DO UPDATE SET
 -- due: limit keys that have tokens again, with the limits of their queues and how many jobs run
 SELECT
     k.queue, k.limit_key, k.full_at, {now}, (
-        SELECT count(*) FROM ergon_jobs AS j
-        WHERE j.stage = 1 AND j.limit_key IS NOT NULL AND j.limit_key = k.limit_key
-            AND j.queue = k.queue
+        SELECT count(*) FROM (
+            SELECT 1 FROM ergon_jobs AS j
+            WHERE j.stage = 1 AND j.limit_key IS NOT NULL
+                AND j.limit_key BETWEEN k.limit_key AND k.limit_key AND j.queue = k.queue
+            ORDER BY j.limit_key
+        ) AS r
     ),
     q.key_max_active, q.key_rate, coalesce(q.key_burst, 1)
 FROM ergon_queue_keys AS k LEFT JOIN ergon_queues AS q ON q.name = k.queue
@@ -68,7 +78,8 @@ WITH RECURSIVE keys (key, queue, most) AS MATERIALIZED (
 UPDATE ergon_jobs SET stage = 2 WHERE ctid = ANY(ARRAY(SELECT spot FROM firsts))
 RETURNING seq;
 
--- next_keys: limit keys with due jobs for some executors: those after one of them, then the first of all
+-- next_keys: limit keys with due jobs for some executors: those after one of them, then, unless these are
+-- enough, the first of all
 WITH RECURSIVE later (executor, key, n) AS (
     SELECT l.executor, k.limit_key, 1
     FROM unnest(%(executors)s::text[]) AS l (executor) CROSS JOIN LATERAL (
@@ -93,6 +104,7 @@ WITH RECURSIVE later (executor, key, n) AS (
             AND queue = %(queue)s::text AND limit_key <= %(after)s::text
         ORDER BY limit_key LIMIT 1
     ) AS k
+    WHERE NOT EXISTS (SELECT 1 FROM later AS f WHERE f.n = %(most)s::int)
     UNION ALL
     SELECT l.executor, k.limit_key, l.n + 1 FROM sooner AS l CROSS JOIN LATERAL (
         SELECT limit_key FROM ergon_jobs
@@ -113,11 +125,11 @@ CROSS JOIN LATERAL (
         key_limit
     FROM ergon_jobs
     WHERE stage = 2 AND limit_key IS NOT NULL AND executor = l.executor
-        AND queue = %(queue)s::text AND limit_key = l.key
+        AND queue = %(queue)s::text AND limit_key BETWEEN l.key AND l.key
         AND (flow_id IS NULL OR flow_id <> ALL(ARRAY(
             SELECT target FROM ergon_flow_work WHERE kind = 'cancel'
         )))
-    ORDER BY priority DESC, run_at, seq LIMIT %(most)s FOR NO KEY UPDATE SKIP LOCKED
+    ORDER BY limit_key, priority DESC, run_at, seq LIMIT %(most)s FOR NO KEY UPDATE SKIP LOCKED
 ) AS c;
 
 -- places: where due jobs of one lane stand after a place, and which of them have no limit key
@@ -164,8 +176,9 @@ UPDATE ergon_jobs SET stage = 4 WHERE ctid = ANY(ARRAY(
     ) AS l (executor, queue, key) CROSS JOIN LATERAL (
         SELECT ctid AS spot FROM ergon_jobs
         WHERE stage = 2 AND limit_key IS NOT NULL AND executor = l.executor AND queue = l.queue
-            AND limit_key = l.key
-        ORDER BY priority DESC, run_at, seq LIMIT %(most)s FOR NO KEY UPDATE SKIP LOCKED
+            AND limit_key BETWEEN l.key AND l.key
+        ORDER BY limit_key, priority DESC, run_at, seq LIMIT %(most)s
+        FOR NO KEY UPDATE SKIP LOCKED
     ) AS f
 ))
 RETURNING seq;

@@ -129,8 +129,11 @@ WHERE pg_try_advisory_xact_lock(%(class)s::int, hashtext(key));
 -- those are to be judged by a claim, unless they wait for a token
 WITH RECURSIVE keys (key, freed, running) AS MATERIALIZED (
     SELECT k.key, k.freed, (
-        SELECT count(*) FROM ergon_jobs
-        WHERE stage = 1 AND limit_key IS NOT NULL AND limit_key = k.key
+        SELECT count(*) FROM (
+            SELECT 1 FROM ergon_jobs
+            WHERE stage = 1 AND limit_key IS NOT NULL AND limit_key BETWEEN k.key AND k.key
+            ORDER BY limit_key
+        ) AS r
     )
     FROM unnest(%(keys)s::text[], %(freed)s::int[]) AS k (key, freed)
 ), lanes (key, freed, running, queue, executor) AS (
