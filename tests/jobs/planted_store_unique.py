@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -12,7 +13,8 @@ from ergon_framework.core.unique import OnDuplicate, UniqueRule
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.rows import Record
-from ergon_framework.ports.jobstore import EnqueueResult, NewJob
+from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, Search
+from tests.jobs.planted_store_retention import KeepsKeys
 from tests.jobs.planted_stores import Honest
 
 change = msgspec.structs.replace
@@ -78,6 +80,48 @@ class PurgesHolders(Honest):
         def purge_due(self, key: int, now: float) -> bool:
             self.remove(self.records[key])
             return True
+
+
+class ArchivesHolders(Honest):
+    """Tells of every job whose time has come, whether it holds its key or not."""
+
+    def ripe(self, limit: int) -> list[Job]:
+        ended = [job for job in self.search(Search()) if job.purge_at is not None]
+        return [job for job in ended if (job.purge_at or 0.0) <= self.now()][:limit]
+
+
+class HoldersHideOthers(Honest):
+    """Looks at so many jobs, and then leaves out those that hold their keys."""
+
+    def ripe(self, limit: int) -> list[Job]:
+        free = {job.id for job in super().ripe(10**9)}
+        due = [job for job in self.search(Search()) if (job.purge_at or self.now()) < self.now()]
+        due.sort(key=lambda job: job.purge_at or 0.0)
+        return [job for job in due[:limit] if job.id in free]
+
+
+class ErasedHolds(Honest):
+    """Erases a job, and leaves its key to who it was."""
+
+    def erase(self, jobs: Sequence[Job]) -> int:
+        with self.step() as ledger:
+            before = {job.unique_key or "": copy.copy(ledger.records[job.key]) for job in jobs}
+        number = super().erase(jobs)
+        with self.step() as ledger:
+            ledger.takers |= before
+        return number
+
+
+class ErasesKeysOfOthers(Honest):
+    """Frees the key of a job that is erased, whoever has it by then."""
+
+    def erase(self, jobs: Sequence[Job]) -> int:
+        number = super().erase(jobs)
+        with self.step() as ledger:
+            for job in jobs:
+                ledger.takers.pop(job.unique_key or "", None)
+                ledger.holders.pop(job.unique_key or "", None)
+        return number
 
 
 class HoldsForTheGone(Honest):
@@ -256,6 +300,11 @@ PLANTED: list[tuple[type[Honest], str]] = [
     (PeriodOfTheWaiting, "period_does_not_end_while_the_job_waits_or_runs"),
     (EveryEndCounts, "end_that_does_not_count_frees_the_key"),
     (PurgesHolders, "holder_outlives_its_retention"),
+    (ArchivesHolders, "holder_is_not_ripe"),
+    (HoldersHideOthers, "holder_is_not_ripe"),
+    (ErasedHolds, "erased_holder_lets_go_of_its_key"),
+    (ErasesKeysOfOthers, "erasing_leaves_the_key_of_the_next_holder"),
+    (KeepsKeys, "erased_job_comes_back_without_its_key"),
     (HoldsForTheGone, "purging_by_hand_frees_the_key"),
     (TakesKeysOfOthersAlong, "next_holder_counts_from_its_own_beginning"),
     (HoldsWhileRunning, "waiting_only_frees_the_key_when_it_runs"),

@@ -17,6 +17,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     SUCCEEDED,
     WAIT,
     JobStoreSubject,
+    ids_of,
     new,
     same,
 )
@@ -118,6 +119,58 @@ def holder_outlives_its_retention(s: JobStoreSubject) -> None:
     s.clock.forward(PERIOD)
     same(s.store.prune(100).purged, 1, "purged after the period")
     expect(_is_free(s), "a purged job holds its key")
+
+
+@check()
+def holder_is_not_ripe(s: JobStoreSubject) -> None:
+    """A job that holds its key goes to no archive before it lets go; it hides none behind it."""
+    held = [f"held-{n}" for n in range(3)]
+    for job_id in held:
+        s.put(job_id, unique_key=job_id, unique=THROTTLED)
+        s.ended(job_id, keep=1.0)
+    s.put("free", unique_key=None)
+    s.ended("free", keep=2.0)
+    s.clock.forward(10.0)
+    same(ids_of(s.store.ripe(2)), ["free"], "what may go within the period")
+    s.clock.forward(PERIOD)
+    same(sorted(ids_of(s.store.ripe(9))), ["free", *held], "what may go after the period")
+
+
+@check()
+def erased_holder_lets_go_of_its_key(s: JobStoreSubject) -> None:
+    """The key is one of the things that are erased: nobody could say any more who holds it."""
+    s.put("a", unique_key="k", unique=THROTTLED)
+    s.ended("a", keep=9000.0)
+    same(s.store.erase([s.get("a")]), 1, "erased")
+    same((s.get("a").unique_key, s.get("a").unique), (None, None), "key and rule")
+    expect(_is_free(s), "an erased job holds its key")
+
+
+@check()
+def erasing_leaves_the_key_of_the_next_holder(s: JobStoreSubject) -> None:
+    """Another job has the key by now, with or without a rule, and keeps it."""
+    for key, rule in (("k", THROTTLED), ("l", None)):
+        s.put(f"{key}-1", unique_key=key, unique=rule)
+        s.ended(f"{key}-1", keep=9000.0)
+    s.clock.forward(PERIOD)
+    for key, rule in (("k", THROTTLED), ("l", None)):
+        s.put(f"{key}-2", unique_key=key, unique=rule, delay=9000.0)
+        same(s.store.erase([s.get(f"{key}-1")]), 1, "erased")
+        expect(not _is_free(s, key), "the key of a job that waits went with the one before it")
+        same(s.get(f"{key}-2").unique_key, key, "the key of the one that waits")
+
+
+@check()
+def erased_job_comes_back_without_its_key(s: JobStoreSubject) -> None:
+    """Another one that waits with the key is not in its way, and keeps it."""
+    s.put("a", unique_key="k")
+    s.ended("a", FAILS_FOR_GOOD, keep=9000.0)
+    same(s.store.erase([s.get("a")]), 1, "erased")
+    s.put("b", unique_key="k", delay=9000.0)
+    s.must(s.get("a"), RequeueRequested())
+    same((s.status("a"), s.get("a").unique_key), (JobStatus.PENDING, None), "it is back")
+    s.ended("a")
+    expect(not _is_free(s), "the key of the one that waits went with the one that came back")
 
 
 @check()

@@ -41,15 +41,20 @@ elseif where == "named" then
 elseif where == "after" or where == "ripe" then
   local size, found = 0, nil
   if where == "ripe" then
-    found = call("ZRANGEBYSCORE", PURGING, "-inf", now, "LIMIT", 0, most)
-    local free = {} -- without those that hold a unique key still: they are kept until they do no more
-    for _, each in ipairs(found) do
-      local id = id_in_tag(each)
-      local job = job_of(id)
-      local taker = job and job[UNIQUE_KEY] ~= "" and taker_of(job[UNIQUE_KEY])
-      if not (taker and taker[1] == id and still_holds(taker, job)) then free[#free + 1] = id end
+    -- Without those that hold a unique key still. A prune lines them up for when they do no more; until
+    -- it has come to them they must not hide those behind them.
+    found = {}
+    for page = 0, MOST_PAGES - 1 do
+      local due = call("ZRANGEBYSCORE", PURGING, "-inf", now, "LIMIT", page * most, most)
+      for _, each in ipairs(due) do
+        local id = id_in_tag(each)
+        local job = job_of(id)
+        local taker = job and job[UNIQUE_KEY] ~= "" and taker_of(job[UNIQUE_KEY])
+        local holds = taker and taker[1] == id and still_holds(taker, job)
+        if #found < most and not holds then found[#found + 1] = id end
+      end
+      if #found == most or #due < most then break end
     end
-    found = free
   else
     found = call("ZRANGEBYSCORE", ALL, "(" .. from, "+inf", "LIMIT", 0, most)
   end
