@@ -75,6 +75,25 @@ class _MarksForAnyRun(MemoryJobRecords):
         super().set_move_state(state)
 
 
+# ---- workers ------------------------------------------------------------------------------------
+
+
+class ForgetsProgress(Honest):
+    """Has no column for how far jobs are."""
+
+    def heartbeat(self, record: WorkerRecord) -> None:
+        super().heartbeat(change(record, progress={}))
+
+
+class AddsProgressUp(Honest):
+    """Keeps what a worker told of jobs that it says nothing of any more."""
+
+    def heartbeat(self, record: WorkerRecord) -> None:
+        before = {each.id: each.progress for each in self.workers()}
+        told = {**before.get(record.id, {}), **record.progress}
+        super().heartbeat(change(record, progress=told))
+
+
 # ---- adding -------------------------------------------------------------------------------------
 
 

@@ -130,6 +130,8 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (moves.SweepsAll, "sweep_is_bounded"),
     (moves.SweepsNoOutdated, "sweep_ends_what_is_outdated"),
     (moves.RemembersTheDead, "worker_that_is_gone_is_not_listed"),
+    (planted.ForgetsProgress, "worker_tells_again"),
+    (planted.AddsProgressUp, "worker_tells_again"),
     (moves.ListsTheEnded, "what_a_worker_leaves_behind_is_kept_apart"),
     (moves.FiresTwice, "schedule_fires_once"),
     (moves.FiresThePaused, "next_schedules_are_the_earliest"),

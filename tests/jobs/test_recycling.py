@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ergon_framework.jobs.executor_process import ProcessLimits, RecycleReason
 from ergon_framework.jobs.memory_watch import MemoryWatch, of_trees, resident_memory
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -51,6 +52,53 @@ def run_pid(store: MemoryJobStore, name: str) -> int:
 def recycled(subject: Worker) -> dict[str, int]:
     """What the heartbeat tells."""
     return dict(executor_status(subject)["recycled"])
+
+
+def check_limits(kind: type[ProcessLimits]) -> None:
+    """The rules of recycling, for what decides by them."""
+
+    def made(**options: Any) -> ProcessLimits:
+        return kind(ExecutorSettings(command=("x",), **options), started_at=100.0)
+
+    def counted(limits: ProcessLimits) -> int:
+        """With how many jobs it is to be replaced."""
+        for number in range(1, 1_000):
+            limits.look(number, 100.0)
+            if limits.reason is not None:
+                assert limits.reason is RecycleReason.MAX_JOBS
+                return number
+        return 0
+
+    def reason(limits: ProcessLimits) -> RecycleReason | None:
+        return limits.reason
+
+    assert made(max_jobs=100).max_jobs == 100
+    numbers = {counted(made(max_jobs=100)) for _ in range(200)}
+    assert 90 <= min(numbers) < max(numbers) <= 100  # early by a tenth at most, not all at once
+    assert counted(made(max_jobs=1)) == 1
+    retired = {made(max_age=10.0).retires_at for _ in range(200)}
+    assert 109.0 <= min(retired) < max(retired) <= 110.0
+    old = made(max_age=10.0)
+    old.look(1, 108.9)
+    assert reason(old) is None
+    old.look(1, 110.0)
+    assert reason(old) is RecycleReason.MAX_AGE
+    large = made(max_memory=120 * MIB, max_jobs=10)
+    large.look_at_memory(0, 500 * MIB)  # every new one is so large
+    large.look_at_memory(1, 120 * MIB - 1)
+    assert reason(large) is None
+    large.look_at_memory(1, 120 * MIB)
+    large.look(10, 1e9)
+    assert reason(large) is RecycleReason.MAX_MEMORY  # the first reason stays
+    endless = made()
+    endless.look(10**9, 1e9)
+    endless.look_at_memory(10**9, 10**15)
+    assert reason(endless) is None
+
+
+def test_when_a_process_is_to_be_replaced() -> None:
+    """After so many jobs, so large or so old; a little early, and not all at once."""
+    check_limits(ProcessLimits)
 
 
 def test_a_process_is_replaced_after_so_many_jobs() -> None:

@@ -403,6 +403,9 @@ def worker_tells_again(s: JobStoreSubject) -> None:
     (worker,) = s.store.workers()
     same((dict(worker.counters), worker.seen_at), ({"done": 2}, START + 9.0), "the worker")
     same(dict(worker.progress), progress, "how far its jobs are")
+    s.store.heartbeat(_worker("w", counters={"done": 3}))
+    (worker,) = s.store.workers()
+    same(dict(worker.progress), {}, "how far its jobs are, when they have ended")
 
 
 @check()
