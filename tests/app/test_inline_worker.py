@@ -29,13 +29,14 @@ from ergon_framework.jobs import JobClient
 from ergon_framework.jobs.scheduler import ScheduleSettings
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import LeaseRenewal, Search
+from ergon_framework.ports.jobstore import LeaseRenewal, Search, WorkerRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.synthetic import SyntheticProvider
 from ergon_framework.telemetry.notices import add_listener, remove_listener
 from ergon_framework.testing import Sandbox, VirtualClock
+from tests import waiting
 
 EVEN = {"backoff": {"base": 10.0, "multiplier": 1.0, "jitter": 0.0}}
 
@@ -318,6 +319,90 @@ def test_an_attempt_that_takes_a_while_is_charged_before_it_ends() -> None:
     assert (client.result(job, 0), client.show(job)["attempts"]) == (1, 1)
 
 
+def test_others_see_how_far_a_drained_job_is() -> None:
+    """As the jobs of a worker; the record that tells it is gone with the drain."""
+    registry, store = Registry(), CountingStore()
+    client = JobClient(store=store)
+    seen: list[Any] = []
+
+    def counts(job: JobContext) -> None:
+        for number in range(1_001):
+            job.progress(number / 2_000, f"page {number}, token=hunter2hunter2hunter2")
+
+        def is_seen() -> bool:
+            return dict(client.show(job.job_id).get("progress") or {}).get("fraction") == 0.5
+
+        waiting.until(is_seen, "the last report")
+        seen.append(client.show(job.job_id)["progress"])
+        seen.append(store.heartbeats)
+
+    registry.add(counts, "counts")
+    jobs = client.enqueue_many(["counts", "counts"])
+    with InlineWorker(store, registry) as worker:
+        report = worker.drain()
+    assert report.completed == 2
+    first, written, *_ = seen
+    assert first.keys() == {"fraction", "message", "at"}
+    assert first["message"].startswith("page 1000")
+    assert "hunter2" not in str(seen)
+    assert written <= 3  # of a thousand reports
+    assert "progress" not in client.show(jobs[0])
+    assert store.workers() == []
+
+
+class CountingStore(MemoryJobStore):
+    """Counts how often somebody told of itself."""
+
+    heartbeats = 0
+
+    def heartbeat(self, record: WorkerRecord) -> None:
+        """As usual."""
+        self.heartbeats += 1
+        super().heartbeat(record)
+
+
+def test_a_drain_without_reports_writes_no_record() -> None:
+    """Nothing is written for handlers that say nothing, and no worker appears."""
+    registry, store = Registry(), CountingStore()
+    registry.add(lambda: None, "quiet")
+    client = JobClient(store=store)
+    client.enqueue("quiet")
+    with InlineWorker(store, registry) as worker:
+        worker.drain()
+        before = store.heartbeats  # what it leaves for the metrics
+        client.enqueue("quiet")
+        worker.drain()
+    assert (store.heartbeats, store.workers()) == (2 * before, [])
+
+
+def test_a_report_that_cannot_be_written_does_not_concern_the_handler(ergon: Sandbox) -> None:
+    """Nor does one that comes when its job has ended."""
+    app = ergon.use(App(name="shop"))
+    kept: list[JobContext] = []
+
+    @app.job
+    def reports(job: JobContext = INJECTED) -> int:
+        kept.append(job)
+        job.progress(0.5, "half")
+        return 1
+
+    store: Any = app.client.store
+    heartbeat = store.heartbeat
+
+    def away(record: WorkerRecord) -> None:
+        if record.progress:
+            raise StoreError("away")
+        heartbeat(record)
+
+    store.heartbeat = away
+    job = reports.enqueue()
+    assert ergon.drain().completed == 1
+    store.heartbeat = heartbeat
+    kept[0].progress(0.9)
+    assert job.result(0) == 1
+    assert app.client.store.workers() == []
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_batch_handler_gets_many_jobs_in_one_call(app: App, is_async: bool) -> None:
     """As in a worker: up to ``batch`` of them, one outcome each, and other handlers in between."""
@@ -556,6 +641,43 @@ def test_time_limits_hold_in_virtual_time(ergon: Sandbox) -> None:
     assert ergon.drain().failed == 2
     assert [app.client.show(job)["last_error"]["code"] for job in jobs] == ["timeout"] * 2
     assert cancelled == [31 + 30.0]
+
+
+def test_heartbeat_limits_hold_for_async_handlers_in_virtual_time(ergon: Sandbox) -> None:
+    """One that falls silent is cancelled; a plain one that has returned does not hang any more."""
+    app = ergon.use(App(name="shop"))
+    shown: list[Any] = []
+
+    @app.job(heartbeat=10, max_attempts=1)
+    async def falls_silent(job: JobContext = INJECTED) -> None:
+        for _ in range(3):
+            await asyncio.sleep(8)
+            job.progress(0.1)
+            shown.append(app.client.show(job.job_id)["progress"]["fraction"])
+        await asyncio.sleep(100)
+
+    @app.job(heartbeat=10, max_attempts=1)
+    async def ends_well(job: JobContext = INJECTED) -> str:
+        try:
+            await asyncio.sleep(11)
+        except asyncio.CancelledError:
+            assert job.is_cancelled
+        return "after all"
+
+    @app.job(heartbeat=10, max_attempts=1)
+    def slow() -> str:
+        ergon.clock.sleep(11)
+        return "in the end"
+
+    silent, well, plain = falls_silent.enqueue(), ends_well.enqueue(), slow.enqueue()
+    began = ergon.clock.now()
+    ergon.drain()
+    assert shown == [0.1] * 3
+    error = app.client.show(silent)["last_error"]
+    assert (error["kind"], error["code"]) == ("timeout", "heartbeat_timeout")
+    assert error["message"] == "reported nothing for 10 s and was ended"
+    assert (well.result(0), plain.result(0)) == ("after all", "in the end")
+    assert ergon.clock.now() - began == pytest.approx(3 * 8 + 10 + 10 + 11)
 
 
 def test_provider_calls_of_a_handler_follow_the_same_clock() -> None:

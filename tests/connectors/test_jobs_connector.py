@@ -21,6 +21,7 @@ from ergon_framework.connector.jobs import (
     claims,
 )
 from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.core.executor_protocol import ProgressReport
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import (
@@ -37,7 +38,13 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.why import explain_job
-from ergon_framework.ports.jobstore import DEFAULT_QUEUE, FullJobStore, Search, Topic
+from ergon_framework.ports.jobstore import (
+    DEFAULT_QUEUE,
+    FullJobStore,
+    Search,
+    Topic,
+    WorkerRecord,
+)
 from ergon_framework.ports.notice import Notice
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry import add_listener, remove_listener
@@ -489,6 +496,90 @@ def test_leases_are_renewed_while_a_job_is_in_hand(store: FullJobStore, clock: C
         holding.renew()
         assert [each.lost for each in held] == [True, True]
         assert not holding.holds(held[0].job.id, held[0].job.fence)
+
+
+def test_others_see_how_far_a_transaction_is(store: FullJobStore, connector: JobsConnector) -> None:
+    """As a job whose handler reports, until it is settled; a second report comes soon after."""
+    client = JobClient(store=store)
+    connector.dispatch_transactions([Transaction("a"), Transaction("b")])
+    first, second = connector.fetch_transactions(2)
+
+    def shown(job_id: str) -> Any:
+        return client.show(job_id).get("progress")
+
+    connector.progress(first, 0.4, "page 4, token=hunter2hunter2hunter2")
+    connector.progress(second, message="begins")
+    eventually(lambda: bool(shown("a") and shown("b")))
+    assert (shown("a")["fraction"], shown("b")["message"]) == (0.4, "begins")
+    assert "hunter2" not in str(shown("a"))
+    for page in range(5, 10):
+        connector.progress(first, page / 10)
+    eventually(lambda: bool(shown("a")["fraction"] == 0.9))
+    connector.ack(first)
+    connector.progress(first, 1.0)  # too late: it says nothing
+    assert shown("a") is None
+    (record,) = store.workers()
+    assert "b" in record.progress
+
+
+def test_what_is_no_progress_of_a_delivery_is_refused(store: FullJobStore) -> None:
+    """A part beyond 1, and a transaction of somebody else."""
+    with JobsConnector(store, handler="work") as one, JobsConnector(store) as other:
+        one.dispatch_transactions([Transaction("a")])
+        (came,) = one.fetch_transactions(1)
+        with pytest.raises(ValueError, match=r"a part from 0 to 1, such as 0\.4, not 40"):
+            one.progress(came, 40)
+        with pytest.raises(JobsConnectorError, match="'a' was not delivered by this connector"):
+            other.progress(came, 0.4)
+        with pytest.raises(JobsConnectorError, match="'b' was not delivered by this connector"):
+            one.progress(Transaction("b"), 0.4)
+
+
+def test_a_report_is_written_when_the_store_is_back() -> None:
+    """The last report is kept while the store does not answer, and written about once a second."""
+    at = [100.0]
+    store = AwayStore()
+    settings = JobsSettings(lease=30.0)
+    settler = Settler(settings, "me")
+    serves = (DEFAULT_QUEUE, "connector")
+    holding = claims.HeldClaims(
+        store, settings, settler, "me", serves, lambda *_: None, now=lambda: at[0]
+    )
+    JobClient(store=store).enqueue("work", id="a")
+    request = ClaimRequest(worker="me", lease=24.0, slots={"connector": 1}, default="connector")
+    (claim,) = [Claim(job) for job in store.settle_and_claim([], request)[1].jobs]
+    holding.add([claim])
+    holding.run_once()
+
+    def told(seconds: float, fraction: float | None) -> float | None:
+        """What others see after so long, and after a report."""
+        at[0] += seconds
+        if fraction is not None:
+            holding.tell_progress(claim, ProgressReport("a", fraction))
+        holding.run_once()
+        (record,) = store.workers()
+        found: float = record.progress["a"]["fraction"]
+        return found
+
+    assert told(0.0, 0.1) == 0.1
+    assert told(0.5, 0.2) == 0.1  # not yet
+    assert told(0.6, None) == 0.2
+    store.is_away = True
+    assert told(2.0, 0.3) == 0.2
+    store.is_away = False
+    assert told(2.0, None) == 0.3
+
+
+class AwayStore(MemoryJobStore):
+    """Does not answer a heartbeat now and then."""
+
+    is_away = False
+
+    def heartbeat(self, record: WorkerRecord) -> None:
+        """As usual, unless it is away."""
+        if self.is_away:
+            raise StoreUnavailableError("away")
+        super().heartbeat(record)
 
 
 def test_close_gives_back_what_is_in_hand(store: FullJobStore) -> None:

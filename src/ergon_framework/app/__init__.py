@@ -3,7 +3,8 @@
 Where to look first:
 
 - ``application`` has ``App``, the program of one file; ``run_app`` runs its parts, ``job_handlers``
-  and ``inline_worker`` its jobs, ``app_arguments`` checks what it is given
+  and ``inline_worker`` its jobs (``inline_progress`` tells how far those are), ``app_arguments``
+  checks what it is given
 - ``settings`` reads ``ergon.toml``, ``discovery`` finds it; ``parts`` lists what it describes, and
   ``jobs``, ``zones`` and ``providers`` are the set-up of each part; ``earlier_store`` tells of jobs
   that a script stored before its settings named another store

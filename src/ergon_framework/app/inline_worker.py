@@ -8,11 +8,12 @@ notices.
 Handlers that take a list get many jobs in one call, as they do from a worker.
 
 What it cannot do: cut off a plain handler that runs past its time. Such an attempt counts as timed
-out when the handler returns. Time is that of the store and of the current clock, so that under a
-virtual clock nothing waits.
+out when the handler returns. For the same reason a heartbeat limit ends async handlers only: a
+plain one that has returned hangs no more, so its outcome counts. Time is that of the store and of
+the current clock, so that under a virtual clock nothing waits.
 
-A second thread renews the lease of the job in hand; it touches nothing else, and ends with the
-drain.
+A second thread renews the lease of the job in hand, and tells the store how far it is; it touches
+nothing else, and ends with the drain.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ from dataclasses import replace
 from typing import Any, Protocol, Self
 from weakref import WeakKeyDictionary
 
+from ergon_framework.app.inline_progress import InlineProgress
 from ergon_framework.app.jobs import JobSetup
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.executor_protocol import (
     ExecutorSession,
     OrchestratorSession,
     Outcome,
+    ProgressReport,
     Reply,
     Request,
+    Status,
 )
 from ergon_framework.core.job import Event, JobStatus, Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
@@ -60,7 +64,14 @@ from ergon_framework.executor.batch import Answer, JobBatch
 from ergon_framework.executor.hooks import HookRunner, HookStep
 from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Handler, Registry
-from ergon_framework.jobs.claims import Claim, Settler, decode_claims, told_of
+from ergon_framework.jobs.claims import (
+    Claim,
+    Settler,
+    decode_claims,
+    silence_of,
+    told_of,
+    told_progress,
+)
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.encoded_store import results_reader, with_codec
 from ergon_framework.jobs.flow_notices import flow_notices
@@ -154,7 +165,7 @@ class InlineWorker:
         self._codec = self._settings.codec.compiled()
         self._registry = registry
         self._settler = Settler(self._settings, self.name)
-        self._leases = InlineLeases(store, self._settings.claimed_for)
+        self._leases = InlineLeases(store, self._settings.claimed_for, self.name)
         self._rescue = Rescue(
             store, self._settings, self._settler, self._leases.holds, _tell, SYSTEM_CLOCK.now
         )
@@ -386,11 +397,14 @@ class InlineWorker:
         for claim, invocation, timeout, answer in zip(
             group, invocations, timeouts, answers, strict=True
         ):
-            outcome = outcomes.timed_out(claim.job.id, CUT_OFF) if seconds > timeout else answer
+            is_late = seconds > timeout
+            outcome = outcomes.timed_out(claim.job.id, CUT_OFF) if is_late else answer
             outcome, line = outcomes.written(outcome)
             invocation.end_span(outcome)
             reply = _reply(line)
             event = self._settler.event_of(reply, claim.job)
+            if invocation.is_silent and not is_late and reply.status is not Status.SUCCESS:
+                event = silence_of(invocation.heartbeat or 0.0)
             settled.append(self._settlement(claim, event, seconds, reply.result))
         return settled
 
@@ -400,7 +414,13 @@ class InlineWorker:
     def _invocation(self, claim: Claim, timeout: float, began_at: float) -> InlineInvocation:
         request = self._request(claim, timeout)
         handler = self._registry.find(request.function_name)
-        return InlineInvocation(request, handler, began_at + timeout)
+
+        def report(told: ProgressReport) -> None:
+            if self._leases.holds(claim.job.id, claim.job.fence):  # else it has ended
+                claim.progress = told_progress(claim, told, self._store.now())
+                self._leases.progress.changed()
+
+        return InlineInvocation(request, handler, began_at + timeout, report)
 
     @contextmanager
     def _giving_back(self, claims: list[Claim]) -> Iterator[None]:
@@ -463,8 +483,9 @@ class InlineLeases:
     Under a virtual clock nothing is renewed: a lease ends there only when the handler says so.
     """
 
-    def __init__(self, store: FullJobStore, lease: float) -> None:
+    def __init__(self, store: FullJobStore, lease: float, name: str) -> None:
         self._leases = HeldLeases(store, lease, _tell)
+        self.progress = InlineProgress(store, name, lease, self._leases.progress)
         self._lease = lease
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -499,10 +520,13 @@ class InlineLeases:
 
     def end(self) -> None:
         """End the thread, unless a drain around this one has a job in hand."""
-        if self._thread is not None and not self._leases.claims:
+        if self._leases.claims:
+            return
+        if self._thread is not None:
             self._ended.set()
             self._thread.join()
             self._thread = None
+        self.progress.end()
 
     def _cancel_marked(self) -> None:
         """Tell handlers whose jobs are to be cancelled, in the thread that renews."""
@@ -523,6 +547,7 @@ class InlineLeases:
             try:
                 with self._lock:
                     self._leases.renew_due(SYSTEM_CLOCK.now())
+                    self.progress.write_due(SYSTEM_CLOCK.now())
                 is_away = False
             except Exception as error:
                 if not is_away:
@@ -531,13 +556,38 @@ class InlineLeases:
 
 
 class InlineInvocation(Invocation):
-    """An invocation whose deadline code inside the handler sees on the current clock."""
+    """An invocation whose handler reports here, and sees its deadline on the current clock."""
 
-    __slots__ = ("_deadline",)
+    __slots__ = ("_clock", "_deadline", "_heard_at", "_told", "is_silent")
 
-    def __init__(self, request: Request, handler: Handler | None, deadline: float) -> None:
+    def __init__(
+        self,
+        request: Request,
+        handler: Handler | None,
+        deadline: float,
+        told: Callable[[ProgressReport], object],
+    ) -> None:
+        """``told`` hears what the handler reports."""
         super().__init__(request, handler, is_traced=False)
         self._deadline = deadline
+        self._told = told
+        self._clock = current_clock()  # a handler may report from a thread that has another one
+        self._heard_at = self._clock.now()
+        self.is_silent = False  # it had to report, and was cancelled because it did not
+
+    @property
+    def heartbeat(self) -> float | None:
+        """How often its handler must report, in seconds."""
+        return None if self.handler is None else self.handler.heartbeat
+
+    def silent_in(self) -> float:
+        """Seconds until it has been silent for too long."""
+        return self._heard_at + (self.heartbeat or 0.0) - self._clock.now()
+
+    def report(self, fraction: float | None, message: str) -> None:
+        """Tell how far the job is."""
+        self._heard_at = self._clock.now()
+        self._told(ProgressReport(self.job_id, fraction, message))
 
     def surroundings(self) -> UnitOfWork:
         """The job as a unit of work, for code that its handler calls."""
@@ -564,7 +614,9 @@ class InlineLoop:
             remedy="await asyncio.to_thread(app.drain)",
         )
 
-    def run(self, invocations: Sequence[Invocation], timeouts: Sequence[float]) -> list[Outcome]:
+    def run(
+        self, invocations: Sequence[InlineInvocation], timeouts: Sequence[float]
+    ) -> list[Outcome]:
         """Run a handler of either colour to its end, once for all of these; an outcome for each.
 
         An async one is cancelled at the first deadline.
@@ -574,7 +626,7 @@ class InlineLoop:
         return [self._run_one(invocations[0], timeouts[0])]
 
     def _run_batch(
-        self, invocations: Sequence[Invocation], timeouts: Sequence[float]
+        self, invocations: Sequence[InlineInvocation], timeouts: Sequence[float]
     ) -> list[Outcome]:
         handler = invocations[0].handler
         assert handler is not None  # noqa: S101 - only handlers that exist take batches
@@ -587,7 +639,7 @@ class InlineLoop:
             batch.run(answers.__setitem__)
         return [answers[each] for each in invocations]
 
-    def _run_one(self, invocation: Invocation, timeout: float) -> Outcome:
+    def _run_one(self, invocation: InlineInvocation, timeout: float) -> Outcome:
         if invocation.is_async:
             answer: Outcome = self.wait_for(_cut_off(invocation, timeout), invocation.scope)
             return answer
@@ -636,7 +688,7 @@ def _call_step(step: HookStep) -> Any:
     return call_within(step.run, step.timeout, step.overdue)
 
 
-async def _cut_off(invocation: Invocation, seconds: float) -> Outcome:
+async def _cut_off(invocation: InlineInvocation, seconds: float) -> Outcome:
     task = asyncio.ensure_future(invocation.run_async())
     invocation.task = task  # for whoever cancels the job
 
@@ -645,10 +697,36 @@ async def _cut_off(invocation: Invocation, seconds: float) -> Outcome:
         task.cancel()
 
     timer = asyncio.get_running_loop().call_later(seconds, cancel)
+    watch = None if invocation.heartbeat is None else SilenceWatch(invocation, task)
     try:
         return await task
     finally:
         timer.cancel()
+        if watch is not None:
+            watch.end()
+
+
+class SilenceWatch:
+    """Cancels an async handler that must report and has not for too long."""
+
+    def __init__(self, invocation: InlineInvocation, task: asyncio.Task[Outcome]) -> None:
+        self._invocation = invocation
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(invocation.silent_in(), self._look)
+
+    def end(self) -> None:
+        """Watch no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        left = self._invocation.silent_in()
+        if left > 0:  # it has reported since
+            self._timer = self._loop.call_later(left, self._look)
+            return
+        self._invocation.is_silent = True
+        self._invocation.cancel()
+        self._task.cancel()
 
 
 async def _cut_off_batch(batch: JobBatch, timeouts: Sequence[float], answer: Answer) -> None:

@@ -52,6 +52,7 @@ __all__ = [
     "Stray",
     "TooLong",
     "cancelled_job",
+    "check_fraction",
     "encode_cancel",
     "encode_outcome",
     "encode_progress",
@@ -451,6 +452,12 @@ class _Report(msgspec.Struct, frozen=True):
 
 
 _REPORTS = msgspec.json.Decoder(_Report)
+
+
+def check_fraction(fraction: float | None) -> None:
+    """Refuse what is no part of a whole, before it is reported."""
+    if fraction is not None and not 0.0 <= fraction <= 1.0:
+        raise ValueError(f"a progress is a part from 0 to 1, such as 0.4, not {fraction!r}")
 
 
 def encode_progress(job_id: str, fraction: float | None, message: str) -> bytes:

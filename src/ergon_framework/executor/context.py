@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from ergon_framework.core.executor_protocol import check_fraction
 from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import JobCancelled, Retry, Snooze
 from ergon_framework.ports.unit_of_work import RUNNING
@@ -63,8 +64,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
         Plain and async handlers may call it as often as they like: it never waits, and about one
         report in a second is sent, the last one always.
         """
-        if fraction is not None and not 0.0 <= fraction <= 1.0:
-            raise ValueError(f"a progress is a part from 0 to 1, such as 0.4, not {fraction!r}")
+        check_fraction(fraction)
         if self.reporter is not None:
             self.reporter(fraction, message)
 

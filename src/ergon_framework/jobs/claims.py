@@ -117,6 +117,12 @@ def told_progress(claim: Claim, report: ProgressReport, now: float) -> dict[str,
     }
 
 
+def silence_of(heartbeat: float) -> Failed:
+    """The event of an attempt whose handler had to report so often, in seconds, and did not."""
+    text = f"reported nothing for {heartbeat:g} s and was ended"
+    return Failed(Failure(Kind.TIMEOUT, "heartbeat_timeout", text))
+
+
 def decode_claims(claims: Iterable[Claim], codec: PayloadCodec) -> None:
     """Give claimed jobs their plain arguments; one whose cannot be read gets an outcome instead.
 

@@ -28,7 +28,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, ProcessDied, Released, Unread
 from ergon_framework.core.text import one_line, one_sentence, several_lines
 from ergon_framework.jobs.child_process import ChildProcess
-from ergon_framework.jobs.claims import Claim
+from ergon_framework.jobs.claims import Claim, silence_of
 from ergon_framework.jobs.event_loop import READ, WRITE, EventLoop
 from ergon_framework.jobs.settings import MAX_IN_FLIGHT, ExecutorSettings
 from ergon_framework.ports.dice import roll
@@ -447,8 +447,7 @@ class ExecutorProcess:
     @staticmethod
     def silence(request: InFlight) -> Failed:
         """The event of a request whose handler had to report and did not."""
-        text = f"reported nothing for {request.heartbeat:g} s and was ended"
-        return Failed(Failure(Kind.TIMEOUT, "heartbeat_timeout", text))
+        return silence_of(request.heartbeat or 0.0)
 
     def has_only_cancelled(self, now: float) -> bool:
         """Whether it has nothing in hand but cancelled jobs, and one of them does not end.

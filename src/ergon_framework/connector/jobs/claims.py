@@ -1,12 +1,14 @@
 """The jobs in a connector's hands: how it claims them, keeps their leases, and settles them.
 
 A thread renews the leases. It also does what any worker does now and then: it tells that it lives,
-so that workers leave the jobs of its executor alone, and rescues jobs that others have lost.
+so that workers leave the jobs of its executor alone, tells how far the jobs are, and rescues jobs
+that others have lost.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import socket
@@ -19,17 +21,19 @@ from typing import Any, TypeVar
 from ergon_framework.connector.base import Delivered, DroppedDeliveries
 from ergon_framework.connector.jobs.codec import JobsConnectorError, LeaseLostError
 from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.core.executor_protocol import ProgressReport
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, HeldBack, Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError, describe
-from ergon_framework.jobs.claims import Claim, Settler, decode_claims, told_of
+from ergon_framework.jobs.claims import Claim, Settler, decode_claims, told_of, told_progress
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.encoded_store import results_reader
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import ClockWatch, Maintenance
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.store_thread import MAX_PROGRESS, PROGRESS_INTERVAL
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.worker import NOTICE_OF, version
 from ergon_framework.ports.jobstore import (
@@ -83,7 +87,10 @@ class HeldClaims:
         self._clock_watch = ClockWatch(store.now, now, self._lease / 3)
         self._renew_at = now() + self._lease / 3
         self._is_away = False
-        self._ending = threading.Event()
+        self._is_progress_told = False  # somebody has told how far a job is …
+        self._progress_at = 0.0  # … which is written then, at the earliest
+        self._ending = False
+        self._woken = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -104,7 +111,8 @@ class HeldClaims:
 
     def stop(self) -> None:
         """End the thread, and tell the store that this worker is gone."""
-        self._ending.set()
+        self._ending = True
+        self._woken.set()
         if self._thread is not None and self._thread.ident is not None:
             # Bounded: the thread may be waiting for a store that does not answer.
             self._thread.join(SHUTDOWN_GRACE)
@@ -170,12 +178,24 @@ class HeldClaims:
         claim = self._claims.get(job_id)
         return claim is not None and claim.job.fence == fence and not claim.lost
 
+    def tell_progress(self, claim: Claim, report: ProgressReport) -> None:
+        """Tell the store soon how far a job is that is in hand, with the record of this worker."""
+        if not self.holds(claim.job.id, claim.job.fence):
+            return  # it was settled, or is somebody else's by now
+        claim.progress = told_progress(claim, report, self._store.now())
+        if not self._is_progress_told:
+            self._is_progress_told = True
+            self._woken.set()
+
     # ---- the thread ----
 
     def _keep(self) -> None:
         pause = MIN_PAUSE
-        while not self._ending.wait(pause):
-            pause = self.run_once()
+        while not self._ending:
+            self._woken.wait(pause)
+            self._woken.clear()
+            if not self._ending:
+                pause = self.run_once()
 
     def run_once(self) -> float:
         """One round: give back, renew leases, maintain. Seconds until the next round."""
@@ -188,7 +208,7 @@ class HeldClaims:
             if now >= self._renew_at:
                 self.renew()
                 self._renew_at = now + self._lease / 3
-            until = min(self._renew_at, self._maintenance.run(now))
+            until = min(self._renew_at, self._maintenance.run(now), self._write_progress(now))
         except Exception as error:
             self._outage(error)
             # Soon, but not at once: leases last for a while, and a store that is down is not helped
@@ -196,6 +216,21 @@ class HeldClaims:
             return min(1.0, self._lease / 10)
         self._is_away = False
         return max(MIN_PAUSE, until - self._now())
+
+    def _write_progress(self, now: float) -> float:
+        """Write the record if a job has reported, about once a second; when to look again."""
+        if not self._is_progress_told:
+            return math.inf
+        if now < self._progress_at:
+            return self._progress_at
+        self._progress_at = now + PROGRESS_INTERVAL
+        self._is_progress_told = False  # before it is written: what is told meanwhile comes next
+        try:
+            self._maintenance.tell_record()
+        except BaseException:
+            self._is_progress_told = True
+            raise
+        return math.inf
 
     def renew(self) -> None:
         """Renew the leases of claims in hand, and mark those that were lost."""
@@ -216,7 +251,7 @@ class HeldClaims:
         if isinstance(error, StoreUnavailableError):
             # Others could not renew either: they come before any rescue.
             self._maintenance.restart_all()
-        if self._is_away or self._ending.is_set():
+        if self._is_away or self._ending:
             return
         self._is_away = True
         if isinstance(error, ErgonError):
@@ -226,7 +261,8 @@ class HeldClaims:
         self._report("store.lost", {"error": str(error)})
 
     def _record(self) -> WorkerRecord:
-        in_hand = len(self._claims)
+        claims = self.all()
+        reports = [(claim.job.id, claim.progress) for claim in claims if claim.progress is not None]
         return WorkerRecord(
             id=self._worker,
             host=socket.gethostname(),
@@ -235,7 +271,8 @@ class HeldClaims:
             started_at=self._started_at,
             lease=self._lease,
             queues=(self._queue,),
-            executors={self._executor: {"in_flight": in_hand, "processes": 1, "pool_size": 1}},
+            executors={self._executor: {"in_flight": len(claims), "processes": 1, "pool_size": 1}},
+            progress=dict(reports[-MAX_PROGRESS:]),
         )
 
 
@@ -427,6 +464,13 @@ class QueueConsumer:
             queues=(self.queue,),
             wants_more=False,
         )
+
+    # ---- in hand ----
+
+    def tell_progress(self, claim: Claim, fraction: float | None, message: str) -> None:
+        """Tell how far a job in hand is; nothing of one that was settled."""
+        _, held = self._consuming()
+        held.tell_progress(claim, ProgressReport(claim.job.id, fraction, message))
 
     # ---- settling ----
 

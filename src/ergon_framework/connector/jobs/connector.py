@@ -23,6 +23,7 @@ from ergon_framework.connector.jobs.codec import (
     job_of,
     transaction_of,
 )
+from ergon_framework.core.executor_protocol import check_fraction
 from ergon_framework.core.job import Event, JobStatus, Released, Succeeded
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, JobError, StoreError
@@ -246,6 +247,22 @@ class JobsConnector(ThreadedTwins):
         """A gate is closed: the job is parked for so long, without a charge."""
         event = held_for(seconds_of("release_after's seconds", seconds))
         self._settle(transaction, "release_after", event)
+
+    def progress(
+        self, transaction: Transaction, fraction: float | None = None, message: str = ""
+    ) -> None:
+        """Tell how far the work on a transaction is: a part from 0 to 1, a few words, or both.
+
+        As ``job.progress()`` of a handler: it never waits, about one report in a second is written,
+        the last one always, and it is shown until the transaction is settled.
+        """
+        check_fraction(fraction)
+        if not isinstance(transaction, JobDelivery) or transaction.owner is not self:
+            raise JobsConnectorError(
+                f"transaction {transaction.transaction_id!r} was not delivered by this connector",
+                remedy="report on what fetch_transactions returned, with the same connector",
+            )
+        self._consumer.tell_progress(transaction.claim, fraction, message)
 
     def get_transactions_count(self) -> int:
         """How many jobs of the queue wait, due or not."""
