@@ -46,6 +46,8 @@ class Campaign(ABC):
     what: str
     ranks: Sequence[str]
     """The programs that are at work, one process for each entry."""
+    patience = PATIENCE
+    """Seconds that what is left has to end, when nobody is killed any more."""
 
     def __init__(self, engine_name: str, folder: Path, seed: int) -> None:
         self.engine_name = engine_name
@@ -79,6 +81,9 @@ class Campaign(ABC):
     @abstractmethod
     def feed(self) -> None:
         """See that there is enough to do."""
+
+    def top_up(self) -> None:  # noqa: B027 - most campaigns have nothing to add
+        """Let the rest be added, after the last kill."""
 
     @abstractmethod
     def is_done(self) -> bool:
@@ -131,8 +136,7 @@ class Campaign(ABC):
         return sum(self.killed.values())
 
     def _round(self, server: ServerEngine | None) -> None:
-        self._thaw(time.monotonic())
-        self._bury()
+        self.look_after()
         self.feed()
         pause(self.dice.uniform(0.0, 0.15))
         if not any(actor.is_due for actor in self.actors):
@@ -146,6 +150,11 @@ class Campaign(ABC):
             self._freeze()
         else:
             self.dice.choice([*self.strikes(), self._strike])()
+
+    def look_after(self) -> None:
+        """Wake those whose time has come, and replace those who died."""
+        self._thaw(time.monotonic())
+        self._bury()
 
     def strikes(self) -> Sequence[Callable[[], None]]:
         """Other ways to hurt than to kill one of the processes."""
@@ -235,6 +244,7 @@ class Campaign(ABC):
 
     def _finish(self) -> None:
         """Nobody is killed any more; those who are armed are replaced."""
+        self.top_up()
         self._thaw(math.inf)
         for actor in self.actors:
             if actor.arm:
@@ -242,12 +252,12 @@ class Campaign(ABC):
         self.actors = [
             self.start(actor.program, "") if actor.arm else actor for actor in self.actors
         ]
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + self.patience
         while not self.is_done():
             if time.monotonic() > until:
                 raise CampaignError(
-                    f"{self.what}-{self.engine_name}, seed {self.seed}: not done after {PATIENCE} "
-                    f"s: {self.judged()} {self._last_words()}"
+                    f"{self.what}-{self.engine_name}, seed {self.seed}: not done after "
+                    f"{self.patience} s: {self.judged()} {self._last_words()}"
                 )
             self._bury()
             pause(0.05)

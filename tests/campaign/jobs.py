@@ -31,7 +31,7 @@ class JobCampaign(Campaign):
     """Every job is completed, and once only."""
 
     what = "jobs"
-    ranks = ("producer", "worker", "worker")
+    ranks: Sequence[str] = ("producer", "worker", "worker")
 
     def open(self, place: Place) -> None:
         """A client that counts."""
@@ -110,10 +110,10 @@ class JobCampaign(Campaign):
         return {
             "units": len(wanted),
             "lost": len(wanted - completed),
-            "completed_twice": _more_than_once(accepted)
+            "completed_twice": more_than_once(accepted)
             + sum(n != 1 for job_id, n in recorded.items() if job_id in completed),
             "strangers": len(jobs.keys() - wanted),
-            "claimed_twice": _more_than_once(Counter(told["claimed"])),
+            "claimed_twice": more_than_once(Counter(told["claimed"])),
             "never_ran": len(wanted - runs.keys()),
             "ran_undelivered": sum(
                 n > jobs[job_id].deliveries for job_id, n in runs.items() if job_id in jobs
@@ -122,7 +122,8 @@ class JobCampaign(Campaign):
         }
 
 
-def _more_than_once(counts: Counter[str]) -> int:
+def more_than_once(counts: Counter[str]) -> int:
+    """How many of them were counted more than once."""
     return sum(n > 1 for n in counts.values())
 
 

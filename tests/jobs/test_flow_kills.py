@@ -1,4 +1,9 @@
-"""Flows under kills: no step is lost, none is started twice, and no flow is stored by half."""
+"""Flows under kills: no step is lost, none is started twice, and no flow is stored by half.
+
+``make campaign`` does both at length. The seed of a campaign is in its report, and can be given::
+
+    python -m tests.campaign --store flows-redis --kills 1000 --seed 7
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+
+from tests.campaign.__main__ import campaign, faults
+from tests.servers.skip_loudly import MissingServerError, missing
 
 PROGRAM = Path(__file__).parent / "programs" / "flow_kills.py"
 
@@ -56,3 +64,22 @@ def test_killed_workers_lose_no_step(
     assert report == wanted | {"lost": 0, "twice": 0, "early": 0, "half": 0}
     if engine == "postgres":
         assert deadlocks_in(url) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.req("JOBS:store", "JOBS:campaign")
+@pytest.mark.parametrize(("engine", "kills"), [("sqlite", 10), ("redis", 4), ("postgres", 4)])
+def test_flows_of_every_form_end_as_they_were_written(engine: str, kills: int) -> None:
+    """Chains, groups, policies, signals and decisions: every step has one outcome, in its turn.
+
+    Real workers with executors run them. They, those who add flows, and those who decide are killed
+    and frozen at random moments and at failpoints; so is the server.
+    """
+    try:
+        told = campaign(f"flows-{engine}", kills, seconds=300.0)
+    except MissingServerError as error:
+        missing(error)
+    assert faults(told) == {}, told
+    assert told["kills"] >= kills, told
+    assert told["units"] >= 100 * kills, told

@@ -1,6 +1,8 @@
 """A worker that writes down what its store gave it, and which completions it accepted.
 
-python -m tests.campaign.programs.worker URL ZONE BOOK
+    python -m tests.campaign.programs.worker URL ZONE BOOK [EXECUTOR]
+
+EXECUTOR is the program of another executor than the ledger, in the same folder.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from tests.differential.places import Place, open_jobs
 LEASE = 1.0
 IN_FLIGHT = 8
 POOL = 2
+PLANTED = "planted_failure"
+"""The error of steps that are to fail for good."""
 
 
 class Witness:
@@ -55,7 +59,7 @@ class Witness:
         return applied, claimed
 
 
-def main(url: str, zone: str, path: str) -> None:
+def main(url: str, zone: str, path: str, executor_name: str = "ledger") -> None:
     """Work until told to stop."""
     settings = JobsSettings(
         backoff=BackoffSettings(base=0.01, cap=0.02),
@@ -63,8 +67,9 @@ def main(url: str, zone: str, path: str) -> None:
         max_attempts=500,
         grace=1.0,
         poll=0.2,
+        give_up_on=(PLANTED,),
     )
-    program = Path(__file__).with_name("ledger.py")
+    program = Path(__file__).with_name(f"{executor_name}.py")
     executor = ExecutorSettings(
         command=(sys.executable, "-S", "-E", str(program), path),
         pool_size=POOL,
