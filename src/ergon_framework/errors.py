@@ -746,10 +746,13 @@ def whole_text_of(error: BaseException) -> str:
 
 def _redacted(error: BaseException, text: str) -> str:
     """Errors of ours show options of URLs as a remedy; of others no query string is told."""
-    from ergon_framework import redaction  # late: it takes its time, and few need it
+    from ergon_framework.redaction import (  # late: it takes its time, and few need it
+        redacted_message,
+        redacted_text,
+    )
 
     is_ours = issubclass(type(error), ErgonError)
-    found = (redaction.text if is_ours else redaction.message)(text[: LONGEST_TEXT + _BEYOND])
+    found = (redacted_text if is_ours else redacted_message)(text[: LONGEST_TEXT + _BEYOND])
     return found if len(found) <= LONGEST_TEXT else found[:LONGEST_TEXT] + "…"
 
 

@@ -269,13 +269,15 @@ _CREDENTIALS: tuple[_Veil, ...] = (
 _IN_TEXTS = (*_CREDENTIALS, _SAS, *_BARE)
 
 
-def message(text: str) -> str:
+def redacted_message(text: str) -> str:
     """The message of an error, without what looks like a secret."""
     text = _applied(_IN_MESSAGES, text)
     return _without_named(text, frozenset(), _MESSAGE_NAMES)
 
 
-def text(text: str, more: frozenset[str] = frozenset(), *, is_for_key: bool = False) -> str:
+def redacted_text(
+    text: str, more: frozenset[str] = frozenset(), *, is_for_key: bool = False
+) -> str:
     """A text of any length, as it is but for what is a secret by its form or its name.
 
     With ``is_for_key`` only credentials go: what is left still has to tell two requests apart.

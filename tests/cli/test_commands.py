@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import typer
 
-from ergon_framework.cli import invoke, version
+from ergon_framework.cli import invoke
 from ergon_framework.cli.catalogue import GROUPS
 from ergon_framework.cli.commands import app
+from ergon_framework.cli.distribution import version
 from ergon_framework.ports.notice import CATALOGUE
 from tests import fork_server
 from tests.app.workplace import Workplace

@@ -117,13 +117,13 @@ def _apps_in(module: object) -> list[str]:
 
 
 def _is_app(value: Any) -> bool:
-    from ergon_framework import App
+    from ergon_framework.app.application import App
 
     return isinstance(value, App)
 
 
 def _is_app_type(value: Any) -> bool:
-    from ergon_framework import App
+    from ergon_framework.app.application import App
 
     return isinstance(value, type) and issubclass(value, App)
 

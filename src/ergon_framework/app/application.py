@@ -121,10 +121,11 @@ class App:
         check_places(source=source, url=url, config=config)
         is_file = isinstance(source, os.PathLike) or str(source).endswith(".toml")
         if source is not None and (config if is_file else url) is not None:
-            from ergon_framework.redaction import text
+            from ergon_framework.redaction import redacted_text
 
+            given, other = redacted_text(str(source)), config if is_file else "another URL"
             raise ConfigurationError(
-                f"an App was given {text(str(source))} and {config if is_file else 'another URL'}",
+                f"an App was given {given} and {other}",
                 remedy="name one of them",
             )
         self._url = url if is_file or source is None else str(source)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from ergon_framework import redaction
 from ergon_framework.app.console import follow
 from ergon_framework.app.imports import load
 from ergon_framework.core.text import one_line, whole_record
@@ -18,6 +17,7 @@ from ergon_framework.errors import (
     WiringError,
     describe,
 )
+from ergon_framework.redaction import redacted_text
 from ergon_framework.task.mixins.utils import run_with_timeout
 from ergon_framework.telemetry import JsonFormatter
 
@@ -41,7 +41,7 @@ class _TextFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        line = whole_record(redaction.text(super().format(record)))
+        line = whole_record(redacted_text(super().format(record)))
         transaction_id = getattr(record, "transaction_id", None)
         return f"{line} [{one_line(str(transaction_id))}]" if transaction_id else line
 

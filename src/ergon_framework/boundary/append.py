@@ -13,13 +13,12 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from ergon_framework.boundary import telemetry
 from ergon_framework.boundary.facts.admission import Admission, unreadable
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.factstore.group_commit import GroupCommit
 from ergon_framework.boundary.model import Envelope, EnvelopeLike, Fact, FactLike, Receipt
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.telemetry import ZoneEvents
+from ergon_framework.boundary.telemetry import ZoneEvents, appended
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
@@ -192,7 +191,7 @@ class Receipts:
         if isinstance(outcome, Appended):
             events.damage_met(OUTBOUND, new.message_id, outcome)
         result = answer(new, outcome, strict_envelope=self._settings.strict_envelope)
-        telemetry.appended(self._zone, new, seconds, result)
+        appended(self._zone, new, seconds, result)
         if isinstance(result, BoundaryError):
             self.refused(result, new)
             return result

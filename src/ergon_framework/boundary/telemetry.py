@@ -205,7 +205,9 @@ class Publishing:
 
 
 @contextmanager
-def publishing(envelope: EnvelopeLike, name: str = "boundary.publish") -> Iterator[Publishing]:
+def traced_publishing(
+    envelope: EnvelopeLike, name: str = "boundary.publish"
+) -> Iterator[Publishing]:
     """The span of one publication. All that is sent for it is made of its envelope, once."""
     labels = _field(envelope, "labels")
     given = labels if isinstance(labels, Mapping) else None
@@ -213,7 +215,7 @@ def publishing(envelope: EnvelopeLike, name: str = "boundary.publish") -> Iterat
         yield Publishing(envelope, span)
 
 
-def publishing_many() -> AbstractContextManager[Span]:
+def traced_publishing_many() -> AbstractContextManager[Span]:
     """The span of many facts, inside of a trace: they begin none, since they share nothing."""
     return span_at_edge("boundary.publish", SpanKind.PRODUCER, {}, begins=False)
 

@@ -18,18 +18,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from ergon_framework.cli.distribution import version
 from ergon_framework.cli.init_process import step_aside
-
-
-def version(distribution: str = "ergon-framework") -> str:
-    """The version of the installed distribution, or why there is none."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as version_of
-
-    try:
-        return version_of(distribution)
-    except PackageNotFoundError:
-        return "(from a source tree, not installed)"
 
 
 def main() -> NoReturn:

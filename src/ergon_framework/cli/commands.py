@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ergon_framework.cli import version
 from ergon_framework.cli.catalogue import CommandGroups
+from ergon_framework.cli.distribution import version
 from ergon_framework.cli.output import (
     is_about_a_disk,
     is_about_stdout,

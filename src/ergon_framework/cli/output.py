@@ -84,10 +84,10 @@ def show_error(error: BaseException, *, as_json: bool = False) -> None:
 
 def show_traceback(error: BaseException) -> None:
     """Where an error was raised, without what looks like a secret."""
-    from ergon_framework import redaction
+    from ergon_framework.redaction import redacted_text
 
     text = "".join(traceback.format_exception(error))
-    print(redaction.text(text), end="", file=sys.stderr, flush=True)
+    print(redacted_text(text), end="", file=sys.stderr, flush=True)
 
 
 def prepare_streams() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli import version
+from ergon_framework.cli.distribution import version
 from ergon_framework.cli.move import transfer_progress
 from ergon_framework.cli.output import (
     StdoutBytes,

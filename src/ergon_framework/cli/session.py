@@ -18,7 +18,7 @@ import typer
 
 from ergon_framework.app.console import ExitCode, of_signal
 from ergon_framework.app.discovery import find_project, nowhere
-from ergon_framework.cli import completion
+from ergon_framework.cli.completion import task_names
 from ergon_framework.cli.output import printable, show_one
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ TargetName = Annotated[
     typer.Argument(
         metavar="TASK",
         help="module:Class, module:instance, or a name from [tasks].",
-        autocompletion=completion.task_names,
+        autocompletion=task_names,
     ),
 ]
 

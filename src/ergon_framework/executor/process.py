@@ -238,10 +238,10 @@ def _set_up_logging() -> None:
 
 def _told(error: BaseException, code: int, *, is_debug: bool) -> int:
     if is_debug:
-        from ergon_framework import redaction
+        from ergon_framework.redaction import redacted_text
 
         told = "".join(traceback.format_exception(error))
-        sys.stderr.write(redaction.text(told))
+        sys.stderr.write(redacted_text(told))
     stderr_line(str(error) if isinstance(error, ErgonError) else describe(error))
     return code
 

@@ -33,12 +33,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Generic, TypeVar
 
-from ergon_framework import redaction
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.errors import MissingExtraError, TransactionException, describe
 from ergon_framework.ports.context import Attempt, current_unit
 from ergon_framework.ports.notice import CATALOGUE, Notice
 from ergon_framework.ports.unit_of_work import OBSERVERS, UnitOfWork
+from ergon_framework.redaction import redacted_text
 from ergon_framework.telemetry.notices import add_listener
 
 try:
@@ -433,7 +433,7 @@ def _frames(lines: list[str]) -> Iterator[dict[str, Any]]:
 
 def _safe(text: str) -> str:
     """A message without secrets and without what a validator quotes of its input."""
-    return redaction.text(_QUOTED.sub("input_value=…, input_type=", text))[:MAX_TEXT]
+    return redacted_text(_QUOTED.sub("input_value=…, input_type=", text))[:MAX_TEXT]
 
 
 def _reviewed(event: Any, hint: Mapping[str, Any]) -> Any:

@@ -23,9 +23,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-from ergon_framework import redaction
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.watchdog import Watchdog
+from ergon_framework.redaction import redacted_text
 
 CHUNK = 1 << 18
 """Bytes of one read."""
@@ -161,7 +161,7 @@ class ChildProcess:
     @property
     def last_words(self) -> str:
         """The end of what the child wrote to its standard error stream, without secrets."""
-        return redaction.text(self._tail.decode(errors="replace")).strip()
+        return redacted_text(self._tail.decode(errors="replace")).strip()
 
     # ---- ending ----
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pydantic import ValidationError
 
-from ergon_framework import redaction
 from ergon_framework.core.executor_protocol import (
     DISCARDED,
     HANDLER_NOT_FOUND,
@@ -49,6 +48,7 @@ from ergon_framework.ports.jobstore import (
     LeaseRenewal,
     Settlement,
 )
+from ergon_framework.redaction import redacted_message, redacted_text
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -108,7 +108,7 @@ class Claim:
 
 def told_progress(claim: Claim, report: ProgressReport, now: float) -> dict[str, Any]:
     """A handler's report as the record of its worker has it; it belongs to one claim alone."""
-    message = _writable(redaction.message(report.message[:MAX_PROGRESS_MESSAGE]))
+    message = _writable(redacted_message(report.message[:MAX_PROGRESS_MESSAGE]))
     return {
         "fence": claim.job.fence,
         "fraction": report.fraction,
@@ -190,7 +190,7 @@ class Settler:
             return _SUCCEEDED if reply.error_type != DISCARDED else _discarded(reply)
         code = _writable((reply.error_type or "")[:MAX_CODE])
         after = reply.retry_after_seconds
-        text = _writable(redaction.message((reply.error_message or "")[:MAX_MESSAGE]))
+        text = _writable(redacted_message((reply.error_message or "")[:MAX_MESSAGE]))
         if reply.status is Status.RETRY:
             if code == HELD:
                 return HeldBack(Failure(Kind.HELD, HELD, text or "Held by the handler", after))
@@ -338,7 +338,7 @@ class Settler:
 
 
 def _discarded(reply: Reply) -> Discarded:
-    return Discarded(_writable(redaction.message((reply.error_message or "")[:MAX_MESSAGE])))
+    return Discarded(_writable(redacted_message((reply.error_message or "")[:MAX_MESSAGE])))
 
 
 def told_of(settlement: Settlement) -> dict[str, Any]:
@@ -364,7 +364,7 @@ def told_of(settlement: Settlement) -> dict[str, Any]:
 def _trace(reply: Reply) -> str | None:
     """Where the executor says that the handler failed, within what a history has room for."""
     told = reply.error_traceback
-    return several_lines(redaction.text(told[-MAX_MESSAGE:])) if told else None
+    return several_lines(redacted_text(told[-MAX_MESSAGE:])) if told else None
 
 
 def _writable(text: str) -> str:

@@ -25,7 +25,6 @@ from ergon_framework.core.job import (
 )
 from ergon_framework.core.unique import OnDuplicate
 from ergon_framework.errors import JobError, JobStateError
-from ergon_framework.jobs import tracing
 from ergon_framework.jobs.admin import (
     MAX_CONFLICTS,
     Progress,
@@ -75,6 +74,7 @@ from ergon_framework.jobs.results import (
 )
 from ergon_framework.jobs.schedule_client import ScheduleClient
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.tracing import describe_enqueue, enqueue_span, with_trace_context
 from ergon_framework.jobs.views import job_view
 from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.flow import NewFlow
@@ -238,14 +238,14 @@ class JobClient:
         ids = [] if after is None else _ids_in(after)
         if on_failure is not None and not ids:
             raise refusal("on_failure", "says nothing without after", "name the jobs to wait for")
-        with tracing.enqueuing(options) as span:
-            joined = tracing.joined(span, options)
-            job = self._new(handler, args, kwargs, {**self._context(), **joined})
+        with enqueue_span(options) as span:
+            context = {**self._context(), **with_trace_context(span, options)}
+            job = self._new(handler, args, kwargs, context)
             if ids:
                 added = self._added_after(job, ids, on_failure, connection)
             else:
                 (added,) = self._added([job], connection)
-            tracing.enqueued(span, job, added.id, is_new=added.is_new)
+            describe_enqueue(span, job, added.id, is_new=added.is_new)
         return added
 
     def enqueue_many(
@@ -265,8 +265,8 @@ class JobClient:
         With ``connection``, all of them are the caller's to commit; call :meth:`announce` then.
         """
         ids: list[EnqueuedJob] = []
-        with tracing.enqueuing(options, begins=False) as span:
-            common = {**self._context(), **tracing.joined(span, options)}
+        with enqueue_span(options, begins=False) as span:
+            common = {**self._context(), **with_trace_context(span, options)}
             specs = listed("jobs", jobs, "jobs", 'enqueue_many([("mail", ["ada"])])')
             made = (self._new(*spread(spec, common)) for spec in specs)
             try:

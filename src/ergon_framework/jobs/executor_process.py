@@ -15,7 +15,6 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from ergon_framework import redaction
 from ergon_framework.core.executor_protocol import (
     OrchestratorSession,
     ProgressReport,
@@ -32,6 +31,7 @@ from ergon_framework.jobs.claims import Claim, silence_of
 from ergon_framework.jobs.event_loop import READ, WRITE, EventLoop
 from ergon_framework.jobs.settings import MAX_IN_FLIGHT, ExecutorSettings
 from ergon_framework.ports.dice import roll
+from ergon_framework.redaction import redacted_text
 
 spoken = logging.getLogger("ergon.executors")
 """What executors write to their standard error streams, at level INFO, without secrets."""
@@ -749,7 +749,7 @@ def _log_lines(lines: Sequence[bytes]) -> None:
         if room < 0:
             spoken.info("… %d lines more", len(lines) - number)
             return
-        said = redaction.text(line.decode(errors="replace"))
+        said = redacted_text(line.decode(errors="replace"))
         spoken.info("%s", one_line(said.expandtabs(8)))
 
 

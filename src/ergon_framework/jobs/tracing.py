@@ -36,14 +36,16 @@ from ergon_framework.telemetry.tracing import (
 )
 
 
-def enqueuing(options: Mapping[str, Any], *, begins: bool = True) -> AbstractContextManager[Span]:
+def enqueue_span(
+    options: Mapping[str, Any], *, begins: bool = True
+) -> AbstractContextManager[Span]:
     """The span in which jobs are stored; many at once begin no trace, since they share nothing."""
     given = options.get("trace_context")
     carrier = given if isinstance(given, Mapping) else None
     return span_at_edge("job.enqueue", SpanKind.PRODUCER, {}, carrier, begins=begins)
 
 
-def joined(span: Span, options: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_trace_context(span: Span, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options of a job whose own trace context, if it was given one, goes on below a span."""
     given = options.get("trace_context")
     if not isinstance(given, Mapping) or not span.is_recording():
@@ -51,7 +53,7 @@ def joined(span: Span, options: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**options, "trace_context": {**given, **trace_headers(span)}}
 
 
-def enqueued(span: Span, job: NewJob, job_id: str, *, is_new: bool) -> None:
+def describe_enqueue(span: Span, job: NewJob, job_id: str, *, is_new: bool) -> None:
     """What was stored, or was there already."""
     if not span.is_recording():
         return

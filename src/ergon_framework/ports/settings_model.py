@@ -114,9 +114,9 @@ def _text(details: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def _shown(value: object) -> object:
-    from ergon_framework import redaction  # late: it takes its time, and few need it
+    from ergon_framework.redaction import redacted_text  # late: it takes its time, and few need it
 
-    return redaction.text(value) if isinstance(value, str) else value
+    return redacted_text(value) if isinstance(value, str) else value
 
 
 def _is_short(value: object) -> bool:

@@ -20,7 +20,6 @@ from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.context import current_unit
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
 from ergon_framework.ports.unit_of_work import OBSERVERS
-from ergon_framework.providers import telemetry
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import DecisionOptions
 from ergon_framework.providers.execution import (
@@ -38,6 +37,7 @@ from ergon_framework.providers.pipeline.runtime import ProviderRuntime, build_ru
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retention import DEFAULT_RETENTION
 from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.providers.telemetry import observed_attempts, traced_aexecute, traced_execute
 from ergon_framework.providers.validation import validate_call
 from ergon_framework.telemetry.tracing import is_traced
 
@@ -145,7 +145,7 @@ class ProviderBase(ABC):
         """Make one guarded call. Failures are in the result; a wrong argument raises at once."""
         if is_traced():
             call = (tenant_id, campaign_id, operation, payload, context)
-            return telemetry.traced_execute(self, None, *call)
+            return traced_execute(self, None, *call)
         return self.execute_delivery(None, tenant_id, campaign_id, operation, payload, context)
 
     async def aexecute(
@@ -160,7 +160,7 @@ class ProviderBase(ABC):
         """The same for asyncio. An ``_execute_impl`` that is not async runs on a thread."""
         if is_traced():
             call = (tenant_id, campaign_id, operation, payload, context)
-            return await telemetry.traced_aexecute(self, None, *call)
+            return await traced_aexecute(self, None, *call)
         return await self.aexecute_delivery(
             None, tenant_id, campaign_id, operation, payload, context
         )
@@ -234,7 +234,7 @@ class ProviderBase(ABC):
         return await drivers.arun_call(runtime, call, body, on_failure)
 
     def _observed(self, runtime: ProviderRuntime) -> Callable[..., Any]:
-        return telemetry.observed_attempts(
+        return observed_attempts(
             self._execute_impl,
             runtime.provider_name,
             runtime.capability,

@@ -1,6 +1,6 @@
 """Payloads and messages without their secrets, as keys, logs, rows and dead letters have them.
 
-What is a secret is decided by :mod:`ergon_framework.errors.redaction`. A key made of a payload
+What is a secret is decided by :mod:`ergon_framework.redaction`. A key made of a payload
 leaves out less than a dead letter: it must still tell two requests apart.
 """
 
@@ -11,10 +11,15 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework import redaction
 from ergon_framework.errors import describe
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
-from ergon_framework.redaction import is_credential, is_secret, squeezed
+from ergon_framework.redaction import (
+    is_credential,
+    is_secret,
+    redacted_message,
+    redacted_text,
+    squeezed,
+)
 
 MAX_MESSAGE = 500
 """Characters of a message; the raw exception, which is kept as the cause, has the rest."""
@@ -34,7 +39,7 @@ def describe_safely(error: BaseException) -> str:
 
 def redact_text(text: str, title: str = "") -> str:
     """A text without what looks like a secret, and not longer than a message may be."""
-    text = title + redaction.message(text[:_MAX_READ])
+    text = title + redacted_message(text[:_MAX_READ])
     if not text.isprintable():  # databases refuse some of these, and terminals obey others
         text = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
     return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
@@ -82,7 +87,7 @@ def _stripped(
     value: Any, more: frozenset[str], found: list[str], is_for_key: bool, depth: int
 ) -> Any:
     if isinstance(value, str):
-        plain = redaction.text(value, more, is_for_key=is_for_key)
+        plain = redacted_text(value, more, is_for_key=is_for_key)
         if plain != value:
             found.append("")
         return plain

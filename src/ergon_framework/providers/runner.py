@@ -31,7 +31,6 @@ from ergon_framework.ports.providerstore import (
     LaneKey,
     RecordBatch,
 )
-from ergon_framework.providers import telemetry
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.decisions import Decision, decisions
 from ergon_framework.providers.delivery.dead_letters import (
@@ -84,7 +83,12 @@ from ergon_framework.providers.tasks import (
     decide_deferral,
     decide_ending,
 )
-from ergon_framework.providers.telemetry import emit, log_ending
+from ergon_framework.providers.telemetry import (
+    emit,
+    log_ending,
+    traced_aexecute,
+    traced_execute,
+)
 from ergon_framework.providers.threads import offload
 from ergon_framework.providers.validation import validate_call
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
@@ -316,7 +320,7 @@ class ProviderTaskRunner:
         if isinstance(run, TaskEnding):
             return run
         try:
-            result = telemetry.traced_execute(self.provider, self._ending_of(run), *run.arguments())
+            result = traced_execute(self.provider, self._ending_of(run), *run.arguments())
         except BaseException:
             abandon_delivery(run)
             raise
@@ -344,7 +348,7 @@ class ProviderTaskRunner:
             if isinstance(run, TaskEnding):
                 return run
             ending = self._ending_of(run)
-            result = await telemetry.traced_aexecute(self.provider, ending, *run.arguments())
+            result = await traced_aexecute(self.provider, ending, *run.arguments())
         except BaseException as error:
             # The claim may have succeeded although the caller was cancelled while a thread made it.
             for each in opened:

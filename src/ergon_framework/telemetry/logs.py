@@ -16,9 +16,9 @@ from typing import Any
 
 from opentelemetry.trace import format_span_id, format_trace_id, get_current_span
 
-from ergon_framework import redaction
 from ergon_framework.errors import describe
 from ergon_framework.ports.context import Attempt, current_attempt
+from ergon_framework.redaction import is_secret, redacted_text
 
 FIELDS = ("transaction_id", "trace_id", "span_id", "task", "component", "phase", "attempt")
 """What a record made inside a lifecycle carries. A trace that does not exist is None."""
@@ -138,7 +138,7 @@ def _shown(value: Any, name: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [_shown(each, name) for each in value]
     if isinstance(value, str):
-        return "***" if name and redaction.is_secret(name) else redaction.text(value)
+        return "***" if name and is_secret(name) else redacted_text(value)
     return value
 
 
@@ -148,6 +148,6 @@ def _dumps(document: dict[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     try:
-        return redaction.text(repr(value))
+        return redacted_text(repr(value))
     except Exception as error:
         return describe(error)

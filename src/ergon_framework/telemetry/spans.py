@@ -46,7 +46,6 @@ from ergon_framework.errors import describe
 from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import Notice
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.telemetry import tracing
 from ergon_framework.telemetry.attributes import (
     FETCH_SPAN,
     LIFECYCLE_SPAN,
@@ -68,6 +67,7 @@ from ergon_framework.telemetry.notices import log_once
 from ergon_framework.telemetry.propagation import extract
 from ergon_framework.telemetry.settings import TelemetrySettings
 from ergon_framework.telemetry.span_writer import SpanParent, SpanWriter
+from ergon_framework.telemetry.tracing import remember_loop_trace
 
 
 def make_current(span: Span, base: OtelContext, context: Context) -> None:
@@ -244,7 +244,7 @@ class LoopSpans:
         # No trace of its own, as with the journal: only transactions that bring a trace have spans.
         self.is_quiet = not self.below.parent.is_valid
         if not self.is_quiet and not self._parent.parent.is_valid:
-            tracing.remember_loop_trace(self.below.parent.trace_id)
+            remember_loop_trace(self.below.parent.trace_id)
         self._batches_before = self._batches
         every = self.settings.rotate
         self.rotate_at = None if self.is_quiet or isinstance(every, str) else at + every

@@ -15,10 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 
-from ergon_framework import redaction
 from ergon_framework.app.settings.source import KeyPath, SettingsSource
 from ergon_framework.errors import name_of, whole_text_of
-from ergon_framework.redaction import is_secret
+from ergon_framework.redaction import is_secret, redacted_text
 from ergon_framework.storage.urls import holds_secret, placeholder
 
 WITHHELD = "ERGON_WITHHELD"
@@ -102,7 +101,7 @@ def masked(text: str, options: object) -> str:
     # The longest first: a secret that contains a shorter one would otherwise be masked in part.
     for secret in sorted(_secrets(options), key=len, reverse=True):
         text = text.replace(secret, "***")
-    return redaction.text(text)
+    return redacted_text(text)
 
 
 def described(error: BaseException, options: object) -> str:

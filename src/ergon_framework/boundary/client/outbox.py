@@ -64,7 +64,7 @@ from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.settings import LimitSettings
-from ergon_framework.boundary.telemetry import publishing
+from ergon_framework.boundary.telemetry import traced_publishing
 from ergon_framework.core.drain import DRAIN_BACKOFF
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import current_clock
@@ -266,7 +266,7 @@ class Outbox:
         """
         fact, kept = attached(self._spool.folder, fact, list(files), is_copied=copy)
         try:
-            with publishing(envelope, "boundary.spool") as on_its_way:
+            with traced_publishing(envelope, "boundary.spool") as on_its_way:
                 entry = Entry(self._admitted(on_its_way.envelope, fact), kept)
                 seq, is_new = self._spool.add(entry)
         except BoundaryError:  # after any other the fact may be there; if not, they are swept
@@ -290,7 +290,7 @@ class Outbox:
         It is there when that is committed, and never when it is rolled back. :meth:`wake`, called
         after the commit, sends it at once; otherwise it is found at the next look.
         """
-        with publishing(envelope, "boundary.spool") as on_its_way:
+        with traced_publishing(envelope, "boundary.spool") as on_its_way:
             return self._spool.add_in(connection, Entry(self._admitted(on_its_way.envelope, fact)))
 
     # ---- sending ----

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Self, TypeVar, Unpack
 
-from ergon_framework.boundary import telemetry
 from ergon_framework.boundary.arguments import TRANSPORT
 from ergon_framework.boundary.client.artifacts import Artifact, Blob
 from ergon_framework.boundary.client.flow import Flow, TaskRunner, ThreadRunner
@@ -33,6 +32,7 @@ from ergon_framework.boundary.client.transport import AsyncTransport, Transport
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.model import EnvelopeLike, FactLike, ObjectReceipt, Receipt
+from ergon_framework.boundary.telemetry import traced_publishing, traced_publishing_many
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import BoundaryError
 
@@ -64,7 +64,7 @@ class Producer(ProducerBase):
 
     def append_fact(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
         """Append one fact; when this returns, the node has it on disk at ``offset``."""
-        with telemetry.publishing(envelope) as on_its_way:
+        with traced_publishing(envelope) as on_its_way:
             strict_ids = self.habits.strict_ids
             message = message_json(on_its_way.envelope, fact, strict_ids=strict_ids)
             return on_its_way.told(self._run(appending(message, self.habits)))
@@ -76,7 +76,7 @@ class Producer(ProducerBase):
 
         Raises when the node cannot be reached; repeating all of it is harmless.
         """
-        with telemetry.publishing_many() as span:
+        with traced_publishing_many() as span:
             results = self._run(appending_many(items, self.habits))
             span.set_attribute("ergon.facts", len(results))
         return results
@@ -105,7 +105,7 @@ class Producer(ProducerBase):
         One file and no ``object_json``: the object is the reference to it. Otherwise references
         are added as ``attachments``. A file that cannot be put means that no fact is appended.
         """
-        with telemetry.publishing(self.envelope_of(envelope, fields)) as on_its_way:
+        with traced_publishing(self.envelope_of(envelope, fields)) as on_its_way:
             wrapping, habits = on_its_way.envelope, self.habits
             script = publishing(fact_of(fact), wrapping, files, habits, progress)
             return on_its_way.told(self._run(script))
@@ -150,7 +150,7 @@ class AsyncProducer(ProducerBase):
 
     async def append_fact(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
         """Append one fact; when this returns, the node has it on disk at ``offset``."""
-        with telemetry.publishing(envelope) as on_its_way:
+        with traced_publishing(envelope) as on_its_way:
             strict_ids = self.habits.strict_ids
             message = message_json(on_its_way.envelope, fact, strict_ids=strict_ids)
             return on_its_way.told(await self._run(appending(message, self.habits)))
@@ -162,7 +162,7 @@ class AsyncProducer(ProducerBase):
 
         Raises when the node cannot be reached; repeating all of it is harmless.
         """
-        with telemetry.publishing_many() as span:
+        with traced_publishing_many() as span:
             results = await self._run(appending_many(items, self.habits))
             span.set_attribute("ergon.facts", len(results))
         return results
@@ -191,7 +191,7 @@ class AsyncProducer(ProducerBase):
         One file and no ``object_json``: the object is the reference to it. Otherwise references
         are added as ``attachments``. A file that cannot be put means that no fact is appended.
         """
-        with telemetry.publishing(self.envelope_of(envelope, fields)) as on_its_way:
+        with traced_publishing(self.envelope_of(envelope, fields)) as on_its_way:
             wrapping, habits = on_its_way.envelope, self.habits
             script = publishing(fact_of(fact), wrapping, files, habits, progress)
             return on_its_way.told(await self._run(script))

@@ -22,7 +22,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from ergon_framework.compat.celery import arguments
+from ergon_framework.compat.celery.arguments import decode as decode_result
+from ergon_framework.compat.celery.arguments import encode_result
 from ergon_framework.compat.celery.exceptions import UnsupportedOptionError, is_celery
 from ergon_framework.compat.celery.options import UNBOUNDED_ATTEMPTS, instant, seconds_of
 from ergon_framework.errors import Discard, NonRetryableException, describe
@@ -149,8 +150,8 @@ class TaskHandler:
         task: RunnableTask,
         *,
         listener: Listener | None = None,
-        encode: Callable[[Any], Any] = arguments.encode_result,
-        decode: Callable[[Any], Any] = arguments.decode,
+        encode: Callable[[Any], Any] = encode_result,
+        decode: Callable[[Any], Any] = decode_result,
         soft_limit: float | None = None,
         soft_error: type[BaseException] | None = None,
     ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ergon_framework.compat.celery import arguments
+from ergon_framework.compat.celery.arguments import decode
 from ergon_framework.compat.celery.exceptions import missing_name
 from ergon_framework.core.job import EXPIRED, JobStatus
 from ergon_framework.errors import (
@@ -125,7 +125,7 @@ class JobResult:
                 " call the next task at the end of this one, or pass disable_sync_subtasks=False"
             )
         try:
-            value = arguments.decode(self._opened.result(self.id, timeout))
+            value = decode(self._opened.result(self.id, timeout))
         except ResultTimeoutError as error:
             raise _timeout_of_celery(error) from error.__cause__
         except JobFailedError as error:

@@ -31,7 +31,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
 
-from ergon_framework.compat.celery import arguments
+from ergon_framework.compat.celery.arguments import check_types, encode
 from ergon_framework.compat.celery.exceptions import (
     CanvasError,
     MaxRetriesExceededError,
@@ -183,7 +183,7 @@ class Task:
     ) -> JobResult:
         """Have the task run as a job, with options of this call."""
         given, named = args or (), kwargs or {}
-        arguments.check_types(self.name, given, named)
+        check_types(self.name, given, named)
         # As Celery does: a wrong call fails where it is made, and not in a worker.
         if self.typing:
             inspect.signature(self.run).bind(*given, **named)
@@ -191,7 +191,7 @@ class Task:
         own = {key: getattr(self, key) for key in ("queue", "priority", "expires", "serializer")}
         call = {"task_id": task_id, "link": link, "link_error": link_error, **options}
         made = job_options(policy, {**own, **call}, now=datetime.now(UTC))
-        return self._app.target.send(policy, *arguments.encode(self.name, given, named), made)
+        return self._app.target.send(policy, *encode(self.name, given, named), made)
 
     def apply(
         self,

@@ -9,7 +9,10 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal
 
 from ergon_framework.errors import WiringError, describe
-from ergon_framework.testing.suites.connector import dispatch, fetch, lifecycle, settlement
+from ergon_framework.testing.suites.connector.dispatch import CHECKS as DISPATCH_CHECKS
+from ergon_framework.testing.suites.connector.fetch import CHECKS as FETCH_CHECKS
+from ergon_framework.testing.suites.connector.lifecycle import CHECKS as LIFECYCLE_CHECKS
+from ergon_framework.testing.suites.connector.settlement import CHECKS as SETTLEMENT_CHECKS
 from ergon_framework.testing.suites.connector.subject import (
     ConnectorSubject,
     DeadLetters,
@@ -28,10 +31,10 @@ from ergon_framework.testing.suites.framework import (
 )
 
 CONNECTOR_CHECKS: tuple[Check[ConnectorSubject], ...] = (
-    *fetch.CHECKS,
-    *dispatch.CHECKS,
-    *settlement.CHECKS,
-    *lifecycle.CHECKS,
+    *FETCH_CHECKS,
+    *DISPATCH_CHECKS,
+    *SETTLEMENT_CHECKS,
+    *LIFECYCLE_CHECKS,
 )
 LONGEST_SETUP = 30.0  # seconds: a factory may start a server
 ORDERS = {

@@ -11,15 +11,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ergon_framework.errors import ErgonError, WiringError, describe
-from ergon_framework.testing.suites.executor import (
-    first_request,
-    handlers,
-    lifecycle,
-    malformed,
-    outcomes,
-    requests,
-)
+from ergon_framework.testing.suites.executor.first_request import CHECKS as FIRST_REQUEST_CHECKS
+from ergon_framework.testing.suites.executor.handlers import CHECKS as HANDLERS_CHECKS
 from ergon_framework.testing.suites.executor.harness import AnswerTimeout, Program
+from ergon_framework.testing.suites.executor.lifecycle import CHECKS as LIFECYCLE_CHECKS
+from ergon_framework.testing.suites.executor.malformed import CHECKS as MALFORMED_CHECKS
+from ergon_framework.testing.suites.executor.outcomes import CHECKS as OUTCOMES_CHECKS
+from ergon_framework.testing.suites.executor.requests import CHECKS as REQUESTS_CHECKS
 from ergon_framework.testing.suites.executor.subject import ExecutorSubject, HandlerCall, NotTried
 from ergon_framework.testing.suites.framework import (
     Check,
@@ -31,12 +29,12 @@ from ergon_framework.testing.suites.framework import (
 )
 
 EXECUTOR_CHECKS: tuple[Check[ExecutorSubject], ...] = (
-    *first_request.CHECKS,
-    *outcomes.CHECKS,
-    *requests.CHECKS,
-    *malformed.CHECKS,
-    *handlers.CHECKS,
-    *lifecycle.CHECKS,
+    *FIRST_REQUEST_CHECKS,
+    *OUTCOMES_CHECKS,
+    *REQUESTS_CHECKS,
+    *MALFORMED_CHECKS,
+    *HANDLERS_CHECKS,
+    *LIFECYCLE_CHECKS,
 )
 COLOUR = "stdio"
 TIMEOUT = 10.0
@@ -107,7 +105,7 @@ def chosen_checks(
 
 def _after_the_first(checks: Sequence[Check[ExecutorSubject]]) -> list[Check[ExecutorSubject]]:
     """Whatever was chosen: why there was no answer to the first request comes before it."""
-    return [*first_request.CHECKS, *(one for one in checks if one not in first_request.CHECKS)]
+    return [*FIRST_REQUEST_CHECKS, *(one for one in checks if one not in FIRST_REQUEST_CHECKS)]
 
 
 def _result(check: Check[ExecutorSubject], subject: ExecutorSubject) -> CheckResult:
@@ -116,7 +114,7 @@ def _result(check: Check[ExecutorSubject], subject: ExecutorSubject) -> CheckRes
 
 
 def _run(check: Check[ExecutorSubject], subject: ExecutorSubject) -> tuple[CheckOutcome, str]:
-    if check not in first_request.CHECKS and not subject.first.is_answered:
+    if check not in FIRST_REQUEST_CHECKS and not subject.first.is_answered:
         return CheckOutcome.SKIPPED, "not tried: the first request had no answer that can be read"
     try:
         missing = subject.why_missing(check.needs)

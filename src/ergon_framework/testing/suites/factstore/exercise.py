@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.factstore import (
-    append,
-    concurrency,
-    consumers,
-    corruption,
-    durability,
-    leases,
-    objects,
-    pages,
-    quarantine,
-    records,
-    replication,
-    retention,
-)
+from ergon_framework.testing.suites.factstore.append import CHECKS as APPEND_CHECKS
+from ergon_framework.testing.suites.factstore.concurrency import CHECKS as CONCURRENCY_CHECKS
+from ergon_framework.testing.suites.factstore.consumers import CHECKS as CONSUMERS_CHECKS
+from ergon_framework.testing.suites.factstore.corruption import CHECKS as CORRUPTION_CHECKS
+from ergon_framework.testing.suites.factstore.durability import CHECKS as DURABILITY_CHECKS
+from ergon_framework.testing.suites.factstore.leases import CHECKS as LEASES_CHECKS
+from ergon_framework.testing.suites.factstore.objects import CHECKS as OBJECTS_CHECKS
+from ergon_framework.testing.suites.factstore.pages import CHECKS as PAGES_CHECKS
+from ergon_framework.testing.suites.factstore.quarantine import CHECKS as QUARANTINE_CHECKS
+from ergon_framework.testing.suites.factstore.records import CHECKS as RECORDS_CHECKS
+from ergon_framework.testing.suites.factstore.replication import CHECKS as REPLICATION_CHECKS
+from ergon_framework.testing.suites.factstore.retention import CHECKS as RETENTION_CHECKS
 from ergon_framework.testing.suites.factstore.subject import (
     Corrupt,
     FactStoreSubject,
@@ -31,18 +29,18 @@ from ergon_framework.testing.suites.framework import Check, SuiteFailure, SuiteR
 from ergon_framework.testing.suites.stores import StoreSuite
 
 FACT_STORE_CHECKS: tuple[Check[FactStoreSubject], ...] = (
-    *append.CHECKS,
-    *pages.CHECKS,
-    *retention.CHECKS,
-    *consumers.CHECKS,
-    *leases.CHECKS,
-    *quarantine.CHECKS,
-    *objects.CHECKS,
-    *replication.CHECKS,
-    *corruption.CHECKS,
-    *concurrency.CHECKS,
-    *durability.CHECKS,
-    *records.CHECKS,
+    *APPEND_CHECKS,
+    *PAGES_CHECKS,
+    *RETENTION_CHECKS,
+    *CONSUMERS_CHECKS,
+    *LEASES_CHECKS,
+    *QUARANTINE_CHECKS,
+    *OBJECTS_CHECKS,
+    *REPLICATION_CHECKS,
+    *CORRUPTION_CHECKS,
+    *CONCURRENCY_CHECKS,
+    *DURABILITY_CHECKS,
+    *RECORDS_CHECKS,
 )
 
 

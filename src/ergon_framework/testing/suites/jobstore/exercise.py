@@ -6,49 +6,47 @@ from collections.abc import Collection
 
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.framework import Check, SuiteFailure, SuiteReport
-from ergon_framework.testing.suites.jobstore import (
-    admin,
-    cancel,
-    claim,
-    enqueue,
-    flows,
-    handler_lanes,
-    key_limits,
-    leases,
-    limits,
-    records,
-    retention,
-    schedules,
-    settle,
-    subscriptions,
-    unique,
-    unreadable,
-)
+from ergon_framework.testing.suites.jobstore.admin import CHECKS as ADMIN_CHECKS
+from ergon_framework.testing.suites.jobstore.cancel import CHECKS as CANCEL_CHECKS
+from ergon_framework.testing.suites.jobstore.claim import CHECKS as CLAIM_CHECKS
+from ergon_framework.testing.suites.jobstore.enqueue import CHECKS as ENQUEUE_CHECKS
+from ergon_framework.testing.suites.jobstore.flows import CHECKS as FLOWS_CHECKS
+from ergon_framework.testing.suites.jobstore.handler_lanes import CHECKS as HANDLER_LANES_CHECKS
+from ergon_framework.testing.suites.jobstore.key_limits import CHECKS as KEY_LIMITS_CHECKS
+from ergon_framework.testing.suites.jobstore.leases import CHECKS as LEASES_CHECKS
+from ergon_framework.testing.suites.jobstore.limits import CHECKS as LIMITS_CHECKS
+from ergon_framework.testing.suites.jobstore.records import CHECKS as RECORDS_CHECKS
+from ergon_framework.testing.suites.jobstore.retention import CHECKS as RETENTION_CHECKS
+from ergon_framework.testing.suites.jobstore.schedules import CHECKS as SCHEDULES_CHECKS
+from ergon_framework.testing.suites.jobstore.settle import CHECKS as SETTLE_CHECKS
 from ergon_framework.testing.suites.jobstore.subject import (
     JobStoreSubject,
     MakeStore,
     Reopen,
     Spoil,
 )
+from ergon_framework.testing.suites.jobstore.subscriptions import CHECKS as SUBSCRIPTIONS_CHECKS
+from ergon_framework.testing.suites.jobstore.unique import CHECKS as UNIQUE_CHECKS
+from ergon_framework.testing.suites.jobstore.unreadable import CHECKS as UNREADABLE_CHECKS
 from ergon_framework.testing.suites.stores import StoreSuite
 
 JOB_STORE_CHECKS: tuple[Check[JobStoreSubject], ...] = (
-    *enqueue.CHECKS,
-    *unique.CHECKS,
-    *claim.CHECKS,
-    *handler_lanes.CHECKS,
-    *settle.CHECKS,
-    *limits.CHECKS,
-    *key_limits.CHECKS,
-    *leases.CHECKS,
-    *cancel.CHECKS,
-    *admin.CHECKS,
-    *schedules.CHECKS,
-    *subscriptions.CHECKS,
-    *unreadable.CHECKS,
-    *records.CHECKS,
-    *flows.CHECKS,
-    *retention.CHECKS,
+    *ENQUEUE_CHECKS,
+    *UNIQUE_CHECKS,
+    *CLAIM_CHECKS,
+    *HANDLER_LANES_CHECKS,
+    *SETTLE_CHECKS,
+    *LIMITS_CHECKS,
+    *KEY_LIMITS_CHECKS,
+    *LEASES_CHECKS,
+    *CANCEL_CHECKS,
+    *ADMIN_CHECKS,
+    *SCHEDULES_CHECKS,
+    *SUBSCRIPTIONS_CHECKS,
+    *UNREADABLE_CHECKS,
+    *RECORDS_CHECKS,
+    *FLOWS_CHECKS,
+    *RETENTION_CHECKS,
 )
 
 

@@ -7,11 +7,10 @@ from collections.abc import Collection
 
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.framework import Check, SuiteFailure, SuiteReport
-from ergon_framework.testing.suites.objectstore import (
-    downloads,
-    maintenance,
-    resumed_uploads,
-    uploads,
+from ergon_framework.testing.suites.objectstore.downloads import CHECKS as DOWNLOADS_CHECKS
+from ergon_framework.testing.suites.objectstore.maintenance import CHECKS as MAINTENANCE_CHECKS
+from ergon_framework.testing.suites.objectstore.resumed_uploads import (
+    CHECKS as RESUMED_UPLOADS_CHECKS,
 )
 from ergon_framework.testing.suites.objectstore.subject import (
     Damage,
@@ -19,13 +18,14 @@ from ergon_framework.testing.suites.objectstore.subject import (
     ObjectStoreSubject,
     Reopen,
 )
+from ergon_framework.testing.suites.objectstore.uploads import CHECKS as UPLOADS_CHECKS
 from ergon_framework.testing.suites.stores import StoreSuite
 
 OBJECT_STORE_CHECKS: tuple[Check[ObjectStoreSubject], ...] = (
-    *uploads.CHECKS,
-    *downloads.CHECKS,
-    *resumed_uploads.CHECKS,
-    *maintenance.CHECKS,
+    *UPLOADS_CHECKS,
+    *DOWNLOADS_CHECKS,
+    *RESUMED_UPLOADS_CHECKS,
+    *MAINTENANCE_CHECKS,
 )
 
 

@@ -6,16 +6,14 @@ from collections.abc import Collection
 
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.framework import Check, SuiteFailure, SuiteReport
-from ergon_framework.testing.suites.providerstore import (
-    attempts,
-    circuits,
-    concurrency,
-    dead_letters,
-    health,
-    idempotency,
-    maintenance,
-    quotas,
-)
+from ergon_framework.testing.suites.providerstore.attempts import CHECKS as ATTEMPTS_CHECKS
+from ergon_framework.testing.suites.providerstore.circuits import CHECKS as CIRCUITS_CHECKS
+from ergon_framework.testing.suites.providerstore.concurrency import CHECKS as CONCURRENCY_CHECKS
+from ergon_framework.testing.suites.providerstore.dead_letters import CHECKS as DEAD_LETTERS_CHECKS
+from ergon_framework.testing.suites.providerstore.health import CHECKS as HEALTH_CHECKS
+from ergon_framework.testing.suites.providerstore.idempotency import CHECKS as IDEMPOTENCY_CHECKS
+from ergon_framework.testing.suites.providerstore.maintenance import CHECKS as MAINTENANCE_CHECKS
+from ergon_framework.testing.suites.providerstore.quotas import CHECKS as QUOTAS_CHECKS
 from ergon_framework.testing.suites.providerstore.subject import (
     OpenBeside,
     OpenStore,
@@ -24,14 +22,14 @@ from ergon_framework.testing.suites.providerstore.subject import (
 from ergon_framework.testing.suites.stores import StoreSuite
 
 PROVIDER_STORE_CHECKS: tuple[Check[ProviderStoreSubject], ...] = (
-    *circuits.CHECKS,
-    *quotas.CHECKS,
-    *attempts.CHECKS,
-    *health.CHECKS,
-    *idempotency.CHECKS,
-    *dead_letters.CHECKS,
-    *maintenance.CHECKS,
-    *concurrency.CHECKS,
+    *CIRCUITS_CHECKS,
+    *QUOTAS_CHECKS,
+    *ATTEMPTS_CHECKS,
+    *HEALTH_CHECKS,
+    *IDEMPOTENCY_CHECKS,
+    *DEAD_LETTERS_CHECKS,
+    *MAINTENANCE_CHECKS,
+    *CONCURRENCY_CHECKS,
 )
 
 
