@@ -545,57 +545,64 @@ class ExecutorPool:
 
     def _remove_ended(self, process: ExecutorProcess, now: float) -> None:
         self.processes.remove(process)
+        ends = self._settle_requests_of(process, now)
+        is_asked = process.end_reason in EXPECTED_ENDS or self._stopping
+        self._report_end(process, is_asked=is_asked)
+        # One that never came up held nothing; the start gate is about those.
+        if is_asked and process.is_up and self._ended_badly(process, is_idle=not ends):
+            self._note_bad_end(process)
+        has_lasted = now >= max(process.up_at, process.started_at + ASSUMED_UP_AFTER)
+        if process.is_up or has_lasted:
+            self._failed_starts = 0
+        is_expected = is_asked or process.end_reason is EndReason.TIMEOUT
+        if not is_expected and not _is_able_to_start(process, ends):
+            self._hold_back_starts(process, now, has_lasted=has_lasted)
+
+    def _settle_requests_of(
+        self, process: ExecutorProcess, now: float
+    ) -> list[tuple[InFlight, Event]]:
+        """Settle what a process that has ended had in flight; returns those requests."""
         # Reads the last answers before anything is settled: a process may answer and die in one
         # breath, and that answer counts.
         ends = process.finish_requests()
-        how = process.how_it_ended()
         self._note_handlers()
         for request, event in ends:
             claim = request.claim
             self._owner.finish(claim, event, now - claim.written_at, None)
-        is_asked = process.end_reason in EXPECTED_ENDS or self._stopping
-        is_expected = is_asked or process.end_reason is EndReason.TIMEOUT
-        # The start gate is about executors that cannot start. A crash or a broken answer that a
-        # job is charged for says nothing about that.
-        is_jobs_fault = process.is_broken or any(
-            isinstance(event, ProcessDied) and event.was_read for _, event in ends
-        )
-        # A program that serves some requests and exits with 0 is one that recycles itself: it is
-        # replaced at once.
-        is_clean = is_jobs_fault or (process.child.status == 0 and process.answers > 0 and not ends)
+        return ends
+
+    def _report_end(self, process: ExecutorProcess, *, is_asked: bool) -> None:
         name = "executor.stopped" if is_asked else "executor.died"
+        how = process.how_it_ended()
         self._owner.tell(name, executor=self.name, pid=process.child.pid, how=how)
-        last = process.child.last_words
-        # One that never came up held nothing; the start gate is about those.
-        if is_asked and process.is_up and self._ended_badly(process, is_idle=not ends):
-            # Its jobs have their outcomes; what it had opened may not be closed.
-            text = "executor %r was asked to leave, and did not end well: %s"
-            logger.warning(text, self.name, with_reason(how, last))
-            if self._stopping:
-                self.bad_end = self.bad_end or with_reason(how, last)
-        has_lasted = now >= max(process.up_at, process.started_at + ASSUMED_UP_AFTER)
-        if process.is_up or has_lasted:
-            self._failed_starts = 0
-        if is_expected or is_clean:
-            return
+
+    def _note_bad_end(self, process: ExecutorProcess) -> None:
+        """Log that a process was asked to leave and failed to; a stop of the worker reports it."""
+        # Its jobs have their outcomes; what it had opened may not be closed.
+        reason = _end_reason(process)
+        text = "executor %r was asked to leave, and did not end well: %s"
+        logger.warning(text, self.name, reason)
+        if self._stopping:
+            self.bad_end = self.bad_end or reason
+
+    def _hold_back_starts(self, process: ExecutorProcess, now: float, *, has_lasted: bool) -> None:
+        """Let the start gate decide when the next process may start after one has died."""
+        reason = _end_reason(process)
         if not process.is_up and not has_lasted:
             self._failed_starts += 1
         if has_lasted:
             self._has_lasted = True
             self.gate.answered(process.started_at)
-        reason = with_reason(how, last)
+        had_answered = process.answers > 0 or has_lasted
         delay = self.gate.died(
-            now,
-            _dice(),
-            reason,
-            had_answered=process.answers > 0 or has_lasted,
-            started_at=process.started_at,
+            now, _dice(), reason, had_answered=had_answered, started_at=process.started_at
         )
+        last = process.child.last_words
         logger.warning(
             "executor %r: %s%s; the next start waits %.1f s%s",
             self.name,
-            how,
-            "" if process.answers or has_lasted else " before it had answered anything",
+            process.how_it_ended(),
+            "" if had_answered else " before it had answered anything",
             delay,
             f"; its last words:\n{indented(last)}" if last else "",
         )
@@ -741,6 +748,25 @@ def request_line(claim: Claim, settler: Settler, worker: str, deadline_at: float
         trace_context=request_carrier(claim, settler, worker),
         worker_id=worker,
     )
+
+
+def _end_reason(process: ExecutorProcess) -> str:
+    return with_reason(process.how_it_ended(), process.child.last_words)
+
+
+def _is_able_to_start(process: ExecutorProcess, ends: Sequence[tuple[InFlight, Event]]) -> bool:
+    """Whether the end of a process says nothing against the next start.
+
+    ``ends`` are the requests that it had in flight.
+    """
+    # A crash or a broken answer that a job is charged for says nothing about starting.
+    is_jobs_fault = process.is_broken or any(
+        isinstance(event, ProcessDied) and event.was_read for _, event in ends
+    )
+    # A program that serves some requests and exits with 0 is one that recycles itself: it is
+    # replaced at once.
+    has_recycled_itself = process.child.status == 0 and process.answers > 0 and not ends
+    return is_jobs_fault or has_recycled_itself
 
 
 def _dice() -> float:

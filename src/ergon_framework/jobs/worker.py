@@ -310,44 +310,13 @@ class Worker:
         """
         self.loop = EventLoop()
         self._messaging = messaging_instruments()
-        self._store_thread = StoreThread(
-            self._store,
-            self.settings,
-            self._claim_request,
-            self._delivered,
-            self._was_settled,
-            self._reported,
-        )
-        self._archive = self._archive_thread()
-        self._maintenance = Maintenance(
-            self._store,
-            self.settings,
-            self.settler,
-            self.record,
-            self._store_thread.leases.holds,
-            self._reported,
-            self._schedules,
-            self._prepare,
-            max_slice=self._timing.scheduler_slice,
-            serves=self._serves,
-            archive=self._archive,
-        )
-        self._store_thread.maintenance = self._maintenance
-        self._store_thread.leases.when_lost = self._lost
-        self._store_thread.leases.when_cancelled = self._cancelled
-        confused_after = self._timing.confused_after
-        self._pools = {
-            key: ExecutorPool(key, value, self, confused_after=confused_after)
-            for key, value in self.executors.items()
-        }
+        self._make_store_thread()
+        self._make_pools()
         self._started_at = self._store.now()
-        allow_descriptors(sum(each.max_processes for each in self.executors.values()))
         # Asks the store once in this thread, so that one that is away is reported before any
         # process was started.
         self._store_thread.start()
-        memory = MemoryWatch(self._watched_processes, self._memory_told)
-        if any(each.max_memory for each in self.executors.values()):
-            memory.start()
+        memory = self._begun_memory_watch()
         self.tell("worker.started", worker=self.name)
         try:
             self._work()
@@ -394,6 +363,49 @@ class Worker:
             has_archive=self._archive is not None,
         )
 
+    def stop(self, *, now: bool = False) -> None:
+        """Ask for a graceful stop; a second time, or with ``now``, for an immediate one.
+
+        May be called from any thread, also from one that handles signals.
+        """
+        # Threads may stop it at the same time, and two requests must count as two.
+        with self._stop_lock:
+            self._stops = 2 if now else self._stops + 1
+        # ``stop`` may come before ``run``, which makes the loop.
+        loop = getattr(self, "loop", None)
+        if loop is not None:
+            loop.post(lambda: None)  # wakes a loop that waits for descriptors
+
+    # ---- what a run is made of ----
+
+    def _make_store_thread(self) -> None:
+        """Make the thread that talks to the store, and the maintenance that it does."""
+        self._store_thread = StoreThread(
+            self._store,
+            self.settings,
+            self._claim_request,
+            self._delivered,
+            self._was_settled,
+            self._reported,
+        )
+        self._archive = self._archive_thread()
+        self._maintenance = Maintenance(
+            self._store,
+            self.settings,
+            self.settler,
+            self.record,
+            self._store_thread.leases.holds,
+            self._reported,
+            self._schedules,
+            self._prepare,
+            max_slice=self._timing.scheduler_slice,
+            serves=self._serves,
+            archive=self._archive,
+        )
+        self._store_thread.maintenance = self._maintenance
+        self._store_thread.leases.when_lost = self._lost
+        self._store_thread.leases.when_cancelled = self._cancelled
+
     def _archive_thread(self) -> ArchiveThread | None:
         """What writes ended jobs to the archive, if the settings name one."""
         archive = self.settings.archive
@@ -411,18 +423,20 @@ class Worker:
         )
         return ArchiveThread(Archiver(self._store, folder), self._reported, archive.folder)
 
-    def stop(self, *, now: bool = False) -> None:
-        """Ask for a graceful stop; a second time, or with ``now``, for an immediate one.
+    def _make_pools(self) -> None:
+        confused_after = self._timing.confused_after
+        self._pools = {
+            key: ExecutorPool(key, value, self, confused_after=confused_after)
+            for key, value in self.executors.items()
+        }
+        allow_descriptors(sum(each.max_processes for each in self.executors.values()))
 
-        May be called from any thread, also from one that handles signals.
-        """
-        # Threads may stop it at the same time, and two requests must count as two.
-        with self._stop_lock:
-            self._stops = 2 if now else self._stops + 1
-        # ``stop`` may come before ``run``, which makes the loop.
-        loop = getattr(self, "loop", None)
-        if loop is not None:
-            loop.post(lambda: None)  # wakes a loop that waits for descriptors
+    def _begun_memory_watch(self) -> MemoryWatch:
+        """The thread that measures processes; it runs where an executor has such a limit."""
+        memory = MemoryWatch(self._watched_processes, self._memory_told)
+        if any(each.max_memory for each in self.executors.values()):
+            memory.start()
+        return memory
 
     # ---- the loop ----
 
