@@ -62,7 +62,7 @@ from ergon_framework.ports.middleware import MiddlewareStack
 
 if TYPE_CHECKING:
     from ergon_framework.app.jobs import JobSetup
-    from ergon_framework.app.run_app import AppPart, AppReport, ConsumerPart
+    from ergon_framework.app.run_app import AppPart, AppReport, ConsumerPart, WorkerPart
     from ergon_framework.app.settings import Settings
     from ergon_framework.boundary.settings import ZoneSettings
     from ergon_framework.connector.boundary import Zone
@@ -546,14 +546,8 @@ class App:
         many bytes of memory, or after so many seconds.
         """
         from ergon_framework.app.observability import observed, show_executors
-        from ergon_framework.app.run_app import (
-            AppReport,
-            AppRun,
-            WorkerPart,
-            ZonePart,
-            shared_lifespans,
-        )
-        from ergon_framework.core.restart import MAX_FAILED_STARTS, RestartRule
+        from ergon_framework.app.run_app import AppReport, AppRun, ZonePart, shared_lifespans
+        from ergon_framework.core.restart import RestartRule
         from ergon_framework.executor.loading import refuse_while_loading
 
         refuse_while_loading("starts a worker")
@@ -576,17 +570,7 @@ class App:
             consumers = self._consumer_parts(scope, burst=burst)
             worker = None
             if self.registry.names or self.setup.executors or not (consumers or self._zones):
-                setup, store = self.worker_setup(given), self.client.store
-                setup.limit_queues(store)
-                self._warn_of_earlier_jobs()
-                worker = WorkerPart(
-                    lambda: setup.worker(
-                        store,
-                        queues=served,
-                        burst=burst,
-                        max_failed_starts=MAX_FAILED_STARTS,
-                    )
-                )
+                worker = self._worker_part(given, served, burst=burst)
             workers: list[AppPart] = [] if worker is None else [worker]
             stages: list[list[AppPart]] = [[*consumers, *workers]]
             if burst:
@@ -596,6 +580,22 @@ class App:
             AppRun(stages, services, rule=None if burst else RestartRule()).run()
         reports = {each.name: each.report for each in consumers if each.report is not None}
         return AppReport(AppReport().jobs if worker is None else worker.report, reports)
+
+    def _worker_part(
+        self, given: Mapping[str, float], queues: Sequence[str] | None, *, burst: bool
+    ) -> WorkerPart:
+        """The worker of a run; ``given`` are settings of this script's own executor."""
+        from ergon_framework.app.run_app import WorkerPart
+        from ergon_framework.core.restart import MAX_FAILED_STARTS
+
+        setup, store = self.worker_setup(given), self.client.store
+        setup.limit_queues(store)
+        self._warn_of_earlier_jobs()
+        return WorkerPart(
+            lambda: setup.worker(
+                store, queues=queues, burst=burst, max_failed_starts=MAX_FAILED_STARTS
+            )
+        )
 
     def _warn_of_earlier_jobs(self) -> None:
         """Tell of jobs that this script stored before its settings named another store."""

@@ -13,6 +13,7 @@ import typer
 from ergon_framework.cli import completion
 from ergon_framework.cli.job_client import StoreUrl, opened
 from ergon_framework.cli.job_filters import pairs
+from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import (
     json_text,
     progress,
@@ -32,23 +33,11 @@ MAX_WAIT = 86_400.0
 LINES_PER_COMMIT = 1000
 """Lines of one commit."""
 _STDIN = "-"
+_TABLES = ("retry", "trace_context")
+"""Options that are JSON objects."""
 
 
-def enqueue(
-    handler: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="HANDLER",
-            help="Its name, executor#name, or - for --stdin.",
-            autocompletion=completion.handlers,
-        ),
-    ] = None,
-    args: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Positional arguments: a JSON array.")
-    ] = None,
-    kwargs: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Named arguments: a JSON object.")
-    ] = None,
+def _job_options(
     queue: Annotated[
         str | None, typer.Option(metavar="Q", help="The queue.", autocompletion=completion.queues)
     ] = None,
@@ -143,6 +132,53 @@ def enqueue(
             metavar="WHAT", help="If one of --after fails: cancel (the default), continue or hold."
         ),
     ] = None,
+) -> dict[str, Any]:
+    """The options of a job that were given; those of ``_TABLES`` as text."""
+    options = {
+        "id": job_id,
+        "queue": queue,
+        "max_attempts": max_attempts,
+        "timeout": timeout,
+        "delay": delay,
+        "run_at": run_at,
+        "expires_in": expires_in,
+        "expires_at": expires_at,
+        "priority": priority,
+        "unique": _unique(unique, unique_by, unique_for, unique_states),
+        "on_duplicate": on_duplicate,
+        "after": after or None,
+        "on_failure": on_failure,
+        "max_deliveries": max_deliveries,
+        "limit_key": limit_key,
+        "limit": limit,
+        "result_ttl": result_ttl,
+        "correlation_id": correlation_id,
+        "retry": retry,
+        "trace_context": trace_context,
+        "tags": tags or None,
+        "metadata": pairs(metadata) or None,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+@expanded(options=_job_options)
+def enqueue(
+    *,
+    handler: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="HANDLER",
+            help="Its name, executor#name, or - for --stdin.",
+            autocompletion=completion.handlers,
+        ),
+    ] = None,
+    args: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Positional arguments: a JSON array.")
+    ] = None,
+    kwargs: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Named arguments: a JSON object.")
+    ] = None,
+    options: dict[str, Any],
     wait: Annotated[
         float | None,
         typer.Option(
@@ -165,43 +201,14 @@ def enqueue(
     With --stdin each line is an object with handler, args, kwargs and options, or an array of
     arguments for HANDLER. Every 1,000 lines are one commit.
     """
-    options = {
-        "id": job_id,
-        "queue": queue,
-        "max_attempts": max_attempts,
-        "timeout": timeout,
-        "delay": delay,
-        "run_at": run_at,
-        "expires_in": expires_in,
-        "expires_at": expires_at,
-        "priority": priority,
-        "unique": _unique(unique, unique_by, unique_for, unique_states),
-        "on_duplicate": on_duplicate,
-        "after": after or None,
-        "on_failure": on_failure,
-        "max_deliveries": max_deliveries,
-        "limit_key": limit_key,
-        "limit": limit,
-        "result_ttl": result_ttl,
-        "correlation_id": correlation_id,
-        "tags": tags or None,
-        "metadata": pairs(metadata) or None,
-    }
     is_many = stdin or handler == _STDIN
-    tables = {"retry": retry, "trace_context": trace_context}
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    _check_use(handler, args, kwargs, job_id, wait, is_many=is_many)
+    _check_use(handler, args, kwargs, options.get("id"), wait, is_many=is_many)
     try:
-        given |= {name: _object(name, text) for name, text in tables.items() if text is not None}
+        options |= {name: _object(name, options[name]) for name in _TABLES if name in options}
         with opened(config, url) as client:
             if is_many:
-                return _many(client, None if handler == _STDIN else handler, given, as_json)
-            job = client.enqueue(
-                handler or "",
-                json_list(args),
-                json_table(kwargs),
-                **given,
-            )
+                return _many(client, None if handler == _STDIN else handler, options, as_json)
+            job = client.enqueue(handler or "", json_list(args), json_table(kwargs), **options)
             return _one(job, wait, as_json)
     except JobError as error:
         # A subclass is an error of the store or of another job, and has the exit code of that.

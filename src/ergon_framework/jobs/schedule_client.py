@@ -101,13 +101,8 @@ class ScheduleClient(Generic[E]):
         )
         settings.job(max_payload=self._max_payload)
         old = self._known().get(name)
-        if old is not None and old.source != OF_CLIENT:
-            raise JobError(
-                f"the schedule {name!r} belongs to {old.source!r}, whose workers would change it"
-                " back",
-                remedy="change it there, or put this one under another name",
-                details={"schedule": name, "source": old.source},
-            )
+        if old is not None:
+            _refuse_other_source(old)
         new = renewed(schedule_of(name, settings, OF_CLIENT), old, self._store.now())
         if old is not None and is_paused_by_hand(old) and not paused:
             new = msgspec.structs.replace(new, is_paused=True)
@@ -265,3 +260,14 @@ class AsyncScheduleClient:
     async def fires(self, name: str, limit: int = 10) -> list[Fire]:
         """The last fires, the newest first, each with its job."""
         return cast("list[Fire]", await self._call(lambda client: client.fires(name, limit)))
+
+
+def _refuse_other_source(schedule: Schedule) -> None:
+    """Refuse to change a schedule that was put by somebody else, such as the settings."""
+    if schedule.source != OF_CLIENT:
+        raise JobError(
+            f"the schedule {schedule.name!r} belongs to {schedule.source!r}, whose workers would"
+            " change it back",
+            remedy="change it there, or put this one under another name",
+            details={"schedule": schedule.name, "source": schedule.source},
+        )
