@@ -25,6 +25,7 @@ FILES = (
 )
 PIECES = re.compile(
     r"jobs$|in_|by_|newest_|not_aside|look_first|few$|find_first|then_|synced_later|notify"
+    r"|ended_groups|kept_long_enough|holds_its_key"
 )
 
 # What may sort, and why that is fine: what is sorted is what the caller gave, or a page.

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ergon_framework.core.job import CancelRequested, Event, JobStatus
 from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.pages import PAGE_SIZE
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, admin
 from ergon_framework.jobs.stores.postgres.transactions import PLANNER_SETTINGS, Tx
 from ergon_framework.jobs.stores.unreadable import UnreadableLog
@@ -154,7 +155,7 @@ def store_of_one(request: pytest.FixtureRequest, jobs_database: str) -> Iterator
 
 def rows_read(connection: Connection, search: Search) -> int:
     """How many rows of tables and indexes a search looks at for its first page."""
-    values = admin.values_of(search) | {"limit": admin.PAGE_SIZE}
+    values = admin.values_of(search) | {"limit": PAGE_SIZE}
     explain = b"EXPLAIN (ANALYZE, FORMAT JSON) " + admin.statement_of(search)
     [[[found]]] = Tx(connection, None).execute(explain, values).fetchall()
     plan = found["Plan"]
@@ -175,4 +176,4 @@ def test_no_search_walks_past_the_others(
     """What is rare is found without a look at what there is much of."""
     usual, connection = store_of_one
     read = rows_read(connection, Search(statuses=statuses))
-    assert read < (admin.MAX_SORTED if usual in statuses else 0) + 5 * admin.PAGE_SIZE
+    assert read < (admin.MAX_SORTED if usual in statuses else 0) + 5 * PAGE_SIZE

@@ -5,4 +5,5 @@ Every store is one class with the calls of its ports. It *has* an object that ru
 
 - ``transitions``: what stores decide alike; ``core/claim``: which due jobs a claim takes
 - ``documents``, ``records``, ``unreadable``: stored JSON, copies, and rows that cannot be read
+- ``pages``: how the stores on SQL read the jobs of a search
 """

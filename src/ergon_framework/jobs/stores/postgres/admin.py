@@ -10,7 +10,8 @@ from ergon_framework.core.claim import QueueLimits
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import listed, named_in, options_text, text_of
 from ergon_framework.jobs.stores.erasure import erased
-from ergon_framework.jobs.stores.postgres.rows import JobRowPage, page_of
+from ergon_framework.jobs.stores.pages import ABOVE_ALL, PAGE_SIZE, JobRowPage, jobs_in_pages
+from ergon_framework.jobs.stores.postgres.rows import page_of
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, blocked_keys, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts, writable
 from ergon_framework.jobs.stores.postgres.transactions import Tx
@@ -21,10 +22,8 @@ from ergon_framework.ports.jobstore import Job, Named, Queue, Search, Settlement
 Read = Callable[[Callable[[Tx], JobRowPage]], JobRowPage]
 """Runs something on what was committed last."""
 
-PAGE_SIZE = 200
 MAX_SORTED = 10_000
 """As many jobs as are sorted for a page."""
-_END = 2**63 - 1
 _PLACES: Mapping[JobStatus, tuple[str, ...]] = {
     JobStatus.PENDING: ("in_due", "in_later", "in_blocked", "in_joining", "in_signalling"),
     JobStatus.ACTIVE: ("in_running",),
@@ -60,22 +59,14 @@ def search(
     page_size: int = PAGE_SIZE,
     max_sorted: int = MAX_SORTED,
 ) -> Iterator[Job]:
-    """Matching jobs, the newest first; between pages nothing of the store is held.
-
-    Rows that cannot be read are left out, and ``log`` is told.
-    """
+    """Matching jobs, the newest first; see :func:`jobs_in_pages`."""
     statement, values = statement_of(wanted), values_of(wanted, max_sorted)
-    left = _END if limit is None else limit
-    while left > 0:
-        values["limit"] = min(page_size, left)
-        page = read(lambda tx: page_of(tx.execute(statement, values)))
-        yield from page.jobs
-        for each in page.odd:
-            log.left_out(each)
-        if page.size < values["limit"]:
-            return
-        left -= len(page.jobs)
-        values["below"] = page.last
+
+    def page(size: int, below: int) -> JobRowPage:
+        place = {"limit": size, "below": below}
+        return read(lambda tx: page_of(tx.execute(statement, values | place)))
+
+    return jobs_in_pages(page, wanted.below, limit, log, page_size=page_size)
 
 
 def statement_of(wanted: Search) -> bytes:
@@ -161,7 +152,7 @@ def values_of(wanted: Search, max_sorted: int = MAX_SORTED) -> dict[str, Any]:
     """What the statement of a search is executed with."""
     return {
         "few": max_sorted,
-        "below": _END if wanted.below is None else wanted.below,
+        "below": ABOVE_ALL if wanted.below is None else wanted.below,
         "ids": texts(wanted.ids),
         "statuses": texts([status.value for status in wanted.statuses]),
         "queue": wanted.queue,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ergon_framework.jobs.stores.documents import (
     asked_of,
@@ -11,6 +11,7 @@ from ergon_framework.jobs.stores.documents import (
     options_from,
     step_from,
 )
+from ergon_framework.jobs.stores.pages import JobRowPage
 from ergon_framework.jobs.stores.postgres.statements import COLUMNS
 from ergon_framework.jobs.stores.transitions import BLOCKED, ENDED
 from ergon_framework.jobs.stores.unreadable import (
@@ -50,15 +51,6 @@ class Result(Protocol):
 
     def fetchall(self) -> list[Row]:
         """Its rows."""
-
-
-class JobRowPage(NamedTuple):
-    """What was read: the jobs, and the rows that are none."""
-
-    jobs: list[Job]
-    odd: list[Unreadable]
-    size: int
-    last: int  # the number of the last row
 
 
 def page_of(cursor: Result) -> JobRowPage:

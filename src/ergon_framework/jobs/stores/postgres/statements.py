@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -36,21 +37,34 @@ COLUMNS = (
     *("result", "history", "flow_id", "join_id", "feeds", "wait", "signal"),
 )
 """All that a job has. By name: a later version may add others while this one runs."""
+_SHARED = {
+    "now": _NOW,
+    "stamp": _STAMP,
+    "long_history": _LONG_HISTORY,
+    "waiting_key": _WAITING_KEY,
+    "columns": ", ".join(COLUMNS),
+}
+_PLACE = re.compile(r"\{(\w+)\}")
 
 
 @cache
 def statements(file: str) -> Mapping[str, bytes]:
-    """The named statements of a file, with the expressions that several share put in."""
-    columns = ", ".join(COLUMNS)
-    return {
-        name: text.replace("{now}", _NOW)
-        .replace("{stamp}", _STAMP)
-        .replace("{long_history}", _LONG_HISTORY)
-        .replace("{waiting_key}", _WAITING_KEY)
-        .replace("{columns}", columns)
-        .encode()
-        for name, text in load(SQL, file).items()
-    }
+    """The named statements of a file, with what several share put in.
+
+    ``{name}`` stands for one of the expressions above, or for another statement of the file.
+    """
+    found = load(SQL, file)
+    pieces = {**found, **_SHARED}
+    return {name: _filled(text, pieces).encode() for name, text in found.items()}
+
+
+def _filled(text: str, pieces: Mapping[str, str]) -> str:
+    """A statement with the pieces that it names; other places are filled by whoever sends it."""
+
+    def piece(place: re.Match[str]) -> str:
+        return _filled(pieces[place[1]], pieces) if place[1] in pieces else place[0]
+
+    return _PLACE.sub(piece, text)
 
 
 # Arrays are packed by us: the driver's own way takes ten times as long, and arrays are most of what

@@ -10,8 +10,9 @@ from ergon_framework.core.claim import limits_from
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import listed, named_in, options_text, text_of
 from ergon_framework.jobs.stores.erasure import erased
+from ergon_framework.jobs.stores.pages import ABOVE_ALL, JobRowPage, jobs_in_pages
 from ergon_framework.jobs.stores.sqlite.flow_tables import purge_flows
-from ergon_framework.jobs.stores.sqlite.rows import SQL, JobRowPage, lossy, page_of
+from ergon_framework.jobs.stores.sqlite.rows import SQL, lossy, page_of
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.unreadable import (
@@ -26,8 +27,6 @@ from ergon_framework.storage.sql_files import load
 Read = Callable[[Callable[[sqlite3.Cursor], JobRowPage]], JobRowPage]
 """Runs something on what was committed last."""
 
-PAGE_SIZE = 200
-_END = 2**63 - 1
 _PLACES = {
     JobStatus.ACTIVE: "in_running",
     JobStatus.RETRYING: "in_retrying",
@@ -42,22 +41,14 @@ _COUNTS = (
 
 
 def search(read: Read, wanted: Search, limit: int | None, log: SkippedRows) -> Iterator[Job]:
-    """Matching jobs, the newest first; between pages nothing of the store is held.
-
-    Rows that cannot be read are left out, and ``log`` is told.
-    """
+    """Matching jobs, the newest first; see :func:`jobs_in_pages`."""
     statement, values = statement_of(wanted), _values(wanted)
-    left = _END if limit is None else limit
-    while left > 0:
-        values["limit"] = min(PAGE_SIZE, left)
-        page = read(lambda cursor: page_of(cursor, statement, values))
-        yield from page.jobs
-        for each in page.odd:
-            log.left_out(each)
-        if page.size < values["limit"]:
-            return
-        left -= len(page.jobs)
-        values["below"] = page.last
+
+    def page(size: int, below: int) -> JobRowPage:
+        place = {"limit": size, "below": below}
+        return read(lambda cursor: page_of(cursor, statement, values | place))
+
+    return jobs_in_pages(page, wanted.below, limit, log)
 
 
 def statement_of(wanted: Search) -> str:
@@ -94,7 +85,7 @@ def _values(wanted: Search) -> dict[str, Any]:
     is_by_tag = _place(wanted) == "in_tag"
     others = labels[1:] if is_by_tag else labels
     return {
-        "below": _END if wanted.below is None else wanted.below,
+        "below": ABOVE_ALL if wanted.below is None else wanted.below,
         "ids": text_of(wanted.ids),
         "status": statuses[0] if statuses else None,
         "statuses": text_of(statuses) if statuses else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import (
@@ -15,6 +15,7 @@ from ergon_framework.jobs.stores.documents import (
     options_from,
     step_from,
 )
+from ergon_framework.jobs.stores.pages import JobRowPage
 from ergon_framework.jobs.stores.transitions import BLOCKED, ENDED
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
@@ -89,15 +90,6 @@ def payload(cursor: sqlite3.Cursor, seq: int) -> tuple[bytes, bytes]:
         raise RowError("args or kwargs: missing")
     args, kwargs = found
     return args, kwargs
-
-
-class JobRowPage(NamedTuple):
-    """What was read: the jobs, and the rows that are none."""
-
-    jobs: list[Job]
-    odd: list[Unreadable]
-    size: int
-    last: int  # the number of the last row
 
 
 def page_of(cursor: sqlite3.Cursor, statement: str, values: Any) -> JobRowPage:

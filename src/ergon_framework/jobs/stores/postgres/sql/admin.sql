@@ -146,8 +146,7 @@ WHERE j.seq = d.seq AND j.id = d.id AND j.fence = d.fence AND j.status = d.statu
 -- any_keys: whether any job may hold its unique key after its end
 SELECT 1 FROM ergon_job_keys LIMIT 1;
 
--- keep_holders: jobs that hold their unique keys are kept until they do so no more; of each queue and
--- status those that were kept long enough otherwise
+-- ended_groups: the queues and states in which jobs have ended, from one to the next in their index
 WITH RECURSIVE groups (queue, status) AS (
     (SELECT queue, status FROM ergon_jobs WHERE stage = 0 ORDER BY queue, status LIMIT 1)
     UNION ALL
@@ -155,13 +154,26 @@ WITH RECURSIVE groups (queue, status) AS (
         SELECT queue, status FROM ergon_jobs
         WHERE stage = 0 AND (queue, status) > (g.queue, g.status) ORDER BY queue, status LIMIT 1
     ) AS n
-), due AS MATERIALIZED (
+)
+
+-- kept_long_enough: of each of them the jobs whose retention is over
+{ended_groups}, due AS MATERIALIZED (
     SELECT d.spot FROM groups AS g CROSS JOIN LATERAL (
         SELECT ctid AS spot FROM ergon_jobs
         WHERE stage = 0 AND queue = g.queue AND status = g.status AND purge_at <= {now}
         ORDER BY purge_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
     ) AS d LIMIT %(limit)s
 )
+
+-- holds_its_key: whether the ended job j holds its unique key; where no job does, it is asked once
+(SELECT EXISTS (SELECT 1 FROM ergon_job_keys)) AND EXISTS (
+    SELECT 1 FROM ergon_job_keys AS k
+    WHERE k.job = j.seq AND k.until > {now}
+        AND position('"' || j.status || '"' IN k.states) > 0
+)
+
+-- keep_holders: of these, those that hold their unique keys are kept until they do so no more
+{kept_long_enough}
 UPDATE ergon_jobs AS j SET purge_at = k.until FROM ergon_job_keys AS k
 WHERE j.ctid = ANY(ARRAY(SELECT spot FROM due)) AND k.job = j.seq AND k.until > {now}
     AND position('"' || j.status || '"' IN k.states) > 0;
@@ -185,47 +197,19 @@ WITH erased AS (
 )
 SELECT count(*) FROM erased;
 
--- purge_due: of each queue and status those that have been kept long enough
-WITH RECURSIVE groups (queue, status) AS (
-    (SELECT queue, status FROM ergon_jobs WHERE stage = 0 ORDER BY queue, status LIMIT 1)
-    UNION ALL
-    SELECT n.* FROM groups AS g CROSS JOIN LATERAL (
-        SELECT queue, status FROM ergon_jobs
-        WHERE stage = 0 AND (queue, status) > (g.queue, g.status) ORDER BY queue, status LIMIT 1
-    ) AS n
-), doomed AS MATERIALIZED (
-    SELECT d.spot FROM groups AS g CROSS JOIN LATERAL (
-        SELECT ctid AS spot FROM ergon_jobs
-        WHERE stage = 0 AND queue = g.queue AND status = g.status AND purge_at <= {now}
-        ORDER BY purge_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-    ) AS d LIMIT %(limit)s
-)
+-- purge_due: those that have been kept long enough, and hold no unique key
+{kept_long_enough}
 DELETE FROM ergon_jobs AS j
-WHERE ctid = ANY(ARRAY(SELECT spot FROM doomed)) AND NOT (
-    (SELECT EXISTS (SELECT 1 FROM ergon_job_keys)) AND EXISTS (
-        SELECT 1 FROM ergon_job_keys AS k
-        WHERE k.job = j.seq AND k.until > {now}
-            AND position('"' || j.status || '"' IN k.states) > 0
-    )
+WHERE ctid = ANY(ARRAY(SELECT spot FROM due)) AND NOT (
+    {holds_its_key}
 );
 
 -- ripe: the same jobs with all that they have
-WITH RECURSIVE groups (queue, status) AS (
-    (SELECT queue, status FROM ergon_jobs WHERE stage = 0 ORDER BY queue, status LIMIT 1)
-    UNION ALL
-    SELECT n.* FROM groups AS g CROSS JOIN LATERAL (
-        SELECT queue, status FROM ergon_jobs
-        WHERE stage = 0 AND (queue, status) > (g.queue, g.status) ORDER BY queue, status LIMIT 1
-    ) AS n
-)
+{ended_groups}
 SELECT d.* FROM groups AS g CROSS JOIN LATERAL (
     SELECT {columns} FROM ergon_jobs AS j
     WHERE stage = 0 AND queue = g.queue AND status = g.status AND purge_at <= {now} AND NOT (
-        (SELECT EXISTS (SELECT 1 FROM ergon_job_keys)) AND EXISTS (
-            SELECT 1 FROM ergon_job_keys AS k
-            WHERE k.job = j.seq AND k.until > {now}
-                AND position('"' || j.status || '"' IN k.states) > 0
-        )
+        {holds_its_key}
     )
     ORDER BY purge_at LIMIT %(limit)s
 ) AS d LIMIT %(limit)s;

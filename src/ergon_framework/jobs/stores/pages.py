@@ -1,0 +1,52 @@
+"""The pages in which the stores on SQL read the jobs of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ergon_framework.jobs.stores.unreadable import SkippedRows
+from ergon_framework.ports.jobstore import Job, Unreadable
+
+PAGE_SIZE = 200
+ABOVE_ALL = 2**63 - 1
+"""A number above that of every row: the first page is below it."""
+
+
+class JobRowPage(NamedTuple):
+    """What was read: the jobs, and the rows that are none."""
+
+    jobs: list[Job]
+    odd: list[Unreadable]
+    size: int
+    last: int  # the number of the last row
+
+
+ReadPage = Callable[[int, int], JobRowPage]
+"""Reads at most so many rows (the first number) below a row (the second), the newest first."""
+
+
+def jobs_in_pages(
+    read: ReadPage,
+    below: int | None,
+    limit: int | None,
+    log: SkippedRows,
+    *,
+    page_size: int = PAGE_SIZE,
+) -> Iterator[Job]:
+    """The jobs of one page after another; between two pages nothing of the store is held.
+
+    Rows that cannot be read are left out, and ``log`` is told. They do not count for ``limit``.
+    """
+    last = ABOVE_ALL if below is None else below
+    left = ABOVE_ALL if limit is None else limit
+    while left > 0:
+        size = min(page_size, left)
+        page = read(size, last)
+        yield from page.jobs
+        for each in page.odd:
+            log.left_out(each)
+        if page.size < size:
+            return
+        left -= len(page.jobs)
+        last = page.last
