@@ -81,76 +81,114 @@ OfReason = Annotated[
 ]
 
 
-class _Selection(NamedTuple):
-    """To which letters it is done, as the command line says it."""
+class _Filters(NamedTuple):
+    """Which letters are meant, as the command line says it."""
 
-    ids: tuple[str, ...]
     kind: LetterKind | None
     of_jobs: tuple[str | None, str | None, str | None]
     of_calls: tuple[str | None, str | None]
     older_than: float | None
+
+    @property
+    def asked(self) -> LetterKind | None:
+        """The kind that the options are about; None: both."""
+        about = {
+            each
+            for each, values in (
+                (LetterKind.JOB, self.of_jobs),
+                (LetterKind.PROVIDER, self.of_calls),
+            )
+            if any(value is not None for value in values) or each is self.kind
+        }
+        if len(about) > 1:
+            raise ConfigurationError(
+                "these filters have nothing in common",
+                remedy="--queue, --handler and --code are about jobs, --provider and --reason about"
+                " calls of providers",
+            )
+        return about.pop() if about else None
+
+    def search(self, client: JobClient, ids: tuple[str, ...] = ()) -> Search:
+        """The jobs that match."""
+        from ergon_framework.core.job import JobStatus
+        from ergon_framework.ports.jobstore import Search
+
+        queue, handler, code = self.of_jobs
+        return Search(
+            statuses=(JobStatus.FAILED,),
+            queue=queue,
+            handler=handler,
+            code=code,
+            before=None if self.older_than is None else client.store.now() - self.older_than,
+            ids=ids,
+        )
+
+    def calls(self, ids: tuple[str, ...] = ()) -> LetterFilter:
+        """The calls of providers that match."""
+        return LetterFilter(ids, *self.of_calls, self.older_than)
+
+
+def _filters(
+    kind: OfKind = None,
+    queue: OfQueue = None,
+    handler: OfHandler = None,
+    code: OfCode = None,
+    provider: OfProvider = None,
+    reason: OfReason = None,
+    older_than: OlderThan = None,
+) -> _Filters:
+    return _Filters(kind, (queue, handler, code), (provider, reason), older_than)
+
+
+class _Selection(NamedTuple):
+    """To which letters it is done, as the command line says it."""
+
+    ids: tuple[str, ...]
+    filters: _Filters
     everything: bool
     limit: int | None
     is_dry: bool
 
 
+@expanded(filters=_filters)
 def _selection(
+    *,
     ids: Ids = None,
     more_ids: MoreIds = None,
-    kind: OfKind = None,
-    queue: OfQueue = None,
-    handler: OfHandler = None,
-    code: OfCode = None,
-    provider: OfProvider = None,
-    reason: OfReason = None,
-    older_than: OlderThan = None,
+    filters: _Filters,
     everything: All = False,
     limit: Limit = None,
     dry_run: DryRun = False,
 ) -> _Selection:
     """The options of the commands that change letters."""
-    return _Selection(
-        (*(ids or ()), *(more_ids or ())),
-        kind,
-        (queue, handler, code),
-        (provider, reason),
-        older_than,
-        everything,
-        limit,
-        dry_run,
-    )
+    named = (*(ids or ()), *(more_ids or ()))
+    return _Selection(named, filters, everything, limit, dry_run)
 
 
 @app.command("list")
+@expanded(filters=_filters)
 def list_dead(
-    kind: OfKind = None,
-    queue: OfQueue = None,
-    handler: OfHandler = None,
-    code: OfCode = None,
-    provider: OfProvider = None,
-    reason: OfReason = None,
-    older_than: OlderThan = None,
+    *,
+    filters: _Filters,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List dead-lettered jobs and provider calls, the newest first."""
-    asked = _asked(kind, (queue, handler, code), (provider, reason))
-    where, kinds = _where(config, url, asked)
+    where, kinds = _where(config, url, filters.asked)
     rows: list[dict[str, Any]] = []
     if LetterKind.JOB in kinds:
         with opened(config, url, reads=True) as client:
-            search = _search(client, queue, handler, code, older_than, ())
+            search = filters.search(client)
             # Printed as they are read; rows of both kinds have to be sorted together first.
             if kinds == {LetterKind.JOB}:
                 show_jobs(client, search, limit, as_json=as_json)
                 return
             found = job_rows(client, search, limit, as_json=as_json)
             rows += [{"kind": LetterKind.JOB.value, **row} for row in found]
-    wanted = LetterFilter((), provider, reason, older_than)
     for store in where.opened():
-        rows += dead_letters.letter_rows(store, wanted, limit, as_json=as_json)
+        rows += dead_letters.letter_rows(store, filters.calls(), limit, as_json=as_json)
     # Instants are in RFC 3339 and UTC, so their texts sort as they do.
     rows.sort(key=lambda row: str(row.get("created_at") or row.get("occurred_at")), reverse=True)
     show_list(rows[:limit], ["kind", *COLUMNS], as_json=as_json)
@@ -267,20 +305,20 @@ def _carried_out(
     deed: _LetterAction, chosen: _Selection, config: Path | None, url: str | None, *, as_json: bool
 ) -> int:
     """Calls first, then jobs, as far as the limit goes; the exit code."""
-    ids, older_than, is_dry = chosen.ids, chosen.older_than, chosen.is_dry
-    filters = (*chosen.of_jobs, *chosen.of_calls, older_than, ids)
-    _check_use(deed.name, chosen.everything, filters)
+    ids, filters, is_dry = chosen.ids, chosen.filters, chosen.is_dry
+    given = (*filters.of_jobs, *filters.of_calls, filters.older_than, ids)
+    _check_use(deed.name, chosen.everything, given)
     tally = LetterCounts()
-    where, kinds = _where(config, url, _asked(chosen.kind, chosen.of_jobs, chosen.of_calls))
+    where, kinds = _where(config, url, filters.asked)
     if LetterKind.PROVIDER in kinds:
-        calls = LetterFilter(ids, *chosen.of_calls, older_than)
+        calls = filters.calls(ids)
         with observed_as_operator(config), waiting(deed.done):
             tally = dead_letters.apply_to_letters(
                 where, deed.to_call, calls, chosen.limit, is_dry=is_dry
             )
     if LetterKind.JOB in kinds:
         with opened(config, url) as client:
-            search = _search(client, *chosen.of_jobs, older_than, ids)
+            search = filters.search(client, ids)
             deal = deed.to_jobs(client)
             _deal(client, search, chosen.limit, deal, deed.done, tally, is_dry=is_dry)
             if not is_dry:
@@ -305,24 +343,6 @@ def _tell_of_steps(
         command = pasteable(f"flows {word}", flow, options)
         text = f"note: steps of the flow {flow} were left, since they stay with it; this {what} the"
         print(f"{text} flow:  {command}", file=sys.stderr, flush=True)
-
-
-def _asked(
-    kind: LetterKind | None, of_jobs: tuple[Any, ...], of_calls: tuple[Any, ...]
-) -> LetterKind | None:
-    """The kind that the options are about; None: both."""
-    about = {
-        each
-        for each, filters in ((LetterKind.JOB, of_jobs), (LetterKind.PROVIDER, of_calls))
-        if any(value is not None for value in filters) or each is kind
-    }
-    if len(about) > 1:
-        raise ConfigurationError(
-            "these filters have nothing in common",
-            remedy="--queue, --handler and --code are about jobs, --provider and --reason about"
-            " calls of providers",
-        )
-    return about.pop() if about else None
 
 
 def _where(
@@ -365,27 +385,6 @@ def _check_use(what: str, everything: bool, filters: tuple[Any, ...]) -> None:
         )
     if is_filtered and everything:
         raise ConfigurationError("--all contradicts the filters", remedy="give one of the two")
-
-
-def _search(
-    client: JobClient,
-    queue: str | None,
-    handler: str | None,
-    code: str | None,
-    older_than: float | None,
-    ids: tuple[str, ...],
-) -> Search:
-    from ergon_framework.core.job import JobStatus
-    from ergon_framework.ports.jobstore import Search
-
-    return Search(
-        statuses=(JobStatus.FAILED,),
-        queue=queue,
-        handler=handler,
-        code=code,
-        before=None if older_than is None else client.store.now() - older_than,
-        ids=ids,
-    )
 
 
 def _tell(
