@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from ergon_framework.core.job import CancelRequested, LeaseExpired
+from ergon_framework.core.job import CancelRequested
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
+from ergon_framework.testing.suites.jobstore.rates import (
+    expect_instant_of_next_token,
+    expect_token_every_other_second,
+    expect_token_for_every_start,
+)
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
-    LEASE,
-    RELEASED,
     SUCCEEDED,
     JobStoreSubject,
     ids_of,
@@ -64,8 +67,7 @@ def key_limit_of_a_queue_is_freed(s: JobStoreSubject) -> None:
         same(s.ids(9), [], f"claimed while {job_id} runs")
         s.must(leased, seen)
     s.take("d")
-    s.clock.forward(LEASE + 1.0)
-    s.must(s.store.expired_leases(5)[0], LeaseExpired(), if_expired=True)
+    s.rescue_one()
     came = s.ids(9)
     expect(len(came) == 1, f"one job of the key was to come after the rescue, and {came} came")
 
@@ -140,12 +142,7 @@ def rate_of_a_key_begins_with_a_full_bucket(s: JobStoreSubject) -> None:
 def rate_of_a_key_gives_tokens_with_time(s: JobStoreSubject) -> None:
     """One job of a key may start for each token of it, and tokens come at the rate."""
     s.store.set_queue("q", key_rate=0.5)
-    s.put(*(f"job-{n}" for n in range(9)), queue="q", limit_key="k")
-    came = []
-    for _ in range(8):  # 1.0 s each: a token every other time
-        came.append(len(s.claim(9)))
-        s.clock.forward(1.0)
-    same(came, [1, 0, 1, 0, 1, 0, 1, 0], "claimed each second")
+    expect_token_every_other_second(s, limit_key="k")
 
 
 @check()
@@ -164,16 +161,7 @@ def rate_of_a_key_saves_no_more_than_its_burst(s: JobStoreSubject) -> None:
 def rate_of_a_key_says_when_to_come_again(s: JobStoreSubject) -> None:
     """Whoever finds no token of a key learns when there is one, and gets a job at that instant."""
     s.store.set_queue("q", key_rate=3.0, key_burst=2)
-    s.put(*(f"job-{n}" for n in range(12)), queue="q", limit_key="k")
-    same(len(s.claim(9)), 2, "at first")
-    for _ in range(9):
-        claimed = s.settle_and_claim((), 9)[1]
-        same(claimed.jobs, [], "without a token")
-        at = claimed.next_at
-        expect(at is not None and START < at <= s.store.now() + 0.34, f"next_at is {at}")
-        s.clock.to(at or 0.0)
-        same(len(s.claim(9)), 1, "at the instant given")
-    expect(s.store.now() < START + 3.01, "nine jobs at three per second took longer")
+    expect_instant_of_next_token(s, limit_key="k")
 
 
 @check()
@@ -193,12 +181,7 @@ def next_token_of_a_key_is_told(s: JobStoreSubject) -> None:
 def rate_of_a_key_counts_every_start(s: JobStoreSubject) -> None:
     """A job that is delivered again takes a token again, and its end gives none back."""
     s.store.set_queue("q", key_rate=0.1, key_burst=2)
-    s.put("a", "b", queue="q", limit_key="k")
-    s.ended("a", RELEASED)
-    s.ended("a", SUCCEEDED)
-    same(s.ids(9), [], "the third start")
-    s.clock.forward(10.0)
-    same(s.ids(9), ["b"], "ten seconds later")
+    expect_token_for_every_start(s, limit_key="k")
 
 
 @check()
@@ -283,8 +266,7 @@ def worker_that_dies_leaves_the_token_spent(s: JobStoreSubject) -> None:
     s.store.set_queue("q", key_max_active=1, key_rate=0.001, key_burst=2)
     s.put("a", "b", queue="q", limit_key="k")
     s.take("a")
-    s.clock.forward(LEASE + 1.0)
-    s.must(s.store.expired_leases(5)[0], LeaseExpired(), if_expired=True)
+    s.rescue_one()
     second = s.claim(1)
     same(len(second), 1, "how many started with the second token")
     s.must(second[0], SUCCEEDED)

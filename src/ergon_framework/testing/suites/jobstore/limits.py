@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from ergon_framework.core.job import CancelRequested, Event, LeaseExpired
+from ergon_framework.core.job import CancelRequested, Event
 from ergon_framework.ports.jobstore import ClaimedJob
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
+from ergon_framework.testing.suites.jobstore.rates import (
+    expect_instant_of_next_token,
+    expect_token_every_other_second,
+    expect_token_for_every_start,
+)
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
-    LEASE,
     RELEASED,
     SUCCEEDED,
     WAIT,
@@ -108,12 +112,7 @@ def rate_begins_with_a_full_bucket(s: JobStoreSubject) -> None:
 def rate_gives_tokens_with_time(s: JobStoreSubject) -> None:
     """One job may start for each token, and tokens come at the rate."""
     s.store.set_queue("q", rate=0.5, burst=1)
-    s.put(*(f"job-{n}" for n in range(9)), queue="q")
-    came = []
-    for _ in range(8):  # 1.0 s each: a token every other time
-        came.append(len(s.claim(9)))
-        s.clock.forward(1.0)
-    same(came, [1, 0, 1, 0, 1, 0, 1, 0], "claimed each second")
+    expect_token_every_other_second(s)
 
 
 @check()
@@ -131,28 +130,14 @@ def rate_saves_no_more_than_its_burst(s: JobStoreSubject) -> None:
 def rate_says_when_to_come_again(s: JobStoreSubject) -> None:
     """Whoever finds no token learns when there is one, and gets a job at that very instant."""
     s.store.set_queue("q", rate=3.0, burst=2)
-    s.put(*(f"job-{n}" for n in range(12)), queue="q")
-    same(len(s.claim(9)), 2, "at first")
-    for _ in range(9):
-        claimed = s.settle_and_claim((), 9)[1]
-        same(claimed.jobs, [], "without a token")
-        at = claimed.next_at
-        expect(at is not None and START < at <= s.store.now() + 0.34, f"next_at is {at}")
-        s.clock.to(at or 0.0)
-        same(len(s.claim(9)), 1, "at the instant given")
-    expect(s.store.now() < START + 3.01, "nine jobs at three per second took longer")
+    expect_instant_of_next_token(s)
 
 
 @check()
 def rate_counts_every_start(s: JobStoreSubject) -> None:
     """A job that is delivered again takes a token again, and its end gives none back."""
     s.store.set_queue("q", rate=0.1, burst=2)
-    s.put("a", "b", queue="q")
-    s.ended("a", RELEASED)
-    s.ended("a", SUCCEEDED)
-    same(s.ids(9), [], "the third start")
-    s.clock.forward(10.0)
-    same(s.ids(9), ["b"], "ten seconds later")
+    expect_token_for_every_start(s)
 
 
 @check()
@@ -281,8 +266,7 @@ def key_is_freed_when_rescued(s: JobStoreSubject) -> None:
     """A job that was taken from a lost worker does not hold its limit key."""
     s.put("a", "b", limit_key="k")
     s.claim(9)
-    s.clock.forward(LEASE + 1.0)
-    s.must(s.store.expired_leases(5)[0], LeaseExpired(), if_expired=True)
+    s.rescue_one()
     same(len(s.claim(9)), 1, "claimed")
 
 
@@ -300,8 +284,7 @@ def late_report_frees_no_key(s: JobStoreSubject) -> None:
     """A report that is refused does not free the key of whoever runs now."""
     s.put("a", "b", limit_key="k")
     lost = s.claim(9)[0]
-    s.clock.forward(LEASE + 1.0)
-    s.must(s.store.expired_leases(5)[0], LeaseExpired(), if_expired=True)
+    s.rescue_one()
     same(len(s.claim(9)), 1, "claimed after the rescue")
     expect(not s.settle(lost, SUCCEEDED), "the late report was applied")
     same(s.ids(9), [], "claimed after the late report")

@@ -16,6 +16,7 @@ from ergon_framework.core.job import (
     JobRule,
     JobSnapshot,
     JobStatus,
+    LeaseExpired,
     Released,
     Succeeded,
     next_transition,
@@ -162,6 +163,12 @@ class JobStoreSubject(StoreSubject[FullJobStore]):
     def ended(self, job_id: str, seen: Event = SUCCEEDED, **changes: Any) -> Job:
         """Claim this job, which must be the next, and bring it to that end."""
         return self.must(self.take(job_id), seen, **changes)
+
+    def rescue_one(self) -> Job:
+        """Let the leases of all claims expire, and rescue one of their jobs."""
+        self.clock.forward(LEASE + 1.0)
+        lost = self.store.expired_leases(5)[0]
+        return self.must(lost, LeaseExpired(), if_expired=True)
 
 
 def new(job_id: str, **fields: Any) -> NewJob:
