@@ -32,7 +32,7 @@ What is the same in every store is done once: ``jobs/stores/records.py``,
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
@@ -274,6 +274,11 @@ class FlowRecord(TransferRecord, frozen=True):
     def sort_key(self) -> str:
         """The id."""
         return self.flow.id
+
+    @property
+    def payload_size(self) -> int:
+        """How many bytes its plan and its joins have."""
+        return len(self.flow.plan) + sum(len(join.members) for join in self.joins)
 
 
 _ADDED_TO_SCHEDULES: dict[str, Any] = {"jitter": 0.0, "ends_at": None}
@@ -592,6 +597,20 @@ FILE_OF_RECORDS = "records "
 """How the source of a state begins that an import left; the digest of the file's lines follows."""
 
 C = TypeVar("C", bound=TransferRecord)
+T = TypeVar("T")
+
+
+def as_page(sized: Iterable[tuple[T, int]]) -> list[T]:
+    """As many as :data:`PAGE_BYTES` allows of what comes with its size; the first in any case."""
+    page: list[T] = []
+    left = PAGE_BYTES
+    for each, size in sized:
+        left -= size
+        # At least one, however large it is: the next page begins behind the last of this one.
+        if page and left < 0:
+            break
+        page.append(each)
+    return page
 
 
 WORK = "jobs and provider calls"

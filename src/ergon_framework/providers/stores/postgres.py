@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, lru_cache, partial
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -120,35 +120,24 @@ class PostgresCursor:
         return {found for (found,) in self.fetch(_insertion(into), sent)}
 
 
-_converted: dict[str, bytes] = {}
-_insertions: dict[TableSpec, str] = {}
-
-
+# Statements with lists of values differ by their length: without a bound each would stay for ever.
+@lru_cache(maxsize=1000)
 def _psycopg_sql(sql: str) -> bytes:
     """A statement as psycopg takes it."""
-    converted = _converted.get(sql)
-    if converted is None:
-        # ``%`` is the driver's own mark: doubled, a LIKE pattern stays what it is.
-        converted = _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
-        # Statements with lists of values differ by their length: without a bound each length would
-        # stay for ever.
-        if len(_converted) < 1000:
-            _converted[sql] = converted
-    return converted
+    # ``%`` is the driver's own mark: doubled, a LIKE pattern stays what it is.
+    return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
 
 
+@cache
 def _insertion(into: TableSpec) -> str:
-    found = _insertions.get(into)
-    if found is None:
-        names = ", ".join(name for name, _ in into.columns)
-        kinds = ", ".join(f"{name} {kind}" for name, kind in into.columns)
-        first = into.columns[0][0]
-        found = _insertions[into] = (
-            f"INSERT INTO {into.table} ({names})"  # noqa: S608 - our own names
-            f" SELECT {names} FROM json_to_recordset(CAST(:rows AS json)) AS given ({kinds})"
-            f" ON CONFLICT ({first}) DO NOTHING RETURNING {first}"
-        )
-    return found
+    names = ", ".join(name for name, _ in into.columns)
+    kinds = ", ".join(f"{name} {kind}" for name, kind in into.columns)
+    first = into.columns[0][0]
+    return (
+        f"INSERT INTO {into.table} ({names})"  # noqa: S608 - our own names
+        f" SELECT {names} FROM json_to_recordset(CAST(:rows AS json)) AS given ({kinds})"
+        f" ON CONFLICT ({first}) DO NOTHING RETURNING {first}"
+    )
 
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -135,33 +136,23 @@ class _Insertion(msgspec.Struct):
     insert: str
 
 
-_insertions: dict[TableSpec, _Insertion] = {}
-_converted: dict[str, str] = {}
-
-
+# Bounded: statements with a list of values are written out for each length of the list.
+@lru_cache(maxsize=1000)
 def _sqlite_sql(sql: str) -> str:
     """A statement without ``FOR UPDATE``: a transaction of SQLite locks the whole file anyway."""
-    converted = _converted.get(sql)
-    if converted is None:
-        converted = sql.replace("FOR UPDATE", "")
-        # Bounded: statements with a list of values are written out for each length of the list.
-        if len(_converted) < 1000:
-            _converted[sql] = converted
-    return converted
+    return sql.replace("FOR UPDATE", "")
 
 
+@cache
 def _insertion(into: TableSpec) -> _Insertion:
-    found = _insertions.get(into)
-    if found is None:
-        names = ", ".join(name for name, _ in into.columns)
-        marks = ", ".join("?" for _ in into.columns)
-        first = into.columns[0][0]
-        table = into.table
-        found = _insertions[into] = _Insertion(
-            f"SELECT {first} FROM {table} WHERE {first} IN (SELECT value FROM json_each(?))",  # noqa: S608 - our own names
-            f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608 - our own names
-        )
-    return found
+    names = ", ".join(name for name, _ in into.columns)
+    marks = ", ".join("?" for _ in into.columns)
+    first = into.columns[0][0]
+    table = into.table
+    return _Insertion(
+        f"SELECT {first} FROM {table} WHERE {first} IN (SELECT value FROM json_each(?))",  # noqa: S608 - our own names
+        f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608 - our own names
+    )
 
 
 class SqliteProviderDatabase:

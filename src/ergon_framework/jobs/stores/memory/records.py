@@ -23,12 +23,12 @@ from ergon_framework.jobs.stores.records import (
 from ergon_framework.ports.flow import Join
 from ergon_framework.ports.jobstore import Job, NewJob
 from ergon_framework.ports.transfer import (
-    PAGE_BYTES,
     C,
     Fence,
     FlowRecord,
     JobRecord,
     TransferRecord,
+    as_page,
 )
 
 
@@ -125,16 +125,12 @@ class MemoryJobRecords:
 def _page(ledger: Ledger, after: int, limit: int) -> list[JobRecord]:
     """Some jobs, and fewer when they are large."""
     later = (record for key, record in ledger.records.items() if key > after)
-    page: list[JobRecord] = []
-    size = 0
-    for record in islice(later, limit):
-        job = record.job()
-        size += len(job.args) + len(job.kwargs) + len(job.result or b"")
-        # At least one, however large it is: the next page begins behind the last of this one.
-        if page and size > PAGE_BYTES:
-            break
-        page.append(JobRecord(job, record.changed_at))
-    return page
+    records = (JobRecord(record.job(), record.changed_at) for record in islice(later, limit))
+    return as_page((each, _payload_size(each.job)) for each in records)
+
+
+def _payload_size(job: Job) -> int:
+    return len(job.args) + len(job.kwargs) + len(job.result or b"")
 
 
 def _flows(book: FlowBook, after: str, limit: int) -> list[FlowRecord]:
@@ -148,15 +144,11 @@ def _flows(book: FlowBook, after: str, limit: int) -> list[FlowRecord]:
     for each in book.work.values():
         if each.flow_id in work:
             work[each.flow_id][each.target] = each.kind
-    page: list[FlowRecord] = []
-    size = 0
-    for flow_id in ids:
-        flow = book.flows[flow_id].flow()
-        size += len(flow.plan) + sum(len(join.members) for join in joins[flow_id])
-        if page and size > PAGE_BYTES:
-            break
-        page.append(FlowRecord(flow, tuple(joins[flow_id]), work[flow_id]))
-    return page
+    records = (
+        FlowRecord(book.flows[flow_id].flow(), tuple(joins[flow_id]), work[flow_id])
+        for flow_id in ids
+    )
+    return as_page((each, each.payload_size) for each in records)
 
 
 def put_flow(book: FlowBook, copy: FlowRecord) -> None:

@@ -37,12 +37,12 @@ from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.flow import Join
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.transfer import (
-    PAGE_BYTES,
     C,
     Fence,
     FlowRecord,
     JobRecord,
     TransferRecord,
+    as_page,
 )
 from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.pipeline import Bytes
@@ -188,16 +188,10 @@ def _locked_mark(tx: Tx) -> bytes | None:
 
 def _page(tx: Tx, after: int, limit: int) -> list[JobRecord]:
     """Some jobs, and fewer when they are large."""
-    changed: dict[int, float] = {}
-    last, size = after, 0
-    places = tx.execute(_SQL["places"], {"after": after, "limit": limit})
-    for seq, changed_at, weight in places.fetchall():
-        size += weight
-        # At least one, however large it is: the next page begins behind the last of this one.
-        if changed and size > PAGE_BYTES:
-            break
-        changed[seq], last = changed_at, seq
-    page = page_of(tx.execute(_SQL["stretch"], {"after": after, "last": last}))
+    places = tx.execute(_SQL["places"], {"after": after, "limit": limit}).fetchall()
+    changed = dict(as_page(((seq, changed_at), size) for seq, changed_at, size in places))
+    stretch = {"after": after, "last": max(changed, default=after)}
+    page = page_of(tx.execute(_SQL["stretch"], stretch))
     if page.odd:
         raise cannot_move(page.odd[0])
     # A job may have been committed since the places were read, with a number between two of them.
@@ -206,15 +200,8 @@ def _page(tx: Tx, after: int, limit: int) -> list[JobRecord]:
 
 def _flows(tx: Tx, after: str, limit: int) -> list[FlowRecord]:
     """Some flows by id, and fewer when they are large."""
-    ids: list[str] = []
-    size = 0
-    sizes = tx.execute(_SQL["flow_sizes"], {"after": after, "limit": limit})
-    for flow_id, weight in sizes.fetchall():
-        size += weight
-        if ids and size > PAGE_BYTES:
-            break
-        ids.append(flow_id)
-    wanted = {"ids": texts(ids)}
+    sizes = tx.execute(_SQL["flow_sizes"], {"after": after, "limit": limit}).fetchall()
+    wanted = {"ids": texts(as_page(sizes))}
     flows = [flow_row(row).flow() for row in tx.execute(_SQL["flows"], wanted).fetchall()]
     joins: dict[str, list[Join]] = {}
     for join, flow_id, remaining, members in tx.execute(_SQL["flow_joins"], wanted).fetchall():

@@ -37,12 +37,26 @@ COLUMNS = (
     *("result", "history", "flow_id", "join_id", "feeds", "wait", "signal"),
 )
 """All that a job has. By name: a later version may add others while this one runs."""
+_CANDIDATE_COLUMNS = (
+    *("seq", "fence", "id", "handler", "executor", "queue", "args", "kwargs", "attempts"),
+    *("deliveries", "excused", "is_solo", "created_at", "options", "claimed_at", "priority"),
+    *("run_at", "status", "expires_at", "limit_key", "key_limit"),
+)
+"""What a claim reads of a job that it may take."""
+_FLOW_COLUMNS = (
+    *("id", "on_failure", "status", "unfinished", "completed", "failed", "cancelled", "uncounted"),
+    *("keep", "purge_at", "name", "created_at", "changed_at", "plan"),
+)
+"""What is kept of a flow."""
 _SHARED = {
     "now": _NOW,
     "stamp": _STAMP,
     "long_history": _LONG_HISTORY,
     "waiting_key": _WAITING_KEY,
     "columns": ", ".join(COLUMNS),
+    "candidate_columns": ", ".join(_CANDIDATE_COLUMNS),
+    "flow_columns": ", ".join(_FLOW_COLUMNS),
+    "flow_values": ", ".join(f"%({name})s" for name in _FLOW_COLUMNS),
 }
 _PLACE = re.compile(r"\{(\w+)\}")
 

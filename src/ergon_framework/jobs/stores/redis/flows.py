@@ -46,7 +46,7 @@ from ergon_framework.jobs.stores.redis.transactions import FLOW_VERSION, RedisTr
 from ergon_framework.jobs.stores.transitions import id_taken
 from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome, flow_of
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Search
-from ergon_framework.ports.transfer import PAGE_BYTES, FlowRecord
+from ergon_framework.ports.transfer import FlowRecord, as_page
 from ergon_framework.storage.conflicts import ConflictError
 
 logger = logging.getLogger("ergon.jobs")
@@ -331,15 +331,11 @@ class RedisFlows:
         """Some of the flows that were there when the first page was asked for."""
         ids = self._ids[bisect_right(self._ids, after) :]
         work = self._work() if ids else {}
-        page: list[FlowRecord] = []
-        size = 0
-        for flow in islice(self._flows(ids, limit), limit):
-            joins = tuple(self.joins(flow.id))
-            size += len(flow.plan) + sum(len(join.members) for join in joins)
-            if page and size > PAGE_BYTES:
-                break
-            page.append(FlowRecord(flow, joins, work.get(flow.id, {})))
-        return page
+        records = (
+            FlowRecord(flow, tuple(self.joins(flow.id)), work.get(flow.id, {}))
+            for flow in islice(self._flows(ids, limit), limit)
+        )
+        return as_page((each, each.payload_size) for each in records)
 
     def _work(self) -> dict[str, dict[str, str]]:
         """What is left to be done in slices, by flow and target."""

@@ -27,12 +27,12 @@ from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.flow import Join
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.transfer import (
-    PAGE_BYTES,
     C,
     Fence,
     FlowRecord,
     JobRecord,
     TransferRecord,
+    as_page,
 )
 from ergon_framework.storage.freeze import sqlite_bars
 from ergon_framework.storage.sql_files import load
@@ -153,15 +153,9 @@ def _mark(cursor: sqlite3.Cursor) -> bytes | None:
 
 def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobRecord]:
     """Some jobs, and fewer when they are large."""
-    changed: dict[int, float] = {}
-    last, size = after, 0
-    for seq, changed_at, weight in cursor.execute(_SQL["places"], (after, limit)):
-        size += weight
-        # At least one, however large it is: the next page begins behind the last of this one.
-        if changed and size > PAGE_BYTES:
-            break
-        changed[seq], last = changed_at, seq
-    page = page_of(cursor, _SQL["stretch"], (after, last))
+    places = cursor.execute(_SQL["places"], (after, limit))
+    changed = dict(as_page(((seq, changed_at), size) for seq, changed_at, size in places))
+    page = page_of(cursor, _SQL["stretch"], (after, max(changed, default=after)))
     if page.odd:
         raise cannot_move(page.odd[0])
     return [JobRecord(job, changed[job.key]) for job in page.jobs]
@@ -173,19 +167,18 @@ def _flows(cursor: sqlite3.Cursor, after: str, limit: int) -> list[FlowRecord]:
     for row in cursor.execute(_SQL["flow_work"]).fetchall():
         left = FlowWork(*row)
         work.setdefault(left.flow_id, {})[left.target] = left.kind
-    page: list[FlowRecord] = []
-    size = 0
-    for (flow_id,) in cursor.execute(_SQL["flow_ids"], (after, limit)).fetchall():
-        flow = flow_row(cursor.execute(_FLOWS["flow"], (flow_id,)).fetchone()).flow()
-        joins = tuple(
-            Join(id=join, flow_id=owner, remaining=remaining, members=members)
-            for join, owner, remaining, members in cursor.execute(_FLOWS["joins"], (flow_id,))
-        )
-        size += len(flow.plan) + sum(len(join.members) for join in joins)
-        if page and size > PAGE_BYTES:
-            break
-        page.append(FlowRecord(flow, joins, work.get(flow_id, {})))
-    return page
+    ids = cursor.execute(_SQL["flow_ids"], (after, limit)).fetchall()
+    records = (_flow_record(cursor, flow_id, work.get(flow_id, {})) for (flow_id,) in ids)
+    return as_page((each, each.payload_size) for each in records)
+
+
+def _flow_record(cursor: sqlite3.Cursor, flow_id: str, work: dict[str, str]) -> FlowRecord:
+    flow = flow_row(cursor.execute(_FLOWS["flow"], (flow_id,)).fetchone()).flow()
+    joins = tuple(
+        Join(id=join, flow_id=owner, remaining=remaining, members=members)
+        for join, owner, remaining, members in cursor.execute(_FLOWS["joins"], (flow_id,))
+    )
+    return FlowRecord(flow, joins, work)
 
 
 def _load_flows(tx: Tx, records: Sequence[FlowRecord]) -> None:

@@ -64,10 +64,7 @@ SELECT l.number, c.* FROM unnest(
     %(executors)s::text[], %(queues)s::text[], %(most)s::int[], %(numbers)s::int[]
 ) AS l (executor, queue, most, number)
 CROSS JOIN LATERAL (
-    SELECT
-        seq, fence, id, handler, executor, queue, args, kwargs, attempts, deliveries, excused,
-        is_solo, created_at, options, claimed_at, priority, run_at, status, expires_at, limit_key,
-        key_limit
+    SELECT {candidate_columns}
     FROM ergon_jobs
     WHERE stage = 2 AND executor = l.executor AND queue = l.queue
         AND (flow_id IS NULL OR flow_id <> ALL(ARRAY(

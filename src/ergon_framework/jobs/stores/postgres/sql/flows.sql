@@ -98,39 +98,25 @@ FROM (SELECT {now} AS now) AS t, unnest(
 );
 
 -- flow: one flow
-SELECT
-    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
-    name, created_at, changed_at, plan
+SELECT {flow_columns}
 FROM ergon_flows WHERE id = %(id)s;
 
 -- lock_flow: the same, and nobody else changes it until this transaction ends
-SELECT
-    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
-    name, created_at, changed_at, plan
+SELECT {flow_columns}
 FROM ergon_flows WHERE id = %(id)s FOR NO KEY UPDATE;
 
 -- flows: the newest
-SELECT
-    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
-    name, created_at, changed_at, plan
+SELECT {flow_columns}
 FROM ergon_flows ORDER BY seq DESC LIMIT %(limit)s;
 
 -- flows_in: the newest of each of these statuses
 SELECT f.* FROM unnest(%(statuses)s::text[]) AS s (status) CROSS JOIN LATERAL (
-    SELECT
-        id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
-        name, created_at, changed_at, plan
+    SELECT {flow_columns}
     FROM ergon_flows WHERE status = s.status ORDER BY seq DESC LIMIT %(limit)s
 ) AS f;
 
 -- insert_flow: a new one
-INSERT INTO ergon_flows (
-    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
-    name, created_at, changed_at, plan
-) VALUES (
-    %(id)s, %(on_failure)s, %(status)s, %(unfinished)s, %(completed)s, %(failed)s, %(cancelled)s,
-    %(uncounted)s, %(keep)s, %(purge_at)s, %(name)s, %(created_at)s, %(changed_at)s, %(plan)s
-);
+INSERT INTO ergon_flows ({flow_columns}) VALUES ({flow_values});
 
 -- update_flow: where it stands
 UPDATE ergon_flows SET
@@ -240,9 +226,7 @@ SELECT id FROM ergon_flows WHERE purge_at IS NOT NULL AND purge_at <= {now}
 ORDER BY purge_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
 
 -- ripe_flows: flows whose steps may go, whole
-SELECT
-    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
-    name, created_at, changed_at, plan
+SELECT {flow_columns}
 FROM ergon_flows WHERE purge_at IS NOT NULL AND purge_at <= {now}
 ORDER BY purge_at LIMIT %(limit)s;
 

@@ -78,30 +78,24 @@ SELECT 1 FROM ergon_job_keys AS k JOIN ergon_jobs AS j ON j.seq = k.job
 WHERE k.key = ANY(%(keys)s::text[]) AND k.until IS NULL AND j.stage > 1
 ORDER BY k.key FOR NO KEY UPDATE OF j;
 
--- take_keys: these jobs have taken keys; not from another job than the one that was seen with it
-INSERT INTO ergon_job_keys (key, job, states, until)
-SELECT n.key, j.seq, n.states, j.created_at + n.period
-FROM unnest(%(ids)s::text[], %(keys)s::text[], %(states)s::text[], %(periods)s::float8[])
-    AS n (id, key, states, period)
-JOIN ergon_jobs AS j ON j.id = n.id
-ON CONFLICT (key) DO UPDATE SET job = excluded.job, states = excluded.states, until = excluded.until
-WHERE ergon_job_keys.job = ANY(%(seen)s::bigint[])
-RETURNING key;
-
--- take_free_keys: the same for keys that nobody has
+-- take_free_keys: these jobs have taken keys that nobody has
 INSERT INTO ergon_job_keys (key, job, states, until)
 SELECT n.key, j.seq, n.states, j.created_at + n.period
 FROM unnest(%(ids)s::text[], %(keys)s::text[], %(states)s::text[], %(periods)s::float8[])
     AS n (id, key, states, period)
 JOIN ergon_jobs AS j ON j.id = n.id;
 
--- load_keys: the same for jobs that were put in, unless others took their keys after they were added
-INSERT INTO ergon_job_keys (key, job, states, until)
-SELECT n.key, j.seq, n.states, j.created_at + n.period
-FROM unnest(%(ids)s::text[], %(keys)s::text[], %(states)s::text[], %(periods)s::float8[])
-    AS n (id, key, states, period)
-JOIN ergon_jobs AS j ON j.id = n.id
+-- take_over_keys: the same, also from whoever has them
+{take_free_keys}
 ON CONFLICT (key) DO UPDATE SET job = excluded.job, states = excluded.states, until = excluded.until
+
+-- take_keys: the same, not from another job than the one that was seen with it
+{take_over_keys}
+WHERE ergon_job_keys.job = ANY(%(seen)s::bigint[])
+RETURNING key;
+
+-- load_keys: the same for jobs that were put in, unless others took their keys after they were added
+{take_over_keys}
 WHERE (SELECT created_at FROM ergon_jobs WHERE seq = ergon_job_keys.job)
     <= (SELECT created_at FROM ergon_jobs WHERE seq = excluded.job);
 

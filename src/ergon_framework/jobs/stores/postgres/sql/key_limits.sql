@@ -119,10 +119,7 @@ SELECT key FROM later UNION ALL SELECT key FROM sooner;
 -- heads: the first due jobs of some limit keys, held until this transaction ends
 SELECT c.* FROM unnest(%(executors)s::text[], %(keys)s::text[]) AS l (executor, key)
 CROSS JOIN LATERAL (
-    SELECT
-        seq, fence, id, handler, executor, queue, args, kwargs, attempts, deliveries, excused,
-        is_solo, created_at, options, claimed_at, priority, run_at, status, expires_at, limit_key,
-        key_limit
+    SELECT {candidate_columns}
     FROM ergon_jobs
     WHERE stage = 2 AND limit_key IS NOT NULL AND executor = l.executor
         AND queue = %(queue)s::text AND limit_key BETWEEN l.key AND l.key
@@ -158,10 +155,7 @@ SELECT * FROM (
 ) AS p LIMIT %(most)s;
 
 -- free: some due jobs, held until this transaction ends
-SELECT
-    seq, fence, id, handler, executor, queue, args, kwargs, attempts, deliveries, excused,
-    is_solo, created_at, options, claimed_at, priority, run_at, status, expires_at, limit_key,
-    key_limit
+SELECT {candidate_columns}
 FROM ergon_jobs
 WHERE seq = ANY(%(seqs)s::bigint[]) AND stage = 2
     AND (flow_id IS NULL OR flow_id <> ALL(ARRAY(

@@ -67,9 +67,7 @@ SELECT f.id, length(f.plan) + coalesce((
 FROM ergon_flows AS f WHERE f.id > %(after)s ORDER BY f.id LIMIT %(limit)s;
 
 -- flows: these flows
-SELECT
-    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
-    name, created_at, changed_at, plan
+SELECT {flow_columns}
 FROM ergon_flows WHERE id = ANY(%(ids)s::text[]) ORDER BY id;
 
 -- flow_joins: the joins of these flows
@@ -80,13 +78,7 @@ WHERE flow_id = ANY(%(ids)s::text[]) ORDER BY seq;
 SELECT flow_id, target, kind FROM ergon_flow_work WHERE flow_id = ANY(%(ids)s::text[]);
 
 -- put_flow: a whole flow, where it stood or behind all others
-INSERT INTO ergon_flows (
-    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
-    name, created_at, changed_at, plan
-) VALUES (
-    %(id)s, %(on_failure)s, %(status)s, %(unfinished)s, %(completed)s, %(failed)s, %(cancelled)s,
-    %(uncounted)s, %(keep)s, %(purge_at)s, %(name)s, %(created_at)s, %(changed_at)s, %(plan)s
-)
+INSERT INTO ergon_flows ({flow_columns}) VALUES ({flow_values})
 ON CONFLICT (id) DO UPDATE SET
     on_failure = excluded.on_failure, status = excluded.status, unfinished = excluded.unfinished,
     completed = excluded.completed, failed = excluded.failed, cancelled = excluded.cancelled,
