@@ -118,7 +118,7 @@ class LastReasonCounts(ProcessLimits):
 PROCESS, POOL = "ergon_framework.jobs.executor_process", "ergon_framework.jobs.pool"
 PLANTED: list[tuple[str, Any, Callable[..., None]]] = [
     (
-        f"{POOL}.told_progress",
+        f"{POOL}.progress_record",
         tells_secrets,
         test_progress.test_others_see_how_far_a_running_job_is,
     ),

@@ -68,9 +68,9 @@ from ergon_framework.jobs.claims import (
     Claim,
     Settler,
     decode_claims,
+    notice_fields,
+    progress_record,
     silence_of,
-    told_of,
-    told_progress,
 )
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.encoded_store import results_reader, with_codec
@@ -337,7 +337,7 @@ class InlineWorker:
             name = NOTICE_OF[transition.status]
             # The fields are built only if somebody listens.
             if has_listeners(name):
-                emit(name, **told_of(each))
+                emit(name, **notice_fields(each))
         done = [each for each, was_applied in zip(settled, applied, strict=True) if was_applied]
         for name, fields in flow_notices(self._store, done):
             emit(name, **fields)
@@ -417,7 +417,7 @@ class InlineWorker:
 
         def report(told: ProgressReport) -> None:
             if self._leases.holds(claim.job.id, claim.job.fence):  # else it has ended
-                claim.progress = told_progress(claim, told, self._store.now())
+                claim.progress = progress_record(claim, told, self._store.now())
                 self._leases.progress.changed()
 
         return InlineInvocation(request, handler, began_at + timeout, report)

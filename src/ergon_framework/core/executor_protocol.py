@@ -472,12 +472,12 @@ def encode_progress(job_id: str, fraction: float | None, message: str) -> bytes:
 def reported_progress(line: bytes) -> ProgressReport | None:
     """What a line of the progress descriptor says; None: it says something else."""
     try:
-        told = _REPORTS.decode(line).progress
+        report = _REPORTS.decode(line).progress
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    if told is None or (told.fraction is not None and not 0.0 <= told.fraction <= 1.0):
+    if report is None or (report.fraction is not None and not 0.0 <= report.fraction <= 1.0):
         return None
-    return told
+    return report
 
 
 class _Answer(msgspec.Struct, frozen=True):

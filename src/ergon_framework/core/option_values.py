@@ -68,11 +68,11 @@ def switch_flaw(value: object) -> str:
     return "" if isinstance(value, bool) else f"must be True or False, not {shown(value)}"
 
 
-def word_flaw(value: object, words: Sequence[str]) -> str:
+def word_flaw(value: object, choices: Sequence[str]) -> str:
     """What is wrong with one of a few words."""
-    if isinstance(value, str) and value in words:
+    if isinstance(value, str) and value in choices:
         return ""
-    return f"must be {' or '.join(map(repr, words))}, not {shown(value)}"
+    return f"must be {' or '.join(map(repr, choices))}, not {shown(value)}"
 
 
 def or_none(flaw: Callable[[Any], str]) -> Callable[[Any], str]:

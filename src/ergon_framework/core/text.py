@@ -15,10 +15,10 @@ _MAX_LENGTH = 200
 
 def failure_text(code: object, message: object) -> str:
     """A failure's code and, where there is one, its message."""
-    told = one_sentence(message)
-    if told.startswith(f"{code}: "):  # some messages begin with the name of their class
-        return told
-    return f"{code}: {told}" if told else str(code)
+    sentence = one_sentence(message)
+    if sentence.startswith(f"{code}: "):  # some messages begin with the name of their class
+        return sentence
+    return f"{code}: {sentence}" if sentence else str(code)
 
 
 def one_sentence(message: object) -> str:

@@ -638,7 +638,7 @@ class EngineCall:
                 self.stuck, self.loop.fetching = attempt, False
             else:
                 end = run.end or End(Ending.ABORTED, run.failure)
-                self.end_early(run, end, is_told=attempt.phase == SETTLE)
+                self.end_early(run, end, is_source_told=attempt.phase == SETTLE)
             raise
 
     def _go_on_without(self, attempt: InProgress) -> None:
@@ -739,9 +739,9 @@ class EngineCall:
             try:
                 end = self._stopped(run)
             except BaseException:  # Ctrl-C may strike here, and nobody else has the run any more
-                self.end_early(run, End(Ending.ABORTED, run.failure), is_told=False)
+                self.end_early(run, End(Ending.ABORTED, run.failure), is_source_told=False)
                 raise
-        if not self.end_early(run, end, is_told=False):
+        if not self.end_early(run, end, is_source_told=False):
             return
         if isinstance(attempt, SettlementAttempt):
             self.instrumentation.settled(attempt, Failure(Kind.CANCELLED, "aborted"))
@@ -755,7 +755,7 @@ class EngineCall:
             return action
         raise AssertionError(f"a stop led to {action}")
 
-    def end_early(self, run: Run, end: End, *, is_told: bool) -> bool:
+    def end_early(self, run: Run, end: End, *, is_source_told: bool) -> bool:
         """Account for a run that its worker will not end. False when that was done before."""
         transaction = run.transaction
         key = transaction.transaction_id
@@ -764,7 +764,7 @@ class EngineCall:
             return False
         if end.how is Ending.ABORTED:
             self.returning.appendleft(transaction)  # before those that never began
-        elif not is_told and self.decider.verb_for(end) is not None:
+        elif not is_source_told and self.decider.verb_for(end) is not None:
             # The outcome stands; only the source may not have heard of it.
             self.settlements.failures += 1
         self.past.count(end)
@@ -784,8 +784,8 @@ class EngineCall:
         end = run.end or End(Ending.ABORTED, run.failure)
         # If the settlement was under way and somebody else holds its ticket, the source has been
         # told or that other one sees to it.
-        is_told = attempt is None or (is_settling and not is_open)
-        if self.end_early(run, end, is_told=is_told):
+        is_source_told = attempt is None or (is_settling and not is_open)
+        if self.end_early(run, end, is_source_told=is_source_told):
             logger.warning(
                 "transaction %s lost its worker; it counts as %s",
                 run.transaction.transaction_id,

@@ -32,13 +32,13 @@ class Instrumentation:
     def __init__(
         self, plan: EnginePlan, call: Call, now: Callable[[], float], sink: Sink | None
     ) -> None:
-        told = cast(object, sink)
+        given = cast(object, sink)
         self.plan = plan
         self.call = call
         self.now = now
         self.sink = sink
-        self.lifecycle_sink = told if isinstance(told, LifecycleSink) else None
-        self.told_fetch: InProgress | None = None  # the fetch that was told last to have ended
+        self.lifecycle_sink = given if isinstance(given, LifecycleSink) else None
+        self.reported_fetch: InProgress | None = None  # the fetch whose end was reported last
 
     def emit(self, name: str, **fields: Any) -> None:
         """Tell the sink, if there is one. What it raises never reaches the work."""
@@ -136,9 +136,9 @@ class Instrumentation:
         self, attempt: InProgress, requested: int, delivered: int, failure: Failure | None
     ) -> None:
         """Once per attempt: one that was given up has been told, whatever it brings later."""
-        if self.sink is None or attempt is self.told_fetch:
+        if self.sink is None or attempt is self.reported_fetch:
             return
-        self.told_fetch = attempt
+        self.reported_fetch = attempt
         self.emit(
             "fetch.ended",
             attempt=attempt,
@@ -174,8 +174,8 @@ class Instrumentation:
         self.emit("attempt.late", attempt=attempt)
         phase = (isinstance(attempt, Run) and attempt.lost_in) or attempt.phase
         addition = "" if phase == FETCH else "; its result is dropped"
-        told = (phase, self.plan.task, addition)
-        logger.warning("%s of %s came back too late%s", *told, extra=_ids(attempt))
+        details = (phase, self.plan.task, addition)
+        logger.warning("%s of %s came back too late%s", *details, extra=_ids(attempt))
 
     # -- settlement and the end --------------------------------------------------------------
 
@@ -280,7 +280,7 @@ def _log_handler_failure(key: str, message: str, error: BaseException | None) ->
     extra = {"transaction_id": key, "ending": "failed"}
     try:
         # As a tuple, for logging would ask the exception whether it is true.
-        told = None if error is None else (type(error), error, error.__traceback__)
-        logger.error(text, key, message, exc_info=told, extra=extra)
+        exc_info = None if error is None else (type(error), error, error.__traceback__)
+        logger.error(text, key, message, exc_info=exc_info, extra=extra)
     except BaseException:
         logger.error(text, key, message, extra=extra)  # noqa: TRY400 - the traceback is what failed

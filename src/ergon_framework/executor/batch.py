@@ -66,8 +66,8 @@ class JobBatch:
         ready = self._prepared(answer)
         if not ready:
             return True
-        told = contextvars.copy_context().run(self._call, ready)
-        is_ours = [bool(answer(*each)) for each in zip(self._members(ready), told, strict=True)]
+        results = contextvars.copy_context().run(self._call, ready)
+        is_ours = [bool(answer(*each)) for each in zip(self._members(ready), results, strict=True)]
         return all(is_ours)
 
     async def run_async(self, answer: Answer) -> None:
@@ -76,13 +76,13 @@ class JobBatch:
         if not ready:
             return
         try:
-            told = self._each(ready, await self._begun(ready))
+            results = self._each(ready, await self._begun(ready))
         except BaseException as error:
             # By the name of its class: importing asyncio would cost every process with plain
             # handlers.
             is_cut_off = self.is_cancelled and type(error).__name__ == "CancelledError"
-            told = self._cut_off(ready) if is_cut_off else self._failed(ready, error)
-        for invocation, outcome in zip(self._members(ready), told, strict=True):
+            results = self._cut_off(ready) if is_cut_off else self._failed(ready, error)
+        for invocation, outcome in zip(self._members(ready), results, strict=True):
             answer(invocation, outcome)
 
     def surroundings(self) -> UnitOfWork:

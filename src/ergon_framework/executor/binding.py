@@ -148,10 +148,10 @@ class Binding:
             (name if name in self._by_name else others, value, sent[1][name])
             for name, value in kwargs.items()
         )
-        for name, given, told in chain(by_position, by_name):
+        for name, given, arrives in chain(by_position, by_name):
             if name not in self._converters or not needs_check(given):
                 continue
-            arrived = self._converters[name](told)
+            arrived = self._converters[name](arrives)
             if not came_back(given, arrived):
                 raise InvalidArgumentsError(
                     change_told(name, given, arrived),
@@ -364,8 +364,8 @@ def _converter(handler: str, name: str, hint: Any) -> Converter:
     """A function that turns a JSON value into the declared type."""
     # A struct with one field remembers how its type is read; a bare type is looked at every time.
     try:
-        shape = msgspec.defstruct("Argument", [(name, hint)])
-        msgspec.json.Decoder(shape, dec_hook=_made)
+        struct = msgspec.defstruct("Argument", [(name, hint)])
+        msgspec.json.Decoder(struct, dec_hook=_made)
     except Exception as error:
         raise HookError(
             f"the handler {handler!r} cannot take its argument {name!r} from JSON:"
@@ -379,9 +379,9 @@ def _converter(handler: str, name: str, hint: Any) -> Converter:
         if type(value) is plain:
             return value
         try:
-            return getattr(msgspec.convert({name: value}, shape, dec_hook=_made), name)
+            return getattr(msgspec.convert({name: value}, struct, dec_hook=_made), name)
         except (msgspec.ValidationError, RecursionError) as error:
-            raise InvalidArgumentsError(f"the argument {name!r}: {_told(error, name)}") from None
+            raise InvalidArgumentsError(f"the argument {name!r}: {_reason(error, name)}") from None
 
     return convert
 
@@ -402,12 +402,12 @@ def _made(kind: Any, value: Any) -> Any:
 def _places(error: ValueError) -> str:
     """The fields that a model refuses, and why, without their values."""
     found: list[Any] = getattr(error, "errors", list)()
-    told = [f"{'.'.join(map(str, each['loc']))} ({each['type']})" for each in found[:MAX_PLACES]]
-    more = len(found) - len(told)
-    return ", ".join([*told, *([f"{more} more"] if more else [])]) or "refused"
+    places = [f"{'.'.join(map(str, each['loc']))} ({each['type']})" for each in found[:MAX_PLACES]]
+    more = len(found) - len(places)
+    return ", ".join([*places, *([f"{more} more"] if more else [])]) or "refused"
 
 
-def _told(error: Exception, name: str) -> str:
+def _reason(error: Exception, name: str) -> str:
     """The reason without any value: some texts of msgspec end with the one they refuse."""
     if isinstance(error, RecursionError):
         return "nested too deeply"

@@ -130,12 +130,12 @@ def _broken(name: str, error: BaseException) -> WiringError:
     """The user's module broke: say where, since no traceback is shown."""
     if isinstance(error, SyntaxError):
         where = f"{error.filename}, line {error.lineno}: "
-        told = f"SyntaxError: {error.msg}"
+        reason = f"SyntaxError: {error.msg}"
     else:
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [f for f in frames if f.filename != __file__ and "<frozen" not in f.filename]
         where = f"{theirs[-1].filename}, line {theirs[-1].lineno}: " if theirs else ""
-        told = describe(error)
+        reason = describe(error)
     return WiringError(
-        f"the module {name!r} cannot be imported: {where}{told}", remedy="--debug shows all of it"
+        f"the module {name!r} cannot be imported: {where}{reason}", remedy="--debug shows all of it"
     )

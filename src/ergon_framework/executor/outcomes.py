@@ -223,11 +223,11 @@ _OURS = (str(Path(__file__).parent), unit_of_work.__file__)
 def traceback_of(error: BaseException) -> str | None:
     """The traceback of an exception and of what it came from; None where nothing is known."""
     try:
-        told = "\n".join(_lines(error))
+        text = "\n".join(_lines(error))
     except BaseException:  # a loader of the user's may raise when it is asked for a source line
         return None
-    told = told.encode("utf-8", "replace").decode()
-    return told if len(told) <= MAX_TRACEBACK else "…" + told[-MAX_TRACEBACK:]
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= MAX_TRACEBACK else "…" + text[-MAX_TRACEBACK:]
 
 
 def _lines(error: BaseException) -> Iterator[str]:

@@ -71,9 +71,9 @@ def serve(
         _set_up_logging()
         code = _run(registry, pipes, limit, ready_fd, control_fd)
     except (AppError, SettingsError) as error:
-        code = _told(error, _WRONG, is_debug=is_debug)
+        code = _report_error(error, _WRONG, is_debug=is_debug)
     except BaseException as error:
-        code = _told(error, _FAILED, is_debug=is_debug)
+        code = _report_error(error, _FAILED, is_debug=is_debug)
     # While the process is still whole: exporters need threads to write.
     finish_telemetry()
     if is_process:
@@ -236,12 +236,12 @@ def _set_up_logging() -> None:
         raise SettingsError(f"{LOG_LEVEL} is {level!r}", remedy="use a level's name") from error
 
 
-def _told(error: BaseException, code: int, *, is_debug: bool) -> int:
+def _report_error(error: BaseException, code: int, *, is_debug: bool) -> int:
     if is_debug:
         from ergon_framework.redaction import redacted_text
 
-        told = "".join(traceback.format_exception(error))
-        sys.stderr.write(redacted_text(told))
+        text = "".join(traceback.format_exception(error))
+        sys.stderr.write(redacted_text(text))
     stderr_line(str(error) if isinstance(error, ErgonError) else describe(error))
     return code
 

@@ -97,11 +97,11 @@ class Handler:
         """What is wrong with the result of a batch of so many jobs; empty: nothing."""
         if result is None or (isinstance(result, list | tuple) and len(result) == count):
             return ""
-        told = f"{len(result)} results" if isinstance(result, list | tuple) else "no list"
+        what = f"{len(result)} results" if isinstance(result, list | tuple) else "no list"
         if hasattr(result, "close") and hasattr(result, "__await__"):
             result.close()
         return (
-            f"the batch handler {self.name!r} returned {told} for {count} jobs: it returns None, or"
+            f"the batch handler {self.name!r} returned {what} for {count} jobs: it returns None, or"
             " a list with the result of each, in their order, and an exception for one that failed"
         )
 

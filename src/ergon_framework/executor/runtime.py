@@ -74,7 +74,7 @@ class Runtime:
         self._watched: tuple[float, HookStep] | None = (
             None  # a plain step, and until when it has time
         )
-        self._is_told = False
+        self._is_stop_reported = False
         self._loop: LoopThread | None = None
         self._loop_reader: LoopReader | None = None
         self._threads = HandlerThreads(
@@ -157,8 +157,8 @@ class Runtime:
         if time.monotonic() >= until:
             self._fail(step.overdue())
             return True
-        if self._is_stopped and not self._is_told:  # whoever asks may kill us before that
-            self._is_told = True
+        if self._is_stopped and not self._is_stop_reported:  # whoever asks may kill us before that
+            self._is_stop_reported = True
             stderr_line(f"asked to end, and {step.name} {NOT_THROUGH}")
         return False
 

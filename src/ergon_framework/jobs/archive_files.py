@@ -129,7 +129,7 @@ class JobArchive:
     @contextlib.contextmanager
     def locked(self) -> Iterator[ArchiveWriter]:
         """Hold the lock of the folder, which is made if it is missing; raises ArchiveBusyError."""
-        with self._told("written"), Folder.ensure(self.path, parents=True) as folder:
+        with self._explained_errors("written"), Folder.ensure(self.path, parents=True) as folder:
             lock = folder.open_file(_LOCK, os.O_RDWR | os.O_CREAT)
             try:
                 try:
@@ -147,7 +147,7 @@ class JobArchive:
 
     def files(self) -> list[ArchiveFile]:
         """The files of the archive, the oldest first; none where there is no folder."""
-        with self._told("read"), contextlib.ExitStack() as stack:
+        with self._explained_errors("read"), contextlib.ExitStack() as stack:
             try:
                 folder = stack.enter_context(Folder.open(self.path, follow=True))
             except FileNotFoundError:
@@ -158,7 +158,7 @@ class JobArchive:
         """Every record, file by file, also those that are there twice."""
         wanted = [each.name for each in self.files()] if files is None else files
         for name in wanted:
-            with self._told("read"), Folder.open(self.path, follow=True) as folder:
+            with self._explained_errors("read"), Folder.open(self.path, follow=True) as folder:
                 try:
                     descriptor = folder.open_file(name, os.O_RDONLY)
                 except FileNotFoundError:  # it was written anew as Parquet since it was listed
@@ -189,7 +189,7 @@ class JobArchive:
 
     def count_remains(self) -> int:
         """How much is left of processes that died while they wrote; see ``delete_remains``."""
-        with self._told("read"), contextlib.ExitStack() as stack:
+        with self._explained_errors("read"), contextlib.ExitStack() as stack:
             try:
                 folder = stack.enter_context(Folder.open(self.path, follow=True))
             except FileNotFoundError:
@@ -197,7 +197,7 @@ class JobArchive:
             return len(_drafts_in(folder)) + len(_cut_off_in(folder))
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _explained_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -327,13 +327,13 @@ class ArchiveWriter:
         failpoint("archive.rewrite.named")
 
     def _header(self) -> bytes:
-        told = {
+        header = {
             "format": FORMAT,
             "version": VERSION,
             "ergon": self._version,
             "created_at": format_rfc3339(self._now()),
         }
-        return _encode(told) + b"\n"
+        return _encode(header) + b"\n"
 
     def _open_last(self) -> tuple[int, bool]:
         """The file to append to, and whether it is a new one."""

@@ -150,11 +150,11 @@ class ArchiveThread:
 
     def _failed(self, error: Exception) -> None:
         if not self._is_failing:  # told once, until a slice went well
-            is_told = isinstance(error, ErgonError)
+            is_expected = isinstance(error, ErgonError)
             logger.error(
                 "ended jobs cannot be archived, and stay in the store: %s",
                 error,
-                exc_info=None if is_told else error,
+                exc_info=None if is_expected else error,
             )
             self._report("archive.failed", {"error": str(error), "where": self._where})
         self._is_failing = True

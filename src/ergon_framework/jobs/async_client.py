@@ -56,7 +56,7 @@ FINAL = tuple(status for status in JobStatus if status.is_final)
 IDS_PER_QUERY = 200
 """Ids in one question to the store."""
 
-Told: TypeAlias = Callable[[Job | Exception], None]
+WhenEnded: TypeAlias = Callable[[Job | Exception], None]
 
 
 class ResultWatcher:
@@ -70,7 +70,7 @@ class ResultWatcher:
         self._poll = poll
         self._subscription = store.subscribe(Topic.DONE)
         self._lock = threading.Lock()
-        self._awaited: dict[str, set[Told]] = {}
+        self._awaited: dict[str, set[WhenEnded]] = {}
         self._is_new = False  # somebody came since the last look
         self._is_over = False  # nobody would be told any more
         self._closing = threading.Event()
@@ -83,23 +83,23 @@ class ResultWatcher:
         with self._lock:
             return sum(len(each) for each in self._awaited.values())
 
-    def add(self, job_id: str, told: Told) -> None:
+    def add(self, job_id: str, when_ended: WhenEnded) -> None:
         """Wait for one job; a caller that comes after the end is told at once."""
         with self._lock:
             is_over = self._is_over
             if not is_over:
-                self._awaited.setdefault(job_id, set()).add(told)
+                self._awaited.setdefault(job_id, set()).add(when_ended)
                 self._is_new = True
         if is_over:
-            told(_closed())
+            when_ended(_closed())
         self._subscription.wake()
 
-    def remove(self, job_id: str, told: Told) -> None:
+    def remove(self, job_id: str, when_ended: WhenEnded) -> None:
         """Wait no longer."""
         with self._lock:
             waiting = self._awaited.get(job_id)
             if waiting is not None:
-                waiting.discard(told)
+                waiting.discard(when_ended)
                 if not waiting:
                     del self._awaited[job_id]
 
@@ -149,8 +149,8 @@ class ResultWatcher:
     def _tell(self, job_id: str, what: Job | Exception) -> None:
         with self._lock:
             waiting = self._awaited.pop(job_id, set())
-        for told in waiting:
-            told(what)
+        for when_ended in waiting:
+            when_ended(what)
 
     def _tell_all(self, error: Exception) -> None:
         for job_id in list(self._awaited):
@@ -396,14 +396,14 @@ class AsyncJobClient:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Job] = loop.create_future()
 
-        def told(what: Job | Exception) -> None:
+        def when_ended(what: Job | Exception) -> None:
             with suppress(RuntimeError):  # the loop is closed, and nobody waits in it
                 loop.call_soon_threadsafe(_give, ended, what)
 
         until = None if timeout is None else loop.time() + timeout
         in_time = partial(self._call_in_time, job_id, timeout, until)
         watcher = await in_time(lambda: self._watching(poll, job_id))
-        watcher.add(job_id, told)
+        watcher.add(job_id, when_ended)
         try:
             left = None if until is None else until - loop.time()
             return result_of(await asyncio.wait_for(ended, left), self._url)
@@ -413,7 +413,7 @@ class AsyncJobClient:
                 return result_of(job, self._url)
             raise timed_out(job, timeout) from None
         finally:
-            watcher.remove(job_id, told)
+            watcher.remove(job_id, when_ended)
 
     # ---- moving ----
 

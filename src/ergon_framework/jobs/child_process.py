@@ -151,7 +151,7 @@ class ChildProcess:
             return b""
 
     def read_stderr(self) -> bytes | None:
-        """Read the standard error stream, and keep its end for :attr:`last_words`."""
+        """Read the standard error stream, and keep its end for :attr:`stderr_tail`."""
         data = self.read(self.stderr)
         if data:
             self._tail += data[-STDERR_TAIL_BYTES:]
@@ -159,7 +159,7 @@ class ChildProcess:
         return data
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of what the child wrote to its standard error stream, without secrets."""
         return redacted_text(self._tail.decode(errors="replace")).strip()
 

@@ -106,7 +106,7 @@ class Claim:
         return LeaseRenewal(self.job.key, self.job.id, self.job.fence, self.is_written)
 
 
-def told_progress(claim: Claim, report: ProgressReport, now: float) -> dict[str, Any]:
+def progress_record(claim: Claim, report: ProgressReport, now: float) -> dict[str, Any]:
     """A handler's report as the record of its worker has it; it belongs to one claim alone."""
     message = _writable(redacted_message(report.message[:MAX_PROGRESS_MESSAGE]))
     return {
@@ -151,7 +151,7 @@ def unreadable_outcome(error: UnreadableJobError) -> Failed | HeldBack:
     return Failed(Failure(Kind.REJECTED, "unreadable_payload", error.message), is_written=False)
 
 
-_TOLD = ("message", "traceback", "output", "by", "reason")
+_EVENT_DETAILS = ("message", "traceback", "output", "by", "reason")
 """What the history tells of an event, where it has it."""
 
 
@@ -327,7 +327,7 @@ class Settler:
         if transition.failure is not None:
             failure = transition.failure
             entry |= {"kind": failure.kind, "code": failure.code, "message": failure.message}
-        for name in _TOLD:
+        for name in _EVENT_DETAILS:
             if text := getattr(event, name, None):
                 entry[name] = text
         if transition.why:
@@ -341,7 +341,7 @@ def _discarded(reply: Reply) -> Discarded:
     return Discarded(_writable(redacted_message((reply.error_message or "")[:MAX_MESSAGE])))
 
 
-def told_of(settlement: Settlement) -> dict[str, Any]:
+def notice_fields(settlement: Settlement) -> dict[str, Any]:
     """What a notice tells of a job that was settled. Where it failed is for error trackers."""
     transition = settlement.transition
     if transition.status is JobStatus.CANCELLED:
@@ -363,8 +363,8 @@ def told_of(settlement: Settlement) -> dict[str, Any]:
 
 def _trace(reply: Reply) -> str | None:
     """Where the executor says that the handler failed, within what a history has room for."""
-    told = reply.error_traceback
-    return several_lines(redacted_text(told[-MAX_MESSAGE:])) if told else None
+    traceback = reply.error_traceback
+    return several_lines(redacted_text(traceback[-MAX_MESSAGE:])) if traceback else None
 
 
 def _writable(text: str) -> str:
@@ -377,10 +377,10 @@ def _completed_entry(
     worker: str, attempt: int, now: float, delivery: int, seconds: float | None
 ) -> bytes:
     """What ``_entry`` gives for a success, as text: most entries are these, and it is faster."""
-    told = "" if seconds is None else f',"seconds":{round(seconds, 6)}'
+    duration = "" if seconds is None else f',"seconds":{round(seconds, 6)}'
     return (
         f'{{"at":"{_instant(now)}","event":"completed","status":"completed",'
-        f'"attempt":{attempt},"delivery":{delivery},"worker":{worker}{told}}}'
+        f'"attempt":{attempt},"delivery":{delivery},"worker":{worker}{duration}}}'
     ).encode()
 
 

@@ -75,21 +75,21 @@ def check_cron(line: str) -> str:
             f"a cron line of {len(line)} characters is too long",
             remedy=f"use at most {MAX_LINE}, or several schedules",
         )
-    words = line.split()
-    if words and words[0].startswith("@"):
-        return _check_name(words)
-    if len(words) not in (5, 6):
+    fields = line.split()
+    if fields and fields[0].startswith("@"):
+        return _check_name(fields)
+    if len(fields) not in (5, 6):
         raise JobError(
-            f"the cron line {line!r} has {len(words)} fields",
+            f"the cron line {line!r} has {len(fields)} fields",
             remedy="write minute, hour, day-of-month, month and day-of-week, seconds before them "
             "if needed; or @hourly, @daily, @weekly, @monthly, @yearly, @every 30s",
         )
     # In a range, Sunday is the last day of the week: cronsim takes its name for 0.
-    words[-1] = _TO_SUNDAY.sub("-7", words[-1])
-    checked = " ".join(words)
+    fields[-1] = _TO_SUNDAY.sub("-7", fields[-1])
+    checked = " ".join(fields)
     # Each field by itself: cronsim says that a line is wrong, but not where.
-    for position, word in enumerate(words, start=6 - len(words)):
-        _check_field(checked, position, word)
+    for position, field in enumerate(fields, start=6 - len(fields)):
+        _check_field(checked, position, field)
     # Fields may be right and have no day in common, such as the 31st of April: it would never fire,
     # and say nothing.
     if _first_fire(checked) is None:
@@ -134,28 +134,28 @@ def interval(text: str) -> int:
 # ---- checks -------------------------------------------------------------------------------------
 
 
-def _check_name(words: list[str]) -> str:
-    name = words[0].lower()
-    if name in _NAMES and len(words) == 1:
+def _check_name(fields: list[str]) -> str:
+    name = fields[0].lower()
+    if name in _NAMES and len(fields) == 1:
         return name
-    if name == _EVERY and len(words) == 2:
-        return f"{_EVERY} {interval(words[1])}s"
+    if name == _EVERY and len(fields) == 2:
+        return f"{_EVERY} {interval(fields[1])}s"
     raise JobError(
-        f"the cron line {' '.join(words)!r} is not understood",
+        f"the cron line {' '.join(fields)!r} is not understood",
         remedy=f"use {', '.join(_NAMES)}, @every 30s, or five or six fields",
     )
 
 
-def _check_field(line: str, position: int, word: str) -> None:
+def _check_field(line: str, position: int, field: str) -> None:
     """Try a field by itself, so that the error can name it."""
-    words = ["*"] * 6
-    words[position] = word
+    fields = ["*"] * 6
+    fields[position] = field
     try:
-        CronSim(" ".join(words), _FROM)
+        CronSim(" ".join(fields), _FROM)
     except CronSimError:
         name, allowed = _FIELDS[position]
         raise JobError(
-            f"the {name} field {word!r} of the cron line {line!r} is not understood",
+            f"the {name} field {field!r} of the cron line {line!r} is not understood",
             remedy=f"use {allowed}, or *, with ranges (a-b), steps (*/n) and lists (a,b)",
         ) from None
 

@@ -237,7 +237,7 @@ class ExecutorProcess:
         self._hears_cancels = False  # it said that it reads the control descriptor
         self._has_cancelled = False  # it may run a job that is to be cancelled …
         self._is_leaving = False  # … which does not end: it gets no other request
-        self._is_told = False  # the system has told that the process ended
+        self._is_exit_reported = False  # the system has reported its end
         self._is_mute = False  # it has closed its output
         self._is_closing = False
         self._deadline_at = NEVER  # no request in flight has an earlier deadline
@@ -264,7 +264,7 @@ class ExecutorProcess:
     @property
     def may_have_exited(self) -> bool:
         """Whether it is worth a system call to ask if the process has ended."""
-        return self._is_told or self.child.exit_fd < 0 or self.end_reason is not None
+        return self._is_exit_reported or self.child.exit_fd < 0 or self.end_reason is not None
 
     @property
     def up_at(self) -> float:
@@ -537,7 +537,7 @@ class ExecutorProcess:
         # A request that the child never read was not begun, so the job loses no attempt.
         if is_read and self.end_reason is not EndReason.NOT_UP:
             return ProcessDied(was_alone=is_alone, detail=how)
-        reason = with_reason(how, self.child.last_words)
+        reason = with_reason(how, self.child.stderr_tail)
         return ProcessDied(was_read=False, was_alone=is_alone, detail=how, message=reason)
 
     @staticmethod
@@ -557,7 +557,7 @@ class ExecutorProcess:
         if not most or self.given != 1:
             return None
         self._read_stderr(READ)
-        return several_lines("\n".join(self.child.last_words.split("\n")[-most:])) or None
+        return several_lines("\n".join(self.child.stderr_tail.split("\n")[-most:])) or None
 
     def how_it_ended(self) -> str:
         """How the process ended, as a phrase for logs and histories."""
@@ -575,7 +575,7 @@ class ExecutorProcess:
     # ---- handlers of the event loop ----
 
     def _exited(self, _events: int) -> None:
-        self._is_told = True
+        self._is_exit_reported = True
         self._listener.exited(self)
 
     def _read_stdout(self, _events: int) -> None:
@@ -735,9 +735,9 @@ class ExecutorProcess:
             self._loop.forget(descriptor)
 
 
-def with_reason(how: str, last_words: str) -> str:
+def with_reason(how: str, stderr_tail: str) -> str:
     """How a process ended, and the last line that it wrote: mostly that says why."""
-    line = one_sentence(one_line(last_words.rpartition("\n")[2]))
+    line = one_sentence(one_line(stderr_tail.rpartition("\n")[2]))
     return f"{how}: {line}" if line else how
 
 

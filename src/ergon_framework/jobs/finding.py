@@ -52,14 +52,14 @@ def search_of(search: Search | None, given: Mapping[str, Any]) -> Search:
 
 def _statuses(field: str, value: Any) -> tuple[JobStatus, ...]:
     check = choice(JobStatus)
-    words = (value,) if isinstance(value, str) else tuple(value)
-    return tuple(check(field, word) for word in words)
+    values = (value,) if isinstance(value, str) else tuple(value)
+    return tuple(check(field, each) for each in values)
 
 
 def _ids(field: str, value: Any) -> tuple[str, ...]:
     check = text()
-    words = (value,) if isinstance(value, str) else tuple(value)
-    return tuple(check(field, str(word)) for word in words)
+    values = (value,) if isinstance(value, str) else tuple(value)
+    return tuple(check(field, str(each)) for each in values)
 
 
 _FIELDS: dict[str, tuple[str, Check]] = {

@@ -57,20 +57,20 @@ def what_a_step_waits_for(job: Job, store: FullJobStore, options: str) -> StepWh
     step = job.step
     if step is None or flows is None or (flow := flows.find(step.flow_id)) is None:
         return NO_STEP
-    told: list[str] = []
+    sentences: list[str] = []
     if step.signal is not None and job.status is JobStatus.FAILED and job.why == EXPIRED:
-        told.append(f"The signal {step.signal!r} did not come within its time limit.")
+        sentences.append(f"The signal {step.signal!r} did not come within its time limit.")
     if flow.status.is_stopping:
-        told += _stopped(job, flow, options)
+        sentences += _stopped(job, flow, options)
     elif job.status is JobStatus.PENDING and step.join_id is not None:
         join = next((each for each in flows.joins(flow.id) if each.id == step.join_id), None)
-        told += [] if join is None else _join(join, store)
+        sentences += [] if join is None else _join(join, store)
     elif job.status is JobStatus.PENDING and step.signal is not None:
-        told += _signal(job, flow, store.now(), options)
+        sentences += _signal(job, flow, store.now(), options)
     title = f" ({flow.name})" if flow.name else ""
     show = pasteable("flows show", flow.id, options)
-    told.append(f"It is a step of the flow {flow.id}{title}, which is {flow.status}:  {show}")
-    return StepWhy(told, flow.status.is_stopping)
+    sentences.append(f"It is a step of the flow {flow.id}{title}, which is {flow.status}:  {show}")
+    return StepWhy(sentences, flow.status.is_stopping)
 
 
 def _stopped(job: Job, flow: Flow, options: str) -> Iterator[str]:

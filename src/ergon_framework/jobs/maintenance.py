@@ -264,10 +264,11 @@ class Maintenance:
         if self._is_stopped:  # it is not retried, and the store may have been closed under it
             return now
         failures = self._failures[task] = self._failures.get(task, 0) + 1
-        is_told = isinstance(failure, ErgonError)  # one line is enough; a defect has a traceback
+        # One line is enough for it; a defect has a traceback.
+        is_expected = isinstance(failure, ErgonError)
         text = "a chore failed, and is tried again: %s: %s"
         name = task.__name__.strip("_")
-        logger.error(text, name, failure, exc_info=None if is_told else failure)
+        logger.error(text, name, failure, exc_info=None if is_expected else failure)
         # Counted from the failure, not from the start: a task that fails by taking long must leave
         # time for the others, and a rescue waits after every stall.
         longest = max(PRUNE_INTERVAL, self._settings.lease)
@@ -309,8 +310,8 @@ class Maintenance:
         self._seen_at = max((each.seen_at for each in found), default=None)
         self._latest = max(self._latest, *(each.started_at for each in (mine, *found)))
         if self._has_heartbeat:
-            told = next((each for each in found if each.id == mine.id), None)
-            self._check_own_record(mine, told)
+            stored = next((each for each in found if each.id == mine.id), None)
+            self._check_own_record(mine, stored)
         if self._was_away:
             self._check_schedules(mine, found)
         # Written after the comparison with what the store had: our own record would hide that it
@@ -345,20 +346,20 @@ class Maintenance:
         if is_last and self._scheduler is not None:
             self._scheduler.compare_anew()
 
-    def _check_own_record(self, mine: WorkerRecord, told: WorkerRecord | None) -> None:
+    def _check_own_record(self, mine: WorkerRecord, stored: WorkerRecord | None) -> None:
         """Compare the store's record of this worker with what it told last.
 
         No record: the store was emptied, or a worker of the same name has left. Another process in
         it: two workers have the same name.
         """
-        if told is None:
+        if stored is None:
             self._limit_restore.begin()
             self._due[self._restore] = 0.0
-        elif (told.host, told.pid) != (mine.host, mine.pid) and not self._has_twin:
+        elif (stored.host, stored.pid) != (mine.host, mine.pid) and not self._has_twin:
             self._has_twin = True
             logger.warning(
                 "another worker on %s, process %d, has the name %r as well: they are listed as one",
-                *(told.host, told.pid, mine.id),
+                *(stored.host, stored.pid, mine.id),
             )
 
     def _restore(self) -> float:
@@ -406,8 +407,8 @@ class Maintenance:
     def _has_gone_on(self) -> bool:
         """Whether the store's clock is later than all that workers told, which may have ended."""
         ended = [each.seen_at for each in self._store.ended_workers()]
-        told = ended if self._seen_at is None else [*ended, self._seen_at]
-        return bool(told) and max(told) <= self._store.now()
+        heartbeats = ended if self._seen_at is None else [*ended, self._seen_at]
+        return bool(heartbeats) and max(heartbeats) <= self._store.now()
 
     def _prune(self) -> float:
         self._pruned_at = self._now()

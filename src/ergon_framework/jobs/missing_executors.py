@@ -22,7 +22,7 @@ from typing import Any
 
 from ergon_framework.core.job import ExecutorMissing, InvalidTransition, route
 from ergon_framework.core.text import duration, first_names
-from ergon_framework.jobs.claims import Settler, told_of
+from ergon_framework.jobs.claims import Settler, notice_fields
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, Named
 
@@ -65,7 +65,7 @@ class MissingExecutors:
         self._now = now
         self._report = report
         self._since: dict[str, float] = {}  # when this worker first missed each, by its own clock
-        self._told: set[str] = set()
+        self._alerted: set[str] = set()
 
     def look(self) -> float:
         """Warn of missing executors and end what has waited long enough; seconds to the next."""
@@ -77,8 +77,8 @@ class MissingExecutors:
         there = self.known.union(self.served)
         missing = [each for each in named if each.executor not in there]
         names = {each.executor for each in missing}
-        for name in self._told - names:
-            self._told.discard(name)
+        for name in self._alerted - names:
+            self._alerted.discard(name)
             self._find(name)
         now = self._now()
         self._since = {name: self._since.get(name, now) for name in names}
@@ -93,8 +93,8 @@ class MissingExecutors:
         # A handler that nobody has told of yet may be on its way: workers look for such jobs every
         # half minute, and then say that they have it.
         unseen = seen_missing if "#" in missing.executor else away
-        if min(away, unseen) >= ALERT_AFTER and missing.executor not in self._told:
-            self._told.add(missing.executor)
+        if min(away, unseen) >= ALERT_AFTER and missing.executor not in self._alerted:
+            self._alerted.add(missing.executor)
             self._alert(missing, min(away, unseen))
         if away >= self._wait and seen_missing >= min(self._wait, self._others_tell):
             self._end(missing.executor, now)
@@ -160,4 +160,4 @@ class MissingExecutors:
             duration(self._wait),
         )
         for settlement in ended:
-            self._report("job.dead_lettered", told_of(settlement))
+            self._report("job.dead_lettered", notice_fields(settlement))

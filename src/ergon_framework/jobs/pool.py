@@ -40,7 +40,7 @@ from ergon_framework.core.restart import StartGate
 from ergon_framework.core.text import indented
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.child_process import ChildProcess, executor_environment
-from ergon_framework.jobs.claims import Claim, Settler, told_progress
+from ergon_framework.jobs.claims import Claim, Settler, progress_record
 from ergon_framework.jobs.event_loop import EventLoop
 from ergon_framework.jobs.executor_process import (
     CONFUSED_AFTER,
@@ -416,7 +416,7 @@ class ExecutorPool:
     def progressed(self, request: InFlight, report: ProgressReport) -> None:
         """A handler said how far its job is."""
         claim = request.claim
-        claim.progress = told_progress(claim, report, self._owner.wall())
+        claim.progress = progress_record(claim, report, self._owner.wall())
         self._owner.progressed()
 
     def became_ready(self, process: ExecutorProcess) -> None:
@@ -597,7 +597,7 @@ class ExecutorPool:
         delay = self.gate.died(
             now, _dice(), reason, had_answered=had_answered, started_at=process.started_at
         )
-        last = process.child.last_words
+        last = process.child.stderr_tail
         logger.warning(
             "executor %r: %s%s; the next start waits %.1f s%s",
             self.name,
@@ -618,7 +618,7 @@ class ExecutorPool:
         """
         status = process.child.status or 0
         is_left_alone = self._stopping or process.end_reason is EndReason.RECYCLED
-        was_closing = NOT_THROUGH in process.child.last_words
+        was_closing = NOT_THROUGH in process.child.stderr_tail
         is_killed = status == -signal.SIGKILL and is_idle and is_left_alone and was_closing
         return status > 0 or (is_killed and not self._owner.is_forced)
 
@@ -751,7 +751,7 @@ def request_line(claim: Claim, settler: Settler, worker: str, deadline_at: float
 
 
 def _end_reason(process: ExecutorProcess) -> str:
-    return with_reason(process.how_it_ended(), process.child.last_words)
+    return with_reason(process.how_it_ended(), process.child.stderr_tail)
 
 
 def _is_able_to_start(process: ExecutorProcess, ends: Sequence[tuple[InFlight, Event]]) -> bool:

@@ -40,7 +40,7 @@ from contextlib import suppress
 from typing import Any
 
 from ergon_framework.core.job import InvalidTransition, JobStatus, LeaseExpired
-from ergon_framework.jobs.claims import Settler, told_of
+from ergon_framework.jobs.claims import Settler, notice_fields
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, Job, Settlement, WorkerRecord
@@ -157,9 +157,9 @@ class Rescue:
                 logger.warning("job %s was rescued: its lease had expired", settlement.id)
                 self._report("job.rescued", {"job_id": settlement.id})
                 if settlement.transition.status is JobStatus.FAILED:
-                    self._report("job.dead_lettered", told_of(settlement))
+                    self._report("job.dead_lettered", notice_fields(settlement))
                 elif settlement.transition.status is JobStatus.CANCELLED:
-                    self._report("job.cancelled", told_of(settlement))
+                    self._report("job.cancelled", notice_fields(settlement))
         ended = [each for each, is_applied in zip(settlements, applied, strict=True) if is_applied]
         for name, fields in flow_notices(self._store, ended):
             self._report(name, fields)

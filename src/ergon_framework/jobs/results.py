@@ -20,7 +20,7 @@ from ergon_framework.errors import (
     UnreadableJobError,
 )
 from ergon_framework.jobs.payload_codec import PLAIN
-from ergon_framework.jobs.views import decoded, error_view, last_told
+from ergon_framework.jobs.views import decoded, error_view, last_entry_with
 from ergon_framework.ports.jobstore import Job, JobStore, Subscription, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.urls import option_for, pasteable, store_option
@@ -202,7 +202,7 @@ def result_of(job: Job, url: str = "") -> Any:
     details = {"job_id": job.id, "status": job.status.value, **error_view(failure)}
     remedy = f"this tells more:  {pasteable('why', job.id, store_option(url))}"
     error = JobFailedError(f"the job {job.id} {how}", remedy=remedy, details=details)
-    entry = None if is_cancelled else last_told(job, "traceback")
+    entry = None if is_cancelled else last_entry_with(job, "traceback")
     if entry is not None:
         error.add_note(f"It failed here:\n{indented(str(entry['traceback']))}")
     raise error

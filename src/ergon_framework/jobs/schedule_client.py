@@ -194,9 +194,9 @@ def near_schedules(name: str, known: Collection[str]) -> list[str]:
     """
     endings: dict[str, list[str]] = {}
     for each in sorted(known):
-        words = each.split(".")
-        for n in range(len(words)):
-            endings.setdefault(".".join(words[n:]), []).append(each)
+        parts = each.split(".")
+        for n in range(len(parts)):
+            endings.setdefault(".".join(parts[n:]), []).append(each)
     if name in endings:
         return endings[name]
     alike = get_close_matches(name, known, 1, _ALIKE)

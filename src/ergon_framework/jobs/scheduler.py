@@ -74,7 +74,7 @@ logger = logging.getLogger("ergon.jobs")
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_value_error() -> Iterator[None]:
     """Turn a JobError into the ValueError that pydantic puts behind the field's name."""
     try:
         yield
@@ -83,12 +83,12 @@ def _told() -> Iterator[None]:
 
 
 def _line(text: str) -> str:
-    with _told():
+    with _as_value_error():
         return check_cron(text)
 
 
 def _zone(text: str) -> str:
-    with _told():
+    with _as_value_error():
         check_zone(text)
     return text
 
@@ -96,12 +96,12 @@ def _zone(text: str) -> str:
 def _seconds(value: object) -> object:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    with _told():
+    with _as_value_error():
         return interval(str(value).strip())
 
 
 def _instant(value: object) -> float:
-    with _told():
+    with _as_value_error():
         return instant("ends_at", value)
 
 
@@ -133,7 +133,7 @@ class UniqueSettings(SettingsModel):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        with _told():
+        with _as_value_error():
             self.option()
         return self
 
@@ -191,7 +191,7 @@ class ScheduleSettings(SettingsModel):
             raise ValueError("needs either cron or every")
         if self.unique and self.unique_by is not None:
             raise ValueError("has both unique and unique_by: give one of the two")
-        with _told():
+        with _as_value_error():
             # Checked as if a client had enqueued it: a schedule must not fail at its first fire, in
             # the night.
             self.job(max_payload=sys.maxsize)  # the limit is in [jobs], which is not at hand here

@@ -77,7 +77,7 @@ Command = Annotated[tuple[str, ...], BeforeValidator(_command), AfterValidator(_
 Queue = Annotated[str, AfterValidator(_queue)]
 """The name of a queue, as a job may name it."""
 AfterFailure: TypeAlias = Literal["retry", "dead-letter"]
-Words = Annotated[Mapping[str, str], AfterValidator(FrozenDict)]
+EnvironmentVariables = Annotated[Mapping[str, str], AfterValidator(FrozenDict)]
 
 
 RETENTION_KEYS = frozenset({"result_ttl", "failed_ttl", "cancelled_ttl"})
@@ -312,7 +312,7 @@ class ExecutorSettings(SettingsModel):
     """``[executors.NAME]``: a program that runs handlers, and how many of it."""
 
     command: Command
-    env: Words = Field(default_factory=FrozenDict, repr=False)
+    env: EnvironmentVariables = Field(default_factory=FrozenDict, repr=False)
     pass_env: Names = ("*",)
     pass_secrets: Names = ()
     cwd: str | None = None

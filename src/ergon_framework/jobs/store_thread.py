@@ -148,8 +148,8 @@ class HeldLeases:
     def progress(self) -> dict[str, Any]:
         """What the handlers of running jobs have told of how far they are, by job id."""
         found = [(each.job.id, each.progress) for each in [*self.claims.values()]]
-        told = {job_id: progress for job_id, progress in found if progress is not None}
-        return dict([*told.items()][-MAX_PROGRESS:]) if len(told) > MAX_PROGRESS else told
+        reported = {job_id: progress for job_id, progress in found if progress is not None}
+        return dict([*reported.items()][-MAX_PROGRESS:])
 
     def add(self, claims: Sequence[Claim], now: float) -> None:
         """Hold these claims.
@@ -300,9 +300,9 @@ class StoreThread:
         self._ends = False
         self._gives_up = False
         self._news = True  # something may be claimable
-        self._is_progress_told = False  # a job has told how far it is …
+        self._has_new_progress = False  # a job has reported how far it is …
         self._progress_at = 0.0  # … which is written then, at the earliest
-        self._is_cancel_told = False  # a job that runs somewhere is to be cancelled
+        self._has_cancel_request = False  # a job that runs somewhere is to be cancelled
         self._next_at: float | None = None  # … or will be then, by our clock
         self._thorough_at = 0.0  # when a claim is to be thorough again, however much there is to do
         self.handler_lanes: tuple[str, ...] = ()
@@ -348,8 +348,8 @@ class StoreThread:
 
     def tell_progress(self) -> None:
         """Tell the store soon how far jobs are, with a heartbeat. From the worker's loop."""
-        if not self._is_progress_told:
-            self._is_progress_told = True
+        if not self._has_new_progress:
+            self._has_new_progress = True
             self._subscription.wake()
 
     def probe(self) -> None:
@@ -428,7 +428,7 @@ class StoreThread:
         """
         while not self._gives_up:
             if self._cancels.wait(MAX_CANCEL_WAIT):
-                self._is_cancel_told = True
+                self._has_cancel_request = True
                 self._subscription.wake()
             else:
                 self._over.wait(CANCEL_PAUSE)  # one that was closed with the store waits no more
@@ -476,15 +476,16 @@ class StoreThread:
                 self._rests.notify_all()
         self._check_for_stall(began)
         next_at = min(self.leases.next_at, self._maintenance_at or 0.0)
-        if is_delivered and not self._is_cancel_told and self._now() < next_at:
+        if is_delivered and not self._has_cancel_request and self._now() < next_at:
             return True  # let the loop run the claimed jobs at once: nothing else is due yet
-        if self._is_cancel_told:
-            self._is_cancel_told = False  # before the look: what comes meanwhile leads to another
+        if self._has_cancel_request:
+            # Before the look: what comes meanwhile leads to another.
+            self._has_cancel_request = False
             self.leases.look_for_cancels()
         self.leases.renew_due(self._now())
         self._check_for_stall(began)
-        if self._is_progress_told and self._now() >= self._progress_at:
-            self._is_progress_told = False
+        if self._has_new_progress and self._now() >= self._progress_at:
+            self._has_new_progress = False
             self._progress_at = self._now() + PROGRESS_INTERVAL
             if self.maintenance is not None:
                 self.maintenance.tell_record()
@@ -644,13 +645,13 @@ class StoreThread:
         with self._lock:
             is_free = self._is_probing or bool(self._slots.free())
             is_wanted = self._settlements or (self._news and self._may_claim and is_free)
-            if (is_wanted or self._is_cancel_told) and not self._failures:
+            if (is_wanted or self._has_cancel_request) and not self._failures:
                 return
             self._is_asleep = True
         until = [self.leases.next_at]
         if self._maintenance_at is not None:
             until.append(self._maintenance_at)
-        if self._is_progress_told:
+        if self._has_new_progress:
             until.append(self._progress_at)
         if self._next_at is not None and self._may_claim and is_free:
             until.append(self._next_at)

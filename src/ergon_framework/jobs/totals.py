@@ -52,12 +52,12 @@ def ended_record(record: WorkerRecord) -> WorkerRecord:
 
 def recycled_of(executors: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """How many processes of each executor were replaced, by the limit that they had reached."""
-    told = {
+    recycled = {
         name: pool.get("recycled") for name, pool in executors.items() if isinstance(pool, Mapping)
     }
     return {
         name: {str(reason): number for reason, number in numbers.items() if type(number) is int}
-        for name, numbers in told.items()
+        for name, numbers in recycled.items()
         if isinstance(numbers, Mapping) and numbers
     }
 
@@ -129,30 +129,30 @@ class DrainTotals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = 0
-        self._is_told = True
-        self._told_at: float | None = None
+        self._is_recorded = True
+        self._recorded_at: float | None = None
         self._started_at = 0.0
         self._totals = WorkerTotals()
 
     def begin(self, now: float) -> None:
         """A drain begins."""
         with self._lock:
-            told_at = self._told_at
-            is_recent = told_at is not None and 0 <= now - told_at < ENDED_KEPT / 2
-            if self._pid != os.getpid() or (self._is_told and not is_recent):
-                self._pid, self._is_told, self._told_at = os.getpid(), True, None
+            recorded_at = self._recorded_at
+            is_recent = recorded_at is not None and 0 <= now - recorded_at < ENDED_KEPT / 2
+            if self._pid != os.getpid() or (self._is_recorded and not is_recent):
+                self._pid, self._is_recorded, self._recorded_at = os.getpid(), True, None
                 self._started_at, self._totals = now, WorkerTotals()
 
     def count(self, queue: str, outcome: str, seconds: float | None) -> None:
         """One attempt, and how long it took if it was made."""
         with self._lock:
             self._totals.count(queue, outcome, seconds)
-            self._is_told = False
+            self._is_recorded = False
 
     def leave(self, store: JobAdmin, now: float, version: str) -> None:
         """Write what is new, and delete what others left behind long ago."""
         with self._lock:  # also while it is written: a number must not go down
-            if self._is_told:
+            if self._is_recorded:
                 return
             host = socket.gethostname()
             record = WorkerRecord(
@@ -164,8 +164,8 @@ class DrainTotals:
                 totals=self._totals.document(),
             )
             store.heartbeat(ended_record(record))
-            is_first = self._told_at is None
-            self._is_told, self._told_at = True, now
+            is_first = self._recorded_at is None
+            self._is_recorded, self._recorded_at = True, now
         if is_first:
             delete_ended(store, now)
 

@@ -134,11 +134,11 @@ def came_back(claim: Claim, event: Event) -> None:
     """End the span of an attempt with its outcome."""
     span, claim.span = claim.span, None
     if span is not None:
-        outcome, failure = _told(event)
+        outcome, failure = _span_outcome(event)
         end_span(span, failure, {"rrq.outcome": outcome})
 
 
-def _told(event: Event) -> tuple[str, str | None]:
+def _span_outcome(event: Event) -> tuple[str, str | None]:
     if isinstance(event, Failed):
         return "failed", event.failure.code
     if isinstance(event, ProcessDied):

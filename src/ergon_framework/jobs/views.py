@@ -93,8 +93,8 @@ def _unique_view(job: Job) -> dict[str, Any]:
 
 def _label_view(job: Job) -> dict[str, Any]:
     """By what a job can be found."""
-    told = {"tags": list(job.tags), "metadata": job.metadata}
-    return {name: value for name, value in told.items() if value}
+    labels = {"tags": list(job.tags), "metadata": job.metadata}
+    return {name: value for name, value in labels.items() if value}
 
 
 def progress_of(job: Job, workers: Iterable[WorkerRecord]) -> dict[str, Any] | None:
@@ -106,9 +106,9 @@ def progress_of(job: Job, workers: Iterable[WorkerRecord]) -> dict[str, Any] | N
     if job.status is not JobStatus.ACTIVE:
         return None
     for worker in workers:
-        told = worker.progress.get(job.id) if worker.id == job.worker else None
-        if isinstance(told, Mapping) and told.get("fence") == job.fence:
-            return {name: told.get(name) for name in ("fraction", "message", "at")}
+        progress = worker.progress.get(job.id) if worker.id == job.worker else None
+        if isinstance(progress, Mapping) and progress.get("fence") == job.fence:
+            return {name: progress.get(name) for name in ("fraction", "message", "at")}
     return None
 
 
@@ -129,8 +129,8 @@ def _cancel_view(job: Job) -> dict[str, Any]:
     request = job.cancel_request
     if request is None:
         return {}
-    told = {"at": request.at, "by": request.by or None, "reason": request.reason or None}
-    return {"cancel_requested": told}
+    requested = {"at": request.at, "by": request.by or None, "reason": request.reason or None}
+    return {"cancel_requested": requested}
 
 
 def _step_view(job: Job) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def entries(job: Job) -> Iterator[dict[str, Any]]:
         yield entry if isinstance(entry, dict) else {"event": "unreadable"}
 
 
-def last_told(job: Job, name: str) -> dict[str, Any] | None:
+def last_entry_with(job: Job, name: str) -> dict[str, Any] | None:
     """The last event of the job's history that tells this, if that is one of its latest life."""
     latest: dict[str, Any] | None = None
     for entry in entries(job):

@@ -36,7 +36,7 @@ from ergon_framework.jobs.views import (
     SILENT_AFTER,
     entries,
     executor_of,
-    last_told,
+    last_entry_with,
     progress_of,
     progress_text,
 )
@@ -173,12 +173,12 @@ def _later(job: Job, now: float, settings: JobsSettings) -> str:
     when = f"at {format_rfc3339(job.run_at)}, in {duration(job.run_at - now)}"
     failure = job.last_error
     if failure is not None and failure.kind is Kind.HELD and job.why == failure.code:
-        return f"It is held{_told(failure)}; it is looked at again {when}. No attempt was charged."
+        reason = _reason(failure)
+        return f"It is held{reason}; it is looked at again {when}. No attempt was charged."
     if job.status is JobStatus.RETRYING and failure is not None:
         most = settings.rule(job.max_attempts).retry.attempts
-        return (
-            f"Attempt {job.attempts} of {most} failed{_told(failure)}; the next one is due {when}."
-        )
+        reason = _reason(failure)
+        return f"Attempt {job.attempts} of {most} failed{reason}; the next one is due {when}."
     return f"It is scheduled for later: it is due {when}."
 
 
@@ -350,8 +350,8 @@ def _running(job: Job, workers: Sequence[WorkerRecord], now: float, start: str) 
     yield f"It runs: the worker {job.worker!r} has held it{since}."
     progress = progress_of(job, workers)
     if progress is not None:
-        told = progress_text(progress) or "a sign of life"
-        yield f"Its handler reported {told} at {progress['at']}."
+        text = progress_text(progress) or "a sign of life"
+        yield f"Its handler reported {text} at {progress['at']}."
     request = job.cancel_request
     if request is not None:
         yield f"{_asked(request)}; its worker ends it, unless it completes first."
@@ -398,18 +398,18 @@ def _asked(request: CancelRequest) -> str:
 
 def _past(job: Job, options: str) -> Iterator[str]:
     events = list(entries(job))
-    words = [each.get("event") for each in events]
-    lost = words.count("lost")
-    if lost and (job.deliveries > 1 or "requeued" in words):
+    names = [each.get("event") for each in events]
+    lost = names.count("lost")
+    if lost and (job.deliveries > 1 or "requeued" in names):
         yield (
             f"It may have run more than once: {counted(lost, 'delivery')} ended without an outcome,"
             " and nobody knows how far the handler had come."
         )
-    told = events[-MAX_EVENTS:]
-    if len(events) > len(told):
+    shown = events[-MAX_EVENTS:]
+    if len(events) > len(shown):
         show = pasteable("jobs show", job.id, options)
-        yield f"{len(events) - len(told)} older events are left out. This shows them:  {show}"
-    for event in told:
+        yield f"{len(events) - len(shown)} older events are left out. This shows them:  {show}"
+    for event in shown:
         yield _event(event)
     if job.excused:
         yield f"{counted(job.excused, 'delivery')} did not count, being nobody's fault."
@@ -417,14 +417,14 @@ def _past(job: Job, options: str) -> Iterator[str]:
 
 def _trace(job: Job) -> Iterator[str]:
     """Where the last failed attempt failed, line by line."""
-    for name, what in _TOLD.items():
-        entry = last_told(job, name)
+    for name, what in _DETAIL_TITLES.items():
+        entry = last_entry_with(job, name)
         if entry is not None:
             yield what.format(attempt=entry.get("attempt", "?"))
             yield from indented(str(entry[name])).split("\n")
 
 
-_TOLD = {
+_DETAIL_TITLES = {
     "traceback": "Attempt {attempt} failed here:",
     "output": "The process of attempt {attempt} wrote last:",
 }
@@ -472,7 +472,7 @@ def _event(entry: dict[str, Any]) -> str:
     return f"{entry.get('at', 'At an unknown time')}: {text}."
 
 
-def _told(failure: Failure) -> str:
+def _reason(failure: Failure) -> str:
     return f" ({failure_text(failure.code, failure.message)})"
 
 

@@ -31,7 +31,7 @@ from ergon_framework.errors import (
     ExecutorError,
     StoreError,
 )
-from ergon_framework.jobs.claims import Claim, Settler, told_of
+from ergon_framework.jobs.claims import Claim, Settler, notice_fields
 from ergon_framework.jobs.encoded_store import with_codec
 from ergon_framework.jobs.event_loop import EventLoop
 from ergon_framework.jobs.executor_process import CONFUSED_AFTER
@@ -433,7 +433,7 @@ class Worker:
 
     def _begun_memory_watch(self) -> MemoryWatch:
         """The thread that measures processes; it runs where an executor has such a limit."""
-        memory = MemoryWatch(self._watched_processes, self._memory_told)
+        memory = MemoryWatch(self._watched_processes, self._memory_measured)
         if any(each.max_memory for each in self.executors.values()):
             memory.start()
         return memory
@@ -719,7 +719,7 @@ class Worker:
         limited = [pool for pool in self._pools.values() if pool.settings.max_memory]
         return [process.child.pid for pool in limited for process in tuple(pool.processes)]
 
-    def _memory_told(self, used: Mapping[int, int]) -> None:
+    def _memory_measured(self, used: Mapping[int, int]) -> None:
         self.loop.post(lambda: self._note_memory(used))
 
     def _note_memory(self, used: Mapping[int, int]) -> None:
@@ -754,7 +754,7 @@ class Worker:
                 self._tell_of(settlement)
 
     def _tell_of(self, settlement: Settlement) -> None:
-        self.tell(NOTICE_OF[settlement.transition.status], **told_of(settlement))
+        self.tell(NOTICE_OF[settlement.transition.status], **notice_fields(settlement))
 
     def _receive(self, claims: list[Claim]) -> None:
         # Made anew instead of kept with the claim: only routes and the default executor matter

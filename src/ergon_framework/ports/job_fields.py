@@ -257,9 +257,9 @@ def _names_flaw(value: Any) -> str:
 
 _RETRY: dict[str, Callable[[Any], str]] = {
     "backoff": _backoff_flaw,
-    "on_error": partial(word_flaw, words=AFTER_FAILURE),
-    "on_lost": partial(word_flaw, words=AFTER_FAILURE),
-    "on_timeout": partial(word_flaw, words=AFTER_FAILURE),
+    "on_error": partial(word_flaw, choices=AFTER_FAILURE),
+    "on_lost": partial(word_flaw, choices=AFTER_FAILURE),
+    "on_timeout": partial(word_flaw, choices=AFTER_FAILURE),
     "max_retry_after": number_flaw,
     "give_up_on": _names_flaw,
     "retry_on": _names_flaw,

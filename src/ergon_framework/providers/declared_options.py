@@ -143,7 +143,7 @@ def _wall_flaw(value: object) -> str:
 
 
 _above_zero = partial(number_flaw, is_above=True)
-_units = partial(word_flaw, words=("attempt", "execution"))
+_units = partial(word_flaw, choices=("attempt", "execution"))
 
 
 def _kind(module: str, name: str) -> Callable[[Any], str]:

@@ -26,7 +26,13 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, HeldBack, Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError, describe
-from ergon_framework.jobs.claims import Claim, Settler, decode_claims, told_of, told_progress
+from ergon_framework.jobs.claims import (
+    Claim,
+    Settler,
+    decode_claims,
+    notice_fields,
+    progress_record,
+)
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.encoded_store import results_reader
 from ergon_framework.jobs.flow_notices import flow_notices
@@ -182,7 +188,7 @@ class HeldClaims:
         """Tell the store soon how far a job is that is in hand, with the record of this worker."""
         if not self.holds(claim.job.id, claim.job.fence):
             return  # it was settled, or is somebody else's by now
-        claim.progress = told_progress(claim, report, self._store.now())
+        claim.progress = progress_record(claim, report, self._store.now())
         if not self._is_progress_told:
             self._is_progress_told = True
             self._woken.set()
@@ -495,7 +501,7 @@ class QueueConsumer:
             self._tell(name, fields)
 
     def _tell_of(self, settlement: Settlement) -> None:
-        self._tell(NOTICE_OF[settlement.transition.status], told_of(settlement))
+        self._tell(NOTICE_OF[settlement.transition.status], notice_fields(settlement))
 
     def _tell(self, name: str, fields: dict[str, Any]) -> None:
         """Emit a notice, if anything listens."""

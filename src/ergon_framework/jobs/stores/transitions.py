@@ -183,7 +183,7 @@ def cancel_running(settlement: Settlement, request: CancelRequest) -> Settlement
     return replace_settlement(
         settlement,
         transition=transition,
-        entry=_encode(kept | outcome | told_of_request(request)),
+        entry=_encode(kept | outcome | request_fields(request)),
         keep=CANCELLED_KEPT,
     )
 
@@ -227,7 +227,7 @@ def _refused(settlements: Sequence[Settlement], applied: list[bool]) -> list[Set
 _OF_A_WAIT = ("delay", "why", "kind", "code", "message")
 
 
-def told_of_request(request: CancelRequest) -> dict[str, str]:
+def request_fields(request: CancelRequest) -> dict[str, str]:
     """Who asked for a cancellation and why, as the history tells it."""
     fields = {"by": request.by, "reason": request.reason}
     return {name: text for name, text in fields.items() if text}

@@ -42,7 +42,7 @@ ENDED, RUNNING, WAITS, LATER, LIMITED, OUTDATED, JOINING, SIGNALLING = range(8)
 
 _HEAD = Struct(">BBBQIIIddddddIIQIddIIII")
 _HISTORY_HEAD = Struct(">IIB")
-_CHARGED, _SOLO, _EXPIRY, _TOLD, _UNIQUE, _KEYED, _STEP = 1, 2, 4, 8, 16, 32, 64
+_CHARGED, _SOLO, _EXPIRY, _HAS_HISTORY, _UNIQUE, _KEYED, _STEP = 1, 2, 4, 8, 16, 32, 64
 _RESET, _IF_EXPIRED, _ALONE = 1, 2, 4
 _ON_DUPLICATE = {
     OnDuplicate.REJECT: 0,
@@ -254,7 +254,7 @@ def wire_copy(job: Job, changed_at: float, blobs: Blobs) -> tuple[Any, ...]:
     flags = (
         job.is_charged * _CHARGED
         + job.is_solo * _SOLO
-        + has_tale * _TOLD
+        + has_tale * _HAS_HISTORY
         + (column_key(job) is not None) * _UNIQUE
         + (job.limit_key is not None) * _KEYED
         + (job.step is not None) * _STEP

@@ -138,12 +138,12 @@ def _set_of(statuses: frozenset[FlowStatus]) -> str:
     return "{" + ", ".join(f"[{number}] = true" for number in numbers) + "}"
 
 
-_STATUS_WORDS = tuple(f"FLOW_{status.name}" for status in FlowStatus)
+_STATUS_NAMES = tuple(f"FLOW_{status.name}" for status in FlowStatus)
 _FLOW_NAMES = {
     **{name: f'({_FLOWS_AT} .. "{key}")' for name, key in _FLOW_KEYS.items()},
     **{name: str(n) for n, name in enumerate(_PLACE, 1)},
     **{name: str(n) for n, name in enumerate(_FLOW_ROW, 1)},
-    **_numbers_of(_STATUS_WORDS, FlowStatus),
+    **_numbers_of(_STATUS_NAMES, FlowStatus),
     **_numbers_of(("CANCEL_REST", "GO_ON", "HOLD_REST"), OnFailure),
     **{f"SWEEP_{each.name}": f'"{each.value}"' for each in Sweep},
     "FINAL_FLOWS": _set_of(frozenset(each for each in FlowStatus if each.is_final)),
