@@ -7,7 +7,7 @@ code hangs. Not promised: that a hung thread stops. It is abandoned, counted, it
 Where to look first: ``threads`` and ``asyncio_engine`` are the two drivers, method by method in the
 same order. ``call`` is what they share: one consume or produce call that stops and accounts. Its
 parts are ``intake`` (what was fetched, and where it is), ``decider`` (what follows an event),
-``settlement`` (what becomes of an ack that fails), ``watchdog`` (deadlines, and calls that never
+``settlement`` (what becomes of an ack that fails), ``deadlines`` (of attempts, and calls that never
 came back) and ``instrumentation`` (notices and log lines). ``plan`` is what a call is given,
 ``report`` what it answers, and ``classify`` turns exceptions into failures.
 """

@@ -187,7 +187,7 @@ class AsyncioEngine(EngineCall):
         if reason is not None:
             await self._abort(reason)
             return
-        for worker, attempt in self.watchdog.overdue(now):
+        for worker, attempt in self.deadlines.overdue(now):
             if not attempt.expired:
                 self._cancel(worker, attempt, now)
             elif attempt.claim():
@@ -198,7 +198,7 @@ class AsyncioEngine(EngineCall):
         attempt.expired = True
         # Its second deadline: a coroutine that swallows the cancellation is given up by then.
         attempt.deadline_at = now + self.plan.bounds.cancel_grace
-        self.watchdog.next_check = min(self.watchdog.next_check, attempt.deadline_at)
+        self.deadlines.next_check = min(self.deadlines.next_check, attempt.deadline_at)
         self._cancel_task(worker)
 
     def _cancel_task(self, worker: EngineWorker) -> None:
@@ -270,13 +270,13 @@ class AsyncioEngine(EngineCall):
         self._left(worker, fatal)
 
     async def _work(self, worker: EngineWorker) -> None:
-        ready, watchdog = self.ready, self.watchdog
+        ready, deadlines = self.ready, self.deadlines
         turns = FAIR_TURNS
         while True:
             if (self.stops or self.has_deadline) and self.must_decide():
                 await pause()  # the supervisor needs the event loop to act
                 continue
-            if (watchdog.is_gated or not ready) and not await self._idle(worker):
+            if (deadlines.is_gated or not ready) and not await self._idle(worker):
                 return
             if (self.is_continuous or len(ready) > 1) and not self.is_waking:
                 self._wake_next_worker()
@@ -417,7 +417,7 @@ class AsyncioEngine(EngineCall):
         if self.is_timed and not self.arm(doing, run, step.timeout):
             return Expired(doing.scope) if self._owns(doing) else None
         worker.attempt = doing
-        if doing.deadline_at is not None and doing.deadline_at < self.watchdog.next_check:
+        if doing.deadline_at is not None and doing.deadline_at < self.deadlines.next_check:
             self._watch_for(doing.deadline_at)
         if self.is_aborted:
             return STOPPED if doing.claim() else None
@@ -591,12 +591,12 @@ class AsyncioEngine(EngineCall):
 
     def _publish(self, worker: EngineWorker, attempt: Attempt) -> None:
         worker.attempt = attempt
-        if attempt.deadline_at is not None and attempt.deadline_at < self.watchdog.next_check:
+        if attempt.deadline_at is not None and attempt.deadline_at < self.deadlines.next_check:
             self._watch_for(attempt.deadline_at)
 
     def _watch_for(self, deadline_at: float) -> None:
         """The supervisor must wake earlier than it intends to."""
-        self.watchdog.next_check = deadline_at
+        self.deadlines.next_check = deadline_at
         self.watchdog_wakeup.notify()
 
     async def _fetch(self, worker: EngineWorker, at_most: int) -> bool:

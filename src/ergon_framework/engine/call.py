@@ -10,7 +10,7 @@ came back, or the supervisor that gave up on it. That is the whole of the lockin
 The file is long because it is one subject: all of it reads and changes the state of one call under
 one lock, and most invariants span several sections (what is delivered is ``ready``, ``live``, has
 an outcome, or goes back; the account at the end checks that). What has state of its own is apart:
-``intake`` (the source), ``settlement``, ``watchdog`` (deadlines), ``decider``, ``instrumentation``.
+``intake`` (the source), ``settlement``, ``deadlines``, ``decider``, ``instrumentation``.
 
 In order: workers and deadlines; report and account; the source; stopping; starting, waking and
 replacing workers; what a hook's return or exception leads to; runs that end without their worker;
@@ -45,6 +45,7 @@ from ergon_framework.engine.classify import (
     is_fatal,
     settlement_failure,
 )
+from ergon_framework.engine.deadlines import NEVER, AttemptDeadlines
 from ergon_framework.engine.decider import Decider
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.intake import BatchReader, FetchResult, Intake
@@ -62,7 +63,6 @@ from ergon_framework.engine.run import (
     SettlementAttempt,
 )
 from ergon_framework.engine.settlement import Settlements, Wakeup
-from ergon_framework.engine.watchdog import NEVER, Watchdog
 from ergon_framework.errors import (
     describe,
 )
@@ -100,7 +100,7 @@ class EngineCall:
         self.context = contextvars.copy_context()  # copied again for each attempt, never run in
         self.workers: list[EngineWorker] = []
         self.instrumentation = Instrumentation(plan, self.call, now, sink)
-        self.watchdog = Watchdog(plan, self.workers, now, self.instrumentation)
+        self.deadlines = AttemptDeadlines(plan, self.workers, now, self.instrumentation)
         self.intake = Intake(BatchReader(plan.fetch))
         self.decider = Decider(plan, now, self.instrumentation)
         self.settlements = Settlements(self, plan.settlement, self.instrumentation, self._stop)
@@ -125,7 +125,7 @@ class EngineCall:
 
     def _bind_parts(self) -> None:
         """What the hot path takes from the parts by reference; none of it is ever bound anew."""
-        self.arm = self.watchdog.arm
+        self.arm = self.deadlines.arm
         self.reader = self.intake.reader
         self.ready = self.intake.ready
         self.live = self.intake.live
@@ -172,7 +172,7 @@ class EngineCall:
     def may_start(self) -> bool:
         """Whether the asking worker, which counts as active, may begin another lifecycle."""
         return (
-            not self.watchdog.is_gated or len(self.workers) - self.idle <= self.watchdog.allowed()
+            not self.deadlines.is_gated or len(self.workers) - self.idle <= self.deadlines.allowed()
         )
 
     def dismiss(self, worker: EngineWorker) -> None:
@@ -185,13 +185,13 @@ class EngineCall:
     def give_up_on(self, worker: EngineWorker, attempt: InProgress) -> None:
         """The supervisor claimed this attempt: its worker is lost until the call comes back."""
         self.dismiss(worker)
-        self.watchdog.give_up_on(attempt)
+        self.deadlines.give_up_on(attempt)
 
     # -- deadlines ---------------------------------------------------------------------------
 
     def next_alarm(self) -> float | None:
         """When the supervisor must look again by itself."""
-        alarm = min(self.watchdog.next_check, self.deadline_at, self.grace_at)
+        alarm = min(self.deadlines.next_check, self.deadline_at, self.grace_at)
         return None if alarm == NEVER else alarm
 
     # -- the end -----------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class EngineCall:
             discarded=total.discarded,
             released=self.released,
             settlement_failures=self.settlements.failures,
-            abandoned=self.watchdog.abandoned_ever,
+            abandoned=self.deadlines.abandoned_ever,
             batches=self.loop.batches,
             stranded=(*self.stranded, *self.plan.leftovers()),
             duplicates=tuple(self.plan.duplicates()),
@@ -527,7 +527,7 @@ class EngineCall:
             if self.idle:
                 self.is_waking = True
                 self.idle_wakeup.notify()
-            elif len(self.workers) < self.watchdog.allowed():
+            elif len(self.workers) < self.deadlines.allowed():
                 self._start_one_more()
 
     def _start_one_more(self) -> None:
@@ -627,7 +627,7 @@ class EngineCall:
         """The supervisor claimed an attempt that hangs: another worker goes on with its run."""
         run: Run | None = attempt.run
         try:
-            # Counted before the successor starts: the watchdog allows only so many workers beside
+            # Counted before the successor starts: the deadlines allow only so many workers beside
             # those that hang.
             self.give_up_on(worker, attempt)
             self._go_on_without(attempt)
@@ -688,7 +688,7 @@ class EngineCall:
             # timeout, and the transaction goes back.
             if now >= self.deadline_at:
                 return STOPPED
-            # Late is late, even if the watchdog has not looked yet: else the outcome would depend
+            # Late is late, even if the supervisor has not looked yet: else the outcome would depend
             # on which of two threads was faster.
             if doing.expired or (doing.deadline_at is not None and now >= doing.deadline_at):
                 return self.decider.expired(doing)
@@ -720,7 +720,7 @@ class EngineCall:
     def _late(self, attempt: InProgress) -> None:
         """The supervisor gave up on this attempt earlier: its result is dropped."""
         with self.lock:
-            self.watchdog.came_back(attempt)
+            self.deadlines.came_back(attempt)
             # A call that came back frees a permit, for which idle workers may wait.
             self.idle_wakeup.notify_all()
 
@@ -873,7 +873,7 @@ class EngineCall:
             try:
                 self._keep_late(attempt, delivery)
             finally:
-                self.watchdog.came_back(attempt)
+                self.deadlines.came_back(attempt)
                 self.instrumentation.emit("fetch.late", delivered=count)
 
     def _keep_late(self, attempt: InProgress, delivery: FetchResult) -> None:

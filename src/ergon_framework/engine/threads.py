@@ -2,7 +2,7 @@
 
 A worker pulls transactions from the shared batch and drives each lifecycle inline. One that finds
 nothing asks the loop machine and does what it plans, a fetch included, so that a busy call wakes no
-other thread. The supervisor is the watchdog: it sleeps until the nearest deadline, claims the
+other thread. The supervisor watches the deadlines: it sleeps until the nearest deadline, claims the
 attempts that are overdue and starts a worker in the place of each that hangs.
 """
 
@@ -35,6 +35,7 @@ from ergon_framework.engine.call import (
 )
 from ergon_framework.engine.classify import never_awaited, unawaited_settlement
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.engine.deadlines import NEVER
 from ergon_framework.engine.decider import arguments, set_current, verb_arguments
 from ergon_framework.engine.intake import MAX_RELEASES, RELEASE_INTERVAL, FetchResult, ReleaseQueue
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
@@ -47,7 +48,6 @@ from ergon_framework.engine.run import (
     Run,
     SettlementAttempt,
 )
-from ergon_framework.engine.watchdog import NEVER
 from ergon_framework.errors import describe
 from ergon_framework.ports.clock import Clock, Signal
 from ergon_framework.ports.context import Attempt
@@ -147,10 +147,10 @@ class ThreadEngine(EngineCall):
         if reason is not None:
             self._abort(reason)
             return
-        for worker, attempt in self.watchdog.overdue(now):
+        for worker, attempt in self.deadlines.overdue(now):
             # The worker may return at this instant: whoever takes the ticket decides, and the other
             # one drops what it has.
-            if self.watchdog.claim_overdue(attempt, now):
+            if self.deadlines.claim_overdue(attempt, now):
                 self._replace_worker(worker, attempt)
 
     def _abort(self, reason: StopReason) -> None:
@@ -199,7 +199,7 @@ class ThreadEngine(EngineCall):
         self._left(worker, fatal)
 
     def _work(self, worker: EngineWorker) -> None:
-        ready, watchdog = self.ready, self.watchdog
+        ready, deadlines = self.ready, self.deadlines
         while True:
             if self.stops and self.grace_at == NEVER:
                 # A stop may come from a signal handler, which cannot take the lock: it only counts
@@ -207,7 +207,7 @@ class ThreadEngine(EngineCall):
                 with self.lock:
                     self.hear_stop()
             # Read without the lock: a stale answer costs one more turn of this loop.
-            if (watchdog.is_gated or not ready) and not self._idle(worker):
+            if (deadlines.is_gated or not ready) and not self._idle(worker):
                 return
             # Another worker is woken before this one takes a transaction: what is taken has to
             # begin at once, or a later one would overtake it.
@@ -334,7 +334,7 @@ class ThreadEngine(EngineCall):
         # Published before ``is_aborted`` is read; an abort sets that before it looks at attempts.
         # One of the two sees the other, or a hook could begin that nobody cuts off.
         worker.attempt = doing
-        if doing.deadline_at is not None and doing.deadline_at < self.watchdog.next_check:
+        if doing.deadline_at is not None and doing.deadline_at < self.deadlines.next_check:
             self._watch_for(doing.deadline_at)
         if self.is_aborted:
             return STOPPED if doing.claim() else None
@@ -421,13 +421,13 @@ class ThreadEngine(EngineCall):
 
     def _publish(self, worker: EngineWorker, attempt: Attempt) -> None:
         worker.attempt = attempt
-        if attempt.deadline_at is not None and attempt.deadline_at < self.watchdog.next_check:
+        if attempt.deadline_at is not None and attempt.deadline_at < self.deadlines.next_check:
             self._watch_for(attempt.deadline_at)
 
     def _watch_for(self, deadline_at: float) -> None:
         """The supervisor must wake earlier than it intends to."""
         with self.lock:
-            self.watchdog.next_check = min(self.watchdog.next_check, deadline_at)
+            self.deadlines.next_check = min(self.deadlines.next_check, deadline_at)
             self.watchdog_wakeup.notify()
 
     def _fetch(self, worker: EngineWorker, at_most: int) -> bool:

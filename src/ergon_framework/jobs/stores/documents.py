@@ -28,7 +28,7 @@ from ergon_framework.ports.jobstore import (
 )
 
 
-class Options(msgspec.Struct, frozen=True, omit_defaults=True):
+class StoredOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a job may ask of its worker."""
 
     timeout: float | None = None
@@ -46,7 +46,7 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
     waiting_key: str | None = None  # the unique key of a job that holds it only while it waits
 
     @classmethod
-    def of(cls, job: NewJob | Job) -> Options:
+    def of(cls, job: NewJob | Job) -> StoredOptions:
         """Those of a job."""
         return cls(
             job.timeout,
@@ -83,9 +83,9 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
         }
 
 
-NO_OPTIONS = Options()
+NO_OPTIONS = StoredOptions()
 _encode = msgspec.json.Encoder().encode
-_options = msgspec.json.Decoder(Options).decode
+_options = msgspec.json.Decoder(StoredOptions).decode
 _failure = msgspec.json.Decoder(Failure).decode
 _feeds = msgspec.json.Decoder(tuple[str, ...]).decode
 
@@ -106,7 +106,7 @@ def step_options_text(job: NewJob) -> str | None:
 
 @lru_cache(maxsize=16)
 def _of_flow(flow_id: str) -> str:
-    return text_of(Options(flow_id=flow_id))
+    return text_of(StoredOptions(flow_id=flow_id))
 
 
 @lru_cache(maxsize=256)  # as :func:`feeds_from`
@@ -117,11 +117,11 @@ def feeds_text(feeds: tuple[str, ...]) -> str:
 
 def options_text(job: NewJob | Job) -> str | None:
     """The options of a job as text; None when it asks for nothing."""
-    options = Options.of(job)
+    options = StoredOptions.of(job)
     return None if options == NO_OPTIONS else text_of(options)
 
 
-def options_from(text: str | bytes | None) -> Options:
+def options_from(text: str | bytes | None) -> StoredOptions:
     """The options that :func:`options_text` wrote."""
     return NO_OPTIONS if text is None else _options(text)
 

@@ -127,7 +127,7 @@ class WaitingSignal(NamedTuple):
     early: bytes | None  # the value that is kept for it
 
 
-class Released(NamedTuple):
+class ReleaseSlice(NamedTuple):
     """What one slice of a release did."""
 
     number: int
@@ -190,7 +190,7 @@ class FlowTables(Protocol):
     def open_joins(self, flow_id: str) -> list[str]:
         """The joins of a flow that have no predecessors left."""
 
-    def release(self, joins: Sequence[str], limit: int) -> Released:
+    def release(self, joins: Sequence[str], limit: int) -> ReleaseSlice:
         """Let steps go that wait at a join: they are due, or wait for their signal."""
 
     def waiting(self, flow_id: str, after: int, limit: int) -> list[JobPosition]:

@@ -20,7 +20,7 @@ from ergon_framework.jobs.stores.flow_settlement import (
     FlowSettlement,
     FlowWork,
     Predecessor,
-    Released,
+    ReleaseSlice,
     WaitingSignal,
     is_as_read,
 )
@@ -143,7 +143,7 @@ class MemoryFlowTables:
         joins = self._book.joins.values()
         return [each.id for each in joins if each.flow_id == flow_id and self.is_open(each.id)]
 
-    def release(self, joins: Sequence[str], limit: int) -> Released:
+    def release(self, joins: Sequence[str], limit: int) -> ReleaseSlice:
         """Let steps go that wait at joins."""
         waiting = (
             step
@@ -159,7 +159,7 @@ class MemoryFlowTables:
             for record in found
             if record.signal is not None and record.result is not None
         ]
-        return Released(len(found), early)
+        return ReleaseSlice(len(found), early)
 
     def waiting(self, flow_id: str, after: int, limit: int) -> list[JobPosition]:
         """Steps that have not ended and do not run."""

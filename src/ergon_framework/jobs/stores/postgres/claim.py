@@ -59,8 +59,8 @@ from ergon_framework.jobs.stores.postgres.rows import (
     RUN_AT,
     SEQ,
     Held,
-    Result,
     Row,
+    StatementResult,
     claimed_job,
 )
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, try_keys, wake
@@ -119,7 +119,7 @@ class SkippedKeys:
     depth: int = START_DEPTH
 
 
-def candidates(tx: Tx, picks: Sequence[Pick], skipped: SkippedKeys) -> Result:
+def candidates(tx: Tx, picks: Sequence[Pick], skipped: SkippedKeys) -> StatementResult:
     """The first jobs of each pick, held, without those that are passed over; the number of the
     pick stands before each.
     """

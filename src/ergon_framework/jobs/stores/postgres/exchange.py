@@ -19,7 +19,7 @@ from ergon_framework.jobs.stores.postgres.flow_tables import (
     do_slice,
     settle_steps,
 )
-from ergon_framework.jobs.stores.postgres.rows import Held, Result
+from ergon_framework.jobs.stores.postgres.rows import Held, StatementResult
 from ergon_framework.jobs.stores.postgres.settle import (
     Effects,
     SettleBatch,
@@ -227,7 +227,7 @@ class Exchange:
     def _send_followers(self, tx: Tx, claim: PostgresClaim | None) -> Callable[[], Counter[str]]:
         """Answers with the wake-ups that have to be repeated, as others held the keys."""
         shorten(tx, self._long)
-        woken: Result | None = None
+        woken: StatementResult | None = None
         missed: Callable[[], Counter[str]] = Counter
         if self._freed:
             missed = self._lock_freed(tx)

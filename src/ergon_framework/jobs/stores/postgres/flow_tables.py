@@ -32,11 +32,11 @@ from ergon_framework.jobs.stores.flow_settlement import (
     FlowSettlement,
     FlowWork,
     Predecessor,
-    Released,
+    ReleaseSlice,
     WaitingSignal,
     returned,
 )
-from ergon_framework.jobs.stores.postgres.rows import Result, Row
+from ergon_framework.jobs.stores.postgres.rows import Row, StatementResult
 from ergon_framework.jobs.stores.postgres.settle import Effects, changes, stage_of, waves
 from ergon_framework.jobs.stores.postgres.statements import (
     flags,
@@ -106,7 +106,7 @@ class StepSettlement:
         self.effects = Effects()
         self.flows = FlowSettlement(PostgresFlowTables(self))
         self._now = tx.now
-        self._sent: list[tuple[list[_Move], Result]] = []
+        self._sent: list[tuple[list[_Move], StatementResult]] = []
 
     @property
     def at(self) -> float:
@@ -353,7 +353,7 @@ class PostgresFlowTables:
         rows = self._tx.execute(_SQL["open_joins"], {"flow_id": flow_id}).fetchall()
         return [join for (join,) in rows]
 
-    def release(self, joins: Sequence[str], limit: int) -> Released:
+    def release(self, joins: Sequence[str], limit: int) -> ReleaseSlice:
         """Let steps go that wait at joins."""
         values = {"now": self.at, "joins": texts(joins), "limit": limit}
         rows = self._tx.execute(_SQL["release"], values).fetchall()
@@ -362,7 +362,7 @@ class PostgresFlowTables:
             for row in sorted(rows)
             if row[-2] is not None and row[-1] is not None
         ]
-        return Released(len(rows), early)
+        return ReleaseSlice(len(rows), early)
 
     def waiting(self, flow_id: str, after: int, limit: int) -> list[JobPosition]:
         """Steps that have not ended and do not run."""

@@ -42,7 +42,7 @@ _AS_THEY_ARE = (
 )
 
 
-class Result(Protocol):
+class StatementResult(Protocol):
     """What the server answers."""
 
     @property
@@ -53,7 +53,7 @@ class Result(Protocol):
         """Its rows."""
 
 
-def page_of(cursor: Result) -> JobRowPage:
+def page_of(cursor: StatementResult) -> JobRowPage:
     """The jobs of a statement that asked for all their columns."""
     rows = cursor.fetchall()
     page = JobRowPage([], [], len(rows), rows[-1][SEQ] if rows else 0)

@@ -11,7 +11,7 @@ import psycopg
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import text_of
-from ergon_framework.jobs.stores.postgres.rows import Result, Row
+from ergon_framework.jobs.stores.postgres.rows import Row, StatementResult
 from ergon_framework.jobs.stores.postgres.statements import (
     flags,
     numbers,
@@ -75,7 +75,7 @@ class SettleBatch:
 
     def __init__(self, tx: Tx, settlements: Sequence[Settlement]) -> None:
         self._settlements = settlements
-        self._sent: list[tuple[list[Settlement], Result]] = []
+        self._sent: list[tuple[list[Settlement], StatementResult]] = []
         for wave in waves(settlements):
             usual, others = _parted(wave)
             if usual:
@@ -118,13 +118,13 @@ def one_by_one(tx: Tx, settlements: Sequence[Settlement]) -> tuple[list[bool], E
     return applied, effects
 
 
-def request_cancel(tx: Tx, job: Job, request: CancelRequest) -> Result:
+def request_cancel(tx: Tx, job: Job, request: CancelRequest) -> StatementResult:
     """Note that a running job is to be cancelled; answers with the job that was found."""
     values = {"note": text_of(request), "seq": job.key, "id": job.id, "fence": job.fence}
     return tx.execute(_SQL["request_cancel"], values)
 
 
-def cancel_requests(tx: Tx, claims: Sequence[LeaseRenewal]) -> Result:
+def cancel_requests(tx: Tx, claims: Sequence[LeaseRenewal]) -> StatementResult:
     """Which of these claims are to be cancelled: their ids, and what was noted."""
     values = {
         "seqs": numbers([each.key for each in claims]),
@@ -146,12 +146,12 @@ def lock_keys(tx: Tx, keys: Iterable[str]) -> None:
     tx.execute(_SQL["lock_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
 
 
-def try_keys(tx: Tx, keys: Iterable[str]) -> Result:
+def try_keys(tx: Tx, keys: Iterable[str]) -> StatementResult:
     """The same without waiting; answers with the keys that were free, and are locked now."""
     return tx.execute(_SQL["try_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
 
 
-def wake(tx: Tx, freed: Counter[str]) -> Result:
+def wake(tx: Tx, freed: Counter[str]) -> StatementResult:
     """Let jobs go that wait for limit keys; answers with those that go.
 
     Without the lock of a key, a job that begins to wait for it now may be missed. To wake
@@ -161,12 +161,12 @@ def wake(tx: Tx, freed: Counter[str]) -> Result:
     return tx.execute(_SQL["wake"], values)
 
 
-def blocked_keys(tx: Tx, after: str, limit: int) -> Result:
+def blocked_keys(tx: Tx, after: str, limit: int) -> StatementResult:
     """Limit keys that jobs wait for."""
     return tx.execute(_SQL["blocked_keys"], {"after": after, "limit": limit})
 
 
-def were_applied(tx: Tx, settlements: Sequence[Settlement]) -> Result:
+def were_applied(tx: Tx, settlements: Sequence[Settlement]) -> StatementResult:
     """Which transitions stand in their jobs' histories: their places, from 1 on, and limit keys."""
     values = {
         "seqs": numbers([each.key for each in settlements]),

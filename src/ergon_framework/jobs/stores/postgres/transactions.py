@@ -14,7 +14,7 @@ from psycopg import Cursor
 from psycopg.rows import tuple_row
 
 from ergon_framework.errors import StoreReadOnlyError
-from ergon_framework.jobs.stores.postgres.rows import Result, Row, page_of
+from ergon_framework.jobs.stores.postgres.rows import Row, StatementResult, page_of
 from ergon_framework.jobs.stores.postgres.statements import (
     SQL,
     flags,
@@ -46,7 +46,7 @@ class Tx:
         self.now = now
         self._pipeline = pipeline
 
-    def execute(self, statement: bytes, values: Mapping[str, Any] | None = None) -> Result:
+    def execute(self, statement: bytes, values: Mapping[str, Any] | None = None) -> StatementResult:
         """Execute a statement: sent when the next result is read, or at once without a pipeline."""
         bound = {"now": self.now, **(values or {})}
         if self._pipeline is not None:

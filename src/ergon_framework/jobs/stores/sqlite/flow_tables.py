@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.flow_settlement import (
     FlowRow,
     FlowWork,
     Predecessor,
-    Released,
+    ReleaseSlice,
     WaitingSignal,
     flow_taken,
 )
@@ -101,7 +101,7 @@ class SqliteFlowTables:
         """The joins of a flow that have no predecessors left."""
         return [join for (join,) in self._cursor.execute(_SQL["open_joins"], (flow_id,)).fetchall()]
 
-    def release(self, joins: Sequence[str], limit: int) -> Released:
+    def release(self, joins: Sequence[str], limit: int) -> ReleaseSlice:
         """Let steps go that wait at joins."""
         rows = self._cursor.execute(_SQL["release"], (self.at, text_of(joins), limit)).fetchall()
         early = [
@@ -109,7 +109,7 @@ class SqliteFlowTables:
             for row in sorted(rows)
             if row[-2] is not None and row[-1] is not None
         ]
-        return Released(len(rows), early)
+        return ReleaseSlice(len(rows), early)
 
     def waiting(self, flow_id: str, after: int, limit: int) -> list[JobPosition]:
         """Steps that have not ended and do not run."""

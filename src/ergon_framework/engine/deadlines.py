@@ -15,7 +15,7 @@ MIN_ABANDONED_LIMIT = 4
 """Hung calls a call tolerates whatever its concurrency: one must not stop a single worker."""
 
 
-class Watchdog:
+class AttemptDeadlines:
     """Knows when which attempt is overdue, and how many abandoned calls have not come back.
 
     The supervisor asks, with the engine's lock held; ``arm`` is called by workers without it.
