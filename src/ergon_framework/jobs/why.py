@@ -94,8 +94,8 @@ def explain_job(
     if is_bound(job):
         return [*flow, *_expiry(job), *_past(job, options)]
     start = _starting(job, starters, options)
-    state = _state(job, queue, workers, now, settings, options, start, step, token_at)
-    return [*state, *flow, *_past(job, options), *_trace(job)]
+    seen = _Circumstances(job, queue, workers, now, settings, options, start, step, token_at)
+    return [*_state(seen), *flow, *_past(job, options), *_trace(job)]
 
 
 def is_bound(job: Job) -> bool:
@@ -105,30 +105,35 @@ def is_bound(job: Job) -> bool:
     return is_waiting and step is not None and bool(step.join_id or step.signal)
 
 
-def _state(
-    job: Job,
-    queue: Queue | None,
-    workers: Sequence[WorkerRecord],
-    now: float,
-    settings: JobsSettings,
-    options: str,
-    start: str,
-    step: StepWhy,
-    token_at: float | None,
-) -> Iterator[str]:
+class _Circumstances(NamedTuple):
+    """A job, and all that its state depends on; see :func:`explain_job`."""
+
+    job: Job
+    queue: Queue | None
+    workers: Sequence[WorkerRecord]
+    now: float
+    settings: JobsSettings
+    options: str
+    start: str  # how a worker is started that would run it
+    step: StepWhy
+    token_at: float | None
+
+
+def _state(seen: _Circumstances) -> Iterator[str]:
+    job, now = seen.job, seen.now
     match job.status:
         case JobStatus.PENDING | JobStatus.RETRYING if job.run_at > now:
-            yield _later(job, now, settings)
+            yield _later(job, now, seen.settings)
         case JobStatus.PENDING | JobStatus.RETRYING:
-            yield from _due(job, queue, workers, now, settings, options, start, token_at)
+            yield from _due(seen)
         case JobStatus.ACTIVE:
-            yield from _running(job, workers, now, start)
+            yield from _running(job, seen.workers, now, seen.start)
         case JobStatus.COMPLETED:
             yield f"{_completed(job)}, after {counted(job.attempts, 'attempt')}."
         case JobStatus.FAILED:
             yield from _died(job)
-            if not step.is_stopped:  # one of a stopped flow does not come back alone
-                requeue = pasteable("dlq requeue", job.id, options)
+            if not seen.step.is_stopped:  # one of a stopped flow does not come back alone
+                requeue = pasteable("dlq requeue", job.id, seen.options)
                 yield f"This sends it back with fresh counters:  {requeue}"
         case JobStatus.CANCELLED:
             yield f"It was cancelled{_at(job.finished_at)}{_cancelled_for(job)}."
@@ -182,21 +187,13 @@ def _later(job: Job, now: float, settings: JobsSettings) -> str:
     return f"It is scheduled for later: it is due {when}."
 
 
-def _due(
-    job: Job,
-    queue: Queue | None,
-    workers: Sequence[WorkerRecord],
-    now: float,
-    settings: JobsSettings,
-    options: str,
-    start: str,
-    token_at: float | None,
-) -> Iterator[str]:
+def _due(seen: _Circumstances) -> Iterator[str]:
+    job, queue, now = seen.job, seen.queue, seen.now
     yield f"It has been due for {duration(now - job.run_at)} and waits."
     reasons = [
-        *_held_by_queue(queue, options),
-        *_held_by_key(job, queue, now, token_at),
-        *_held_by_workers(job, workers, now, settings, start),
+        *_held_by_queue(queue, seen.options),
+        *_held_by_key(job, queue, now, seen.token_at),
+        *_held_by_workers(job, seen.workers, now, seen.settings, seen.start),
     ]
     yield from reasons
     if not reasons:
