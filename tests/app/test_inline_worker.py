@@ -271,6 +271,20 @@ def test_a_handler_that_outlasts_its_lease_keeps_its_job() -> None:
     assert client.result(job, 0) == 0
 
 
+def test_a_drain_leaves_queues_that_are_pinned_to_another_version() -> None:
+    """It says which version of the program it runs, as a worker does."""
+    registry, store = Registry(), MemoryJobStore()
+    registry.add(lambda: "done", "work")
+    client = JobClient(store=store)
+    job = client.enqueue("work", queue="mail")
+    store.set_queue("mail", pinned_version="2")
+    for version, completed in (("", 0), ("1", 0), ("2", 1)):
+        setup = JobSetup("memory://", jobs=JobsSettings(version=version))
+        with InlineWorker(store, registry, setup=setup) as worker:
+            assert worker.drain().completed == completed
+    assert client.result(job, 0) == "done"
+
+
 def test_a_store_that_is_away_while_a_handler_runs_is_asked_again() -> None:
     """One renewal that fails costs nothing: the next comes long before the lease ends."""
     registry, store = Registry(), FlakyStore()

@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 
@@ -18,6 +19,7 @@ from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.providers.migrations import VERSION_TABLE
 from ergon_framework.providers.migrations.commands import upgrade
 from ergon_framework.providers.migrations.database import database_of
+from ergon_framework.testing.suites.jobstore.claim import worker_with
 
 pytestmark = pytest.mark.req("SCALE:doctor")
 
@@ -54,6 +56,24 @@ def test_tables_in_a_file_that_are_too_new(tmp_path: Path) -> None:
         connection.execute("UPDATE ergon_schema SET version = 99 WHERE part = 'jobs'")
         connection.commit()
     refused_jobs(tmp_path, url)
+
+
+@pytest.mark.parametrize("jobs", ["", "[jobs]\n"])
+def test_a_queue_that_is_pinned_to_a_version_of_no_worker(tmp_path: Path, jobs: str) -> None:
+    """Its jobs would wait for ever: the doctor names the version and both ways out."""
+    url = f"sqlite:///{tmp_path}/work.db"
+    text = f'[store]\nurl = "{url}"\n{jobs}'
+    with closing(open_store(url)) as store:
+        store.set_queue("mail", pinned_version="2")
+        seen = found(tmp_path, text)
+        assert seen["job store"].status is Status.OK
+        pinned = seen["queue mail"]
+        assert pinned.status is Status.NOTE
+        assert "pinned to version '2', and no living worker runs that version" in pinned.found
+        assert "ergon worker --version 2 --store" in pinned.remedy
+        assert "ergon queues unpin mail --store" in pinned.remedy
+        store.heartbeat(msgspec.structs.replace(worker_with("w2"), app_version="2"))
+        assert "queue mail" not in found(tmp_path, text)
 
 
 def test_tables_on_a_server_that_are_too_new(tmp_path: Path, postgres_url: str) -> None:

@@ -686,6 +686,31 @@ def test_queues(ergon: JobCommands) -> None:
     assert ergon("queues", "list").err == ""
 
 
+def test_a_queue_is_pinned_to_a_version(ergon: JobCommands) -> None:
+    """A worker of another version gets nothing of it; the pin is shown, and can be taken away."""
+    ergon.client.enqueue("h", queue="q")
+    assert ergon("queues", "pin", "q", "--version", "2", "--json").json["pinned_version"] == "2"
+    (row,) = ergon("queues", "list", "--json").json
+    assert (row["pinned_version"], row["missing_version"], row["paused"]) == ("2", "2", False)
+    assert "pinned version" in ergon("queues", "list").out
+    with pytest.raises(ValueError, match="not enough values"):
+        ergon.hand.claim()
+    assert ergon("queues", "unpin", "q", "--json").json["pinned_version"] is None
+    assert ergon.hand.claim().queue == "q"
+    assert ergon("queues", "list", "--json").json[0]["missing_version"] is None
+
+
+@pytest.mark.parametrize("version", ["", "v" * 101, "two\nlines"])
+def test_a_version_that_cannot_be(ergon: JobCommands, version: str) -> None:
+    """No queue is pinned to one, and no worker starts that would be of it."""
+    ergon.client.enqueue("h", queue="q")
+    for command in (["queues", "pin", "q"], ["worker", "--burst"]):
+        refused = ergon(*command, "--version", version)
+        assert refused.code == 2
+        assert "a version has 1 to 100 printable characters" in refused.err
+    assert ergon("queues", "list", "--json").json[0]["pinned_version"] is None
+
+
 def test_a_queue_on_a_store_that_acknowledges_before_it_syncs(
     ergon: JobCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:

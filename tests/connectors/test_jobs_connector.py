@@ -147,6 +147,17 @@ def test_handler_and_executor_route_a_job(store: FullJobStore) -> None:
     assert {job.queue for job in found if job} == {"q"}
 
 
+def test_a_queue_that_is_pinned_to_another_version_is_left(store: FullJobStore) -> None:
+    """The connector says which version of the program fetches, and tells of it."""
+    JobClient(store=store).enqueue("work", id="a", queue="q")
+    store.set_queue("q", pinned_version="2")
+    with JobsConnector(store, queue="q", settings={"version": "1"}) as old:
+        assert list(old.fetch_transactions(1)) == []
+    with JobsConnector(store, queue="q", settings={"version": "2"}) as new:
+        assert [each.id for each in new.fetch_transactions(1)] == ["a"]
+        assert [each.app_version for each in store.workers()] == ["2"]
+
+
 def test_a_transaction_without_a_handler_is_refused(store: FullJobStore) -> None:
     """Nobody could run its job; the error names it, and nothing of the batch is stored."""
     with JobsConnector(store) as connector:

@@ -42,6 +42,10 @@ LIMITS: tuple[dict[str, Any], ...] = (
     {"key_max_active": 2},
     {"key_rate": 0.5, "key_burst": 2, "max_active": 6},
 )
+VERSIONS = ("", "1", "2", "2")
+"""Of workers that claim."""
+PINNED = 0.25
+"""How many of the queues are pinned to a version."""
 
 
 @dataclass
@@ -79,8 +83,9 @@ class Planned:
         """The ids that start, in order, and how many jobs have expired."""
         plan, started, expired = ClaimPlan(request, self.turns), list[str](), 0
         gates = {
-            queue: QueueGate(queue, self.limits.get(queue, QueueLimits()), self.active[queue])
+            queue: QueueGate(queue, limits.seen_by(request.version), self.active[queue])
             for queue in QUEUES
+            for limits in [self.limits.get(queue, QueueLimits())]
         }
         keys = {name: self._key_gate(name) for name in self.key_states}
         self._wake_keys(keys, now)
@@ -184,10 +189,12 @@ def _candidate(number: int, job: NewJob) -> Candidate:
 
 def compare(s: JobStoreSubject, clock: HandClock, seed: int) -> None:
     """One life: limits, jobs, and some claims of a worker with two executors."""
-    dice = random.Random(seed)  # noqa: S311 - a test
+    dice, pins = random.Random(seed), random.Random(-seed - 1)  # noqa: S311 - a test
     planned = Planned()
     for queue in QUEUES:
-        changes = dice.choice(LIMITS)
+        changes = dict(dice.choice(LIMITS))
+        if pins.random() < PINNED:
+            changes["pinned_version"] = "2"
         if changes:
             s.store.set_queue(queue, **changes)
             planned.limits[queue] = QueueLimits(**changes)
@@ -197,7 +204,9 @@ def compare(s: JobStoreSubject, clock: HandClock, seed: int) -> None:
     clock.forward(1.0)  # some have expired
     for _ in range(4):
         request = ask(
-            {executor: dice.randint(0, 12) for executor in EXECUTORS}, routes={"d": "node"}
+            {executor: dice.randint(0, 12) for executor in EXECUTORS},
+            routes={"d": "node"},
+            version=pins.choice(VERSIONS),
         )
         claimed = s.store.settle_and_claim([], request)[1]
         expected = planned.claim(request, clock())

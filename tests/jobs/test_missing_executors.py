@@ -24,7 +24,7 @@ INDEXES = ("flow", "join", "signal", "due_keys")
 NEW_COLUMNS = ("flow_id", "join_id", "feeds", "wait", "signal")
 """Those that later versions have added."""
 NEW_OF_SCHEDULES = ("jitter", "ends_at")
-NEW_OF_QUEUES = ("key_max_active", "key_rate", "key_burst")
+NEW_OF_QUEUES = ("key_max_active", "key_rate", "key_burst", "pinned_version")
 
 
 class Bench:

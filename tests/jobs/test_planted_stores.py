@@ -18,6 +18,7 @@ from tests.jobs import planted_store_retention as retention
 from tests.jobs import planted_store_rows as on_disk
 from tests.jobs import planted_store_transitions as moves
 from tests.jobs import planted_store_unique as unique
+from tests.jobs import planted_store_versions as versions
 from tests.jobs import planted_stores as planted
 
 PLANTED: list[tuple[type[planted.Honest], str]] = [
@@ -63,6 +64,19 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (planted.ForgetsServedLanes, "handler_that_nobody_has_is_named_and_aged"),
     (planted.LanesHaveNoLimits, "lane_of_a_handler_keeps_limits"),
     (planted.StepsStayInTheirLane, "step_waits_for_its_handler"),
+    (versions.IgnoresPins, "pinned_queue_is_left_to_its_version"),
+    (versions.IgnoresPins, "queue_of_another_version_is_not_left"),
+    (versions.IgnoresPins, "job_that_waits_for_its_key_is_not_left"),
+    (versions.IgnoresPins, "new_job_of_a_pinned_queue_is_left_alone"),
+    (versions.IgnoresPins, "pin_holds_where_keys_take_turns"),
+    (versions.IgnoresPins, "pin_holds_in_the_lane_of_a_handler"),
+    (versions.PinsForTheVersioned, "pinned_queue_is_left_to_its_version"),
+    (versions.LimitsLiftThePin, "pin_is_kept_beside_limits"),
+    (versions.PausesForAll, "pin_is_kept_beside_limits"),
+    (versions.RefusesOtherVersions, "job_that_runs_is_not_affected_by_a_pin"),
+    (versions.ListsEveryQueue, "pinned_queues_are_listed"),
+    (versions.MovesNoPins, "pins_are_copied"),
+    (versions.DiscardsNoPins, "pins_are_copied"),
     (planted.LosesTheUrgent, "jobs_that_wait_for_an_executor_are_found"),
     (planted.PausesNothing, "paused_queue_waits"),
     (planted.ClaimsWithoutALock, "claimers_never_share"),

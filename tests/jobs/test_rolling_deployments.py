@@ -39,13 +39,14 @@ def version(tmp_path: Path) -> MakeVersion:
         *handlers: str,
         how: str = "report",
         burst: bool = False,
+        app_version: str = "",
         **options: Any,
     ) -> Worker:
         path = tmp_path / name
         path.write_text("\n".join(handlers), encoding="utf-8")
         command = (sys.executable, str(PROGRAMS / "versioned.py"), str(path), how)
         executor = ExecutorSettings(command=command, **{"pool_size": 1, **options})
-        settings = quick(poll=0.05, executor_wait=None)
+        settings = quick(poll=0.05, executor_wait=None, version=app_version)
         return worker(store, executor=executor, name=name, settings=settings, burst=burst)
 
     return make
@@ -251,6 +252,52 @@ def test_queues_tell_which_handlers_are_missing() -> None:
     assert shown() == [([], ["resize"]), (["node"], [])]
     store.heartbeat(msgspec.structs.replace(worker_with("w1", "python"), serves=("#resize",)))
     assert shown() == [([], []), (["node"], [])]
+
+
+@pytest.mark.slow
+def test_a_pinned_queue_is_run_by_its_version_alone(tmp_path: Path, version: MakeVersion) -> None:
+    """Workers of two versions, and one without any, whose handlers have the same name."""
+    store = SqliteJobStore(tmp_path / "work.db")
+    store.set_queue("mail", pinned_version="2")
+    mail, other = [f"mail-{n}" for n in range(30)], [f"other-{n}" for n in range(30)]
+    with ExitStack() as all_three:
+        for name, app_version in (("v1", "1"), ("v2", "2"), ("none", "")):
+            subject = version(store, name, "send", app_version=app_version)
+            all_three.enter_context(at_work(subject))
+        store.add([job("send", id=each, queue=each.partition("-")[0]) for each in (*mail, *other)])
+        ids = (*mail, *other)
+        wait_until(lambda: all(get(store, each).status.is_final for each in ids), "all of them")
+        told = {each.id: each.app_version for each in store.workers()}
+    assert told == {"v1": "1", "v2": "2", "none": ""}
+    ran = {msgspec.json.decode(get(store, each).result or b"") for each in mail}
+    assert ran == {str(tmp_path / "v2")}
+
+
+@pytest.mark.slow
+def test_a_burst_of_another_version_ends_and_leaves_the_queue(version: MakeVersion) -> None:
+    """What it may not claim is nothing to wait for; once it is unpinned, it runs the job."""
+    store = MemoryJobStore()
+    store.set_queue("mail", pinned_version="2")
+    store.add([job("send", queue="mail")])
+    version(store, "v1", "send", burst=True, app_version="1").run()
+    waiting = get(store, "send")
+    assert (waiting.status, waiting.deliveries) == (JobStatus.PENDING, 0)
+    store.set_queue("mail", pinned_version=None)
+    version(store, "v1", "send", burst=True, app_version="1").run()
+    assert get(store, "send").status is JobStatus.COMPLETED
+
+
+@pytest.mark.slow
+def test_a_worker_that_runs_hears_of_an_unpinned_queue(version: MakeVersion) -> None:
+    """It goes to work at once, and does not wait until it would look again by itself."""
+    store = MemoryJobStore()
+    store.set_queue("mail", pinned_version="2")
+    with at_work(version(store, "v1", "send", app_version="1")):
+        store.add([job("send", queue="mail"), job("send", id="other")])
+        wait_until(lambda: get(store, "other").status.is_final)
+        assert get(store, "send").deliveries == 0
+        store.set_queue("mail", pinned_version=None)
+        wait_until(lambda: get(store, "send").status.is_final)
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ LONG_LOOKS = {
     "shorten": "the same",
     "any_max_active": "queues with settings are few",
     "queues": "the same",
+    "pinned_queues": "the same",
     "overdue": "running jobs are few",
     "workers": "workers are few",
     "forget_workers": "the same",

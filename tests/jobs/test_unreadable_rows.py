@@ -118,7 +118,11 @@ def test_an_outdated_row_that_cannot_be_read_stops_no_sweep(s: JobStoreSubject) 
 
 @pytest.mark.req("JOBS:store")
 @pytest.mark.parametrize(
-    ("column", "value"), [("max_active", "'two'"), ("rate", "x'01'"), ("full_at", "'soon'")]
+    ("column", "value"),
+    [
+        *[("max_active", "'two'"), ("rate", "x'01'"), ("full_at", "'soon'")],
+        ("pinned_version", "x'01'"),
+    ],
 )
 def test_a_queue_whose_limits_cannot_be_read_is_paused(
     s: JobStoreSubject, column: str, value: str

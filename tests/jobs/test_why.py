@@ -108,6 +108,54 @@ def test_a_paused_queue(one: OneJob) -> None:
     assert "Nothing holds it" not in told
 
 
+def test_a_queue_of_another_version(one: OneJob) -> None:
+    """Which version it waits for, which worker runs which, and both ways out."""
+    one.add(queue="mail")
+    workers = [worker(id="w1", app_version="1"), worker(id="w2"), worker(id="w3", app_version="1")]
+    told = one.why(*workers, pinned_version="2 b")
+    assert "Its queue 'mail' is pinned to version '2 b'." in told
+    assert "Living workers by version: without a version: w2; '1': w1, w3." in told
+    assert "None of them runs version '2 b'." in told
+    assert "This starts one:  ergon worker --version '2 b'\n" in told
+    assert "any version take its jobs:  ergon queues unpin mail" in told
+    assert "Nothing holds it" not in told
+
+
+def test_a_pinned_queue_without_any_worker(one: OneJob) -> None:
+    """A worker that has been silent for long is none."""
+    one.add(queue="mail")
+    silent = worker(app_version="2", seen_at=one.clock.now - 3600.0)
+    told = one.why(silent, pinned_version="2")
+    assert "is pinned to version '2', and no worker is alive. This starts one:" in told
+    assert "ergon worker --version 2\n" in told
+    assert "Nothing holds it" not in told
+
+
+def test_a_pinned_queue_with_a_worker_of_its_version(one: OneJob) -> None:
+    """Only workers of that version count, whatever the others have."""
+    one.add(queue="mail")
+    old, new = worker(id="old", app_version="1"), worker(id="new", app_version="2")
+    told = one.why(old, new, pinned_version="2")
+    assert "Living workers by version: '1': old; '2': new." in told
+    assert "Nothing holds it: it is run when a slot is free" in told
+    assert "None of them" not in told
+    elsewhere = worker(id="new", app_version="2", queues=("other",))
+    told = one.why(old, elsewhere, pinned_version="2")
+    assert "No living worker of that version takes the queue 'mail'." in told
+    lacking = worker(id="new", app_version="2", executors={"node": POOL})
+    told = one.why(old, lacking, pinned_version="2")
+    assert "No living worker of that version that takes its queue has the executor" in told
+
+
+def test_the_script_of_a_pinned_queue(one: OneJob) -> None:
+    """A script takes its version from the environment."""
+    one.id = one.client.enqueue("mine#h", id="a", queue="mail")
+    script = Starters(script=Path("work.py"))
+    queue = Queue(name="mail", pinned_version="2")
+    told = explain_job(one.job(), queue, [], one.clock.now, SETTINGS, starters=script)
+    assert any("ERGON_JOBS__VERSION=2 ergon run work.py" in each for each in told)
+
+
 def test_a_queue_with_limits(one: OneJob) -> None:
     """How many may run, how many do, and how fast."""
     one.add()

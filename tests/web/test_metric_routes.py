@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi import FastAPI
 from sqlalchemy import Engine, event
@@ -23,6 +24,7 @@ from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.inspector import SqlProviderInspector
 from ergon_framework.telemetry.prometheus_text import Family
+from ergon_framework.testing.suites.jobstore.claim import worker_with
 from ergon_framework.web.application import create_app
 from ergon_framework.web.metrics import MAX_LABEL, MAX_SERIES, exposed
 from tests.providers.asgi_client import ask
@@ -106,6 +108,24 @@ def test_missing_executors(tmp_path: Path) -> None:
     assert scraped(app)['ergon_executor_missing_seconds{executor="node"}'] >= 0
     answer = ask(app, path="/api/v1/queues").json()
     assert [each["missing_executors"] for each in answer["items"]] == [["node"], []]
+
+
+def test_missing_versions(tmp_path: Path) -> None:
+    """A queue that is pinned to a version that no living worker runs."""
+    fill_jobs(tmp_path, waiting=5, dead=2)
+    app = create_app(settings=settings_in(tmp_path))
+    name = 'ergon_queue_version_missing{queue="mail",version="2"}'
+    with closing(open_job_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        store.set_queue("mail", pinned_version="2")
+        assert scraped(app)[name] == 1
+        items = ask(app, path="/api/v1/queues").json()["items"]
+        found = [(each["pinned_version"], each["missing_version"]) for each in items]
+        assert found == [("2", "2"), (None, None)]
+        record = msgspec.structs.replace(worker_with("w2"), app_version="2", seen_at=store.now())
+        store.heartbeat(record)
+        assert name not in scraped(app)
+    items = ask(app, path="/api/v1/queues").json()["items"]
+    assert [each["missing_version"] for each in items] == [None, None]
 
 
 def check_calls(app: FastAPI) -> None:

@@ -305,6 +305,7 @@ class InlineWorker:
             routes=self._settings.routes,
             own=frozenset(self._executors),
             queues=None if queues is None else tuple(queues),
+            version=self._settings.version,
         )
 
     def _batch_mates(self, first: Claim, queues: Sequence[str] | None, room: int) -> list[Claim]:

@@ -12,6 +12,7 @@ from pydantic import AfterValidator
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.sections import Name, Section, Settings
 from ergon_framework.app.settings.stores import base_of, resolve_url, store_url, without
+from ergon_framework.core.claim import checked_version
 from ergon_framework.errors import JobError, SettingsError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.encoded_store import with_codec
@@ -97,6 +98,13 @@ class JobSetup:
             return self
         executors = {name: each.model_copy(update=given) for name, each in self.executors.items()}
         return replace(self, executors=executors)
+
+    def with_version(self, version: str | None) -> JobSetup:
+        """The same for another version of the program; None leaves it as the settings say."""
+        if version is None:
+            return self
+        changes = {"version": checked_version(version)}
+        return replace(self, jobs=self.jobs.model_copy(update=changes))
 
     def worker(
         self,

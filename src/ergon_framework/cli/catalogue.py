@@ -41,7 +41,7 @@ GROUPS: dict[str, tuple[CommandEntry, ...]] = {
         CommandEntry("enqueue", "Enqueue a job and print its id.", "enqueue:enqueue"),
         CommandEntry("jobs", "List jobs and workers; show, cancel or retry one.", "jobs:app"),
         CommandEntry("flows", "List flows; show, cancel, retry or signal one.", "flows:app"),
-        CommandEntry("queues", "List queues; pause, resume or limit one.", "queues:app"),
+        CommandEntry("queues", "List queues; pause, resume, limit or pin one.", "queues:app"),
         CommandEntry("schedules", "List schedules; pause, resume or run one.", "schedules:app"),
         CommandEntry("dlq", "List, requeue or purge dead letters.", "dlq:app"),
     ),

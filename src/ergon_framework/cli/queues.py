@@ -16,7 +16,7 @@ from ergon_framework.errors import ConfigurationError
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
 
-app = typer.Typer(help="Look at queues, pause, resume or limit one.")
+app = typer.Typer(help="Look at queues, pause, resume, limit or pin one.")
 
 QueueName = Annotated[
     str,
@@ -24,16 +24,16 @@ QueueName = Annotated[
 ]
 _NOTED = ("max_active", "rate", "burst", "key_max_active", "key_rate", "key_burst")
 _COUNTS = ["pending", "active", "retrying", "completed", "failed", "cancelled"]
-_LIMITS = ["max_active", "rate", "key_max_active", "key_rate"]
+_LIMITS = ["max_active", "rate", "key_max_active", "key_rate", "pinned_version"]
 _MISSING = ["missing_executors", "missing_handlers"]
-_COLUMNS = ["name", "paused", *_COUNTS, *_LIMITS, "oldest_due_at", *_MISSING]
+_COLUMNS = ["name", "paused", *_COUNTS, *_LIMITS, "oldest_due_at", *_MISSING, "missing_version"]
 
 
 @app.command("list")
 def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
     """List queues with their counts and limits.
 
-    Also the executors and handlers that jobs wait for and no worker has.
+    Also the executors, handlers and versions that jobs wait for and no worker has.
     """
     from ergon_framework.jobs.views import queue_views, unsynced
 
@@ -67,6 +67,34 @@ def resume(
     """Let jobs of a queue be started again."""
     with opened(config, url) as client:
         _change(client, queue, as_json, is_paused=False)
+
+
+@app.command()
+def pin(
+    queue: QueueName,
+    version: Annotated[
+        str, typer.Option(metavar="V", help="The version that its workers were started with.")
+    ],
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Leave a queue to workers of one version.
+
+    They are started with `ergon worker --version V`, or have jobs.version. What workers of
+    another version run goes on; if it is tried again, that is left to the version, too.
+    """
+    with opened(config, url) as client:
+        _change(client, queue, as_json, pinned_version=version)
+
+
+@app.command()
+def unpin(
+    queue: QueueName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
+) -> None:
+    """Let workers of any version take jobs of a queue again."""
+    with opened(config, url) as client:
+        _change(client, queue, as_json, pinned_version=None)
 
 
 @app.command()
@@ -127,7 +155,9 @@ def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> Non
     from ergon_framework.telemetry.notices import emit
 
     changed = client.store.set_queue(name("queue", queue), **changes)
-    if "is_paused" in changes:
+    if "pinned_version" in changes:
+        emit("queue.pinned", queue=changed.name, version=changed.pinned_version)
+    elif "is_paused" in changes:
         emit("queue.paused" if changed.is_paused else "queue.resumed", queue=changed.name)
     else:
         limits = queue_limits_view(changed)

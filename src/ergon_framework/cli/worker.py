@@ -42,6 +42,13 @@ def worker(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="How this worker is called [made up].")
     ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            metavar="V",
+            help="The version of your program, for pinned queues [jobs.version].",
+        ),
+    ] = None,
     max_jobs: Annotated[
         int | None,
         typer.Option(
@@ -98,7 +105,7 @@ def worker(
     try:
         limits = {"max_jobs": max_jobs, "max_memory": max_memory, "max_age": max_age}
         given = {name: value for name, value in limits.items() if value is not None}
-        setup = job_settings(config, url).kept().with_limits(given)
+        setup = job_settings(config, url).kept().with_limits(given).with_version(version)
         view = {"executors": ",".join(setup.executors)}
         settings = load_settings(config)
         if url is None:

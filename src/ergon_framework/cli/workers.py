@@ -8,7 +8,8 @@ from ergon_framework.cli.job_client import StoreUrl, opened
 from ergon_framework.cli.output import show_list
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 
-_COLUMNS = ["id", "host", "pid", "state", "queues", "busy", "executors", "started_at", "seen_at"]
+_ABOUT = ["id", "host", "pid", "app_version", "state"]
+_COLUMNS = [*_ABOUT, "queues", "busy", "executors", "started_at", "seen_at"]
 
 
 def workers(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:

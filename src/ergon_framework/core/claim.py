@@ -6,8 +6,9 @@ that they name. A job whose handler a worker did not have stands in a lane of th
 
 The queues of an executor take turns at being first and get equal shares; what one leaves goes to
 the others, in the next cycle (``ClaimPlan``). A queue may be paused, or limited to so many jobs at
-once or per second (``QueueLimits``, ``QueueGate``). Where limits have to hold, ``admit`` decides
-which of the candidates start, on what was counted under locks.
+once or per second (``QueueLimits``, ``QueueGate``); one that is pinned to a version is paused for
+workers of any other. Where limits have to hold, ``admit`` decides which of the candidates start, on
+what was counted under locks.
 
 The Redis store decides in ``claim.lua``; its behaviour suite and the differential tests hold it to
 the same answers.
@@ -39,6 +40,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     # executor to those of its handlers that jobs wait for in lanes of their own
     handlers: Mapping[str, tuple[str, ...]] = {}
     queues: tuple[str, ...] | None = None  # None: all
+    version: str = ""  # of the program that the worker runs; a queue may be pinned to one
     wants_more: bool = True  # whether ``ClaimResult.more`` matters
 
 
@@ -88,7 +90,15 @@ def handler_lanes_of(request: ClaimRequest, executor: str) -> Iterator[tuple[str
 
 
 _LIMITS = {"max_active": int | None, "rate": float | None, "burst": int}
-_SETTINGS = {"is_paused": bool, **_LIMITS, **{f"key_{name}": _LIMITS[name] for name in _LIMITS}}
+_KEY_LIMITS = {f"key_{name}": _LIMITS[name] for name in _LIMITS}
+_SETTINGS: dict[str, Any] = {
+    "is_paused": bool,
+    **_LIMITS,
+    **_KEY_LIMITS,
+    "pinned_version": str | None,
+}
+MAX_VERSION = 100
+"""Characters of the version of a program."""
 
 
 def checked_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,10 +115,23 @@ def _checked(name: str, value: Any) -> Any:
         found = msgspec.convert(value, _SETTINGS[name])
     except msgspec.ValidationError as error:
         raise JobError(f"{name} of a queue: {error}", remedy="give a value of that type") from None
+    if name == "pinned_version":
+        return None if found is None else checked_version(found)
     # ``not found > 0`` and not ``found <= 0``: the former also refuses NaN.
     if found is not None and name != "is_paused" and not found > 0:
         raise JobError(f"{name} of a queue must be above zero", remedy="None means no limit")
     return found
+
+
+def checked_version(version: str) -> str:
+    """A version of a program, as workers name theirs and queues are pinned to one."""
+    if not (0 < len(version) <= MAX_VERSION and version.isprintable()):
+        raise JobError(
+            f"a version has 1 to {MAX_VERSION} printable characters; this one is"
+            f" {version[:MAX_VERSION]!r}",
+            remedy="name the version as your deployment does, for example 2.4.1",
+        )
+    return version
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +146,12 @@ class QueueLimits:
     key_max_active: int | None = None
     key_rate: float | None = None
     key_burst: int = 1
+    pinned_version: str | None = None  # only workers of this version claim from it
+
+    def seen_by(self, version: str) -> QueueLimits:
+        """What they are for a worker of a version: one of another version finds it paused."""
+        is_ours = self.pinned_version in (None, version)
+        return self if is_ours else replace(self, is_paused=True)
 
     @property
     def limits_keys(self) -> bool:
@@ -158,6 +187,7 @@ NO_LIMITS = QueueLimits()
 _as_stored = (
     *(bool | int, int | None, int | float | None, int, int | float),
     *(int | None, int | float | None, int),
+    str | None,
 )
 
 

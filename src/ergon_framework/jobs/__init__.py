@@ -12,7 +12,8 @@ Where to look first:
 - ``flows``, ``flow_client``, ``flow_results``, ``flow_why``: jobs that wait for one another
 - ``worker``, ``store_thread``, ``claims``: the loop, the link to the store, how a claim is settled
 - ``rescue``: what becomes of a dead worker's jobs
-- ``maintenance``, ``missing_executors``: heartbeat, retention, cron; executors that nobody has
+- ``maintenance``, ``missing_executors``, ``missing_versions``: heartbeat, retention, cron;
+  executors, handlers and versions that nobody has
 - ``archiver``, ``archive_files``: ended jobs go into files before they are deleted
 - ``pool``, ``executor_process``, ``child_process``, ``watchdog``, ``event_loop``: the processes
   that run handlers, and the loop that talks to them

@@ -23,6 +23,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.missing_executors import MissingExecutors
+from ergon_framework.jobs.missing_versions import MissingVersions
 from ergon_framework.jobs.rescue import Rescue, is_stall
 from ergon_framework.jobs.scheduler import MAX_SLICE, CronJobs, Slice, SlicedScheduler
 from ergon_framework.jobs.settings import JobsSettings
@@ -163,6 +164,7 @@ class Maintenance:
         self._limit_restore = LimitRestore(prepare or tuple, self._new_slice)
         self.rescue = Rescue(store, settings, settler, holds, report, self._now)
         self.missing = MissingExecutors(store, settings, settler, self._now, report, serves)
+        self._missing_versions = MissingVersions(store, self._now, report)
         self._is_stopped = False
         # Run in this order: the heartbeat finds out whether the store was emptied and then makes
         # the restore due, and the restore makes the schedules due.
@@ -196,6 +198,7 @@ class Maintenance:
             self._heartbeat: 0.0,
             self._prune: 0.0,
             self.missing.look: 0.0,
+            self._missing_versions.look: 0.0,
             self._shorten_waits: 0.0,
             self._maintain: self._now() + MAINTAIN_INTERVAL,
         }
@@ -328,6 +331,7 @@ class Maintenance:
             name for each in alive for name in (*each.executors, *each.serves)
         )
         self.missing.lookers = tuple(each.id for each in alive)
+        self._missing_versions.known = frozenset(each.app_version for each in alive)
         self._is_archiver = self._archive is not None and self._archive.is_turn_of(mine, alive)
         return self._settings.lease / 3
 

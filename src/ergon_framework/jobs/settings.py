@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from ergon_framework.core.claim import checked_version
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JOB_RETRIES, JobRule, JobStatus
 from ergon_framework.core.retry import Backoff, RetryRule
@@ -49,6 +50,11 @@ def _split(value: object) -> object:
     if not isinstance(value, str):
         return value
     return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _version(value: str) -> str:
+    """The version of a program, or nothing."""
+    return checked_version(value) if value else value
 
 
 def _command(value: object) -> object:
@@ -222,6 +228,7 @@ class JobsSettings(SettingsModel):
 
     store: Annotated[SecretStr | None, OrNone] = None
     application: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]*$", max_length=100)] = ""
+    version: Annotated[str, AfterValidator(_version)] = ""
     default_executor: str = ""
     routes: Annotated[Mapping[Queue, str], AfterValidator(FrozenDict)] = Field(
         default_factory=FrozenDict

@@ -199,16 +199,23 @@ def queue_limits_view(queue: Queue) -> dict[str, Any]:
         "key_max_active": queue.key_max_active,
         "key_rate": queue.key_rate,
         "key_burst": queue.key_burst,
+        "pinned_version": queue.pinned_version,
     }
 
 
 def queue_views(
     queues: Iterable[Queue], named: Iterable[Named], workers: Sequence[WorkerRecord], now: float
 ) -> list[dict[str, Any]]:
-    """Queues, each with the executors and handlers that its due jobs need and no worker has."""
+    """Queues, each with what it needs and no worker has: executors and handlers of its due jobs,
+    and the version that it is pinned to.
+    """
     missing = missing_executors(named, workers, now)
+    queues = list(queues)
+    pins = {each.name: each.pinned_version for each in queues if each.pinned_version is not None}
+    lacking = without_version(pins, workers, now)
     return [
         queue_view(queue, [each.executor for each in missing if queue.name in each.queues])
+        | {"missing_version": lacking.get(queue.name)}
         for queue in queues
     ]
 
@@ -220,6 +227,14 @@ def missing_executors(
     alive = [each for each in workers if now - each.seen_at < SILENT_AFTER]
     there = {name for each in alive for name in (*each.executors, *each.serves)}
     return [each for each in named if each.executor not in there]
+
+
+def without_version(
+    pins: Mapping[str, str], workers: Sequence[WorkerRecord], now: float
+) -> dict[str, str]:
+    """Of queues that are pinned to versions: those whose version no living worker runs."""
+    there = {each.app_version for each in workers if now - each.seen_at < SILENT_AFTER}
+    return {queue: version for queue, version in pins.items() if version not in there}
 
 
 def unsynced(store: JobStore) -> str | None:
@@ -252,6 +267,7 @@ def worker_view(record: WorkerRecord, now: float) -> dict[str, Any]:
         "host": record.host,
         "pid": record.pid,
         "version": record.version,
+        "app_version": record.app_version,
         "state": worker_state(record, now),
         "queues": None if record.queues is None else list(record.queues),
         "busy": sum(int(each.get("in_flight", 0)) for each in pools),

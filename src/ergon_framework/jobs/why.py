@@ -93,7 +93,7 @@ def explain_job(
         return [*flow, *_past(job, options)]
     if is_bound(job):
         return [*flow, *_expiry(job), *_past(job, options)]
-    start = _starting(job, starters, options)
+    start = _starting(job, starters, options, queue.pinned_version if queue is not None else None)
     seen = _Circumstances(job, queue, workers, now, settings, options, start, step, token_at)
     return [*_state(seen), *flow, *_past(job, options), *_trace(job)]
 
@@ -190,16 +190,46 @@ def _later(job: Job, now: float, settings: JobsSettings) -> str:
 def _due(seen: _Circumstances) -> Iterator[str]:
     job, queue, now = seen.job, seen.queue, seen.now
     yield f"It has been due for {duration(now - job.run_at)} and waits."
-    reasons = [
-        *_held_by_queue(queue, seen.options),
-        *_held_by_key(job, queue, now, seen.token_at),
-        *_held_by_workers(job, seen.workers, now, seen.settings, seen.start),
-    ]
+    alive = [each for each in seen.workers if now - each.seen_at < SILENT_AFTER]
+    version = None if queue is None else queue.pinned_version
+    is_served = True
+    if queue is not None and version is not None:
+        yield from _pinned(queue, version, alive, seen.start, seen.options)
+        alive = [each for each in alive if each.app_version == version]
+        is_served = bool(alive)
+    reasons = [*_held_by_queue(queue, seen.options), *_held_by_key(job, queue, now, seen.token_at)]
+    if is_served:
+        of_version = "" if version is None else " of that version"
+        reasons += _held_by_workers(job, alive, now, seen.settings, seen.start, of_version)
     yield from reasons
-    if not reasons:
+    if is_served and not reasons:
         ahead = queue.counts.get(JobStatus.PENDING.value, 0) if queue is not None else 0
         others = f"; {ahead:,} jobs are pending in its queue" if ahead > 1 else ""
         yield f"Nothing holds it: it is run when a slot is free{others}."
+
+
+def _pinned(
+    queue: Queue, version: str, alive: Sequence[WorkerRecord], start: str, options: str
+) -> Iterator[str]:
+    """Which version a queue is pinned to, and which versions the living workers run."""
+    text = f"Its queue {queue.name!r} is pinned to version {version!r}"
+    unpin = pasteable("queues unpin", queue.name, options)
+    lifted = f"This lets workers of any version take its jobs:  {unpin}"
+    if not alive:
+        yield f"{text}, and no worker is alive. {start}"
+        yield lifted
+        return
+    versions: dict[str, list[str]] = {}
+    for each in alive:
+        versions.setdefault(each.app_version, []).append(each.id)
+    told = "; ".join(
+        f"{found!r}: {first_names(names)}" if found else f"without a version: {first_names(names)}"
+        for found, names in sorted(versions.items())
+    )
+    yield f"{text}. Living workers by version: {told}."
+    if version not in versions:
+        yield f"None of them runs version {version!r}. {start}"
+        yield lifted
 
 
 def _held_by_queue(queue: Queue | None, options: str) -> Iterator[str]:
@@ -255,19 +285,20 @@ def _held_by_own_key(job: Job, queue: Queue | None, now: float, token_at: float 
 
 def _held_by_workers(
     job: Job,
-    workers: Sequence[WorkerRecord],
+    alive: Sequence[WorkerRecord],
     now: float,
     settings: JobsSettings,
     start: str,
+    of_version: str,
 ) -> Iterator[str]:
+    """``alive``: the living workers that may claim from its queue."""
     executor = executor_of(job, settings)
-    alive = [each for each in workers if now - each.seen_at < SILENT_AFTER]
     if not alive:
         yield f"No worker is alive. {start}"
         return
     takers = [each for each in alive if each.queues is None or job.queue in each.queues]
     if not takers:
-        yield f"No living worker takes the queue {job.queue!r}."
+        yield f"No living worker{of_version} takes the queue {job.queue!r}."
         return
     pools = [
         (each, status)
@@ -276,7 +307,7 @@ def _held_by_workers(
         if name == executor or not executor
     ]
     if not pools:
-        yield f"No living worker that takes its queue has the executor {executor!r}."
+        yield f"No living worker{of_version} that takes its queue has the executor {executor!r}."
         if not any(executor in each.executors for each in alive):
             yield _waits_for(job, executor, settings)
         return
@@ -331,15 +362,20 @@ def _held_by_pools(pools: Sequence[dict[str, Any]], now: float) -> Iterator[str]
             yield "Its executor is starting."
 
 
-def _starting(job: Job, starters: Starters, options: str) -> str:
+def _starting(job: Job, starters: Starters, options: str, version: str | None) -> str:
     """How a worker is started. One of a script's own runs its jobs, and no other knows them."""
     executor = job.executor.partition("#")[0] or route(job.handler)[0]
+    quoted = None if version is None else shlex.quote(version)
     if not executor or executor in starters.executors:
-        return f"This starts one:  ergon worker{options}"
+        own = "" if quoted is None else f" --version {quoted}"
+        return f"This starts one:  ergon worker{own}{options}"
     if starters.script is not None:
-        return f"This starts that of its script:  ergon run {shlex.quote(str(starters.script))}"
+        own = "" if quoted is None else f"ERGON_JOBS__VERSION={quoted} "
+        run = f"ergon run {shlex.quote(str(starters.script))}"
+        return f"This starts that of its script:  {own}{run}"
     table = toml_table("executors", executor)
-    return f"Run the script that declares it, {executor!r}, or a worker with {table}."
+    own = "" if version is None else " of that version"
+    return f"Run the script that declares it, {executor!r}, or a worker with {table}{own}."
 
 
 def _running(job: Job, workers: Sequence[WorkerRecord], now: float, start: str) -> Iterator[str]:

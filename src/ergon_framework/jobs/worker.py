@@ -359,6 +359,7 @@ class Worker:
             },
             totals=self._totals.document(),
             progress=self._store_thread.leases.progress(),
+            app_version=self.settings.version,
             serves=self._maintenance.missing.served,
             has_archive=self._archive is not None,
         )
@@ -677,6 +678,7 @@ class Worker:
             own=frozenset(self.executors),
             handlers=self._waited_for() if self._store_thread.handler_lanes else NO_HANDLERS,
             queues=self.queues,
+            version=self.settings.version,
             wants_more=is_thorough,
         )
 

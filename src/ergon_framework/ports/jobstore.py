@@ -369,6 +369,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     key_max_active: int | None = None  # the same for each limit key of the queue, …
     key_rate: float | None = None  # … which then counts instead of the jobs' own limit
     key_burst: int = 1
+    pinned_version: str | None = None  # only workers of this version of the program claim from it
     counts: Mapping[str, int] = {}
     oldest_due_at: float | None = None
 
@@ -393,6 +394,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     counters: Mapping[str, int] = {}
     totals: Mapping[str, Any] = {}  # queue to what was done there since the start
     progress: Mapping[str, Any] = {}  # id of a running job to what its handler told last
+    app_version: str = ""  # of the program that it runs, by its settings
     serves: tuple[str, ...] = ()  # lanes of handlers in which jobs wait, and that it has
     has_archive: bool = False  # it may write ended jobs to an archive
 
@@ -477,9 +479,13 @@ class JobAdmin(Protocol):
         """Every queue that has jobs or settings, by name."""
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
-        """Change ``is_paused``, ``max_active``, ``rate``, ``burst``, or the limits of each limit
-        key in the queue: ``key_max_active``, ``key_rate``, ``key_burst``. Notifies ``WORK``.
+        """Change ``is_paused``, ``max_active``, ``rate``, ``burst``, the limits of each limit key
+        in the queue (``key_max_active``, ``key_rate``, ``key_burst``), or the
+        ``pinned_version``. Notifies ``WORK``.
         """
+
+    def pinned_queues(self) -> Mapping[str, str]:
+        """The versions that queues are pinned to, by queue; it reads no job."""
 
     def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
         """When jobs that wait for a token of this limit key are due; None: none waits for one."""

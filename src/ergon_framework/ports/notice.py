@@ -147,6 +147,18 @@ _JOBS: dict[str, tuple[Any, ...]] = {
         "An operator limited a queue across all workers.",
         ("queue", "max_active", "rate", "burst", "key_max_active", "key_rate", "key_burst"),
     ),
+    "queue.pinned": (
+        "An operator left a queue to workers of one version, or of any again.",
+        ("queue", "version"),
+    ),
+    "version.missing": (
+        "No worker has run a version for so many seconds; jobs of queues pinned to it wait.",
+        ("version", "queues", "seconds"),
+    ),
+    "version.found": (
+        "A worker runs a version that was missing, or no queue is pinned to it any more.",
+        ("version",),
+    ),
     "executor.started": ("A process of an executor was started.", ("executor", "pid")),
     "executor.stopped": (
         "A process of an executor ended because its worker asked it to.",

@@ -180,7 +180,7 @@ class JobRecord(TransferRecord, frozen=True):
 
 
 class _PlainQueue(msgspec.Struct, frozen=True):
-    """What the record of a queue is where its limit keys have no limits."""
+    """What the record of a queue is where its limit keys have no limits and it has no pin."""
 
     queue: str
     is_paused: bool
@@ -188,6 +188,15 @@ class _PlainQueue(msgspec.Struct, frozen=True):
     rate: float | None
     burst: int
     full_at: float
+
+
+class _QueueOfKeys(_PlainQueue, frozen=True):
+    """The same of a queue that limits each of its keys."""
+
+    key_max_active: int | None
+    key_rate: float | None
+    key_burst: int
+    key_full_at: dict[str, float]
 
 
 class QueueRecord(TransferRecord, frozen=True):
@@ -210,6 +219,8 @@ class QueueRecord(TransferRecord, frozen=True):
     key_burst: int = 1
     key_full_at: dict[str, float] = msgspec.field(default_factory=dict)
     """The same for the bucket of each limit key of which tokens were taken."""
+    pinned_version: str | None = None
+    """The version it is pinned to; None: workers of any version claim from it."""
 
     @property
     def sort_key(self) -> str:
@@ -218,17 +229,22 @@ class QueueRecord(TransferRecord, frozen=True):
 
     @property
     def content(self) -> bytes:
-        """Without limits of keys where there are none, as earlier versions wrote it."""
-        if self._limits_keys:
+        """Without what later versions added, where it has none of that: as earlier ones wrote."""
+        if self.pinned_version is not None:
             return _encode(self)
         own = self.queue, self.is_paused, self.max_active, self.rate, self.burst, self.full_at
-        return _encode(_PlainQueue(*own))
+        if not self._limits_keys:
+            return _encode(_PlainQueue(*own))
+        keys = self.key_max_active, self.key_rate, self.key_burst, self.key_full_at
+        return _encode(_QueueOfKeys(*own, *keys))
 
     def document(self) -> dict[str, Any]:
         """The same as JSON."""
         found = super().document()
         if not self._limits_keys:
             found = {name: found[name] for name in found if name not in _OF_KEYS}
+        if self.pinned_version is None:
+            del found["pinned_version"]
         return found
 
     @property
@@ -237,9 +253,10 @@ class QueueRecord(TransferRecord, frozen=True):
 
     @classmethod
     def from_document(cls, document: Any) -> Self:
-        """Also one that was written before keys had limits."""
-        if isinstance(document, dict) and not document.keys() & _OF_KEYS.keys():
-            document = {**document, **_OF_KEYS}
+        """Also one that was written before keys had limits, or queues a version."""
+        if isinstance(document, dict):
+            is_plain = not document.keys() & _OF_KEYS.keys()
+            document = {**(_OF_KEYS if is_plain else {}), "pinned_version": None, **document}
         return super().from_document(document)
 
 

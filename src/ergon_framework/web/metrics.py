@@ -22,7 +22,12 @@ from ergon_framework.core.job import JobStatus, route
 from ergon_framework.core.link import Mode
 from ergon_framework.errors import StoreUnavailableError, describe
 from ergon_framework.jobs.stores.unreadable import UNREADABLE
-from ergon_framework.jobs.views import missing_executors, unsynced, worker_state
+from ergon_framework.jobs.views import (
+    missing_executors,
+    unsynced,
+    without_version,
+    worker_state,
+)
 from ergon_framework.ports.jobstore import Named, Queue, WorkerRecord
 from ergon_framework.ports.providerstore import CallTotals, LaneCount, ProviderStats, QuotaTotals
 from ergon_framework.telemetry.prometheus_text import (
@@ -127,6 +132,7 @@ def job_metrics(source: JobBackend, counters: JobCounters) -> list[Exposed]:
     synced = Family("ergon_job_store_unsynced", "gauge", text, [({}, int(is_unsynced))])
     return [
         *_of_queues(queues, now),
+        _of_missing_versions(queues, workers, now),
         *_of_workers(workers, now),
         _of_missing(missing, now),
         _of_missing_handlers(missing, queues, now),
@@ -202,6 +208,18 @@ def _of_missing_handlers(missing: Sequence[Named], queues: Sequence[Queue], now:
             found.append((labels, min(_age(each.seen_at, now), longest)))
     text = "How long no worker has had a handler that due jobs wait for."
     return Family("ergon_handler_missing_seconds", "gauge", text, found)
+
+
+def _of_missing_versions(
+    queues: Sequence[Queue], workers: Sequence[WorkerRecord], now: float
+) -> Family:
+    pins = {each.name: each.pinned_version for each in queues if each.pinned_version is not None}
+    found = [
+        ({"queue": queue, "version": version}, 1)
+        for queue, version in without_version(pins, workers, now).items()
+    ]
+    text = "1 for a queue that is pinned to a version that no living worker runs."
+    return Family("ergon_queue_version_missing", "gauge", text, found)
 
 
 def dead_letters(kind: str, number: int) -> Family:

@@ -70,9 +70,11 @@ class QueueItem(_Exact):
     key_max_active: Count | None
     key_rate: float | None
     key_burst: Count
+    pinned_version: str | None
     counts: dict[Status, Count]
     missing_executors: list[str]
     missing_handlers: list[str]
+    missing_version: str | None
     oldest_due_at: AwareDatetime | None
 
 
@@ -100,7 +102,8 @@ class WorkerItem(_Exact):
     id: str
     host: str
     pid: int
-    version: str
+    version: str = Field(description="Of Ergon.")
+    app_version: str = Field(description="Of the program, as it was started; empty without one.")
     state: str = Field(description="`silent` when it has told nothing for a minute.")
     queues: list[str] | None = Field(description="Null when it takes all of them.")
     busy: Count

@@ -180,6 +180,7 @@ RECORDS: dict[str, TransferRecord] = {
     "queue that limits its keys": QueueRecord(
         "mail", False, None, None, 1, 0.0, 2, 5.5, 10, {"t:2": 1_700_000_000.5, "t:1": 0.25}
     ),
+    "queue that is pinned": QueueRecord("mail", False, None, None, 1, pinned_version="2.4.1"),
     "schedule": ScheduleRecord(
         Schedule(
             name="nightly",
@@ -232,6 +233,10 @@ CANONICAL = {
         "80dbcbdc05694a6ecf4d06a7eed180a61f1a8c870a456b5cd60315b06007d4c3",
         149,
     ),
+    "queue that is pinned": (
+        "a74d1dfd8f631e1e3ee9960e9ee79a354ec19247f489ada787d18d54c017a9d5",
+        136,
+    ),
     "schedule": ("7f4e50bf098b9996a6b171b921baeba1dc29905825239f1b6454b10ce28079f2", 149),
     "schedule with an end": (
         "a44b1a6b708a2a6018986c3a772d60b00526837a095027f92ed9fe3d7ab84aa1",
@@ -256,6 +261,7 @@ TITLES = {
     "queue": "queue settings",
     "queue without a rate": "queue settings",
     "queue that limits its keys": "queue settings",
+    "queue that is pinned": "queue settings",
     "schedule": "schedules",
     "schedule with an end": "schedules",
     "log": "logs",
@@ -301,6 +307,16 @@ def test_the_rule_of_a_unique_key_is_written_out() -> None:
         read = JobRecord.from_document(json.loads(json.dumps(record.document())))
         assert read.document() == record.document()
         assert (read.job.unique, read.job.unique_key) == (record.job.unique, "u")
+
+
+def test_the_pin_of_a_queue_is_written_out() -> None:
+    """A queue without one is written as it always was, and a record of before is read."""
+    bare, pinned = RECORDS["queue that limits its keys"], RECORDS["queue that is pinned"]
+    assert "pinned_version" not in bare.document()
+    assert pinned.document()["pinned_version"] == "2.4.1"
+    assert "key_rate" not in pinned.document()
+    for record in (RECORDS["queue"], bare, pinned):
+        assert QueueRecord.from_document(json.loads(json.dumps(record.document()))) == record
 
 
 def test_every_kind_is_pinned() -> None:

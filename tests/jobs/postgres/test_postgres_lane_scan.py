@@ -91,7 +91,8 @@ LAST = ("last_executor", "last_queue", "last_priority", "last_run_at", "last_seq
 
 def pages_read(connection: Connection, last: Place) -> int:
     """How many pages the look for lanes touches."""
-    values = {"executor": "", "queue": "", "most": 256} | dict(zip(LAST, last, strict=True))
+    values = {"executor": "", "queue": "", "most": 256, "version": ""}
+    values |= dict(zip(LAST, last, strict=True))
     explain = b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statements("claim.sql")["lanes"]
     [[[found]]] = Tx(connection, None).execute(explain, values).fetchall()
     return int(found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"])

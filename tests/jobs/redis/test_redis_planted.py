@@ -122,6 +122,16 @@ PLANTED = {
         'call("EXISTS", key) == 1',
         "keys_take_turns",
     ),
+    "claims from queues of other versions": (
+        "return not gate.is_paused and (not gate.version or gate.version == ask.version)",
+        "return not gate.is_paused",
+        "pinned_queue_is_left_to_its_version",
+    ),
+    "forgets the pin when tokens are taken": (
+        "gate.key_burst or 1, gate.version,",
+        "gate.key_burst or 1,",
+        "pin_is_kept_beside_limits",
+    ),
     "counts every end": (
         "if status == job[STATUS] then return true end",
         "return true",

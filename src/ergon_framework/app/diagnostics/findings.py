@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -53,10 +53,17 @@ _REMEDY = "see that the server runs and can be reached, or allow more: --timeout
 
 def within(check: str, look: Callable[[], Finding], timeout: float) -> Finding:
     """What a look at one thing finds, or that it took too long."""
+    return all_within(check, lambda: [look()], timeout)[0]
+
+
+def all_within(
+    check: str, look: Callable[[], Sequence[Finding]], timeout: float
+) -> Sequence[Finding]:
+    """The same for a look that finds several things."""
     try:
         return run_with_timeout(look, timeout)
     except TimeoutError:
-        return overdue(check, timeout)
+        return [overdue(check, timeout)]
 
 
 def overdue(check: str, timeout: float) -> Finding:
@@ -72,7 +79,7 @@ def of_error(check: str, error: ErgonError) -> Finding:
 def of_store(
     url: str,
     check_url: Callable[[str], object],
-    look: Callable[[str], Finding | None],
+    look: Callable[[str], Sequence[Finding]],
     timeout: float,
 ) -> Iterator[Finding]:
     """Whether what a store keeps can be worked with, as commands do it; ``look`` makes no table.
@@ -81,9 +88,7 @@ def of_store(
     """
     with suppress(ErgonError, TimeoutError):
         check_url(url)
-        found = run_with_timeout(lambda: look(url), timeout)
-        if found is not None:
-            yield found
+        yield from run_with_timeout(lambda: look(url), timeout)
 
 
 class SettingsCheck:

@@ -6,6 +6,7 @@ The handlers of an executor are asked for in the executor's own Python, in a pro
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +19,10 @@ from ergon_framework.app.diagnostics.findings import (
     Finding,
     SettingsCheck,
     Status,
+    all_within,
     of_error,
     of_store,
     store_path,
-    within,
 )
 from ergon_framework.app.earlier_store import earlier_store
 from ergon_framework.app.jobs import JobSetup, setup_of
@@ -42,7 +43,7 @@ from ergon_framework.jobs.pool import checked
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.store_urls import check_url
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
-from ergon_framework.storage.urls import file_of, given_options, store_operand
+from ergon_framework.storage.urls import file_of, given_options, pasteable, store_operand
 
 if TYPE_CHECKING:
     from ergon_framework.ports.jobstore import FullJobStore
@@ -233,7 +234,7 @@ STORE = "job store"
 def examine_jobs(
     settings: Settings, *, connects: bool, timeout: float = TIMEOUT
 ) -> Iterator[Finding]:
-    """One finding for each executor and for the store.
+    """One finding for each executor, for the store, and for each queue that nobody may serve.
 
     Without executors or ``[jobs]`` only jobs that the store of everything already has.
     """
@@ -263,17 +264,17 @@ def examine_jobs(
             yield of_error("default executor", error)
     if not connects or not setup.url:
         return
-    yield within(STORE, lambda: _opened(setup.url), timeout)
+    yield from all_within(STORE, lambda: _opened(setup.url), timeout)
 
 
-def _opened(url: str) -> Finding:
+def _opened(url: str) -> Sequence[Finding]:
     from ergon_framework.jobs.store_urls import open_store
 
     try:
         with closing(open_store(url)) as store:
-            return _of(store, url)
+            return [_of(store, url), *_pins(store, url)]
     except ErgonError as error:
-        return of_error(STORE, error)
+        return [of_error(STORE, error)]
 
 
 def _kept(store: FullJobStore, url: str) -> Finding:
@@ -284,19 +285,19 @@ def _kept(store: FullJobStore, url: str) -> Finding:
     return Finding(STORE, Status.NOTE, store.durability, remedy, store=url)
 
 
-def _looked_into(url: str) -> Finding | None:
+def _looked_into(url: str) -> Sequence[Finding]:
     from ergon_framework.jobs.store_urls import open_store
 
     try:
         if not _are_there(url):
-            return None
+            return []
         with closing(open_store(url, read_only=True)) as store:
             refuse_unusable(move_state_of(store), store_operand(url))
-            return _of(store, url)
+            return [_of(store, url), *_pins(store, url)]
     except StoreUnavailableError:
-        return None
+        return []
     except ErgonError as error:
-        return of_error(STORE, error)
+        return [of_error(STORE, error)]
 
 
 def _of(store: FullJobStore, url: str) -> Finding:
@@ -308,6 +309,20 @@ def _of(store: FullJobStore, url: str) -> Finding:
     found = f"{number} of jobs cannot be read and were set aside"
     remedy = f"this lists them:  ergon jobs unreadable{given_options(None, url)}"
     return Finding(STORE, Status.BAD, found, remedy, store=url)
+
+
+def _pins(store: FullJobStore, url: str) -> Iterator[Finding]:
+    """Queues whose jobs wait for a version that no living worker runs."""
+    from ergon_framework.jobs.views import without_version
+
+    options = given_options(None, url)
+    missing = without_version(store.pinned_queues(), store.workers(), store.now())
+    for queue, version in sorted(missing.items()):
+        found = f"pinned to version {version!r}, and no living worker runs that version"
+        start = f"ergon worker --version {shlex.quote(version)}{options}"
+        remedy = f"start one:  {start}  or let all workers in:  "
+        remedy += pasteable("queues unpin", queue, options)
+        yield Finding(f"queue {queue}", Status.NOTE, found, remedy, store=url)
 
 
 def _are_there(url: str) -> bool:

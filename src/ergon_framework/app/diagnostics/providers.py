@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -49,17 +49,17 @@ def _examined(label: str, url: str) -> Finding:
         return of_error(label, error)
 
 
-def _looked_into(url: str) -> Finding | None:
+def _looked_into(url: str) -> Sequence[Finding]:
     from ergon_framework.providers.migrations import VERSION_TABLE
 
     if not has_calls(url, VERSION_TABLE):
-        return None
+        return []
     try:
-        return _opened(STORE, url)
+        return [_opened(STORE, url)]
     except StoreUnavailableError:
-        return None
+        return []
     except ErgonError as error:
-        return of_error(STORE, error)
+        return [of_error(STORE, error)]
 
 
 def _opened(label: str, url: str) -> Finding:

@@ -78,6 +78,7 @@ class HeldClaims:
         self._store = store
         self._now = now
         self._lease = settings.claimed_for
+        self._app_version = settings.version
         self._settler = settler
         self._worker = worker
         self._queue, self._executor = serves
@@ -279,6 +280,7 @@ class HeldClaims:
             queues=(self._queue,),
             executors={self._executor: {"in_flight": len(claims), "processes": 1, "pool_size": 1}},
             progress=dict(reports[-MAX_PROGRESS:]),
+            app_version=self._app_version,
         )
 
 
@@ -468,6 +470,7 @@ class QueueConsumer:
             default=self._executor,
             own=ours,
             queues=(self.queue,),
+            version=self._settings.version,
             wants_more=False,
         )
 

@@ -284,6 +284,7 @@ def queue_of(
         key_max_active=settings.key_max_active,
         key_rate=settings.key_rate,
         key_burst=settings.key_burst,
+        pinned_version=settings.pinned_version,
         counts=counts or {},
         oldest_due_at=oldest_due_at,
     )

@@ -15,7 +15,7 @@ FROZEN_TABLES = (
 """Tables that are frozen in a store that was moved."""
 _FIELDS = (
     *("is_paused", "max_active", "rate", "burst"),
-    *("key_max_active", "key_rate", "key_burst"),
+    *("key_max_active", "key_rate", "key_burst", "pinned_version"),
 )
 _NONE = {name: getattr(Queue(name=""), name) for name in _FIELDS}
 

@@ -211,7 +211,8 @@ class Offer:
     def asks_for(self, queue: MemoryQueue) -> bool:
         """Whether the worker serves this queue, and the queue may be served."""
         asked = self._request.queues is None or queue.settings.name in self._request.queues
-        return asked and not queue.settings.is_paused
+        is_ours = queue.settings.pinned_version in (None, self._request.version)
+        return asked and is_ours and not queue.settings.is_paused
 
     def takes(self, queue: str, named: str) -> bool:
         """Whether it has room for a job of this queue that names this executor."""

@@ -285,6 +285,12 @@ class MemoryJobStore:
             ledger.queues.forget(name)
             return shown
 
+    def pinned_queues(self) -> dict[str, str]:
+        """The versions that queues are pinned to."""
+        with self.step() as ledger:
+            found = {each.settings.name: each.settings.pinned_version for each in ledger.queues}
+            return {name: version for name, version in found.items() if version is not None}
+
     def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
         """When jobs that wait for a token of this limit key are due; None: none waits for one."""
         with self.step() as ledger:

@@ -186,12 +186,16 @@ class LaneScan:
         queues = None if request.queues is None else texts(request.queues)
         if queues is None:
             values = {"executor": after[0], "queue": after[1], "most": bounds.max_lanes}
+            values |= {"version": request.version}
             self._lanes = tx.execute(_SQL["lanes"], values | dict(zip(_LAST, last, strict=True)))
         else:
-            self._lanes = tx.execute(_SQL["lanes_in"], {"queues": queues})
+            asked = {"queues": queues, "version": request.version}
+            self._lanes = tx.execute(_SQL["lanes_in"], asked)
         self._is_bounded = queues is None
-        self._soonest = tx.execute(_SQL["soonest"], {"queues": queues, "most": bounds.scan_size})
-        self._blocked = blocked_lanes(tx, FIRST_BLOCKED) if request.wants_more else None
+        version = request.version
+        soonest = {"queues": queues, "most": bounds.scan_size, "version": version}
+        self._soonest = tx.execute(_SQL["soonest"], soonest)
+        self._blocked = blocked_lanes(tx, FIRST_BLOCKED, version) if request.wants_more else None
 
     def read(self) -> LaneView:
         """What it found."""
@@ -214,11 +218,11 @@ class LaneScan:
         return view
 
 
-def blocked_lanes(tx: Tx, most: int) -> Callable[[], tuple[list[Lane], bool]]:
+def blocked_lanes(tx: Tx, most: int, version: str) -> Callable[[], tuple[list[Lane], bool]]:
     """Look where jobs wait for limit keys, at so many places; answers how to read what was found,
     and whether there may be more.
     """
-    found = tx.execute(_SQL["blocked"], {"most": most})
+    found = tx.execute(_SQL["blocked"], {"most": most, "version": version})
 
     def read() -> tuple[list[Lane], bool]:
         rows = found.fetchall()
@@ -265,7 +269,7 @@ def claim_limited(
     ``skipped``: what is not looked at again. ``min_candidates``: how many to look at for each pick,
     if more than are wanted: worth it after some were refused.
     """
-    now, stamp, gates = _gates(tx, picks)
+    now, stamp, gates = _gates(tx, picks, request.version)
     rooms = [gates[pick.queue].room(pick.most, now) for pick in picks]
     wanted = [
         max(room, min_candidates) if room and not gates[pick.queue].limits.limits_keys else room
@@ -309,14 +313,14 @@ def claim_limited(
     return claim
 
 
-def _gates(tx: Tx, picks: Sequence[Pick]) -> tuple[float, int, dict[str, QueueGate]]:
+def _gates(tx: Tx, picks: Sequence[Pick], version: str) -> tuple[float, int, dict[str, QueueGate]]:
     """The time, the least fence, and the gates; they stay locked until the transaction ends."""
     values = {"queues": texts(sorted({pick.queue for pick in picks}))}
     locked = tx.execute(_SQL["lock_gates"], values)
     counted = tx.execute(_SQL["running_in_queues"], values)
     [[now, stamp]] = tx.execute(_SQL["now"], {}).fetchall()
     active: dict[str, int] = dict(counted.fetchall())
-    settings = {name: QueueLimits(*rest) for name, *rest in locked.fetchall()}
+    settings = {name: QueueLimits(*rest).seen_by(version) for name, *rest in locked.fetchall()}
     return (
         now,
         stamp,
@@ -740,9 +744,9 @@ class PostgresClaim:
             return True
         if not view.has_more_blocked:
             return False
-        most = self._bounds.max_lanes
+        most, version = self._bounds.max_lanes, self._request.version
         try:
-            view.blocked, _ = self._transactions.read(lambda tx: blocked_lanes(tx, most)())
+            view.blocked, _ = self._transactions.read(lambda tx: blocked_lanes(tx, most, version)())
         except StoreError as error:
             # What was claimed must not be lost for it: the next thorough claim looks again.
             logger.warning("it is not known whether jobs wait for limit keys: %s", error)

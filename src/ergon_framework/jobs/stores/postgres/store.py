@@ -530,6 +530,12 @@ class PostgresJobStore:
 
         return self.transactions.stepwise(work, "desk", topics={Topic.WORK})
 
+    def pinned_queues(self) -> dict[str, str]:
+        """The versions that queues are pinned to."""
+        return self.transactions.read(
+            lambda tx: dict(tx.execute(_ADMIN["pinned_queues"]).fetchall())
+        )
+
     def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
         """When jobs that wait for a token of this limit key are due; None: none waits for one."""
         values = {"queue": queue, "limit_key": limit_key}

@@ -467,10 +467,27 @@ def _or_none(instant: float) -> float | None:
 
 
 _AT = Struct(">d")
-_settings = msgspec.msgpack.Decoder(list[Any]).decode
-_FEWEST_SETTINGS = 5  # fields before each limit key of a queue could have limits
-_Settings = tuple[bool, int | bool, float | bool, int, float, int | bool, float | bool, int]
 _fields = msgspec.msgpack.Decoder(list[Any]).decode
+
+
+class _Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The settings of a queue, as the scripts want them: false for what is not there.
+
+    Earlier versions wrote fewer. The last is left out of a queue that is pinned to no version.
+    """
+
+    is_paused: bool
+    max_active: int | bool
+    rate: float | bool
+    burst: int
+    full_at: float
+    key_max_active: int | bool = False
+    key_rate: float | bool = False
+    key_burst: int = 1
+    pinned_version: str | None = None
+
+
+_settings = msgspec.msgpack.Decoder(_Settings).decode
 
 
 def pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
@@ -513,14 +530,19 @@ def read_settings(blob: bytes) -> QueueLimits:
     """The settings of a queue, as they are kept."""
     try:
         found = _settings(blob)
-        # A version wrote five that knew no limits of keys.
-        fields = [*found, False, False, 1] if len(found) == _FEWEST_SETTINGS else found
-        values = msgspec.convert(fields, _Settings)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return QueueLimits(is_paused=True)  # its limits cannot be read: it waits until they are set
-    is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst = values
-    limits = is_paused, max_active or None, rate or None, burst, full_at
-    return QueueLimits(*limits, key_max_active or None, key_rate or None, key_burst)
+    return QueueLimits(
+        is_paused=found.is_paused,
+        max_active=found.max_active or None,
+        rate=found.rate or None,
+        burst=found.burst,
+        full_at=found.full_at,
+        key_max_active=found.key_max_active or None,
+        key_rate=found.key_rate or None,
+        key_burst=found.key_burst,
+        pinned_version=found.pinned_version,
+    )
 
 
 def settings_blob(settings: QueueLimits) -> bytes:
@@ -535,6 +557,7 @@ def settings_blob(settings: QueueLimits) -> bytes:
             settings.key_max_active or False,
             settings.key_rate or False,
             settings.key_burst,
+            *(() if settings.pinned_version is None else (settings.pinned_version,)),
         )
     )
 

@@ -306,6 +306,7 @@ class RedisJobStore:
             request.wants_more,
             self._turns,
             dict(request.handlers),
+            request.version,
         )
 
     def _claimed(self, answer: Answer, data: bytes, bodies: bytes, late: bytes) -> ClaimResult:
@@ -486,6 +487,12 @@ class RedisJobStore:
             return queue_of(name, after)
 
         return self._retried(attempt)
+
+    def pinned_queues(self) -> dict[str, str]:
+        """The versions that queues are pinned to."""
+        kept = self.transactions.call("HGETALL", "queues")
+        found = {name: rows.read_settings(blob).pinned_version for name, blob in rows.pairs(kept)}
+        return {name: version for name, version in found.items() if version is not None}
 
     def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
         """When jobs that wait for a token of this limit key are due; None: none waits for one."""

@@ -142,17 +142,23 @@ WHERE stage > 1 AND status = 'retrying' GROUP BY queue;
 
 -- queues: those with settings
 SELECT
-    name, is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst
+    name, is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst,
+    pinned_version
 FROM ergon_queues;
+
+-- pinned_queues: the versions that queues are pinned to
+SELECT name, pinned_version FROM ergon_queues WHERE typeof(pinned_version) = 'text';
 
 -- set_queue: the settings of one
 INSERT INTO ergon_queues (
-    name, is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+    name, is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst,
+    pinned_version
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET
     is_paused = excluded.is_paused, max_active = excluded.max_active, rate = excluded.rate,
     burst = excluded.burst, full_at = excluded.full_at, key_max_active = excluded.key_max_active,
-    key_rate = excluded.key_rate, key_burst = excluded.key_burst;
+    key_rate = excluded.key_rate, key_burst = excluded.key_burst,
+    pinned_version = excluded.pinned_version;
 
 -- unset_queue: it has no settings any more
 DELETE FROM ergon_queues WHERE name = ?;

@@ -76,7 +76,9 @@ UPDATE ergon_jobs SET
 WHERE seq IN (SELECT value FROM json_each(?4));
 
 -- queue: the settings of one
-SELECT is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst
+SELECT
+    is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst,
+    pinned_version
 FROM ergon_queues WHERE name = ?;
 
 -- set_full_at: tokens were taken

@@ -58,15 +58,16 @@ def limits_of(cursor: sqlite3.Cursor, queue: str) -> QueueLimits:
 class QueueGates:
     """The queues that one claim has to do with."""
 
-    def __init__(self, cursor: sqlite3.Cursor, now: float) -> None:
+    def __init__(self, cursor: sqlite3.Cursor, now: float, version: str) -> None:
         self._cursor = cursor
         self._now = now
+        self._version = version
         self._gates: dict[str, QueueGate] = {}
 
     def __getitem__(self, queue: str) -> QueueGate:
         gate = self._gates.get(queue)
         if gate is None:
-            settings = limits_of(self._cursor, queue)
+            settings = limits_of(self._cursor, queue).seen_by(self._version)
             active = 0
             if settings.max_active is not None:
                 [active] = self._cursor.execute(_SQL["running_in_queue"], (queue,)).fetchone()
@@ -189,7 +190,7 @@ class SqliteClaim:
         self._memory = memory
         self._turns = memory.turns
         self._plan = ClaimPlan(request, memory.turns)
-        self._gates = QueueGates(tx.cursor, tx.now)
+        self._gates = QueueGates(tx.cursor, tx.now, request.version)
         self._keys = KeyGates(tx, bounds)
         self._running: dict[str, int] = {}  # by limit key
         self._used_up: set[str] = set()  # keys of the queue that is looked at

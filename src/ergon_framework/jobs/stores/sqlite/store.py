@@ -346,6 +346,12 @@ class SqliteJobStore:
 
         return self.transactions.write(work, "desk", is_work=True)
 
+    def pinned_queues(self) -> dict[str, str]:
+        """The versions that queues are pinned to."""
+        return self.transactions.read(
+            lambda cursor: dict(cursor.execute(_ADMIN["pinned_queues"]).fetchall())
+        )
+
     def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
         """When jobs that wait for a token of this limit key are due; None: none waits for one."""
         found = self.transactions.first(_ADMIN["key_wakes_at"], (queue, limit_key))

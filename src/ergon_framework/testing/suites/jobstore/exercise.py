@@ -28,6 +28,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
 from ergon_framework.testing.suites.jobstore.subscriptions import CHECKS as SUBSCRIPTIONS_CHECKS
 from ergon_framework.testing.suites.jobstore.unique import CHECKS as UNIQUE_CHECKS
 from ergon_framework.testing.suites.jobstore.unreadable import CHECKS as UNREADABLE_CHECKS
+from ergon_framework.testing.suites.jobstore.versions import CHECKS as VERSIONS_CHECKS
 from ergon_framework.testing.suites.stores import StoreSuite
 
 JOB_STORE_CHECKS: tuple[Check[JobStoreSubject], ...] = (
@@ -38,6 +39,7 @@ JOB_STORE_CHECKS: tuple[Check[JobStoreSubject], ...] = (
     *SETTLE_CHECKS,
     *LIMITS_CHECKS,
     *KEY_LIMITS_CHECKS,
+    *VERSIONS_CHECKS,
     *LEASES_CHECKS,
     *CANCEL_CHECKS,
     *ADMIN_CHECKS,

@@ -247,12 +247,17 @@ WHERE stage > 1 AND status = 'retrying' GROUP BY queue, status;
 
 -- queues: those with settings
 SELECT
-    name, is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst
+    name, is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst,
+    pinned_version
 FROM ergon_queues;
+
+-- pinned_queues: the versions that queues are pinned to
+SELECT name, pinned_version FROM ergon_queues WHERE pinned_version IS NOT NULL;
 
 -- queue: the settings of one; nobody else changes them before this transaction ends
 SELECT
-    is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst, {now}
+    is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst,
+    pinned_version, {now}
 FROM ergon_queues WHERE name = %(name)s FOR UPDATE;
 
 -- touch_queue: there is a row for it, which can be locked
@@ -262,7 +267,7 @@ INSERT INTO ergon_queues (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING;
 UPDATE ergon_queues SET
     is_paused = %(is_paused)s, max_active = %(max_active)s, rate = %(rate)s, burst = %(burst)s,
     full_at = %(full_at)s, key_max_active = %(key_max_active)s, key_rate = %(key_rate)s,
-    key_burst = %(key_burst)s
+    key_burst = %(key_burst)s, pinned_version = %(pinned_version)s
 WHERE name = %(name)s;
 
 -- drop_keys: the limit keys of a queue have no rate any more

@@ -45,7 +45,9 @@ SELECT c.numbers, l.* FROM (
 ) AS c LEFT JOIN leased AS l ON true;
 
 -- lock_gates: the settings of queues; nobody else claims from those with limits until this ends
-SELECT name, is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst
+SELECT
+    name, is_paused, max_active, rate, burst, full_at, key_max_active, key_rate, key_burst,
+    pinned_version
 FROM ergon_queues WHERE name = ANY(%(queues)s::text[])
 ORDER BY name FOR NO KEY UPDATE;
 
@@ -157,7 +159,9 @@ WITH RECURSIVE lanes (executor, queue, n) AS (
     ) AS n
     WHERE l.n < %(most)s
 )
-SELECT l.executor, l.queue, q.is_paused, q.name IS NOT NULL
+SELECT
+    l.executor, l.queue, q.is_paused OR coalesce(q.pinned_version <> %(version)s::text, false),
+    q.name IS NOT NULL
 FROM lanes AS l LEFT JOIN ergon_queues AS q ON q.name = l.queue
 WHERE l.n > 0;
 
@@ -170,7 +174,9 @@ WITH RECURSIVE executors (name) AS (
         ORDER BY executor LIMIT 1
     ) AS n
 )
-SELECT e.name, a.queue, q.is_paused, q.name IS NOT NULL
+SELECT
+    e.name, a.queue, q.is_paused OR coalesce(q.pinned_version <> %(version)s::text, false),
+    q.name IS NOT NULL
 FROM executors AS e CROSS JOIN unnest(%(queues)s::text[]) AS a (queue)
 CROSS JOIN LATERAL (
     SELECT 1 FROM ergon_jobs AS j
@@ -193,7 +199,8 @@ SELECT coalesce(
 FROM (
     SELECT
         j.run_at,
-        coalesce(q.is_paused, false) OR NOT j.queue = ANY(coalesce(%(queues)s::text[], ARRAY[j.queue]))
+        coalesce(q.is_paused, false) OR coalesce(q.pinned_version <> %(version)s::text, false)
+        OR NOT j.queue = ANY(coalesce(%(queues)s::text[], ARRAY[j.queue]))
         AS is_left
     FROM (
         SELECT run_at, queue FROM ergon_jobs WHERE stage = 3 ORDER BY run_at LIMIT %(most)s
@@ -214,5 +221,7 @@ WITH RECURSIVE lanes (limit_key, queue, executor, n) AS (
     ) AS n
     WHERE l.n < %(most)s
 )
-SELECT l.executor, l.queue, q.is_paused, l.n = %(most)s
+SELECT
+    l.executor, l.queue, q.is_paused OR coalesce(q.pinned_version <> %(version)s::text, false),
+    l.n = %(most)s
 FROM lanes AS l LEFT JOIN ergon_queues AS q ON q.name = l.queue;

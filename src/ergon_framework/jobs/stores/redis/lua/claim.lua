@@ -32,8 +32,14 @@ local function left_in(executor, queue)
     or (limits_keys(gate_of(queue)) and call("EXISTS", DUE_KEYS .. lane) == 1)
 end
 
+-- A queue that is pinned to another version is as good as paused: QueueLimits.seen_by.
+local function is_open(queue)
+  local gate = gate_of(queue)
+  return not gate.is_paused and (not gate.version or gate.version == ask.version)
+end
+
 local function is_served(queue)
-  return (not ask.queues or ask.queues[queue]) and not gate_of(queue).is_paused
+  return (not ask.queues or ask.queues[queue]) and is_open(queue)
 end
 
 -- The queues with due jobs that name an executor, from after one up to another, as Redis has them.
@@ -44,19 +50,19 @@ local function listed(found, executor, from, to)
     local some = call("ZRANGEBYLEX", LANES, from, to, "LIMIT", offset, MOST_LANES)
     for _, lane in ipairs(some) do
       local queue = sub(lane, start)
-      if #found < MOST_LANES and not gate_of(queue).is_paused then found[#found + 1] = queue end
+      if #found < MOST_LANES and is_open(queue) then found[#found + 1] = queue end
     end
     if #some < MOST_LANES then break end
     offset = offset + MOST_LANES
   end
 end
 
--- All such queues from the one whose turn it is, without those that are paused or not served.
+-- All such queues from the one whose turn it is, without those that are not open or not served.
 local function open_queues(executor, first)
   local found = {}
   if ask.queues then
     for _, queue in ipairs(ask.in_order) do
-      if left_in(executor, queue) and not gate_of(queue).is_paused then
+      if left_in(executor, queue) and is_open(queue) then
         found[#found + 1] = queue
       end
     end
@@ -505,12 +511,12 @@ local function set_of(list)
 end
 
 local function asked(words)
-  local worker, lease_time, slots, default, routes, own, queues, asks_more, last, handlers =
-    unpack(words, 1, 10)
+  local worker, lease_time, slots, default, routes, own, queues, asks_more, last, handlers, version =
+    unpack(words, 1, 11)
   ask = {
     worker = worker, lease = lease_time, slots = {}, busy = {}, default = default, routes = routes,
     own = set_of(own), queues = queues and set_of(queues),
-    in_order = queues, asks_more = asks_more, handlers = handlers,
+    in_order = queues, asks_more = asks_more, handlers = handlers, version = version,
   }
   ask.times = pack(">ddd", now, now, now + lease_time)
   ask.ends = exact(now + lease_time)

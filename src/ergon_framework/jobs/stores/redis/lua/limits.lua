@@ -48,7 +48,7 @@ local function save_gates()
     if gate.is_used then
       local found = {
         gate.is_paused, gate.most, gate.rate, gate.burst, gate.full_at,
-        gate.key_most or false, gate.key_rate or false, gate.key_burst or 1,
+        gate.key_most or false, gate.key_rate or false, gate.key_burst or 1, gate.version,
       }
       call("HSET", QUEUES, queue, cmsgpack.pack(found))
     end

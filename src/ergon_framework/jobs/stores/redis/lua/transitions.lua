@@ -23,6 +23,7 @@ local function gate_of(queue)
   gate = {
     is_paused = gate[1], most = gate[2], rate = gate[3], burst = gate[4], full_at = gate[5],
     key_most = gate[6], key_rate = gate[7], key_burst = gate[8],
+    version = gate[9],
   }
   gates[queue] = gate
   return gate
