@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sqlite3
 import sys
+import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -28,7 +31,9 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.flow import step_id
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.providerstore import RecordBatch
+from ergon_framework.ports.transfer import JobRecord
 from ergon_framework.providers.store_urls import open_store as open_calls
+from ergon_framework.storage.failpoints import armed
 from ergon_framework.telemetry.notices import emit
 from tests import fork_server
 from tests.app.workplace import Workplace
@@ -150,7 +155,13 @@ def test_jobs_that_have_not_ended_are_left_and_counted(ergon: Ask) -> None:
         jobs.enqueue("send", [ANN], id="waits", tags=[TAG])
         code, found, _ = ergon("--yes")
         assert (code, found["jobs"], found["is_complete"]) == (1, 1, False)
-        assert found["left"] == {"waiting": 1, "running": 1, "bound": 0, "unreadable": 0}
+        assert found["left"] == {
+            "waiting": 1,
+            "running": 1,
+            "bound": 0,
+            "unreadable": 0,
+            "schedules": 0,
+        }
         assert jobs.find("runs").args == msgspec.json.encode([ANN])
         Hand(jobs.store).settle(held, Succeeded(), ANN)
         code, found, _ = ergon("--yes", "--cancel")
@@ -287,3 +298,76 @@ def test_only_remains_are_erased_as_well(ergon: Ask) -> None:
     code, found, _ = ergon("--yes")
     assert (code, found["remains"]) == (0, 1)
     assert (archive / "jobs-20300317-000001.jsonl").read_bytes() == b""
+
+
+def test_what_a_worker_had_read_before_is_taken_out_of_a_new_file(ergon: Ask) -> None:
+    """It holds the lock of the archive, with jobs in its hands, when they are erased."""
+    archive = JobArchive(Path("archive"))
+    with closing(client()) as jobs, contextlib.ExitStack() as stack:
+        ended(jobs, "old", result_ttl=0.0)
+        read = jobs.store.ripe(10)
+        writer = stack.enter_context(archive.locked())
+
+        def write_late() -> None:
+            time.sleep(0.5)  # until the command asks for the lock
+            writer.append([JobRecord(job, job.created_at) for job in read])
+            stack.close()
+
+        late = threading.Thread(target=write_late)
+        late.start()
+        code, found, _ = ergon("--yes")
+        late.join()
+    assert (code, found["jobs"], found["archived"]) == (0, 1, 1)
+    assert list(archive.records()) == []
+
+
+def test_a_flow_with_erased_steps_cannot_be_retried(ergon: Ask) -> None:
+    """Its handlers would be called without their arguments."""
+    with closing(client()) as jobs:
+        step = {"handler": "send", "args": [ANN], "tags": [TAG]}
+        flow = jobs.chain(step, ("send", [BOB])).enqueue()
+        Hand(jobs.store).run(BOUNCED)
+        assert flow.status() == "failed"
+        assert ergon("--yes")[:1] == (0,)
+        for send_back in (flow.retry, flow.skip):
+            with pytest.raises(JobStateError, match="was erased and cannot run again"):
+                send_back()
+
+
+def test_what_was_signalled_to_a_flow_is_erased_with_it(ergon: Ask) -> None:
+    """A step that waits for a signal has no tags of its own."""
+    with closing(client()) as jobs:
+        step = {"handler": "send", "args": [ANN], "tags": [TAG]}
+        flow = jobs.chain(jobs.wait_for_signal("ok"), step).enqueue()
+        flow.signal("ok", {"approved_by": ANN})
+        Hand(jobs.store).run(Succeeded(), None)
+        assert ANN in told(jobs)
+        code, found, _ = ergon("--yes")
+        assert (code, found["is_complete"]) == (0, True)
+        assert ANN not in told(jobs)
+
+
+def test_a_schedule_of_the_subject_is_named(ergon: Ask) -> None:
+    """It keeps its arguments, and goes on adding jobs."""
+    with closing(client()) as jobs:
+        jobs.schedules.put("monthly", "send", cron="0 0 1 * *", args=[ANN], tags=[TAG])
+        jobs.schedules.put("other", "send", cron="0 0 1 * *", args=[BOB])
+        ended(jobs, "sent")
+        code, found, _ = ergon("--yes")
+        assert (code, found["left"]["schedules"]) == (1, 1)
+        assert "monthly" in str(found["could_not"])
+        jobs.schedules.delete("monthly")
+        assert ergon("--yes")[:1] == (0,)
+
+
+def test_a_rewrite_that_fails_leaves_no_draft(ergon: Ask) -> None:
+    """On a full disk it would take the room that workers need."""
+    archive = JobArchive(Path("archive"))
+    with closing(client()) as jobs:
+        ended(jobs, "old", result_ttl=0.0)
+        assert Archiver(jobs.store, archive).turn() == 1
+    with armed("archive.rewrite.synced=error"):
+        assert ergon("--yes")[0] == 1
+    assert list(Path("archive").glob(".*")) == []
+    assert [line.key for line in archive.records()] == ["old"]
+    assert ergon("--yes")[0] == 0

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ergon_framework.app.jobs import JobSetup, setup_of
 from ergon_framework.app.journal import journal_path
 from ergon_framework.app.settings.sections import Settings
@@ -32,7 +34,8 @@ from ergon_framework.jobs.bulk import FINAL, WAITING, slices
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import flows_of
 from ergon_framework.jobs.store_urls import open_store
-from ergon_framework.ports.jobstore import FullJobStore, Job, Search
+from ergon_framework.jobs.stores.erasure import is_erased
+from ergon_framework.ports.jobstore import FullJobStore, Job, Schedule, Search
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.telemetry.notices import emit
 
@@ -43,9 +46,15 @@ MAX_LETTERS = 100_000
 """Dead letters of one store that are looked at, the newest."""
 LOCK_TRIES, LOCK_WAIT = 600, 0.1
 """How often the lock of an archive is asked for, and seconds in between."""
+MAX_NAMED = 5
+"""Schedules that are named in one line."""
 REASON = "its subject is to be forgotten"
 Progress = Callable[[int], object]
 
+SCHEDULES = (
+    "{number} schedule(s) with the tag, which keep their arguments and go on adding jobs: {names};"
+    " change them in the settings, or delete them"
+)
 FACTS = (
     "facts in zones never change: write what is personal encrypted, with a key for each subject,"
     " and drop the key"
@@ -59,6 +68,13 @@ COPIES = (
     "backups, replicas, exported files, logs and traces that were sent elsewhere; and free pages of"
     " a database until VACUUM"
 )
+
+
+class _Tagged(msgspec.Struct, frozen=True):
+    tags: tuple[str, ...] = ()
+
+
+_read_tags = msgspec.json.Decoder(_Tagged).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +110,8 @@ class Forgotten:
     """Ended steps of flows that have not ended: others may need their results."""
     unreadable: int = 0
     """Jobs whose rows cannot be read, and so cannot be erased: with the tag, or set aside."""
+    schedules: int = 0
+    """Schedules that add jobs with the tag."""
     remains: int = 0
     """Lines of the archive that were cut off, and drafts of files, of processes that died."""
     could_not: list[str] = field(default_factory=list)
@@ -106,7 +124,8 @@ class Forgotten:
     @property
     def is_complete(self) -> bool:
         """Whether nothing of the subject is left that could be erased later."""
-        return not (self.waiting or self.running or self.bound or self.unreadable)
+        jobs = self.waiting or self.running or self.bound or self.unreadable
+        return not (jobs or self.schedules)
 
     def document(self) -> dict[str, Any]:
         """As programs read it."""
@@ -122,6 +141,7 @@ class Forgotten:
                 "running": self.running,
                 "bound": self.bound,
                 "unreadable": self.unreadable,
+                "schedules": self.schedules,
             },
             "is_complete": self.is_complete,
             "could_not": self.could_not,
@@ -185,11 +205,12 @@ def _erase_jobs(
     if subject.cancels:
         client = JobClient(settings=places.setup.jobs, store=store)
         found.cancelled = client.cancel_many(subject.search(has_ended=False), reason=REASON)
-    is_more = True
+    is_more, seen = True, set[str]()
     while is_more:  # again, for jobs that have ended meanwhile
         is_more = False
         for some in slices(store.search(subject.search(has_ended=True))):
             free = [job for job in some if not _is_bound(store, job)]
+            free += _signals_of(store, free, seen)
             # Before the jobs: an erased job has lost its tag, and nobody would find its letters by
             # it.
             found.letters += places.delete_letters(_names(free))
@@ -200,6 +221,21 @@ def _erase_jobs(
             progress(found.jobs)
     for _ in _count_left(store, subject, found):
         pass  # it has ended since the last look; the next run erases it
+
+
+def _signals_of(store: FullJobStore, jobs: Iterable[Job], seen: set[str]) -> list[Job]:
+    """The steps that waited for signals in the flows of these jobs, unless they were seen.
+
+    They have no tags of their own, and what was sent to them may tell of the subject.
+    """
+    found = {job.step.flow_id for job in jobs if job.step is not None} - seen
+    seen |= found
+    return [
+        step
+        for flow_id in sorted(found)
+        for step in store.search(Search(flow=flow_id, statuses=FINAL))
+        if step.step is not None and step.step.signal is not None and not is_erased(step)
+    ]
 
 
 def _count_left(store: FullJobStore, subject: Subject, found: Forgotten) -> Iterator[Job]:
@@ -217,8 +253,21 @@ def _count_left(store: FullJobStore, subject: Subject, found: Forgotten) -> Iter
     # A tag is found without reading the row, which may be damaged or a newer version's. Of one that
     # was set aside before it ended, nobody can tell whose it is.
     found.unreadable = max(0, ended - readable) + len(store.unreadable())
+    names = [each.name for each in store.schedules() if subject.tag in _tags_in(each)]
+    found.schedules = len(names)
+    if names:
+        some = ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
+        found.could_not.append(SCHEDULES.format(number=len(names), names=some))
     if found.unreadable:
         found.could_not.append(UNREADABLE.format(number=found.unreadable))
+
+
+def _tags_in(schedule: Schedule) -> Sequence[str]:
+    """The tags that a schedule gives its jobs."""
+    try:
+        return _read_tags(schedule.job).tags
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ()
 
 
 def _is_bound(store: FullJobStore, job: Job) -> bool:
@@ -241,10 +290,14 @@ def _erase_archived(
     archive: JobArchive, places: _Places, subject: Subject, found: Forgotten
 ) -> None:
     """Rewrite each file of the archive that has something of the subject."""
-    # What was cut off names nobody, and may be the subject's.
+    if not archive.path.exists():
+        return  # a worker makes it before it reads what it archives
+    # A worker that had read jobs before they were erased here writes them under this lock. So the
+    # files are listed when nobody is writing: what is archived later was read after the erasure.
     with _locked(archive) as writer:
+        # What was cut off names nobody, and may be the subject's.
         found.remains = writer.delete_remains()
-    names = [each.name for each in archive.files()]
+        names = [each.name for each in archive.files()]
     for name in names:
         with _locked(archive) as writer:
             mine = [line for line in archive.lines([name]) if subject.tag in tags_of(line)]

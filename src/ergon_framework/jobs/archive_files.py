@@ -317,11 +317,16 @@ class ArchiveWriter:
         with contextlib.suppress(FileNotFoundError):
             self._folder.unlink(draft)  # of a process that was killed
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        with os.fdopen(self._folder.open_file(draft, flags), "w+b") as new:
-            write(new)
-            new.flush()
-            sync_file(new.fileno())
-        failpoint("archive.rewrite.synced")
+        try:
+            with os.fdopen(self._folder.open_file(draft, flags), "w+b") as new:
+                write(new)
+                new.flush()
+                sync_file(new.fileno())
+            failpoint("archive.rewrite.synced")
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._folder.unlink(draft)  # on a full disk, workers need what it takes
+            raise
         self._folder.replace(draft, name)
         self._folder.sync()
         failpoint("archive.rewrite.named")

@@ -29,6 +29,7 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.flow_results import used_ids, value_of
 from ergon_framework.jobs.payload_codec import refuse_marked_value
 from ergon_framework.jobs.results import MIN_POLL_INTERVAL, POLL_INTERVAL, SharedSubscription
+from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.jobs.stores.flow_settlement import no_flow
 from ergon_framework.jobs.views import error_view
 from ergon_framework.ports.flow import Flow, SignalOutcome
@@ -243,6 +244,8 @@ def steps_of(store: FullJobStore, flow_id: str, limit: int | None = None) -> Ite
 def decide(store: FullJobStore, flow_id: str, event: FlowEvent) -> Flow:
     """Cancel, retry or skip; raises JobStateError where the flow is not in a state for it."""
     flows = flows_of(store)
+    if not isinstance(event, CancelFlow):
+        _refuse_erased(store, str(flow_id))
     try:
         with hints_for(store):
             changed = flows.apply(str(flow_id), event)
@@ -259,6 +262,18 @@ def decide(store: FullJobStore, flow_id: str, event: FlowEvent) -> Flow:
     while flows.sweep(changed.id):
         is_swept = True
     return found_flow(store, flow_id) if is_swept else changed
+
+
+def _refuse_erased(store: FullJobStore, flow_id: str) -> None:
+    """Raise JobStateError if a step that would be sent back has lost its arguments."""
+    badly = (JobStatus.FAILED, JobStatus.CANCELLED)
+    for step in store.search(Search(flow=flow_id, statuses=badly)):
+        if is_erased(step):
+            raise JobStateError(
+                f"the step {step.id} of the flow {flow_id} was erased and cannot run again",
+                remedy="enqueue the flow again with its arguments",
+                details={"flow_id": flow_id, "job_id": step.id},
+            )
 
 
 def purge_flow(store: FullJobStore, flow_id: str) -> None:
