@@ -139,6 +139,7 @@ SELECT seq FROM ergon_jobs WHERE stage = 0 AND status <> 'unreadable';
 UPDATE ergon_jobs SET
     stage = CASE
         WHEN ?1 = 2 AND join_id IS NOT NULL THEN 5 WHEN ?1 = 2 AND signal IS NOT NULL THEN 6
+        WHEN ?1 = 2 AND run_at > ?4 THEN 3
         ELSE ?1
     END,
     status = ?2, why = ''

@@ -276,7 +276,7 @@ class SqliteJobStore:
             status = was_status(note_of(found[0]))
             stage = RUNNING if status is JobStatus.ACTIVE else ENDED if status.is_final else DUE
             try:
-                tx.cursor.execute(_SQL["put_back"], (stage, status.value, key))
+                tx.cursor.execute(_SQL["put_back"], (stage, status.value, key, tx.now))
             except sqlite3.IntegrityError as error:
                 raise key_is_held(odd_row(tx.cursor, key, "").id) from error
             # After it was put back, in the same transaction: the error undoes that.

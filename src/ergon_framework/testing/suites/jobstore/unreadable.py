@@ -123,6 +123,22 @@ def restored_job_does_not_share_a_key(s: JobStoreSubject) -> None:
 
 
 @check("spoil")
+def restored_job_waits_until_it_is_due(s: JobStoreSubject) -> None:
+    """Its time has not come because the clock was set back, or because an operator put it right."""
+    s.put("a", delay=10.0)
+    s.clock.forward(20.0)
+    mend = s.spoil("a")
+    same(s.ids(5), [], "claimed")
+    [found] = s.store.unreadable()
+    s.clock.forward(-15.0)
+    mend()
+    expect(s.store.restore_unreadable(found.key), "it was not taken back")
+    same(s.ids(5), [], "claimed before it is due")
+    s.clock.forward(10.0)
+    same(s.ids(5), ["a"], "claimed when it is due")
+
+
+@check("spoil")
 def unreadable_job_can_be_read_again(s: JobStoreSubject) -> None:
     """Once its row is put right it comes back as it was; before that it stays where it is."""
     s.put("a")

@@ -185,6 +185,7 @@ UPDATE ergon_jobs SET
     stage = CASE
         WHEN %(stage)s::int = 2 AND join_id IS NOT NULL THEN 5
         WHEN %(stage)s::int = 2 AND signal IS NOT NULL THEN 6
+        WHEN %(stage)s::int = 2 AND run_at > {now} THEN 3
         ELSE %(stage)s::int
     END,
     status = %(status)s, why = ''

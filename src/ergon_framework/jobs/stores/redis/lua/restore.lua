@@ -23,6 +23,9 @@ if not job or is_held then
   call("HSET", UNREADABLE, id, kept)
   return job and 2 or 3
 end
+if job[STAGE] == WAITS and job[RUN_AT] > now then
+  job[STAGE], changed[id] = LATER, job
+end
 stand(job, true)
 is_work = true
 flush()

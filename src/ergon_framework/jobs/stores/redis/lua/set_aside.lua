@@ -10,6 +10,8 @@ for _, each in ipairs(args[2]) do
     if is_claimed then
       job[STAGE], job[STATUS] = WAITS, job[ATTEMPTS] > 0 and RETRYING or PENDING
       job[DELIVERIES] = job[DELIVERIES] - 1
+      -- A claim of a job that waits writes its worker behind the row: there must be none.
+      job[CLAIMED_AT], job[LEASED_UNTIL], job[WORKER] = 0, 0, ""
       changed[id] = job
     end
     note(id, job[SEQ], job[QUEUE], job[STATUS], problem)
