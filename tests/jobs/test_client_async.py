@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import Coroutine
@@ -332,3 +333,53 @@ def test_a_store_that_takes_part_in_no_transaction() -> None:
                 await client.enqueue("h", connection=object())
 
     run(work())
+
+
+def in_child(work: Coroutine[Any, Any, None]) -> int:
+    """The exit code of a forked child that does this, with a bound, and nothing else."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            run(work)
+            code = 0
+        finally:
+            os._exit(code)
+    work.close()  # it is the child's
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_has_threads_of_its_own(tmp_path: Path) -> None:
+    """Also when those of its parent, which it does not have, enqueued and waited for a result."""
+    client = AsyncJobClient(f"sqlite:///{tmp_path / 'work.db'}", settings=SETTINGS)
+
+    async def before() -> None:
+        job = await client.enqueue("h")
+        with pytest.raises(ResultTimeoutError):
+            await client.result(job, 0.01, poll=LONG)
+
+    async def inside() -> None:
+        job = await client.enqueue("h", queue="child")
+        with pytest.raises(ResultTimeoutError):
+            await client.result(job, 0.01, poll=LONG)
+        assert await client.cancel_many(queue="child") == 1  # in a thread that may take long
+        with pytest.raises(JobFailedError):
+            await client.result(job, 20, poll=LONG)
+
+    run(before())
+    try:
+        assert in_child(inside()) == 0
+    finally:
+        client.shut()
+
+
+def test_a_closed_client_stays_closed_in_a_forked_child() -> None:
+    """It would otherwise start threads that nobody ends."""
+    client = client_of(MemoryJobStore())
+    client.shut()
+
+    async def inside() -> None:
+        with pytest.raises(StoreUnavailableError, match="the client is closed"):
+            await client.enqueue("h")
+
+    assert in_child(inside()) == 0

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
 from ergon_framework.core.job import JobStatus
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ResultTimeoutError, StoreUnavailableError
 from ergon_framework.jobs.admin import Progress, batches
 from ergon_framework.jobs.client import EnqueuedJob, JobClient, _JobId
@@ -226,12 +227,25 @@ class AsyncJobClient:
         self._handlers = registry
         self.settings = settings or JobsSettings()
         self._store = store
-        self._lock = threading.Lock()
         self._client: JobClient | None = None
+        self._is_shut = False
+        self._begin()
+        renew_after_fork(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
         self._watcher: ResultWatcher | None = None
         self._threads = ThreadPoolExecutor(MAX_THREADS, "ergon-client")
         # The pool starts a thread only when one is needed.
         self._guests = ThreadPoolExecutor(MAX_LENT_THREADS, "ergon-guest")
+
+    def renew(self) -> None:
+        """In a process that was just forked: the threads, and who waits in them, are the parent's.
+
+        A client that was closed stays closed.
+        """
+        if not self._is_shut:
+            self._begin()
 
     @property
     def waiting(self) -> int:
@@ -525,6 +539,7 @@ class AsyncJobClient:
 
     def shut(self) -> None:
         """Close from code that is not in an event loop."""
+        self._is_shut = True
         self._threads.shutdown()
         self._guests.shutdown()
         if self._watcher is not None:
