@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, assert_type
 
 import httpx
@@ -22,6 +24,7 @@ from ergon_framework.errors import (
     HookError,
     Retry,
     Snooze,
+    StoreUnavailableError,
     WiringError,
 )
 from ergon_framework.ports.lifespan import INJECTED, Dependencies
@@ -43,6 +46,7 @@ from ergon_framework.providers import (
     Rule,
     TaskCall,
 )
+from ergon_framework.providers.store_urls import current_store, open_store
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import rows
 
@@ -308,6 +312,67 @@ def test_nothing_is_opened_before_the_first_call() -> None:
     with rates:
         assert [quote(), quote()] == [1, 1]
     assert asked == ["store"]
+
+
+def quote_of(app: App) -> Callable[[], int]:
+    """A call of a provider of this App, recorded as ``mine``."""
+    rates = app.provider("rates")
+
+    @rates.call
+    def quote() -> int:
+        return 1
+
+    return quote.options(correlation_id="mine")
+
+
+def recorder_threads() -> int:
+    """Threads of this process that write rows of calls."""
+    return sum(each.name == "ergon-recorder" for each in threading.enumerate())
+
+
+def test_the_last_app_that_closes_ends_the_store_of_its_calls(tmp_path: Path) -> None:
+    """With its thread and its files; another App on the same URL goes on until then."""
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    before = recorder_threads()
+    first, second = App(url, name="first"), App(url, name="second")
+    quote, other = quote_of(first), quote_of(second)
+    quote()
+    other()
+    store = current_store(url)
+    first.close()
+    assert current_store(url) is store
+    other()
+    second.close()
+    with pytest.raises(StoreUnavailableError, match="is closed"):
+        store.attempts_of("mine")
+    assert recorder_threads() == before
+    assert quote() == 1  # the next call opens it again
+    first.close()
+    with closing(open_store(url)) as found:
+        assert len(found.attempts_of("mine")) == 4
+    assert recorder_threads() == before
+
+
+def test_a_store_that_was_handed_out_stays_open(tmp_path: Path) -> None:
+    """Whoever took it from a provider, or opened it by its URL, closes it."""
+    first, second = (f"sqlite:///{tmp_path / name}.db" for name in ("first", "second"))
+    rates, others = Provider("rates", store=first), Provider("rates", store=second)
+    opened, taken = open_store(first), rates.base.store
+    assert opened is taken
+    handed = others.store
+    for provider in (rates, others):
+        provider.close()
+    for store in (opened, handed):
+        assert store.attempts_of("mine") == []  # it answers
+        store.close()
+
+
+def test_what_is_in_memory_outlives_a_closed_app() -> None:
+    """Closing the store would lose it."""
+    with App("memory://", name="first") as app:
+        quote_of(app)()
+    with closing(open_store("memory://")) as store:
+        assert len(store.attempts_of("mine")) == 1
 
 
 # -- arguments and results -------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ergon_framework.errors import MissingExtraError, StoreError
 from ergon_framework.providers.authorization import Authorize, as_authorizer
-from ergon_framework.providers.store_urls import open_store
+from ergon_framework.providers.store_urls import current_store
 from ergon_framework.providers.telemetry import logger
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def create_router(store: str | ProviderStore, authorize: Authorize | None = None
 
     asked = as_authorizer(authorize)
     try:
-        open_store(store)
+        current_store(store)
     except StoreError as error:
         logger.warning("the provider health API starts without its store: %s", error.code)
     return build_router(store, asked)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.mapping import Rule
 from ergon_framework.providers.signatures import FunctionAttempt
+from ergon_framework.providers.store_urls import hold_store
 
 ATTEMPT = "ergon.attempt"
 """The metadata of a call that is no function: what makes its attempts, given their context."""
@@ -28,12 +30,15 @@ class FunctionProvider(ProviderBase):
         capability: str,
         attempts: Mapping[str, FunctionAttempt],
         rules: Sequence[Rule],
+        *,
+        store: str | ProviderStore | None = None,
         **options: Any,
     ) -> None:
         self.provider_name, self.capability = name, capability
         self.error_rules = tuple(rules)
         self.attempts = attempts
-        super().__init__(**options)
+        # Who closes it also lets go of the store.
+        super().__init__(store=None if store is None else hold_store(store, self), **options)
 
     def _execute_impl(
         self,

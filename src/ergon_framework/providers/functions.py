@@ -24,7 +24,7 @@ import inspect
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, cast
 
 from ergon_framework.core.limits import UNLIMITED
 from ergon_framework.errors import ConfigurationError, HookError
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from ergon_framework.providers.retry import RetryPolicy
 
     Store = str | ProviderStore | Callable[[], str | ProviderStore | None] | None
+
+Base = TypeVar("Base", bound="FunctionProvider | AsyncFunctionProvider")
 
 BUDGET = float(60)
 """Seconds that a whole call may take, as ``ProviderBase`` has it.
@@ -323,7 +325,7 @@ class Provider:
 
         rules = self._rules_of(operation, retry_methods, options)
         around = Surroundings(f"{self.name}.http", self._middleware, is_async=False)
-        return ProviderTransport(lambda: self.base, inner, rules, around)
+        return ProviderTransport(self._own_base, inner, rules, around)
 
     def async_transport(
         self,
@@ -338,7 +340,7 @@ class Provider:
 
         rules = self._rules_of(operation, retry_methods, options)
         around = Surroundings(f"{self.name}.http", self._middleware, is_async=True)
-        return AsyncProviderTransport(lambda: self.async_base, inner, rules, around)
+        return AsyncProviderTransport(self._own_async_base, inner, rules, around)
 
     def _rules_of(
         self,
@@ -358,32 +360,45 @@ class Provider:
     @property
     def base(self) -> FunctionProvider:
         """The ``ProviderBase`` of its plain functions: for a task runner, or for its health."""
+        return self._kept(self._own_base())
+
+    @property
+    def async_base(self) -> AsyncFunctionProvider:
+        """The ``ProviderBase`` of its async functions."""
+        return self._kept(self._own_async_base())
+
+    def base_of(self, *, is_async: bool) -> FunctionProvider | AsyncFunctionProvider:
+        """The one of a colour, without a lock once it is there; for a call that is made now."""
+        found = self._async if is_async else self._plain
+        if found is None:
+            found = self._own_async_base() if is_async else self._own_base()
+        return found
+
+    def _own_base(self) -> FunctionProvider:
         with self._lock:
             if self._plain is None:
                 self._plain = self._built()
             return self._plain
 
-    @property
-    def async_base(self) -> AsyncFunctionProvider:
-        """The ``ProviderBase`` of its async functions."""
+    def _own_async_base(self) -> AsyncFunctionProvider:
         with self._lock:
             if self._async is None:
                 from ergon_framework.providers.function_base import AsyncFunctionProvider
 
-                self._async = AsyncFunctionProvider(self.base)
+                self._async = AsyncFunctionProvider(self._own_base())
             return self._async
 
-    def base_of(self, *, is_async: bool) -> FunctionProvider | AsyncFunctionProvider:
-        """The one of a colour, without a lock once it is there."""
-        found = self._async if is_async else self._plain
-        if found is None:
-            found = self.async_base if is_async else self.base
-        return found
+    def _kept(self, base: Base) -> Base:
+        """Handed out to somebody who may use it, and its store, after this provider is closed."""
+        from ergon_framework.providers.store_urls import keep_store
+
+        keep_store(base.store)
+        return base
 
     @property
     def circuit_breaker(self) -> CircuitBreaker | None:
         """The breaker; its state is the worst of all tenants'."""
-        return self.base.circuit_breaker
+        return self._own_base().circuit_breaker
 
     @property
     def store(self) -> ProviderStore:
@@ -392,7 +407,7 @@ class Provider:
 
     def health(self, tenant: str | None = None) -> list[LaneHealth]:
         """How this provider stands for a tenant."""
-        return self.base.health(tenant or self.default_options.tenant)
+        return self._own_base().health(tenant or self.default_options.tenant)
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until every row so far is written; whether that was so in time."""
@@ -401,12 +416,18 @@ class Provider:
     def close(self) -> None:
         """Write what is on its way, and give back what was taken ahead.
 
-        Closing twice is fine; the next call opens the store again.
+        A store that was opened by its URL is closed when no other provider uses it. Closing twice
+        is fine; the next call opens the store again.
         """
+        from ergon_framework.providers.store_urls import release_store
+
         with self._lock:
             plain, self._plain, self._async = self._plain, None, None
         if plain is not None:
-            plain.close()
+            try:
+                plain.close()
+            finally:
+                release_store(plain.store, plain)
 
     def __enter__(self) -> Self:
         """Open the lifespans that nobody has opened, but for async ones; see ``async with``."""

@@ -11,7 +11,7 @@ from ergon_framework.core.limits import QuotaUsage
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.ports.providerstore import LaneHealth, ProviderStore
 from ergon_framework.providers.recorder import known_recorder
-from ergon_framework.providers.store_urls import open_store
+from ergon_framework.providers.store_urls import current_store
 from ergon_framework.providers.telemetry import logger
 
 FLUSH_TIMEOUT = 1.0
@@ -35,7 +35,7 @@ class ProviderHealthService:
         uuid, under its canonical spelling. ``detail`` adds to the agreed fields. ``StoreError``
         when the store cannot answer.
         """
-        store = open_store(self._store)
+        store = current_store(self._store)
         is_current = self._flush_timeout <= 0 or _is_flushed(store, self._flush_timeout)
         given = str(tenant_id)
         shown = canonical_tenant(given) or given

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +34,19 @@ _MODULES = (
     "sqlalchemy.dialects.postgresql.psycopg",
 )
 
-_shared: dict[str, MemoryProviderStore | SqlProviderStore] = {}
+
+@dataclass(slots=True)
+class _SharedStore:
+    """The store of one URL, and who uses it."""
+
+    store: MemoryProviderStore | SqlProviderStore
+    holders: weakref.WeakSet[object] = field(default_factory=weakref.WeakSet)
+    """Those who say when they need it no longer."""
+    is_kept: bool = False
+    """Whether somebody has it who does not say so: then only that one closes it."""
+
+
+_shared: dict[str, _SharedStore] = {}
 _lock = threading.RLock()
 
 
@@ -45,20 +59,63 @@ def open_store(
     name the same URL, and goes on in a child that is forked; closing it closes it for all of them,
     and the next to ask gets a new one. One with a clock of its own is not shared.
     """
+    if clock is not None and isinstance(store, str):
+        substitute: ProviderStore | None = find_substitute("providers", store)
+        return _open(*_parts_of(store), clock) if substitute is None else substitute
+    return _found(store, None, is_kept=True)
+
+
+def current_store(store: str | ProviderStore) -> ProviderStore:
+    """The same for one question: whoever asks again later asks for the store again, too."""
+    return _found(store, None, is_kept=False)
+
+
+def hold_store(store: str | ProviderStore, holder: object) -> ProviderStore:
+    """The same for as long as ``holder`` lives, or until it lets go by :func:`release_store`."""
+    return _found(store, holder, is_kept=False)
+
+
+def keep_store(store: ProviderStore) -> None:
+    """Let it stay open: somebody was given it who does not say when it is needed no longer."""
+    with _lock:
+        for shared in _shared.values():
+            shared.is_kept |= shared.store is store
+
+
+def release_store(store: ProviderStore, holder: object) -> None:
+    """One user less; the last one closes it, with its thread and its files.
+
+    What is in memory stays: closing would lose it, and there is nothing to give back.
+    """
+    with _lock:
+        name = next((name for name, each in _shared.items() if each.store is store), None)
+        if name is None:
+            return
+        shared = _shared[name]
+        shared.holders.discard(holder)
+        if shared.holders or shared.is_kept or name.startswith("memory:"):
+            return
+        # Whoever asks from now on gets a new one, while this one writes its last rows.
+        del _shared[name]
+    store.close()
+
+
+def _found(store: str | ProviderStore, holder: object, *, is_kept: bool) -> ProviderStore:
     if not isinstance(store, str):
         return store
     substitute: ProviderStore | None = find_substitute("providers", store)
     if substitute is not None:
         return substitute
-    kind, rest = taken_apart(store, _KNOWN, _FORMS, "provider calls")
-    if clock is not None:
-        return _open(kind, rest, clock)
+    kind, rest = _parts_of(store)
     name = f"{kind}://{Path(path_in(rest)).absolute() if kind == 'sqlite' else rest}"
     with _lock:
-        found = _shared.get(name)
-        if found is None or found.is_closed:
-            found = _shared[name] = _open(kind, rest, None)
-        return found
+        shared = _shared.get(name)
+        if shared is None or shared.store.is_closed:
+            shared = _shared[name] = _SharedStore(_open(kind, rest, None))
+        shared.is_kept |= is_kept
+        if holder is not None:
+            shared.holders.add(holder)
+        return shared.store
 
 
 def check_url(url: str) -> None:
@@ -71,10 +128,14 @@ def check_url(url: str) -> None:
 
 def check_form(url: str) -> str:
     """The kind of store that a URL names, by its form alone: no driver is imported."""
-    kind, rest = taken_apart(url, _KNOWN, _FORMS, "provider calls")
+    kind, rest = _parts_of(url)
     if kind == "sqlite":
         path_in(rest)
     return kind
+
+
+def _parts_of(url: str) -> tuple[str, str]:
+    return taken_apart(url, _KNOWN, _FORMS, "provider calls")
 
 
 def preload() -> None:

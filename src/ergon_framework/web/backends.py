@@ -41,7 +41,7 @@ from ergon_framework.ports.providerstore import (
     ProviderInspector,
     ProviderStore,
 )
-from ergon_framework.providers.store_urls import open_store as open_provider_store
+from ergon_framework.providers.store_urls import current_store as current_provider_store
 from ergon_framework.storage.substitutes import find_substitute
 from ergon_framework.storage.urls import file_of
 
@@ -175,7 +175,7 @@ class ProviderBackend:
             self._notice(self.database.file)
         # The store of a sandbox belongs to the test, and is not ours to close.
         self._is_open = not self._is_substituted()
-        return open_provider_store(self._store)
+        return current_provider_store(self._store)
 
     def check(self) -> None:
         """Raise ``StoreError`` unless the store can be read."""
@@ -185,7 +185,7 @@ class ProviderBackend:
         """Let go of what was opened by its URL."""
         if self._is_open and isinstance(self._store, str):
             self._is_open = False
-            open_provider_store(self._store).close()
+            current_provider_store(self._store).close()
 
     def _notice(self, file: Path) -> None:
         """Another file may have taken its place, from a backup: the old one is let go."""
