@@ -27,6 +27,7 @@ import ergon_framework
 from ergon_framework import MemoryConnector
 from ergon_framework.app.application import App
 from ergon_framework.app.job_handlers import JobHandler
+from ergon_framework.app.jobs import job_settings
 from ergon_framework.app.signals import REPEAT_WINDOW
 from ergon_framework.errors import (
     ConfigurationError,
@@ -813,6 +814,64 @@ def test_a_store_in_the_working_directory_is_not_taken_for_that_of_the_script(
     (tmp_path / "ergon.db").touch()
     monkeypatch.chdir(tmp_path)
     assert App().setup.url == f"sqlite:///{Path(__file__).parent / 'ergon.db'}"
+
+
+def names_store(folder: Path, name: str) -> Path:
+    """A settings file in that folder whose store is ``name`` beside it."""
+    file = folder / "ergon.toml"
+    file.write_text(f'[store]\nurl = "sqlite:///{name}"\n')
+    return file
+
+
+def test_settings_in_the_working_directory_are_not_taken_for_those_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script has one store, from whatever folder it is started; a prompt has that of its own."""
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+    names_store(tmp_path / "theirs", "theirs.db")
+    monkeypatch.chdir(tmp_path / "theirs")
+    assert app_in(tmp_path / "mine").setup.url == f"sqlite:///{tmp_path / 'mine' / 'ergon.db'}"
+    names: dict[str, Any] = {"App": App}
+    exec("app = App()", names)  # noqa: S102 - as typed at a prompt
+    assert names["app"].setup.url == f"sqlite:///{tmp_path / 'theirs' / 'theirs.db'}"
+
+
+def test_a_module_of_a_package_has_the_settings_of_its_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the folder that the package is in, and not those of folders above."""
+    package = tmp_path / "project" / "shop" / "jobs"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    monkeypatch.chdir("/")
+    names_store(tmp_path, "above.db")
+    assert app_in(package).setup.url == f"sqlite:///{package / 'ergon.db'}"
+    names_store(tmp_path / "project", "project.db")
+    assert app_in(package).setup.url == f"sqlite:///{tmp_path / 'project' / 'project.db'}"
+    names_store(package, "own.db")
+    assert app_in(package).setup.url == f"sqlite:///{package / 'own.db'}"
+
+
+def test_settings_that_the_environment_names_come_before_those_beside_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in every command, which would otherwise look into another store than the script."""
+    for name in ("repo", "etc", "given", "stored"):
+        (tmp_path / name).mkdir()
+    names_store(tmp_path / "repo", "dev.db")
+    monkeypatch.setenv("ERGON_CONFIG", str(names_store(tmp_path / "etc", "prod.db")))
+    assert app_in(tmp_path / "repo").setup.url == f"sqlite:///{tmp_path / 'etc' / 'prod.db'}"
+    given = App(config=names_store(tmp_path / "given", "given.db"))
+    assert given.setup.url == f"sqlite:///{tmp_path / 'given' / 'given.db'}"
+    (tmp_path / "stored" / "ergon.db").touch()
+    monkeypatch.setenv("ERGON_CONFIG", str(tmp_path / "stored"))
+    assert app_in(tmp_path / "repo").setup.url == f"sqlite:///{tmp_path / 'stored' / 'ergon.db'}"
+    assert job_settings().url == f"sqlite:///{tmp_path / 'stored' / 'ergon.db'}"
+    monkeypatch.setenv("ERGON_CONFIG", str(tmp_path / "missing.toml"))
+    with pytest.raises(SettingsError, match=r"missing\.toml"):
+        _ = app_in(tmp_path / "repo").setup
 
 
 def test_an_app_of_a_subclass_is_beside_the_script_that_makes_it(tmp_path: Path) -> None:

@@ -101,8 +101,9 @@ SHUTDOWN_GRACE = 2.0
 class App:
     """Handlers of jobs, consumers, provider calls and zones, with the store that they share.
 
-    The store is the one given here, or that of ``ergon.toml`` beside the script, or else
-    ``ergon.db`` beside the script. It is opened at the first use.
+    The store is the one given here, or that of the settings, or else ``ergon.db`` beside the
+    script. The settings are the file given here, or the one that ``ERGON_CONFIG`` names, or else
+    ``ergon.toml`` beside the script. The store is opened at the first use.
 
     Scripts may share a store: a job names the script as its executor, by ``name`` or else by the
     file that makes the App, and waits for a worker of this script. Where the settings define
@@ -812,16 +813,15 @@ class App:
     def _loaded(self) -> Settings:
         """The settings, in which this script's store stands as if it were written there."""
         from ergon_framework.app.jobs import resolve_url
-        from ergon_framework.app.settings import FILE, load_settings
+        from ergon_framework.app.settings import load_settings
         from ergon_framework.app.settings.stores import url_as_written, with_store
 
-        beside = self._home / FILE
-        config = self._config or (beside if beside.exists() else None)
-        if self._config is not None and not self._config.exists():
+        config = self._config
+        if config is not None and not config.exists():
             # A relative name means the working directory first, as in every command.
-            near = self._home / self._config
+            near = self._home / config
             config = near if near.exists() else config
-        settings = load_settings(config)
+        settings = load_settings(config, folder=self._settings_folder())
         jobs = settings.extensions.get("jobs")
         named = url_as_written(settings, None if jobs is None else jobs.store)
         url = self._url or self._default_url(named)
@@ -833,7 +833,22 @@ class App:
                 " URL",
                 remedy='rename the folder, or name a file elsewhere: App("sqlite:////tmp/ergon.db")',
             )
-        return with_store(settings, resolve_url(url, self._home))
+        # A folder that ERGON_CONFIG names is where every command looks for the store, too.
+        home = self._home if self._url or settings.home is None else settings.home
+        return with_store(settings, resolve_url(url, home))
+
+    def _settings_folder(self) -> Path:
+        """Where ``ergon.toml`` is: beside the script, whatever folder it is started in.
+
+        For a module of a package that has none beside it, that is the nearest folder above, up to
+        the one that the package is in: a module does not know from where it is imported.
+        """
+        from ergon_framework.app.settings import FILE
+
+        folders = [self._home]
+        while (folders[-1] / "__init__.py").exists():
+            folders.append(folders[-1].parent)
+        return next((each for each in folders if os.path.lexists(each / FILE)), self._home)
 
     def _default_url(self, named: str) -> str:
         """The store of an App that was given none; empty for the one that the settings name."""

@@ -192,7 +192,7 @@ def run(
     A task runs until it is done, everything else until SIGTERM or SIGINT. The first signal lets
     work in flight finish, the second ends it at once.
     """
-    from ergon_framework.app.app_reference import find_app
+    from ergon_framework.app.app_reference import find_app, script_in
     from ergon_framework.app.liveness_outputs import LivenessOutputs
     from ergon_framework.app.parts import PartKind, part_named
     from ergon_framework.app.reload import end_with
@@ -210,7 +210,9 @@ def run(
     if lifeline is not None:
         end_with(lifeline)
     # Before find_app, which imports the user's module: what it logs at its top level is shown.
-    _prepare_process(session, target or "", config, log_level, log_format)
+    is_given = _is_given(context)
+    for_all = config if is_given or not script_in(target or "") else None
+    _prepare_process(session, target or "", for_all, log_level, log_format)
     rule = RestartRule(restarts, restart_window)
     if everything:
         check_options(context, "--all")
@@ -218,7 +220,11 @@ def run(
     app = find_app(target or "")
     if app is not None:
         check_options(context, "an App")
-        _check_config(context, app, config)
+        if session.is_process and not is_given and for_all is not None:
+            # An App reads the settings beside its script, wherever the command runs.
+            del os.environ["ERGON_CONFIG"]
+        if is_given:
+            _check_config(app, config)
         return _run_app(app, burst=burst, as_json=as_json)
     if burst:
         raise ConfigurationError("--burst is for an App", remedy="leave it out")
@@ -254,10 +260,15 @@ def _prepare_process(
     set_up_logging(log_level, log_format)
 
 
-def _check_config(context: typer.Context, app: App, config: Path | None) -> None:
-    """Refuse ``--config`` where the App reads another file: its own processes would read that."""
+def _is_given(context: typer.Context) -> bool:
+    """Whether the command line has ``--config``; without it, a project may have been found."""
     source: Any = context.get_parameter_source("config")
-    if config is None or source is None or source.name != _GIVEN:
+    return source is not None and source.name == _GIVEN
+
+
+def _check_config(app: App, config: Path | None) -> None:
+    """Refuse ``--config`` where the App reads another file: its own processes would read that."""
+    if config is None:
         return
     file = app.settings.file
     asked = config / "ergon.toml" if config.is_dir() else config

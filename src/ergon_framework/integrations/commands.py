@@ -41,7 +41,7 @@ def _run(app: App, arguments: Sequence[str], program: str) -> int:
         if [*arguments] == ["check"] and app.setup.file is None:
             return _check(app)
         if app.setup.file is not None:
-            os.environ.setdefault(CONFIG, str(app.setup.file))
+            os.environ[CONFIG] = str(app.setup.file)
         # By the environment, and not by options: each command has its own, and a user's --store
         # still wins.
         os.environ[STORE] = app.setup.url

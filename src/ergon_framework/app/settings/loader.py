@@ -80,25 +80,32 @@ def register_section(name: str, kind: Any, *, has_secrets: bool = False) -> None
 
 
 def load_settings(
-    path: str | Path | None = None, environ: Mapping[str, str] | None = None
+    path: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    folder: Path | None = None,
 ) -> Settings:
     """Read, override and check everything; each mistake is told in one :class:`SettingsError`.
 
-    Without ``path`` the file is the one ``ERGON_CONFIG`` names, or ``ergon.toml`` in the working
-    directory when there is one. A folder stands for the ``ergon.toml`` in it; where it has only
-    the store of a script, the settings have no file, and paths start in that folder.
+    Without ``path`` the file is the one ``ERGON_CONFIG`` names, or ``ergon.toml`` in ``folder``
+    when there is one; that is the working directory unless another is given. A ``path`` that is a
+    folder stands for the ``ergon.toml`` in it; where it has only the store of a script, the
+    settings have no file, and paths start in that folder.
     """
-    settings, source = examine_settings(path, environ)
+    settings, source = examine_settings(path, environ, folder=folder)
     source.raise_problems()
     return settings
 
 
 def examine_settings(
-    path: str | Path | None = None, environ: Mapping[str, str] | None = None
+    path: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    folder: Path | None = None,
 ) -> tuple[Settings, SettingsSource]:
     """Load settings and note all mistakes in the source; the settings leave out what is wrong."""
     environ = os.environ if environ is None else environ
-    file = settings_file(path, environ)
+    file = settings_file(path, environ, folder)
     source = SettingsSource() if file is None else read_toml(file)
     # Before variables are applied: a section that only a variable names needs its model, too.
     _bring_parts(
@@ -175,7 +182,9 @@ def _bring_parts(names: Iterable[str]) -> None:
                 registered_sections.setdefault(part, section)
 
 
-def settings_file(path: str | Path | None, environ: Mapping[str, str]) -> Path | None:
+def settings_file(
+    path: str | Path | None, environ: Mapping[str, str], folder: Path | None = None
+) -> Path | None:
     """The file that is meant, which need not be there when it was named.
 
     Of a folder the file in it is meant, if there is one.
@@ -183,7 +192,7 @@ def settings_file(path: str | Path | None, environ: Mapping[str, str]) -> Path |
     named = path or environ.get("ERGON_CONFIG")
     if named and not Path(named).is_dir():
         return Path(named)
-    file = Path(named or "") / FILE
+    file = Path(named or folder or "") / FILE
     return file if os.path.lexists(file) else None  # a link that leads nowhere was meant
 
 
