@@ -213,6 +213,18 @@ def test_two_tasks_with_one_name(file: Path) -> None:
     )
 
 
+def test_an_archive_in_parquet_without_its_library(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker would not start; so it is a mistake here as well."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    table = '[store]\nurl = "sqlite:///work.db"\n[jobs.archive]\nfolder = "a"\nformat = "parquet"\n'
+    (found,) = refusal(file, table)
+    assert "jobs.archive.format" in found
+    assert "needs pyarrow" in found
+
+
 def test_jobs_without_a_store_or_a_worker(file: Path) -> None:
     """A worker needs a store that outlives it; schedules need a worker."""
     executor = f'[executors.python]\ncommand = ["{sys.executable}"]\n'

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.errors import MissingExtraError, StoreUnavailableError
+from ergon_framework.errors import MissingExtraError, StoreError, StoreUnavailableError
 from ergon_framework.jobs.archive_files import JobArchive
 from ergon_framework.jobs.archiver import Archiver
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -104,3 +104,14 @@ def test_a_missing_library_is_told_at_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'ergon-framework\[parquet\]'"):
         JobArchive(tmp_path, format="parquet")
+
+
+def test_a_damaged_file_is_named(days: Days) -> None:
+    """Whoever reads the archive is told which file it is, and what to do with it."""
+    days.day("a")
+    days.day("b")
+    name = days.files()[0]
+    (days.archive.path / name).write_bytes(b"PAR1xxxxPAR1")
+    with pytest.raises(StoreError, match=name) as caught:
+        list(days.archive.records())
+    assert "move it out of the folder" in caught.value.remedy

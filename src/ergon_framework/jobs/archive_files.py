@@ -423,7 +423,7 @@ def _write_parquet(new: IO[bytes], lines: Iterable[ArchivedLine]) -> None:
 
 def _lines_in(name: str, file: IO[bytes]) -> Iterator[ArchivedLine]:
     if name.endswith(_PARQUET):
-        for kind, key, archived_at, record in read_rows(file):
+        for kind, key, archived_at, record in read_rows(file, name):
             yield ArchivedLine(name, kind, key, archived_at, record)
         return
     for text in file:

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from ergon_framework.errors import MissingExtraError
+from ergon_framework.errors import MissingExtraError, StoreError, describe
 
 ROWS_AT_ONCE = 5_000
 """Rows of one row group: so many are in memory."""
@@ -78,15 +78,22 @@ def write_rows(file: IO[bytes], rows: Iterable[ParquetRow]) -> int:
     return number
 
 
-def read_rows(file: IO[bytes]) -> Iterator[ParquetRow]:
-    """The records of an open file, in order."""
+def read_rows(file: IO[bytes], name: str) -> Iterator[ParquetRow]:
+    """The records of an open file of this name, in order."""
     arrow = require()
     columns = list(ParquetRow._fields)
-    with arrow.parquet.ParquetFile(file) as found:
-        for batch in found.iter_batches(ROWS_AT_ONCE, columns=columns):
-            for row in batch.to_pylist():
-                record = row["record"].encode()
-                yield ParquetRow(row["kind"], row["key"], row["archived_at"], record)
+    try:
+        with arrow.parquet.ParquetFile(file) as found:
+            for batch in found.iter_batches(ROWS_AT_ONCE, columns=columns):
+                for row in batch.to_pylist():
+                    record = row["record"].encode()
+                    yield ParquetRow(row["kind"], row["key"], row["archived_at"], record)
+    except arrow.ArrowException as error:
+        raise StoreError(
+            f"the file {name} of the archive cannot be read as Parquet: {describe(error)}",
+            remedy="put a copy in its place, or move it out of the folder: no job is in it then",
+            details={"file": name},
+        ) from error
 
 
 def _columns(arrow: Any) -> Any:

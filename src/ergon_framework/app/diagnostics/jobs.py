@@ -38,6 +38,7 @@ from ergon_framework.app.settings.stores import (
 from ergon_framework.core.job import route
 from ergon_framework.core.text import toml_table
 from ergon_framework.errors import ErgonError, StoreUnavailableError, WiringError
+from ergon_framework.jobs import parquet_files
 from ergon_framework.jobs.child_process import executor_environment
 from ergon_framework.jobs.pool import checked
 from ergon_framework.jobs.settings import ExecutorSettings
@@ -168,6 +169,10 @@ def check_jobs(checking: SettingsCheck) -> None:
             if found is not None:
                 known[name] = found
     _check_schedules(checking, setup, known)
+    archive = setup.jobs.archive
+    if archive is not None and archive.format == "parquet":
+        with checking.collect("jobs", "archive", "format"):
+            parquet_files.require()
     _check_default(checking, setup)
     for queue, wanted in setup.jobs.routes.items():
         _check_executor(checking, setup, ("jobs", "routes", queue), wanted)
