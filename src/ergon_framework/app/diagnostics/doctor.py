@@ -36,6 +36,7 @@ EXTRAS = {
     "httpx": ("httpx",),
     "nats": ("nats",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+    "parquet": ("pyarrow",),
     "postgres": ("psycopg",),
     "prometheus": ("opentelemetry.exporter.prometheus", "opentelemetry.sdk", "prometheus_client"),
     "redis": ("redis",),
