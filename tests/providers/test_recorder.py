@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import StoreFullError
+from ergon_framework.ports.notice import Notice
 from ergon_framework.ports.providerstore import LaneKey, RecordBatch
+from ergon_framework.providers import Provider, ProviderConnectionError
 from ergon_framework.providers import recorder as module
 from ergon_framework.providers.recorder import (
     Recorder,
@@ -21,6 +23,7 @@ from ergon_framework.providers.recorder import (
 )
 from ergon_framework.providers.spill import find_replayable
 from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.telemetry import add_listener, remove_listener
 from tests.providers.recorder_fakes import (
     WAIT,
     Ear,
@@ -31,6 +34,7 @@ from tests.providers.recorder_fakes import (
     row,
     rows,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.req("PROVIDERS:storage", "PEF:B-11")
 
@@ -428,3 +432,45 @@ def test_the_limit_of_the_spill_is_counted(store: ScriptedStore, tmp_path: Path)
     assert StoreFullError.__name__ in (recorder.stats().last_error or "")
     store.fault = None
     recorder.close(WAIT)
+
+
+# ---- a store in memory ---------------------------------------------------------------------------
+
+
+def recorder_threads() -> int:
+    """Threads of this process that write rows."""
+    return sum(each.name == "ergon-recorder" for each in threading.enumerate())
+
+
+def test_failures_are_told_while_the_process_lives_also_without_a_store() -> None:
+    """Rows in memory wait for a reader, but whoever listens is told now; the thread then ends."""
+    before = recorder_threads()
+    failed: list[str] = []
+
+    def listen(notice: Notice) -> None:
+        if notice.name == "provider.failed":
+            failed.append(str(notice.fields["operation"]))
+
+    rates = Provider("rates", attempts=1, circuit_breaker=False)
+
+    @rates.call
+    def quote() -> int:
+        raise ConnectionError
+
+    def fail_often(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(ProviderConnectionError):
+                quote()
+
+    fail_often(3)
+    assert (failed, recorder_threads()) == ([], before)  # nobody listens, and nothing is done
+    add_listener(listen)
+    try:
+        for told in (4, 5):  # those of before as well
+            fail_often(1)
+            until(lambda told=told: len(failed) == told)  # type: ignore[misc]
+        fail_often(50)
+        until(lambda: len(failed) == 55)
+    finally:
+        remove_listener(listen)
+    until(lambda: recorder_threads() == before)

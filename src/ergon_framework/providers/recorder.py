@@ -3,7 +3,8 @@
 A call never waits for the store, and never fails because of it. Rows that say how an execution
 ended are kept on disk while the store is away; retries and refusals are done without when room is
 short. Every row ends in one count: written, spilled and later replayed, dropped, or lost. There is
-one ``Recorder`` per store, with one thread. It also samples the rows of refused calls, of which an
+one ``Recorder`` per store, with one thread; that of a store in memory has one only while somebody
+is to be told of calls. It also samples the rows of refused calls, of which an
 open circuit makes thousands a second, and lets ``retention`` delete what is old.
 """
 
@@ -44,7 +45,7 @@ from ergon_framework.providers.spill import (
     spill_beside,
 )
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.telemetry import emit
+from ergon_framework.providers.telemetry import are_calls_told, emit
 from ergon_framework.providers.write_behind import SCAN_INTERVAL, FlushMarker, WriteBehindQueue
 
 _MAX_LANES = 10_000
@@ -182,7 +183,7 @@ class Recorder:
         self._starting = threading.Lock()
         self._wakeup = threading.Event()
         self._thread: threading.Thread | None = None
-        self._is_asleep = is_threaded
+        self._is_asleep = True
         self._is_closing = False
         with _lock:
             _live.add(self)
@@ -336,7 +337,7 @@ class Recorder:
         self._starting = threading.Lock()
         self._wakeup = threading.Event()
         self._thread = None
-        self._is_asleep = self._is_threaded
+        self._is_asleep = True
         self._is_closing = False
         self._refusals.renew()
         self._writer.renew()
@@ -371,9 +372,15 @@ class Recorder:
             self._writer.step()
 
     def _wake(self) -> None:
+        if not self._is_threaded:
+            # Rows in memory are written by whoever reads them. Only who is told of calls needs them
+            # now: a thread writes them, and ends when it has.
+            if self._thread is None and are_calls_told():
+                self._start()
+            return
         self._is_asleep = False
         self._wakeup.set()
-        if self._thread is None and self._is_threaded:
+        if self._thread is None:
             self._start()
 
     def _start(self) -> None:
@@ -402,6 +409,8 @@ class Recorder:
                 # Old rows are deleted only while no new ones wait.
                 if wait is None or wait > 0.0:
                     self.retention.prune_when_due()
+                if not self._is_threaded and (wait is None or self._writer.is_paused):
+                    return
                 if wait is None:
                     self._sleep()
                 elif wait > 0.0 and not self._is_closing:
@@ -411,6 +420,9 @@ class Recorder:
             # Whatever ended it, the next row starts another one.
             self._thread = None
             self._is_asleep = True
+            # One that came after the last look and before the end found a thread, and started none.
+            if not self._is_threaded and self._queue and not self._writer.is_paused:
+                self._wake()
 
     def _sleep(self) -> None:
         # add() puts the row into the queue and then reads the flag; this sets the flag and then

@@ -62,6 +62,11 @@ def emit(name: str, /, **fields: object) -> None:
             logger.log(level, "%s %s", name, words, extra={"ergon": fields})
 
 
+def are_calls_told() -> bool:
+    """Whether anybody listens to how calls end, or counts them."""
+    return has_listeners() or call_instruments() is not None
+
+
 def emit_calls(rows: Iterable[AttemptRow]) -> None:
     """Tell of the calls among these rows that ended badly; the rows themselves are the record."""
     measure = call_instruments()
