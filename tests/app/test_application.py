@@ -97,6 +97,20 @@ def test_a_handler_is_still_the_function(app: App) -> None:
     assert app.registry.names == ["resize"]
 
 
+def test_attributes_of_the_function_stay_there(app: App) -> None:
+    """Libraries put some on functions; a handler keeps its own of the same names."""
+
+    def ship(order: int) -> int:
+        return order
+
+    for name, value in {"name": "label", "app": None, "function": print, "enqueue": 1}.items():
+        setattr(ship, name, value)
+    handler = app.job(ship)
+    assert (handler.name, handler(3)) == ("ship", 3)
+    assert app.client.show(handler.enqueue(3))["handler"] == "test_application#ship"
+    assert app.client.show(handler.options(queue="q").enqueue(3))["queue"] == "q"
+
+
 def test_enqueue_takes_the_functions_own_arguments(app: App) -> None:
     """For the type checker, too: it must see what is wrong in the lines marked here."""
 

@@ -101,6 +101,20 @@ def pool() -> Iterator[Pool]:
 # -- calling ---------------------------------------------------------------------------------------
 
 
+def test_attributes_of_the_function_stay_there() -> None:
+    """Libraries put some on functions; a call keeps its own of the same names."""
+    rates = Provider("rates", capability="exchange")
+
+    def quote(pair: str) -> Rate:
+        return Rate(pair, 1.08)
+
+    for name in ("operation", "provider", "call_options", "request"):
+        setattr(quote, name, "mine")
+    called = rates.call(quote)
+    assert called.operation == "quote"
+    assert called.tenant("a")("EURUSD") == Rate("EURUSD", 1.08)
+
+
 def test_a_function_returns_its_own_type_after_retries() -> None:
     """The operation is its name, the payload its arguments."""
     rates = Provider("rates", capability="exchange")

@@ -115,7 +115,9 @@ class JobHandler(Generic[P, T]):
         self.name = name
         self.function = function
         self._options = dict(options)
-        functools.update_wrapper(cast("Callable[..., Any]", self), function)
+        # updated=(): attributes of the function, such as one called name, would replace those of
+        # the handler.
+        functools.update_wrapper(cast("Callable[..., Any]", self), function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function itself."""

@@ -137,7 +137,10 @@ class FunctionCall:
         self.call_options = options
         self._attempt = attempt
         self._context: ProviderExecutionContext | None = None
-        functools.update_wrapper(cast("Callable[..., Any]", self), attempt.signature.function)
+        # updated=(): attributes of the function, such as one called operation, would replace those
+        # of the call.
+        function = attempt.signature.function
+        functools.update_wrapper(cast("Callable[..., Any]", self), function, updated=())
 
     @property
     def function(self) -> Callable[..., Any]:
