@@ -146,6 +146,17 @@ def test_nothing_is_erased_unless_somebody_says_so(ergon: Ask) -> None:
         assert told(jobs) == before
 
 
+def test_a_standard_input_that_is_closed_is_no_answer(
+    ergon: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python has none then; it is refused as without a terminal."""
+    with closing(client()) as jobs:
+        ended(jobs, "sent")
+        monkeypatch.setattr(sys, "stdin", None)
+        code, _, err = ergon()
+        assert (code, "--yes" in err) == (2, True)
+
+
 def test_jobs_that_have_not_ended_are_left_and_counted(ergon: Ask) -> None:
     """They need their arguments; run again when they have ended, it erases them."""
     with closing(client()) as jobs:

@@ -449,6 +449,22 @@ def test_cancel_and_retry(ergon: JobCommands) -> None:
         assert answer.json["error"]["code"] == "job_state"
 
 
+@pytest.mark.parametrize("verb", ["cancel", "delete"])
+def test_nobody_can_be_asked_without_a_standard_input(
+    ergon: JobCommands, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Python has none where it was closed; the jobs stay as they were."""
+    ergon.client.enqueue("h", id="a")
+    if verb == "delete":
+        ergon.client.cancel("a")
+    before = ergon.client.status("a")
+    monkeypatch.setattr(sys, "stdin", None)
+    answer = ergon("jobs", verb, "--all", "--json")
+    assert answer.code == 2
+    assert f"nobody was asked whether to {verb} 1 job" in answer.json["error"]["message"]
+    assert ergon.client.status("a") == before
+
+
 def test_many_are_changed_by_a_filter(ergon: JobCommands) -> None:
     """Counted first, changed when somebody is sure, told in numbers."""
     for n in range(3):

@@ -10,7 +10,7 @@ import typer
 from ergon_framework.cli.job_client import StoreUrl, observed_as_operator
 from ergon_framework.cli.job_filters import DryRun
 from ergon_framework.cli.jobs_bulk import Yes
-from ergon_framework.cli.output import printable, progress, show_one, waiting
+from ergon_framework.cli.output import can_ask, printable, progress, show_one, waiting
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError
 
@@ -70,7 +70,7 @@ def forget(
 def _confirm(found: forgetting.Forgotten) -> None:
     """Ask whether it is to be erased; without a terminal only --yes says so."""
     what = f"{found.jobs + found.cancelled:,} job(s) and {found.archived:,} archived one(s)"
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_ask():
         raise ConfigurationError(
             f"nobody was asked whether to erase {what} for good",
             remedy="give --yes if that is what you want, or --dry-run to see how much there is",

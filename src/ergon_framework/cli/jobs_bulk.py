@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -12,7 +11,7 @@ import typer
 from ergon_framework.cli import completion, job_filters
 from ergon_framework.cli.job_client import StoreUrl, opened
 from ergon_framework.cli.option_groups import expanded
-from ergon_framework.cli.output import progress, show_one
+from ergon_framework.cli.output import can_ask, progress, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag, finite
 from ergon_framework.errors import ConfigurationError
 
@@ -234,7 +233,7 @@ def _confirm(verb: str, matched: int, chosen: Selection) -> None:
     if chosen.is_sure:
         return
     what = f"{matched:,} job{'' if matched == 1 else 's'}"
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_ask():
         raise ConfigurationError(
             f"nobody was asked whether to {verb} {what}",
             remedy="give --yes if that is what you want, or --dry-run to see how many there are",

@@ -116,6 +116,12 @@ def standard_input() -> TextIO:
     return sys.stdin
 
 
+def can_ask() -> bool:
+    """Whether there is a terminal where somebody sees a question and can answer it."""
+    # A standard input that was closed before we began is None.
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def is_stdout_closed() -> bool:
     """Whether there was no standard output when we began."""
     return "stdout" in _closed
