@@ -273,6 +273,23 @@ def test_a_crowd_is_turned_away() -> None:
             connection.close()
 
 
+def test_a_connection_without_a_thread_keeps_no_place(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the machine has threads again, the probe answers."""
+    probe.snapshot = Snapshot(LivenessState.HEALTHY)
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        for _ in range(MAX_CONNECTIONS + 1):
+            with pytest.raises((ConnectionError, http.client.HTTPException)):
+                probe.ask("/live")
+    assert probe.ask("/live")[0] == 200
+
+
 @pytest.mark.parametrize(
     ("half", "every"), [(b"GET /live HT", 2), (b"GET /live HTTP/1.1\r\nHost: loc", 1)]
 )

@@ -111,7 +111,12 @@ class _Server(ThreadingHTTPServer):
         ):
             with self._lock:
                 self._silent[request] = SYSTEM_CLOCK.now()
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except Exception:  # no thread was begun, which would have given its place back
+                self.heard(request)
+                self._free.release()
+                raise  # the server closes the connection
         else:
             self.shutdown_request(request)
 
