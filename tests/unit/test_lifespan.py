@@ -141,6 +141,34 @@ def test_a_tuple_of_another_length_is_told() -> None:
         hooks.open()
 
 
+@pytest.mark.parametrize("has_flaw", [False, True], ids=["closes", "fails to close"])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_one_whose_values_are_refused_is_closed(colour: str, has_flaw: bool) -> None:
+    """What it opened would stay open; the error is about its values whatever closing raises."""
+    made = Pool()
+
+    def close() -> None:
+        made.is_open = False
+        if has_flaw:
+            raise OSError("the server has gone")
+
+    def plain() -> Iterator[tuple[Pool, Cache]]:
+        yield made  # type: ignore[misc]
+        close()
+
+    async def asynchronous() -> AsyncIterator[tuple[Pool, Cache]]:
+        yield made  # type: ignore[misc]
+        close()
+
+    _, scope = opened(plain if colour == "sync" else asynchronous)
+    (hooks,) = scope.hooks()
+    open_it = hooks.open if colour == "sync" else lambda: asyncio.run(hooks.open())
+    with pytest.raises(HookError, match="its annotation says 2 values"):
+        open_it()
+    assert not made.is_open
+    assert not scope.has(Pool)
+
+
 def test_code_below_a_handler_finds_what_its_worker_opened() -> None:
     """From the scope that has it open, and from none that is closed."""
     dependencies, scope = opened(pool)

@@ -313,8 +313,16 @@ def _hooks(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:
 
     def open_it() -> None:
         manager = contextmanager(lifespan.function)()
-        values.update(lifespan.values(manager.__enter__()))
+        yielded = manager.__enter__()
         opened.append(manager)
+        try:
+            values.update(lifespan.values(yielded))
+        except HookError as refused:  # whoever opens it closes only what was opened
+            try:
+                close_it()
+            except Exception as error:
+                refused.add_note(_not_closed_either(error))
+            raise
 
     def close_it() -> None:
         if opened:
@@ -329,8 +337,16 @@ def _hooks_async(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:
 
     async def open_it() -> None:
         holder = _Holder(asynccontextmanager(lifespan.function)())
-        values.update(lifespan.values(await holder.open()))
+        yielded = await holder.open()
         opened.append(holder)
+        try:
+            values.update(lifespan.values(yielded))
+        except HookError as refused:
+            try:
+                await close_it()
+            except Exception as error:
+                refused.add_note(_not_closed_either(error))
+            raise
 
     async def close_it() -> None:
         if opened:
@@ -338,6 +354,10 @@ def _hooks_async(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:
             await opened.pop().close()
 
     return LifespanHooks(lifespan, open_it, close_it, is_async=True)
+
+
+def _not_closed_either(error: Exception) -> str:
+    return f"it could not be closed either: {describe(error)}"
 
 
 def _forget(lifespan: Lifespan, values: dict[type, Any]) -> None:
