@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from ergon_framework import App
 from ergon_framework.connector.boundary.zone import Zone
-from ergon_framework.errors import Business, Snooze, WiringError
+from ergon_framework.errors import Business, JobError, Snooze, WiringError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.providers.calls import ProviderCall
 from ergon_framework.providers.errors import ProviderQuotaExceededError
@@ -223,3 +224,23 @@ def test_a_unit_that_is_snoozed_waits_for_the_clock_of_the_test(
     assert (ergon.clock.now(), source.get_transactions_count()) == (0, 1)
     assert ergon.advance(7200).completed == 1
     assert tries == [0, 3600]
+
+
+def test_instants_of_jobs_are_those_of_the_sandbox(ergon: Sandbox) -> None:
+    """Options are refused by the clock that the store has, and not by that of the machine."""
+    app = ergon.use(App("memory://", name="shop"))
+
+    @app.job
+    def sweep() -> str:
+        return "swept"
+
+    hour = ergon.clock.now() + 3600
+    due = sweep.options(run_at=hour).enqueue()
+    expiring = sweep.options(expires_at=hour, delay=10).enqueue()
+    for options in ({"expires_at": ergon.clock.now()}, {"run_at": time.time() + 3600}):
+        with pytest.raises(JobError, match=r"is in the past|years"):
+            sweep.options(**options)  # type: ignore[arg-type]
+    ergon.advance(10)
+    assert (due.status(), expiring.status()) == ("pending", "completed")
+    ergon.advance(3590)
+    assert due.status() == "completed"

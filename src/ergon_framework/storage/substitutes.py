@@ -12,7 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 Substitute = Callable[[str, str], Any]
-"""Gets a kind of store (``jobs``) and a URL; gives an open store, or None for the real one."""
+"""Gets a kind of store (``jobs``) and a URL; gives an open store, or None for the real one.
+
+The kind ``clock`` has no URL: whoever puts stores of another time into the place of real ones gives
+the function that tells it.
+"""
 
 _lock = threading.Lock()
 _substitutes: list[Substitute] = []

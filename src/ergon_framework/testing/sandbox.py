@@ -191,6 +191,8 @@ class Sandbox:
             return self._job_stores.setdefault(name, KeptJobStore(self.clock.now))
         if kind == "providers":
             return self._call_stores.setdefault(name, KeptProviderStore(self.clock.now))
+        if kind == "clock":
+            return self.clock.now
         return self._zone(name) if kind == "zone" else None
 
     def _zone(self, name: str) -> LocalTransport:
