@@ -244,3 +244,36 @@ def test_instants_of_jobs_are_those_of_the_sandbox(ergon: Sandbox) -> None:
     assert (due.status(), expiring.status()) == ("pending", "completed")
     ergon.advance(3590)
     assert due.status() == "completed"
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "told"),
+    [
+        ("use", 5, "ergon.use was given 5, which is no App"),
+        ("fake", "job", "which is no function of a provider"),
+        ("feed", "job", "which is no consumer .*enqueue"),
+        ("advance", -1, "ergon.advance was given -1 "),
+        ("advance", float("nan"), "was given nan"),
+        ("advance", float("inf"), "was given inf"),
+        ("advance", "5", "was given '5'"),
+    ],
+)
+def test_what_a_sandbox_cannot_use_is_refused_where_it_is_given(
+    ergon: Sandbox, method: str, given: Any, told: str
+) -> None:
+    """With what to write; what comes after works."""
+    app = ergon.use(App("memory://", name="shop"))
+
+    @app.job
+    def sweep() -> None: ...
+
+    with pytest.raises(WiringError, match=told):
+        getattr(ergon, method)(sweep if given == "job" else given, *[1] * (given == "job"))
+    sweep.enqueue()
+    assert ergon.drain().completed == 1
+
+
+def test_only_an_app_has_something_to_override(ergon: Sandbox) -> None:
+    """A class is taken for one easily."""
+    with pytest.raises(WiringError, match=r"ergon\.override was given .*, which is no App"):
+        ergon.override(Order, Order, Order(1))  # type: ignore[arg-type]

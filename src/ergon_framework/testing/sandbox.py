@@ -26,6 +26,7 @@ from pydantic import SecretStr
 
 from ergon_framework.app.inline_worker import MAX_JOBS, HasJobs, InlineWorker, inline_worker
 from ergon_framework.connector.memory import MemoryConnector
+from ergon_framework.core.option_values import is_number, shown
 from ergon_framework.errors import WiringError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import WorkerReport
@@ -74,6 +75,7 @@ class Sandbox:
 
     def use(self, app: A) -> A:
         """Put an App into the sandbox: its jobs are in memory, and :meth:`drain` runs them."""
+        _check_app("use", app)
         if not any(each is app for each in self._apps):
             app.close()  # what it has opened outside stays outside
             self._stack.callback(app.close)
@@ -86,6 +88,15 @@ class Sandbox:
         Payloads may be transactions. What the consumer refuses for good is in ``dead`` of the
         connector, which is the same for each call.
         """
+        from ergon_framework.task.functions import FunctionConsumer
+
+        given: object = consumer
+        if not isinstance(given, FunctionConsumer):
+            raise WiringError(
+                f"ergon.feed was given {shown(given)}, which is no consumer",
+                remedy="give it a function under @app.consumer; a job is enqueued:"
+                " handler.enqueue(...)",
+            )
         known = self._fed.get(consumer.name)
         if known is None:
             known = self._fed[consumer.name] = (consumer, MemoryConnector(name=consumer.name))
@@ -102,6 +113,7 @@ class Sandbox:
 
         A lifespan that is not needed then is not opened. Call it before the first drain.
         """
+        _check_app("override", app)
         overrides = app.registry.dependencies.overrides
         missing = object()
         before = overrides.get(kind, missing)
@@ -117,6 +129,14 @@ class Sandbox:
 
     def fake(self, call: FunctionCall, *answers: Any) -> FakeCall:
         """Let a function of a provider follow a script until the sandbox ends; see `FakeCall`."""
+        from ergon_framework.providers.calls import FunctionCall
+
+        given: object = call
+        if not isinstance(given, FunctionCall):
+            raise WiringError(
+                f"ergon.fake was given {shown(given)}, which is no function of a provider",
+                remedy="give it one under @provider.call or @provider.stream",
+            )
         return self._stack.enter_context(FakeCall(call, *answers))
 
     def zone(self, name: str) -> FakeZone:
@@ -145,6 +165,11 @@ class Sandbox:
         self, seconds: float, *, max_jobs: int = MAX_JOBS, raises: bool = False
     ) -> WorkerReport:
         """Let time pass, and run every job and schedule at the instant at which it is due."""
+        if not is_number(seconds) or seconds < 0:
+            raise WiringError(
+                f"ergon.advance was given {shown(seconds)}",
+                remedy="give seconds, a number that is not negative: ergon.advance(3600)",
+            )
         until = self.clock.now() + seconds
         total = self.drain(max_jobs=max_jobs, raises=raises)
         # Instant by instant: with one leap, a job would see the time of the end, and what it
@@ -247,6 +272,15 @@ def zone_in_memory() -> ZoneSettings:
 
     memory = SecretStr("memory://")
     return ZoneSettings(store=memory, objects=memory, listen="127.0.0.1:0", insecure=True)
+
+
+def _check_app(method: str, app: object) -> None:
+    # By its class: to ask the App itself for its client would open the store.
+    if not (hasattr(type(app), "client") and hasattr(app, "registry")):
+        raise WiringError(
+            f"ergon.{method} was given {shown(app)}, which is no App",
+            remedy="give it the App of the program: from shop import app",
+        )
 
 
 def _settled(report: WorkerReport) -> int:
