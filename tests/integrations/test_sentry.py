@@ -77,7 +77,7 @@ def job_events(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
     (shop.folder / "ergon.toml").write_text(settings)
     with JobClient(f"sqlite:///{shop.folder / 'jobs.db'}") as client:
         for job_id, (handler, *args) in {
-            "pays": ("pay", SECRET), "pays-again": ("pay", SECRET), "speaks": ("speak",),
+            "pays": ("pay", SECRET), "pays-again": ("python#pay", SECRET), "speaks": ("speak",),
         }.items():  # fmt: skip
             client.enqueue(handler, args, id=job_id)
     done = shop.run("-m", "ergon_framework.cli", "worker", "--burst")

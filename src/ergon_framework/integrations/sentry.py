@@ -34,6 +34,7 @@ from pathlib import PurePath
 from typing import Any, Generic, TypeVar
 
 from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import route
 from ergon_framework.errors import MissingExtraError, TransactionException, describe
 from ergon_framework.ports.context import Attempt, current_unit
 from ergon_framework.ports.notice import CATALOGUE, Notice
@@ -307,8 +308,9 @@ def _of_run(call: Any, run: Any) -> UnitOfWork:
 
 
 def _of_job(notice: Notice) -> UnitOfWork:
-    handler = notice.fields.get("handler") or "(unknown)"
-    return UnitOfWork("job", str(notice["job_id"]), str(handler), int(notice["attempt"] or 0))
+    # Without the executor that a job may name: what a handler captures has its name without it.
+    handler = route(str(notice.fields.get("handler") or ""))[1] or "(unknown)"
+    return UnitOfWork("job", str(notice["job_id"]), handler, int(notice["attempt"] or 0))
 
 
 def _raised(error: BaseException | None) -> BaseException | None:
