@@ -45,6 +45,23 @@ def make() -> App:
 """
 
 
+TALKATIVE = """
+from ergon_framework import App, ConsumerTask, MemoryConnector, Transaction
+
+print("imported")
+app = App("memory://")
+
+
+class Orders(ConsumerTask):
+    @staticmethod
+    def build_connectors():
+        return {"orders": MemoryConnector([Transaction("t1", 1)])}
+
+    def process_transaction(self, transaction):
+        print("processed")
+"""
+
+
 @pytest.fixture
 def script(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A script in a folder below the working directory, and no import path left behind."""
@@ -72,6 +89,23 @@ def test_a_script_is_run_from_another_folder(
         assert job.result(timeout=10) == "hello ada from 1"
     report = json.loads(capsys.readouterr().out)
     assert (report["jobs"]["completed"], report["consumers"]) == (1, {})
+
+
+@pytest.mark.parametrize("name", ["app", "Orders"])
+def test_what_a_module_prints_is_kept_out_of_json(
+    workplace: Workplace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    """When it is imported, too: a program reads one document, and people read the rest."""
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    module = f"talkative_{name.lower()}"
+    (workplace.directory / f"{module}.py").write_text(TALKATIVE)
+    assert invoke(["run", f"{module}:{name}", *(["--burst"] * (name == "app")), "--json"]) == 0
+    found = capsys.readouterr()
+    assert isinstance(json.loads(found.out), dict)
+    assert "imported" in found.err
 
 
 def test_the_app_of_a_module(

@@ -117,6 +117,17 @@ def start(place: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
     )
 
 
+def test_what_the_setup_prints_is_kept_out_of_json(place: Path) -> None:
+    """A program reads one document, and people read the rest."""
+    with (place / "ergon.toml").open("a", encoding="utf-8") as file:
+        file.write('\n[telemetry]\nsetup = "talkative:set_up"\n')
+    text = 'print("imported")\n\ndef set_up():\n    print("set up")\n'
+    (place / "talkative.py").write_text(text, encoding="utf-8")
+    done = ergon(place, "worker", "--burst", "--json")
+    assert json.loads(done.stdout)["completed"] == 0
+    assert "imported\nset up\n" in done.stderr
+
+
 @pytest.mark.req("JOBS:operator", "X22")
 def test_from_enqueue_to_result(place: Path) -> None:
     """The pinned commands, in order, with what they print."""

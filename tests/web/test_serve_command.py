@@ -109,6 +109,19 @@ def test_one_line_when_ready_and_a_clean_stop(place: Path, number: signal.Signal
     assert "Traceback" not in err
 
 
+def test_what_the_setup_prints_is_kept_out_of_json(place: Path) -> None:
+    """The first line of the standard output is the announcement."""
+    text = 'print("imported")\n\ndef set_up():\n    print("set up")\n'
+    (place / "talkative.py").write_text(text, encoding="utf-8")
+    (place / "ergon.toml").write_text('[telemetry]\nsetup = "talkative:set_up"\n', encoding="utf-8")
+    with serving(place, "--json") as (process, line):
+        assert json.loads(line)["url"].startswith("http://127.0.0.1:")
+        process.terminate()
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, ""), err
+    assert "imported\nset up\n" in err
+
+
 def test_a_token_is_wanted_and_never_shown(place: Path) -> None:
     """From a file or the environment; the summary is told to who has it, on any address."""
     (place / "token").write_text(f"{TOKEN}\n")

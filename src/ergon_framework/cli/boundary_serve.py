@@ -16,6 +16,7 @@ from ergon_framework.cli.session import (
     LogLevel,
     announce,
     finite,
+    observed_service,
 )
 
 certs_app = typer.Typer(help="Make certificates for development, not for a plant.")
@@ -130,7 +131,7 @@ def serve(
     A log on a server may have several nodes, on several machines; files have one node at a time.
     """
     from ergon_framework.app.node import serve as run
-    from ergon_framework.app.observability import finish_telemetry, observed, set_up_logging
+    from ergon_framework.app.observability import finish_telemetry, set_up_logging
     from ergon_framework.app.settings import load_settings
     from ergon_framework.app.zones import peers_of, zone_setup
 
@@ -158,7 +159,7 @@ def serve(
 
     try:
         # finish_telemetry comes after this block, so that spans which end with it are exported.
-        with observed(load_settings(config), f"zone {setup.name}"):
+        with observed_service(load_settings(config), f"zone {setup.name}", as_json=as_json):
             run(setup, ready)
     finally:
         finish_telemetry()

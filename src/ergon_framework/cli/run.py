@@ -217,7 +217,8 @@ def run(
     if everything:
         check_options(context, "--all")
         return run_everything(session, config, rule, as_json=as_json)
-    app = find_app(target or "")
+    with keep_stdout(as_json):  # it imports the user's module
+        app = find_app(target or "")
     if app is not None:
         check_options(context, "an App")
         if session.is_process and not is_given and for_all is not None:

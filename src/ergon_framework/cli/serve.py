@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ergon_framework.cli.job_client import StoreUrl
-from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel, announce
+from ergon_framework.cli.session import (
+    ConfigPath,
+    JsonFlag,
+    LogFormat,
+    LogLevel,
+    announce,
+    observed_service,
+)
 
 if TYPE_CHECKING:
     from ergon_framework.app.settings.sections import ServerSettings
@@ -42,7 +49,7 @@ def serve(
     Authorization: Bearer TOKEN; without one, only this machine is served. The first signal
     lets running requests finish, exit code 0; a second one ends the process at once.
     """
-    from ergon_framework.app.observability import finish_telemetry, observed, set_up_logging
+    from ergon_framework.app.observability import finish_telemetry, set_up_logging
     from ergon_framework.app.settings import check_server_packages, load_settings, revealed
     from ergon_framework.jobs.store_urls import check_url
     from ergon_framework.storage.urls import file_of
@@ -67,7 +74,7 @@ def serve(
         announce(f"listening on {url}", {"url": url}, as_json=as_json)
 
     try:
-        with observed(settings, "server"):
+        with observed_service(settings, "server", as_json=as_json):
             run(server, sources, tokens, ready)
     finally:
         finish_telemetry()

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -19,10 +19,11 @@ import typer
 from ergon_framework.app.console import ExitCode, of_signal
 from ergon_framework.app.discovery import find_project, nowhere
 from ergon_framework.cli.completion import task_names
-from ergon_framework.cli.output import printable, show_one
+from ergon_framework.cli.output import keep_stdout, printable, show_one
 
 if TYPE_CHECKING:
     from ergon_framework.app.processes import SupervisorLink
+    from ergon_framework.app.settings import Settings
 
 
 @dataclass(slots=True)
@@ -122,6 +123,17 @@ def supervised_by(parent: SupervisorLink) -> Iterator[None]:
         yield
     finally:
         _parents.pop()
+
+
+@contextmanager
+def observed_service(settings: Settings, source: str, *, as_json: bool) -> Iterator[None]:
+    """Observe a service that announces itself; what its telemetry setup prints is not JSON."""
+    from ergon_framework.app.observability import observed
+
+    with ExitStack() as stack:
+        with keep_stdout(as_json):
+            stack.enter_context(observed(settings, source))
+        yield
 
 
 def announce(text: str, view: Mapping[str, Any], *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from ergon_framework.cli import completion
 from ergon_framework.cli.job_client import StoreUrl
-from ergon_framework.cli.output import show_one
+from ergon_framework.cli.output import keep_stdout, show_one
 from ergon_framework.cli.session import (
     ConfigPath,
     JsonFlag,
@@ -110,7 +110,7 @@ def worker(
         settings = load_settings(config)
         if url is None:
             warn_of_earlier_jobs(earlier_store(settings, setup.url))
-        with observed(settings, f"worker {name or os.getpid()}"):
+        with keep_stdout(as_json), observed(settings, f"worker {name or os.getpid()}"):
             report = work(
                 setup,
                 queues=queue,
