@@ -143,3 +143,23 @@ def test_what_is_refused(method: str, words: dict[str, Any], told: str) -> None:
         with pytest.raises(JobError, match=told):
             getattr(client, method)(**words)
         assert client.count(status="pending") == 1
+
+
+@pytest.mark.parametrize("word", ["ids", "tags", "status", "metadata"])
+@pytest.mark.parametrize("method", ["cancel_many", "delete_many", "requeue_many"])
+def test_a_list_of_nothing_does_not_mean_all(client: JobClient, method: str, word: str) -> None:
+    """Whoever computes the jobs to change, and finds none, changes none."""
+    client.enqueue_many(["h"] * 3)
+    nothing: Any = {} if word == "metadata" else iter(()) if word == "ids" else []
+    with pytest.raises(JobError, match=f"{word} is empty, which would match every job"):
+        getattr(client, method)(**{word: nothing})
+    assert client.count(status="pending") == 3
+
+
+@pytest.mark.parametrize("limit", [1.5, -1, True, "2"])
+def test_a_limit_is_a_whole_number(client: JobClient, limit: Any) -> None:
+    """And nothing is changed otherwise."""
+    client.enqueue("h")
+    with pytest.raises(JobError, match="limit is no whole number"):
+        client.cancel_many(handler="h", limit=limit)
+    assert client.count(status="pending") == 1

@@ -303,3 +303,21 @@ def test_an_event_loop_does_the_same(tmp_path: Path) -> None:
             return await own.schedules.all()
 
     assert asyncio.run(use()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"ends_at": 1e300}, "ends_at.* lies outside of the years 1 to 9999"),
+        ({"ends_at": 253_402_300_800.0}, "ends_at.* lies outside of the years 1 to 9999"),
+        ({"jitter": 1e300}, "jitter.* must be at most 315619200"),
+        ({"jitter": 1e9}, "jitter.* must be at most 315619200"),
+    ],
+)
+def test_times_that_nobody_could_read_are_refused(
+    client: JobClient, options: dict[str, Any], wrong: str
+) -> None:
+    """A date beyond the year 9999 would spoil the list of schedules, and the jobs of each fire."""
+    with pytest.raises(JobError, match=wrong):
+        client.schedules.put("odd", "h", every=60, **options)
+    assert client.schedules.all() == []

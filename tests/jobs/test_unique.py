@@ -307,3 +307,9 @@ def test_an_async_client_does_the_same(tmp_path: Path) -> None:
             assert (again, again.is_new) == (first, False)
 
     asyncio.run(main())
+
+
+def test_jobs_in_no_state_are_refused() -> None:
+    """Two jobs would never be the same."""
+    with pytest.raises(JobError, match="counts jobs in no state"):
+        Unique(states=[])

@@ -97,6 +97,8 @@ _SETTINGS: dict[str, Any] = {
     **_KEY_LIMITS,
     "pinned_version": str | None,
 }
+MAX_LIMIT = 1_000_000_000
+"""What a limit of a queue may be: stores keep whole numbers of 64 bits, and Redis fewer."""
 MAX_VERSION = 100
 """Characters of the version of a program."""
 
@@ -120,6 +122,10 @@ def _checked(name: str, value: Any) -> Any:
     # ``not found > 0`` and not ``found <= 0``: the former also refuses NaN.
     if found is not None and name != "is_paused" and not found > 0:
         raise JobError(f"{name} of a queue must be above zero", remedy="None means no limit")
+    if found is not None and name != "is_paused" and found > MAX_LIMIT:
+        raise JobError(
+            f"{name} of a queue must be at most {MAX_LIMIT:,}", remedy="None means no limit"
+        )
     return found
 
 

@@ -38,7 +38,7 @@ from ergon_framework.jobs.admin import (
 from ergon_framework.jobs.bulk import BulkChange
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.encoded_store import with_codec
-from ergon_framework.jobs.finding import JobFilter, search_of
+from ergon_framework.jobs.finding import JobFilter, refuse_empty, search_of, whole_or_none
 from ergon_framework.jobs.flow_client import (
     EnqueuedFlow,
     EnqueuedId,
@@ -525,7 +525,8 @@ class JobClient:
         Those whose unique key another job holds by now are left, and the log says how many.
         """
         search = _failed(_meant(search, criteria))
-        requeued = requeue_all(self.store, self._settler, search, limit, progress or _unheard)
+        most = whole_or_none(limit)
+        requeued = requeue_all(self.store, self._settler, search, most, progress or _unheard)
         if requeued.held:
             logger.warning(
                 "jobs not requeued because others hold their unique keys: %d", requeued.held
@@ -559,7 +560,8 @@ class JobClient:
         limit: int | None,
         progress: Progress | None,
     ) -> BulkChange:
-        return BulkChange(self.store, self._settler, _meant(search, criteria), limit, progress)
+        meant = _meant(search, criteria)
+        return BulkChange(self.store, self._settler, meant, whole_or_none(limit), progress)
 
     def _new(
         self,
@@ -710,7 +712,9 @@ def _meant(search: Search | None, criteria: Mapping[str, Any]) -> Search:
             "which jobs are meant?",
             remedy='give a filter such as tags=["customer:42"], or Search() for all of them',
         )
-    return search_of(search, criteria)
+    found = search_of(search, criteria)
+    refuse_empty(criteria, found)
+    return found
 
 
 def _failed(search: Search) -> Search:

@@ -9,7 +9,16 @@ import msgspec
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import JobError
-from ergon_framework.ports.job_fields import Check, choice, instant, metadata, name, tags, text
+from ergon_framework.ports.job_fields import (
+    Check,
+    choice,
+    instant,
+    metadata,
+    name,
+    refusal,
+    tags,
+    text,
+)
 from ergon_framework.ports.jobstore import Search
 
 if TYPE_CHECKING:
@@ -50,16 +59,51 @@ def search_of(search: Search | None, given: Mapping[str, Any]) -> Search:
     return msgspec.structs.replace(search or Search(), **fields)
 
 
+def refuse_empty(given: Mapping[str, Any], found: Search) -> None:
+    """Raise JobError for a list of nothing, before many jobs are changed.
+
+    It would match every job, and whoever computes a list means none when it is empty.
+    """
+    for field in ("ids", "tags", "status", "metadata"):
+        if given.get(field) is not None and not getattr(found, _FIELDS[field][0]):
+            raise JobError(
+                f"{field} is empty, which would match every job",
+                remedy="change nothing then; leave it out to mean all of them",
+                details={"field": field},
+            )
+
+
+def whole_or_none(limit: Any) -> int | None:
+    """How many jobs are changed at most; None: all that match."""
+    if limit is None:
+        return None
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+        raise JobError(
+            "limit is no whole number of jobs",
+            remedy="give a number of 0 or more, or leave it out",
+            details={"field": "limit"},
+        )
+    return limit
+
+
 def _statuses(field: str, value: Any) -> tuple[JobStatus, ...]:
     check = choice(JobStatus)
-    values = (value,) if isinstance(value, str) else tuple(value)
+    values = (value,) if isinstance(value, str) else _listed(field, value)
     return tuple(check(field, each) for each in values)
 
 
 def _ids(field: str, value: Any) -> tuple[str, ...]:
     check = text()
-    values = (value,) if isinstance(value, str) else tuple(value)
+    values = (value,) if isinstance(value, str) else _listed(field, value)
     return tuple(check(field, str(each)) for each in values)
+
+
+def _listed(field: str, value: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(value)
+    except TypeError as error:
+        wrong = f"must be a list of texts, not {type(value).__name__}"
+        raise refusal(field, wrong, "give one text, or several in a list") from error
 
 
 _FIELDS: dict[str, tuple[str, Check]] = {

@@ -49,7 +49,7 @@ from ergon_framework.jobs.tracing import fired, firing
 from ergon_framework.ports.job_fields import (
     MAX_SCHEDULE_NAME,
     SCHEDULE_NAME,
-    instant,
+    dated,
     refusal,
 )
 from ergon_framework.ports.jobstore import DEFAULT_QUEUE, NewJob, Schedule, ScheduleStore
@@ -59,7 +59,6 @@ from ergon_framework.ports.settings_model import (
     FrozenList,
     OrNone,
     Positive,
-    PositiveOrZero,
     SettingsModel,
     Switch,
     frozen,
@@ -102,7 +101,7 @@ def _seconds(value: object) -> object:
 
 def _instant(value: object) -> float:
     with _as_value_error():
-        return instant("ends_at", value)
+        return dated("ends_at", value)
 
 
 def _json(value: object) -> object:
@@ -176,7 +175,7 @@ class ScheduleSettings(SettingsModel):
     tags: Args = Field(default_factory=FrozenList)
     metadata: Kwargs = Field(default_factory=FrozenDict)
     misfire: Literal["once", "skip", "all"] = "once"
-    jitter: PositiveOrZero = 0.0
+    jitter: UpToTenYears = 0.0
     ends_at: Annotated[Annotated[float, BeforeValidator(_instant)] | None, OrNone] = None
     unique: Switch = False
     unique_by: UniqueSettings | None = None

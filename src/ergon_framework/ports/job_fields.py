@@ -67,6 +67,8 @@ def refusal(field: str, problem: str, remedy: str) -> JobError:
 
 DAY = 86_400.0
 TEN_YEARS = 3653 * DAY
+_FIRST_INSTANT, _LAST_INSTANT = -62_135_596_800.0, 253_402_300_800.0
+"""The years 1 to 9999: others cannot be written as dates."""
 MAX_ID = 200
 MAX_TRACE = 16 * 1024
 MAX_TAGS = 16
@@ -121,6 +123,14 @@ def instant(field: str, value: Any) -> float:
             remedy = "write it like 2030-01-31T12:00:00Z"
             raise refusal(field, f"is no point in time: {error}", remedy) from error
     return _number(field, value)
+
+
+def dated(field: str, value: Any) -> float:
+    """A point in time that can be shown as a date."""
+    found = instant(field, value)
+    if not _FIRST_INSTANT <= found < _LAST_INSTANT:
+        raise refusal(field, "lies outside of the years 1 to 9999", "is it in seconds?")
+    return found
 
 
 def choice(kinds: type[StrEnum]) -> Check:

@@ -179,6 +179,8 @@ def _states(value: Any, has_period: bool) -> tuple[str, ...]:
     if value is None:
         return (*NOT_ENDED, "completed") if has_period else NOT_ENDED
     asked = (value,) if isinstance(value, str) else tuple(value)
+    if not asked:
+        raise _refusal("counts jobs in no state", "leave states out, or name some")
     for each in asked:
         if each not in STATES:
             raise _refusal(f"has the state {shown(each)}", f"known are {', '.join(STATES)}")
