@@ -402,3 +402,12 @@ def test_results_that_are_too_large_are_not_handed_on() -> None:
         assert "take 18,874,372 bytes" in last.last_error.message
         assert "and 16,711,680 can be sent; let these steps return" in last.last_error.message
         assert flow.status() == "failed"
+
+
+def test_the_value_of_a_signal_is_bounded_like_arguments() -> None:
+    """It becomes one of the next step, which could never run; another value can be sent then."""
+    client = JobClient(store=MemoryJobStore())
+    flow = client.chain(client.wait_for_signal("ok"), ("h", [])).enqueue()
+    with pytest.raises(JobError, match="value takes 1,048,579 bytes of JSON"):
+        flow.signal("ok", "x" * (1024 * 1024 + 1))
+    flow.signal("ok", "x")

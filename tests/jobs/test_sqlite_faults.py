@@ -273,6 +273,7 @@ def test_a_requeue_whose_key_is_taken(open_store: Open) -> None:
         ({"max_active": "many"}, "max_active of a queue"),
         ({"burst": None}, "burst of a queue"),
         ({"burst": -1}, "burst of a queue must be above zero"),
+        ({"key_rate": 1e-12}, "key_rate of a queue must be at least 1e-08"),
         ({"max_active": 2**63}, "max_active of a queue must be at most 1,000,000,000"),
         ({"key_burst": 2**63}, "key_burst of a queue must be at most 1,000,000,000"),
         ({"pinned_version": ""}, "a version has 1 to 100 printable characters"),

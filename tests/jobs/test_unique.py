@@ -313,3 +313,9 @@ def test_jobs_in_no_state_are_refused() -> None:
     """Two jobs would never be the same."""
     with pytest.raises(JobError, match="counts jobs in no state"):
         Unique(states=[])
+
+
+def test_no_fields_are_refused() -> None:
+    """A computed list that is empty would make all jobs of a handler the same, and drop work."""
+    with pytest.raises(JobError, match="names no fields"):
+        Unique(fields=[])

@@ -141,7 +141,8 @@ def signal(
     from ergon_framework.jobs.flow_why import flow_view
 
     with opened(config, url) as client:
-        send_signal(client.store, flow, name, _value(value))
+        limit = client.settings.max_payload
+        send_signal(client.store, flow, name, _value(value), max_payload=limit)
         show_one(flow_view(found_flow(client.store, flow)), as_json=as_json)
 
 

@@ -99,6 +99,8 @@ _SETTINGS: dict[str, Any] = {
 }
 MAX_LIMIT = 1_000_000_000
 """What a limit of a queue may be: stores keep whole numbers of 64 bits, and Redis fewer."""
+MIN_RATE = 1e-8
+"""Jobs a second; with fewer, the next one would be due beyond the dates that can be shown."""
 MAX_VERSION = 100
 """Characters of the version of a program."""
 
@@ -122,6 +124,12 @@ def _checked(name: str, value: Any) -> Any:
     # ``not found > 0`` and not ``found <= 0``: the former also refuses NaN.
     if found is not None and name != "is_paused" and not found > 0:
         raise JobError(f"{name} of a queue must be above zero", remedy="None means no limit")
+    if found is not None and name.endswith("rate") and found < MIN_RATE:
+        raise JobError(
+            f"{name} of a queue must be at least {MIN_RATE:g} a second, which is once in three"
+            " years",
+            remedy="pause the queue if nothing is to run",
+        )
     if found is not None and name != "is_paused" and found > MAX_LIMIT:
         raise JobError(
             f"{name} of a queue must be at most {MAX_LIMIT:,}", remedy="None means no limit"

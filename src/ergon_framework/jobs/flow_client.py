@@ -29,6 +29,7 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.flow_results import used_ids, value_of
 from ergon_framework.jobs.payload_codec import refuse_marked_value
 from ergon_framework.jobs.results import MIN_POLL_INTERVAL, POLL_INTERVAL, SharedSubscription
+from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.jobs.stores.flow_settlement import no_flow
 from ergon_framework.jobs.views import error_view
@@ -92,6 +93,7 @@ class StoreClient(Protocol):
     """The client that a flow is asked about with."""
 
     store: FullJobStore
+    settings: JobsSettings
 
     @property
     def subscription(self) -> SharedSubscription:
@@ -177,7 +179,8 @@ class EnqueuedFlow(EnqueuedId):
 
         A signal that comes before the step is reached is kept for it.
         """
-        send_signal(self._client.store, self, name, value)
+        limit = self._client.settings.max_payload
+        send_signal(self._client.store, self, name, value, max_payload=limit)
 
 
 class AsyncEnqueuedFlow(EnqueuedId):
@@ -289,10 +292,18 @@ def purge_flow(store: FullJobStore, flow_id: str) -> None:
             return  # somebody brought it back meanwhile
 
 
-def send_signal(store: FullJobStore, flow_id: str, name: str, value: Any) -> None:
+def send_signal(
+    store: FullJobStore, flow_id: str, name: str, value: Any, *, max_payload: int
+) -> None:
     """Complete the step that waits for a signal, or keep it for the first that will."""
     text = encode_value("value", value)
     refuse_marked_value(text)
+    if len(text) > max_payload:  # it becomes an argument of the step that follows
+        raise JobError(
+            f"value takes {len(text):,} bytes of JSON, and the limit is {max_payload:,}",
+            remedy="keep the data elsewhere and pass where it is, or raise max_payload in [jobs]",
+            details={"field": "value", "size": len(text), "limit": max_payload},
+        )
     with hints_for(store):
         outcome = flows_of(store).signal(str(flow_id), name, text)
     if outcome is SignalOutcome.TAKEN:
