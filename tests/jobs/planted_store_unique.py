@@ -293,6 +293,28 @@ class FirstOfABatchOnly(Honest):
         return found
 
 
+class ExtendsAnyHandler(Honest):
+    """Puts the arguments of one handler into the job of another."""
+
+    class PlantedLedger(Ledger):
+        def _check_extension(
+            self, job: NewJob, record: Record | None, earlier: NewJob | None, now: float
+        ) -> None:
+            held = record.new if record is not None else earlier
+            named = job if held is None else change(job, handler=held.handler)
+            super()._check_extension(named, record, earlier, now)
+
+
+class ExtendsBeyondTheExpiry(Honest):
+    """Lets a job expire before it is due."""
+
+    class PlantedLedger(Ledger):
+        def _check_extension(
+            self, job: NewJob, record: Record | None, earlier: NewJob | None, now: float
+        ) -> None:
+            super()._check_extension(change(job, expires_at=None), record, earlier, now)
+
+
 PLANTED: list[tuple[type[Honest], str]] = [
     (ForgetsRules, "rule_is_kept"),
     (FreesAtTheEnd, "completed_job_holds_its_key_for_its_period"),
@@ -316,6 +338,8 @@ PLANTED: list[tuple[type[Honest], str]] = [
     (ExtendsTheTimeOnly, "extended_job_waits_for_the_new_time"),
     (ExtendsTheArgumentsOnly, "extended_job_waits_for_the_new_time"),
     (HurriesTheExtended, "extended_job_is_never_due_sooner"),
+    (ExtendsAnyHandler, "job_of_another_handler_is_not_extended"),
+    (ExtendsBeyondTheExpiry, "extended_job_does_not_expire_before_it_is_due"),
     (KeepsTheOldExpiry, "extended_job_takes_the_new_expiry"),
     (BeginsTheExtendedAnew, "extended_retry_keeps_its_attempts"),
     (ExtendsWhatRuns, "running_job_is_not_extended"),

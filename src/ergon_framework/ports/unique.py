@@ -11,7 +11,7 @@ large arguments make no large keys. How long a job holds its key is decided in `
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -58,7 +58,7 @@ class Unique:
             raise _refusal(f"by is {shown(self.by)}, and not one of {', '.join(BY)}", _REMEDY)
         if self.key is not None:
             _text("unique", self.key)
-        if isinstance(self.fields, Sized) and not self.fields and self.fields != ():
+        if self.fields == []:  # the default is (), and means that none were asked for
             raise _refusal("names no fields, which would make all jobs the same", _REMEDY)
         object.__setattr__(self, "fields", _fields(self.fields))
         object.__setattr__(self, "period", _period(self.period))

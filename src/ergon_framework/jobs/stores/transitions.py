@@ -93,6 +93,39 @@ def on_duplicate(job: NewJob, holder: str, status: JobStatus) -> OnDuplicate:
     return decided
 
 
+def due_at(job: NewJob, now: float) -> float:
+    """When a new job is due."""
+    return now + job.delay if job.run_at is None else job.run_at
+
+
+def check_extension(job: NewJob, holder: str, handler: str, due: float) -> None:
+    """Raise where a job that waits cannot take the arguments and the expiry of another."""
+    if handler != job.handler:
+        raise other_handler(job, holder)
+    if job.expires_at is not None and job.expires_at <= due:
+        raise expires_too_soon(job, holder)
+
+
+def other_handler(job: NewJob, holder: str) -> DuplicateJobError:
+    """The arguments of one handler are not those of another."""
+    return DuplicateJobError(
+        f"a job of another handler holds the unique key {job.unique_key!r}, and cannot be extended"
+        f" with arguments of {job.handler}",
+        remedy="give the key to one handler only, or put the handler's name into it",
+        details={"unique_key": job.unique_key, "id": holder},
+    )
+
+
+def expires_too_soon(job: NewJob, holder: str) -> DuplicateJobError:
+    """It would be dead-lettered without having been started."""
+    return DuplicateJobError(
+        f"the job {holder} that holds the unique key {job.unique_key!r} is due after this one"
+        " expires",
+        remedy="let it expire later, or leave the expiry out",
+        details={"field": "expires_at", "unique_key": job.unique_key, "id": holder},
+    )
+
+
 ENDED, RUNNING, DUE, LATER, BLOCKED, JOINING, SIGNALLING = range(7)
 """The stages of a job in the tables; their schema says what each means."""
 

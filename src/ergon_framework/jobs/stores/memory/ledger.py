@@ -40,6 +40,8 @@ from ergon_framework.jobs.stores.transitions import (
     cancel_replaced,
     cancel_running,
     cancel_step,
+    check_extension,
+    due_at,
     entry_of,
     expire,
     id_taken,
@@ -103,7 +105,7 @@ class Ledger:
 
     def _refuse_duplicates(self, jobs: Sequence[NewJob], now: float) -> None:
         ids: set[str] = set()
-        keys: set[str] = set()  # that jobs of this batch will hold
+        keys: dict[str, NewJob] = {}  # that jobs of this batch will hold
         for job in jobs:
             key = job.unique_key
             holder = None if key is None or key in keys else self.holder(key, now)
@@ -113,13 +115,25 @@ class Ledger:
                 decided = decide(job.on_duplicate, status)
                 if decided is OnDuplicate.REJECT:
                     raise key_held(job, has_ended=status.is_final)
+                if decided is OnDuplicate.EXTEND:
+                    self._check_extension(job, holder, keys.get(key or ""), now)
                 if decided is not OnDuplicate.REPLACE:
                     continue
             if job.id in ids or job.id in self.by_id:
                 raise id_taken(job)
             ids.add(job.id)
             if key is not None:
-                keys.add(key)
+                keys[key] = job
+
+    def _check_extension(
+        self, job: NewJob, record: Record | None, earlier: NewJob | None, now: float
+    ) -> None:
+        """Before anything is changed: all jobs of a batch are added, or none."""
+        held = record.new if record is not None else earlier
+        if held is None:
+            return
+        first = due_at(held, now) if record is None else record.run_at
+        check_extension(job, held.id, held.handler, extended(first, due_at(job, now)))
 
     def _add(self, job: NewJob, now: float) -> EnqueueResult:
         holder = None if job.unique_key is None else self.holder(job.unique_key, now)
@@ -153,8 +167,7 @@ class Ledger:
     def _extend(self, record: Record, job: NewJob, now: float) -> None:
         """Let a job that waits do so until the due time of another, with its arguments."""
         self._leave(record)
-        due = now + job.delay if job.run_at is None else job.run_at
-        record.run_at, record.changed_at = extended(record.run_at, due), now
+        record.run_at, record.changed_at = extended(record.run_at, due_at(job, now)), now
         record.expires_at = job.expires_at
         record.new = msgspec.structs.replace(record.new, args=job.args, kwargs=job.kwargs)
         self._enter(record)

@@ -27,6 +27,8 @@ from ergon_framework.jobs.stores.postgres.statements import (
 from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, topics_of
 from ergon_framework.jobs.stores.transitions import (
     cancel_replaced,
+    check_extension,
+    due_at,
     id_taken,
     key_held,
     key_unseen,
@@ -199,10 +201,12 @@ class Insertion:
     def _extend(self, key: str, job: NewJob) -> None:
         """Let the holder wait until the due time of another, with its arguments."""
         seq, *_, now = self._written(key)
-        [[run_at]] = self._tx.execute(_SQL["due_at"], {"seq": seq}).fetchall()
+        [[run_at, holder, handler]] = self._tx.execute(_SQL["due_at"], {"seq": seq}).fetchall()
+        due = extended(run_at, due_at(job, now))
+        check_extension(job, holder, handler, due)
         values = {
             "seq": seq,
-            "run_at": extended(run_at, now + job.delay if job.run_at is None else job.run_at),
+            "run_at": due,
             "at": now,
             "expires_at": job.expires_at,
             "args": job.args,

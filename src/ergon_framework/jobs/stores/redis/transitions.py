@@ -12,7 +12,14 @@ from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.scripts import JOBS, script
 from ergon_framework.jobs.stores.redis.transactions import RedisTransactions
-from ergon_framework.jobs.stores.transitions import cancel_replaced, expire, id_taken, key_held
+from ergon_framework.jobs.stores.transitions import (
+    cancel_replaced,
+    expire,
+    expires_too_soon,
+    id_taken,
+    key_held,
+    other_handler,
+)
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
     SkippedRows,
@@ -180,6 +187,10 @@ class Transitions:
             raise id_taken(jobs[rest[0] - 1])
         if kind == b"key":
             raise key_held(jobs[rest[0] - 1], rest[1].decode(), has_ended=len(rest) > 2)
+        if kind == b"handler":
+            raise other_handler(jobs[rest[0] - 1], rest[1].decode())
+        if kind == b"expiry":
+            raise expires_too_soon(jobs[rest[0] - 1], rest[1].decode())
         [row] = rows.rows_in(rest[2])
         holder = rest[1].decode()
         transition = cancel_replaced(rows.standing(holder, row), self._transactions.now())

@@ -80,7 +80,7 @@ UPDATE ergon_jobs SET
 WHERE seq = ?1;
 
 -- due_at: when a job that waits is due
-SELECT run_at FROM ergon_jobs WHERE seq = ?;
+SELECT run_at, id, handler FROM ergon_jobs WHERE seq = ?;
 
 -- drop_payload: arguments that are large no more
 DELETE FROM ergon_job_payloads WHERE seq = ?;

@@ -42,6 +42,8 @@ from ergon_framework.jobs.stores.transitions import (
     cancel_replaced,
     cancel_running,
     cancel_step,
+    check_extension,
+    due_at,
     expire,
     id_taken,
     is_plain_completion,
@@ -323,8 +325,9 @@ class Tx:
 
     def extend(self, seq: int, job: NewJob) -> None:
         """Let a job that waits do so until the due time of another, with its arguments."""
-        [run_at] = self.cursor.execute(_JOBS["due_at"], (seq,)).fetchone()
-        due = extended(run_at, self.now + job.delay if job.run_at is None else job.run_at)
+        run_at, holder, handler = self.cursor.execute(_JOBS["due_at"], (seq,)).fetchone()
+        due = extended(run_at, due_at(job, self.now))
+        check_extension(job, holder, handler, due)
         is_large = _is_large(job)
         given = (None, None) if is_large else (job.args, job.kwargs)
         self.cursor.execute(_JOBS["extend"], (seq, due, self.now, job.expires_at, *given))

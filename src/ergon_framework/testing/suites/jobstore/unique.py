@@ -8,9 +8,9 @@ from ergon_framework.core.job import CancelRequested, JobStatus, RequeueRequeste
 from ergon_framework.core.unique import OnDuplicate, UniqueRule
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import EnqueueResult, Search
+from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Search
 from ergon_framework.ports.transfer import JobRecord, records_of
-from ergon_framework.testing.suites.framework import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, fail, register
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
@@ -319,6 +319,35 @@ def extended_job_is_never_due_sooner(s: JobStoreSubject) -> None:
     s.put("b", unique_key="k", on_duplicate=EXTEND, kwargs=b'{"n":1}')
     after = s.get("a")
     same((after.run_at, after.kwargs), (due, b'{"n":1}'), "due time and named arguments")
+
+
+@check()
+def job_of_another_handler_is_not_extended(s: JobStoreSubject) -> None:
+    """It would be called with arguments that are not its own, and the other work would be lost."""
+    s.put("a", unique_key="k", delay=100.0, args=b"[1]")
+    other = NewJob(id="b", handler="refund", unique_key="k", on_duplicate=EXTEND, args=b"[2]")
+    try:
+        s.store.add([NewJob(id="c", handler="refund"), other])
+    except DuplicateJobError as error:
+        expect("another handler" in error.message, "the error does not say why")
+    else:
+        fail("the arguments of another handler were taken")
+    same((s.get("a").args, s.store.find("c")), (b"[1]", None), "the job, and others of the call")
+
+
+@check()
+def extended_job_does_not_expire_before_it_is_due(s: JobStoreSubject) -> None:
+    """It would be a dead letter that nobody has tried."""
+    s.put("a", unique_key="k", delay=100.0)
+    try:
+        s.put("b", unique_key="k", on_duplicate=EXTEND, expires_at=s.clock() + 50.0)
+    except DuplicateJobError as error:
+        expect("expires" in error.message, "the error does not say why")
+    else:
+        fail("it expires before it is due")
+    same(s.get("a").expires_at, None, "the expiry of the job")
+    s.put("b", unique_key="k", on_duplicate=EXTEND, expires_at=s.clock() + 101.0)
+    same(s.get("a").expires_at, s.clock() + 101.0, "the expiry of the job")
 
 
 @check()

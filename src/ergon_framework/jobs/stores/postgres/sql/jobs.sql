@@ -100,7 +100,7 @@ WHERE (SELECT created_at FROM ergon_jobs WHERE seq = ergon_job_keys.job)
     <= (SELECT created_at FROM ergon_jobs WHERE seq = excluded.job);
 
 -- due_at: when a job that waits is due
-SELECT run_at FROM ergon_jobs WHERE seq = %(seq)s;
+SELECT run_at, id, handler FROM ergon_jobs WHERE seq = %(seq)s;
 
 -- extend: let a job that waits do so for longer, with other arguments
 UPDATE ergon_jobs SET

@@ -48,9 +48,22 @@ local function arguments_in(body)
   return from, past(body, past(body, from)) - 1
 end
 
+local function handler_in(body)
+  local at = byte(body) == 220 and 4 or 2
+  return sub(body, at, past(body, at) - 1)
+end
+
 -- Let a job that waits do so until the due time of another, with its arguments.
-local function extend(job, new)
+local function extend(n, job, new)
   local id, body = job[ID], blob(new[12])
+  if handler_in(bodies[id] or call("HGET", BODY, id)) ~= handler_in(body) then
+    refusal = {"handler", n, id}
+    return
+  end
+  if new[7] and new[7] <= max(job[RUN_AT], new[6] or now + new[5]) then
+    refusal = {"expiry", n, id}
+    return
+  end
   stand(job, false)
   let_go(job)
   job[RUN_AT], job[CHANGED_AT] = max(job[RUN_AT], new[6] or now + new[5]), now
@@ -92,8 +105,8 @@ local function add(n, new)
   if holder then
     if new[9] == EXISTING then return {holder, false, ""} end
     if new[9] == EXTEND and is_waiting(job_of(holder)) then
-      extend(job_of(holder), new)
-      return {holder, false, ""}
+      extend(n, job_of(holder), new)
+      return not refusal and {holder, false, ""}
     end
     if not makes_room(n, new, job_of(holder)) then return end
     replaced = holder
@@ -106,6 +119,7 @@ local function add(n, new)
   return {id, true, replaced}
 end
 
+local is_duplicate = {key = true, id = true, handler = true, expiry = true}
 local ids = {}
 for n, new in ipairs(args[2]) do ids[n] = new[1] end
 load_jobs(ids)
@@ -115,7 +129,7 @@ for n, new in ipairs(args[2]) do
   else
     answers[n] = add(n, new) or false
     if refusal then
-      if not (fires and (refusal[1] == "key" or refusal[1] == "id")) then return refusal end
+      if not (fires and is_duplicate[refusal[1]]) then return refusal end
       refusal = nil
     end
   end
