@@ -249,3 +249,38 @@ def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "scandir", lambda _place: Folder())
     with pytest.raises(Exception, match="more than 20,000 files to watch"):
         Reloader(lambda _lifeline: ["true"], [tmp_path]).run()
+
+
+@pytest.mark.parametrize(
+    ("name", "pasted"),
+    [
+        ("two words.py", "'two words.py'"),
+        ("-dash.py", "./-dash.py"),
+        ("noext", "noext"),
+        ("shop.pyz", "shop.pyz"),
+    ],
+)
+def test_a_name_that_cannot_be_imported_is_refused_with_a_command_that_works(
+    script: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    pasted: str,
+) -> None:
+    """At once, and not by an executor that looks for a module which nobody wrote."""
+    monkeypatch.chdir(script.parent)
+    script.with_name(name).write_text(SCRIPT)
+    said = told(capsys, f"./{name}")
+    assert "no other process could import" in said
+    assert f"run it with python {pasted})" in said
+
+
+def test_the_app_that_is_proposed_can_be_pasted(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also from a folder with a blank in its name."""
+    folder = script.parent / "my jobs"
+    folder.mkdir()
+    (folder / "two.py").write_text(SCRIPT + "\nother = App()\n")
+    monkeypatch.chdir(script.parent)
+    assert "(write 'my jobs/two.py:app')" in told(capsys, "my jobs/two.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -51,10 +52,15 @@ def find_app(target: str) -> App | None:
 
 
 def _of_script(script: Path, name: str) -> App:
+    if script.suffix != ".py" and script.is_file():
+        raise WiringError(
+            f"{str(script)!r} has a name that no other process could import: it lacks .py",
+            remedy=f"rename it, or run it with python {_pasted(script)}",
+        )
     if not script.stem.isidentifier():
         raise WiringError(
             f"{str(script)!r} has a name that no other process could import",
-            remedy=f"rename it, or run it with python {script}",
+            remedy=f"rename it, or run it with python {_pasted(script)}",
         )
     module = loading.module_in(script)
     if name:
@@ -76,9 +82,17 @@ def _of_script(script: Path, name: str) -> App:
         count = f"there are several: {', '.join(names)}" if names else "there is none"
         raise WiringError(
             f"which App of {script}? {count}",
-            remedy=f"write {script}:{names[0]}" if names else "write app = App() at its top",
+            remedy=f"write {_pasted(script, names[0])}"
+            if names
+            else "write app = App() at its top",
         )
     return cast("App", getattr(module, names[0]))
+
+
+def _pasted(script: Path, name: str = "") -> str:
+    """A script, or an App of it, as an argument in a shell that no command takes for an option."""
+    place = f"./{script}" if str(script).startswith("-") else str(script)
+    return shlex.quote(f"{place}:{name}" if name else place)
 
 
 def late_error(file: Path, name: str) -> WiringError | None:
