@@ -50,6 +50,7 @@ def test_only_durability_is_left_out() -> None:
     assert report.skipped == (
         "rules_survive_a_restart",
         "last_sight_of_an_executor_survives",
+        "pin_survives",
         "cancel_request_survives_the_process",
         "jobs_survive",
         "fences_survive",
