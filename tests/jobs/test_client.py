@@ -674,3 +674,13 @@ def test_a_client_can_be_used_as_a_context(store: MemoryJobStore) -> None:
     with pytest.raises(Exception, match="closed"):
         client.enqueue("h")
     client.close()
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "5", True])
+def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
+    """With NaN the wait would never end."""
+    client = JobClient(store=MemoryJobStore())
+    job, flow = client.enqueue("h"), client.chain("h").enqueue()
+    for waits in (job.result, flow.result):
+        with pytest.raises(JobError, match=r"timeout is .*, and no number of seconds"):
+            waits(timeout)

@@ -181,7 +181,16 @@ def test_what_is_no_progress_is_refused() -> None:
     """By the handler's call, with what to write; and by the worker, which ignores the line."""
     with pytest.raises(ValueError, match=r"a part from 0 to 1, such as 0.4, not 40"):
         JobContext(job_id="1").progress(40)
+    for part in ("words", True, float("nan")):
+        with pytest.raises(ValueError, match="a part from 0 to 1"):
+            JobContext(job_id="1").progress(part)  # type: ignore[arg-type]
+    for message in (7, b"x", None):
+        with pytest.raises(TypeError, match="the message of a progress is text, not"):
+            JobContext(job_id="1").progress(0.5, message)  # type: ignore[arg-type]
     JobContext(job_id="1").progress(0.4, "in a test it does nothing")
+    odd = reported_progress(encode_progress("1", 0.5, "importing caf\udce9.csv"))
+    assert odd is not None
+    assert odd.message == "importing caf\\udce9.csv"
     good = encode_progress("1", 0.5, "x" * 10_000 + "\x00")
     assert len(good) < 4096
     found = reported_progress(good)

@@ -16,6 +16,7 @@ from ergon_framework.cli.session import (
     JsonFlag,
     LogFormat,
     LogLevel,
+    finite,
     is_supervised,
     tell_parent,
 )
@@ -73,6 +74,7 @@ def worker(
             "--max-process-age",
             metavar="SECONDS",
             min=0.001,
+            callback=finite,
             help="Replace one after so many seconds [max_age of the executor].",
         ),
     ] = None,

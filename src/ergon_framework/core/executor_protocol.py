@@ -52,7 +52,7 @@ __all__ = [
     "Stray",
     "TooLong",
     "cancelled_job",
-    "check_fraction",
+    "check_progress",
     "encode_cancel",
     "encode_outcome",
     "encode_progress",
@@ -454,9 +454,12 @@ class _Report(msgspec.Struct, frozen=True):
 _REPORTS = msgspec.json.Decoder(_Report)
 
 
-def check_fraction(fraction: float | None) -> None:
-    """Refuse what is no part of a whole, before it is reported."""
-    if fraction is not None and not 0.0 <= fraction <= 1.0:
+def check_progress(fraction: Any, message: Any) -> None:
+    """Refuse what is no part of a whole, or no text, before it is reported."""
+    if not isinstance(message, str):
+        raise TypeError(f"the message of a progress is text, not {type(message).__name__}")
+    is_number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
+    if fraction is not None and not (is_number and 0.0 <= fraction <= 1.0):
         raise ValueError(f"a progress is a part from 0 to 1, such as 0.4, not {fraction!r}")
 
 
@@ -466,7 +469,9 @@ def encode_progress(job_id: str, fraction: float | None, message: str) -> bytes:
     Version 1 has no message for it, and whatever is no outcome is a stray line on the standard
     output. So it goes to a descriptor of its own.
     """
-    return _encode(_Report(ProgressReport(job_id, fraction, message[:MAX_PROGRESS_MESSAGE])))
+    # A name of a file may have characters that no text has; a report must not fail its job.
+    text = message[:MAX_PROGRESS_MESSAGE].encode(errors="backslashreplace").decode()
+    return _encode(_Report(ProgressReport(job_id, fraction, text[:MAX_PROGRESS_MESSAGE])))
 
 
 def reported_progress(line: bytes) -> ProgressReport | None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from ergon_framework.core.executor_protocol import check_fraction
+from ergon_framework.core.executor_protocol import check_progress
 from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import JobCancelled, Retry, Snooze
 from ergon_framework.ports.unit_of_work import RUNNING
@@ -64,7 +64,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
         Plain and async handlers may call it as often as they like: it never waits, and about one
         report in a second is sent, the last one always.
         """
-        check_fraction(fraction)
+        check_progress(fraction, message)
         if self.reporter is not None:
             self.reporter(fraction, message)
 

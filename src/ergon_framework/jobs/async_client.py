@@ -37,6 +37,7 @@ from ergon_framework.jobs.newjob import HandlerOptions, JobSpec
 from ergon_framework.jobs.results import (
     MIN_POLL_INTERVAL,
     POLL_INTERVAL,
+    check_timeout,
     found,
     not_found,
     refuse_to_wait,
@@ -406,6 +407,7 @@ class AsyncJobClient:
 
         ``poll`` counts at the first call; one thread waits for all.
         """
+        check_timeout(timeout)
         job_id = str(job_id)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Job] = loop.create_future()

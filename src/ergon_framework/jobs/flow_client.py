@@ -28,7 +28,12 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.flow_results import used_ids, value_of
 from ergon_framework.jobs.payload_codec import refuse_marked_value
-from ergon_framework.jobs.results import MIN_POLL_INTERVAL, POLL_INTERVAL, SharedSubscription
+from ergon_framework.jobs.results import (
+    MIN_POLL_INTERVAL,
+    POLL_INTERVAL,
+    SharedSubscription,
+    check_timeout,
+)
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.jobs.stores.flow_settlement import no_flow
@@ -325,6 +330,7 @@ def wait_for_flow(
     now: Callable[[], float] = time.monotonic,
 ) -> Flow:
     """The flow in its final state."""
+    check_timeout(timeout)
     flow = found_flow(store, flow_id)
     if flow.status.is_final:
         return flow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.core.text import indented
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
 from ergon_framework.errors import (
+    JobError,
     JobFailedError,
     JobNotFoundError,
     ResultTimeoutError,
@@ -119,6 +121,7 @@ def wait_in_time(
     store: JobStore, shared: SharedSubscription, job_id: str, timeout: float | None, poll: float
 ) -> Job:
     """Do :func:`wait_for`, and keep the timeout even when the store does not answer."""
+    check_timeout(timeout)
     began = time.monotonic()
     try:
         # Within the caller's time: a server that does not answer would else keep it for its own
@@ -130,6 +133,19 @@ def wait_in_time(
         if timeout is None or time.monotonic() < began + timeout:
             raise
         raise unanswered(job_id, timeout, error) from error
+
+
+def check_timeout(timeout: Any) -> None:
+    """Refuse what is no number of seconds: with NaN the wait would never end."""
+    if timeout is None:
+        return
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not is_number or math.isnan(timeout):
+        raise JobError(
+            f"timeout is {timeout!r}, and no number of seconds",
+            remedy="give a number, or None to wait as long as it takes",
+            details={"field": "timeout"},
+        )
 
 
 def _sleep(seconds: float) -> None:

@@ -23,7 +23,7 @@ from ergon_framework.connector.jobs.codec import (
     job_of,
     transaction_of,
 )
-from ergon_framework.core.executor_protocol import check_fraction
+from ergon_framework.core.executor_protocol import check_progress
 from ergon_framework.core.job import Event, JobStatus, Released, Succeeded
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, JobError, StoreError
@@ -256,7 +256,7 @@ class JobsConnector(ThreadedTwins):
         As ``job.progress()`` of a handler: it never waits, about one report in a second is written,
         the last one always, and it is shown until the transaction is settled.
         """
-        check_fraction(fraction)
+        check_progress(fraction, message)
         if not isinstance(transaction, JobDelivery) or transaction.owner is not self:
             raise JobsConnectorError(
                 f"transaction {transaction.transaction_id!r} was not delivered by this connector",
