@@ -58,8 +58,10 @@ class BreakerRule:
     probe_lease: float = 30.0
     """Seconds after which a probe that never reported gives its place back."""
     confirm_after: float = 1.25
-    """Seconds that failures in a row must have lasted before they open a circuit that others use
-    too: by then all of them have seen the failures, and would have told of a success."""
+    """Seconds that failures in a row must have lasted before they open a circuit that other
+    processes use too: by then all of those have read the failures, and would have written a
+    success.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +205,10 @@ class Breaker:
         return replace(self, probes=self.live_probes(rule, now))
 
     def observed(self, now: float) -> Breaker:
-        """As people are told that it stands: one whose cooldown is over would let a probe in.
+        """The circuit as it is shown to people: one whose cooldown is over would let a probe in.
 
-        Nothing is kept of it. Only a call changes the circuit, and there may be none for long.
+        This state is not stored. Only a call changes a circuit, and there may be no call for a long
+        time.
         """
         is_over = self.open_until is not None and now >= self.open_until
         if self.state is not CircuitState.OPEN or not is_over:
@@ -232,7 +235,9 @@ class Breaker:
     def forced(
         self, rule: BreakerRule, state: CircuitState, now: float, seconds: float = 0.0
     ) -> Breaker:
-        """As an operator wants it: open for so many seconds, or for the rule's if not said."""
+        """The circuit as an operator sets it: open for so many seconds, or for those of the
+        rule.
+        """
         if state is CircuitState.OPEN:
             opened = self._opened(rule, now, self.failures)
             return (

@@ -440,7 +440,7 @@ class ClaimPlan:
     def __init__(self, request: ClaimRequest, turns: Turns) -> None:
         self._request = request
         self._turns = turns
-        # A probe asks with no slots at all, only to hear what is left.
+        # A probe asks with no free slots, only to learn what is left.
         self._left = {executor: slots for executor, slots in request.slots.items() if slots > 0}
         self._turned: set[str] = set()
         self._spent: set[ShareKey] = set()

@@ -1,13 +1,13 @@
 """Executor Protocol v1 without I/O: bytes in, frames out, for both of its roles.
 
 The orchestrator writes one request per line and reads outcomes; an executor does the reverse. A
-session is fed whatever a pipe gave and answers with whole frames: the same bytes give the same
-frames, however they were cut. No input raises. A line that is no frame becomes a frame of its own
-(``Refusal``, ``Stray``), and the next line is read as if nothing had happened.
+session is fed the bytes that a pipe delivered and returns whole frames: the same bytes give the
+same frames, however they were cut into reads. No input raises. A line that is no frame becomes a
+frame of its own (``Refusal``, ``Stray``), and the next line is read as if nothing had happened.
 
-Lines are cut at 0x0A and nowhere else, and are bounded in length: U+2028 and its like are ordinary
-characters of JSON text, so a reader of text lines would not do. The ``repr`` of a frame shows only
-fields that hold no user data: no arguments, results or error messages.
+Lines are cut at 0x0A and nowhere else, and are bounded in length: U+2028 and similar separators are
+ordinary characters of JSON text, so ``str.splitlines`` would cut inside a frame. The ``repr`` of a
+frame shows only fields that hold no user data: no arguments, results or error messages.
 
 Rules for editors: reasons never quote what a line holds. Fields may be added, never demanded: an
 executor that knows nothing but the specification must work for ever.
@@ -79,7 +79,7 @@ CANCELLED = "cancelled"
 """The error type of a handler that has ended because its job was to be cancelled."""
 
 ATTEMPTS = "ergon_attempts"
-"""In the trace's carrier: how many attempts a job has, told where that is 1."""
+"""Key in the trace carrier: the maximum of attempts of a job, sent only where that is 1."""
 
 INVALID_REQUEST = "invalid_request"
 """The error type of the answer to a line that is no request."""
@@ -114,7 +114,7 @@ class Discreet(msgspec.Struct, frozen=True):
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """What an executor is told about the attempt, besides what to run."""
+    """The context of an attempt that a request carries, besides what to run."""
 
     job_id: str
     attempt: Annotated[int, msgspec.Meta(ge=1)]

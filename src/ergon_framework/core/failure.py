@@ -1,8 +1,8 @@
-"""Failure as data: what went wrong, in a record small enough to cross every border.
+"""Failure as data: what went wrong, in a record small enough to be stored and sent.
 
-Exceptions are classified into this record once, at the seam where they are caught, by one ordered
-table per package. The machinery branches on ``kind`` alone; ``code`` is an open vocabulary that
-belongs to the package that raises it.
+Exceptions are classified into this record once, where they are caught, by one ordered table per
+package. The machinery branches on ``kind`` alone; ``code`` is an open vocabulary that belongs to
+the package that raises it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Kind(StrEnum):
     """What the machinery branches on: a closed list."""
 
     TRANSIENT = "transient"  # may pass by itself
-    THROTTLED = "throttled"  # may pass, and someone told us when
+    THROTTLED = "throttled"  # may pass, and the other side said when
     HELD = "held"  # a gate refused before anything was attempted
     TIMEOUT = "timeout"  # we gave up waiting
     LOST = "lost"  # the holder is gone: dead channel, dead child, expired lease

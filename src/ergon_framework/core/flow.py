@@ -9,8 +9,8 @@ waits, waits at a **join**, which counts the predecessors that are left. The end
 **counts** when its successors need not wait for it any more. A completed step always counts. One
 that failed or was cancelled counts by the policy of its flow: ``continue`` counts it, ``cancel``
 and ``hold`` do not. Ends that did not count are ``uncounted``: the steps after them can only go on
-when somebody retries or skips them. A **sweep** goes through the steps of a flow to cancel, retry
-or skip them, in slices: a flow may have very many.
+when an operator retries or skips them. A **sweep** goes through the steps of a flow to cancel,
+retry or skip them, in slices: a flow may have very many.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class FlowStatus(StrEnum):
     """Where a flow stands."""
 
     RUNNING = "running"  # its steps run, or wait for others
-    HELD = "held"  # a step failed, and somebody has to retry, skip or cancel
+    HELD = "held"  # a step failed, and an operator has to retry, skip or cancel
     FAILING = "failing"  # a step failed: steps that wait are cancelled, those that run end
-    CANCELLING = "cancelling"  # somebody cancelled it: the same happens
+    CANCELLING = "cancelling"  # an operator cancelled it: its steps are being cancelled
     COMPLETED = "completed"  # all steps have ended, and each of them counted
     FAILED = "failed"  # a step failed, and the others have ended
-    CANCELLED = "cancelled"  # somebody cancelled it, and all steps have ended
+    CANCELLED = "cancelled"  # an operator cancelled it, and all steps have ended
 
     @property
     def is_final(self) -> bool:
@@ -50,7 +50,7 @@ class OnFailure(StrEnum):
 
     CANCEL = "cancel"  # the steps that wait are cancelled
     CONTINUE = "continue"  # its successors start, and see no result in its place
-    HOLD = "hold"  # its successors wait until somebody decides
+    HOLD = "hold"  # its successors wait until an operator decides
 
 
 class Sweep(StrEnum):
@@ -92,7 +92,8 @@ class StepsAdded(msgspec.Struct, frozen=True):
 class StepEnded(msgspec.Struct, frozen=True):
     """A step has completed, failed or was cancelled.
 
-    ``has_counted``: its end counted before; it came back, and nobody waits for it any more.
+    ``has_counted``: its end counted before. The step was requeued since, and no join waits for it
+    any more.
     """
 
     status: JobStatus
@@ -111,15 +112,15 @@ class StepSkipped(msgspec.Struct, frozen=True):
 
 
 class CancelFlow(msgspec.Struct, frozen=True):
-    """Somebody cancels the flow."""
+    """An operator cancels the flow."""
 
 
 class RetryFlow(msgspec.Struct, frozen=True):
-    """Somebody wants the steps that failed or were cancelled to be tried again."""
+    """An operator retries the steps that failed or were cancelled."""
 
 
 class SkipFailed(msgspec.Struct, frozen=True):
-    """Somebody wants the flow to go on without the steps that failed."""
+    """An operator lets the flow go on without the steps that failed."""
 
 
 class SweepEnded(msgspec.Struct, frozen=True):

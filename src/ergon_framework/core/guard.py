@@ -1,9 +1,9 @@
 """One guarded call to another service: gates, attempts, waits, and one end.
 
 The machine answers every event with the next thing to do; both drivers, sync and async, do exactly
-that and report back. The order is fixed: look at the circuit, sit out a cooldown, reserve quota,
-pass the circuit, attempt. A refusal by a gate costs no attempt. Only the end says what becomes of
-the reserved quota.
+that and report back. The order is fixed: check the circuit, wait for the end of a cooldown, reserve
+quota, take a permit of the circuit, attempt. A refusal by a gate costs no attempt. Only the end
+says what becomes of the reserved quota.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Stopped(StrEnum):
     CIRCUIT_OPEN = "circuit_open"
     COOLDOWN = "cooldown"
     QUOTA = "quota_exhausted"
-    STORE = "store_unavailable"  # nobody can say whether there is quota left
+    STORE = "store_unavailable"  # it is unknown whether there is quota left
 
 
 _NEVER = float("-inf")

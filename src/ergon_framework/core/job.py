@@ -76,7 +76,7 @@ class JobSnapshot:
     excused: int = 0
     is_charged: bool = False  # the store has charged the attempt of this delivery already
     is_solo: bool = False  # it is to be alone in its process
-    is_cancelling: bool = False  # it runs, and somebody has asked for its cancellation
+    is_cancelling: bool = False  # it runs, and its cancellation was requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt failed. ``is_written`` tells whether an executor was asked at all."""
+    """The attempt failed. ``is_written``: whether the request was written to an executor at all."""
 
     failure: Failure
     is_written: bool = True
@@ -117,7 +117,7 @@ class HeldBack:
 class ProcessDied:
     """The executor's process ended while it had this job.
 
-    ``was_read`` tells whether it had read the request, ``was_alone`` whether it held no other.
+    ``was_read``: whether it had read the request. ``was_alone``: whether it held no other request.
     """
 
     was_read: bool = True
@@ -479,7 +479,7 @@ WHY_ENDED = {
     UNHANDLED: "no worker had its handler for as long as a job may wait for one",
     UNSERVED: "no worker had its executor for as long as a job may wait for one",
 }
-"""Why a job was dead-lettered, in words."""
+"""Why a job was dead-lettered, for people."""
 
 
 def route(handler: str) -> tuple[str, str]:
@@ -489,8 +489,9 @@ def route(handler: str) -> tuple[str, str]:
 
 
 def handler_lane(executor: str, handler: str) -> str:
-    """What a job names as its executor while it waits for a worker with this handler.
+    """The lane of a handler: what a job names as its executor while it waits for a worker that has
+    the handler.
 
-    No executor has such a name, so that nobody else claims it. :func:`route` takes it apart.
+    No executor has such a name, so no other worker claims the job. :func:`route` takes it apart.
     """
     return f"{executor}#{handler}"

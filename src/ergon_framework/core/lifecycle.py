@@ -5,10 +5,10 @@ is repeated is decided by ``judge`` and nowhere else. ``advance`` only combines 
 
 Theory of operation. A driver owns a :class:`Cursor` and asks ``advance`` what to do about an event.
 The answer is one action: call a hook, sleep, or end. The driver does it and comes back with the
-next event. Time reaches the machine only as ``now``. Three scopes of timeout are told apart: a
-*step's* is a failed attempt like any other and goes to the judge; the *lifecycle's* leads to the
-one exception phase; the *loop's* aborts, because starting a handler would overrun the very bound
-that passed.
+next event. Time reaches the machine only as ``now``. There are three scopes of timeout: a *step's*
+is a failed attempt like any other and goes to the judge; the *lifecycle's* leads to the one
+exception phase; the *loop's* aborts, because starting a handler would overrun the very bound that
+passed.
 
 A failure of the kind HELD says that nothing was attempted: a gate was closed. It costs no attempt.
 A transaction whose source can keep it for a while is *parked*: it ends without an outcome and comes
@@ -316,7 +316,7 @@ def _leave(
     route = ROUTES[came_from, cue]
     if isinstance(route, Step):
         cursor.step, cursor.attempt, cursor.step_began_at = route, 0, now
-        # Kept apart from the handler's own failure: the report tells what the transaction failed
+        # Kept apart from the handler's own failure: the report says what the transaction failed
         # with, not what its handler did.
         if route is Step.ON_EXCEPTION:
             cursor.failure = failure
@@ -345,7 +345,7 @@ def _timeout(scope: Scope, cursor: Cursor) -> Failure:
 
 
 class Verb(StrEnum):
-    """The things a source can be told."""
+    """How a delivery can be settled with its source."""
 
     ACK = "ack"
     NACK = "nack"
@@ -363,8 +363,10 @@ VERBS: dict[Ending, Verb] = {
 }
 
 SETTLEMENT_RETRIES = frozenset({Kind.TRANSIENT, Kind.THROTTLED, Kind.HELD})
-"""Passing reasons. After a timeout the source may have heard it; on a lost channel a delivery
-cannot be settled any more, and its tag may stand for another one; a refusal or a defect stays."""
+"""Failures that may pass. After a timeout the source may have received the settlement; on a lost
+channel a delivery cannot be settled any more, and its tag may denote another one; a refusal or a
+defect stays.
+"""
 SETTLEMENT_ATTEMPTS = 5
 """Calls of one verb for one delivery, the first included, unless the policy says otherwise."""
 SETTLEMENT_BACKOFF = Backoff(base=0.1, factor=3.0, cap=5.0)

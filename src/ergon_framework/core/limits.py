@@ -64,7 +64,7 @@ class QuotaText(NamedTuple):
 
 
 UNLIMITED = "unlimited"
-"""A quota that lifts another one, which is said elsewhere."""
+"""A quota that lifts a quota from a wider scope."""
 
 
 def read_quota(text: object) -> QuotaText:
@@ -156,10 +156,10 @@ class Bucket:
         return now + self._until_full(now) - (self.burst - 1) / self.rate
 
     def healed(self, now: float) -> Bucket:
-        """The same, unless a clock that was set back since has said when it will be full.
+        """The bucket, repaired if it was written by a clock that has been set back since.
 
-        No bucket is ever further from being full than an empty one; one that seems to be would stay
-        empty until the clock has come to where it was.
+        No bucket is further from being full than an empty one. One that seems to be would stay
+        empty until the clock has caught up with the old time.
         """
         latest = now + self.burst / self.rate
         return replace(self, full_at=latest) if self.full_at > latest else self

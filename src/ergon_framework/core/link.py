@@ -1,11 +1,11 @@
-"""The link between two zones: how it stands, and up to where everything has safely arrived.
+"""The link between two zones: its mode, and the frontier up to which everything has arrived.
 
-The gate is open, shut, or opening again. Its mode paces the link and tells the operator how it
-stands. It never decides whether a fact may be appended: producers do not notice it.
+The gate of a link is open, shut, or opening again. This mode sets the pace of the link and is shown
+to operators. It never decides whether a fact may be appended: producers do not notice it.
 
-A reader sees a view of a log, so the offsets it is given may have holes; each fact therefore names
-the one before it in that view. What does not join on is not taken: the frontier stops there, and
-the reader asks again from the frontier.
+A reader sees a view of a log, so the offsets it sees may have holes; each fact therefore names the
+one before it in that view. A fact whose predecessor is missing is not taken: the frontier stops
+there, and the reader asks again from the frontier.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class StopReason(StrEnum):
     LIMIT = "limit"  # as many transactions as asked for
     TIMEOUT = "timeout"  # the call's own time is over
     FETCH_FAILED = "fetch_failed"  # the source could not be read
-    STOPPED = "stopped"  # somebody asked for a stop
+    STOPPED = "stopped"  # a stop was requested
     INTERRUPTED = "interrupted"  # KeyboardInterrupt, SystemExit or cancellation
 
 

@@ -1,7 +1,8 @@
-"""What is wrong with the value of an option, told where the option is written.
+"""Validates the values of options, at the line of the program that sets them.
 
 Each function returns a phrase that may follow the name of the option, or an empty text. They do
-without pydantic: importing it takes longer than a program may take that only declares its work.
+without pydantic: a program that only declares handlers should start faster than pydantic can be
+imported.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ MAX_SHOWN = 60
 """Characters of a value that a message repeats."""
 MAX_DIGITS = 30
 MAX_COUNT = 2**31 - 1
-"""What a column of whole numbers holds; nobody means more."""
+"""What an integer column of 32 bits holds; larger counts are mistakes."""
 
 
 def shown(value: object) -> str:

@@ -22,7 +22,8 @@ _SAME_WAIT = 1.0
 """Seconds by which two instants may differ and still be the end of one wait."""
 _SPREAD, _MOST_SPREAD = 0.1, 5.0
 """By how much a deferral is lengthened by chance, as a share and in seconds: all calls behind one
-gate were told the same instant."""
+gate were given the same instant.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def several_lines(text: str) -> str:
 
 
 def indented(text: str, mark: str = "  | ") -> str:
-    """Several lines, each with a mark in front that tells whose they are."""
+    """Several lines, each with a mark in front that shows where they come from."""
     return "\n".join(mark + line for line in several_lines(text).split("\n"))
 
 

@@ -1,9 +1,9 @@
 """Who holds a unique key, and what becomes of a job that meets a holder.
 
-A job that waits or runs holds its key. Two things can be said otherwise: one of ``WAITING_ONLY``
-holds it no more once it runs, and one with a period holds it for so many seconds from when it was
-added, also after it has ended in one of its states. Stores find the job that took a key last and
-ask here; the scripts of Redis are compared with this file.
+A job that waits or runs holds its key. Two options change that: a job of ``WAITING_ONLY`` releases
+its key when it starts to run, and a job with a period holds its key for so many seconds from when
+it was added, even if it has ended in one of its states by then. Stores find the job that took a key
+last and call this module; the Lua scripts of Redis are compared with it by tests.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def is_held(
 def decide(wanted: OnDuplicate, holder: JobStatus) -> OnDuplicate:
     """What becomes of a job that meets the holder of its key.
 
-    Nothing can be done to a holder that runs or has ended, so that whoever wants to replace or
-    extend it is refused: what the new job asks for would get lost silently.
+    Nothing can be done to a holder that runs or has ended, so a request to replace or extend it is
+    refused: otherwise what the new job asks for would get lost silently.
     """
     if wanted in (OnDuplicate.REPLACE, OnDuplicate.EXTEND) and holder not in WAITING:
         return OnDuplicate.REJECT

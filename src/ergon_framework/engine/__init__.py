@@ -2,12 +2,14 @@
 
 Promises: each transaction ends in one recorded outcome; never more than ``concurrency`` lifecycles
 run at once; no two with the same id; no two fetches overlap; every bound is kept even when user
-code hangs. Not promised: that a hung thread stops. It is abandoned, counted, its result dropped.
+code hangs. Not promised: that a hung thread stops. The engine abandons and counts it, and drops its
+result.
 
 Where to look first: ``threads`` and ``asyncio_engine`` are the two drivers, method by method in the
-same order. ``call`` is what they share: one consume or produce call that stops and accounts. Its
-parts are ``intake`` (what was fetched, and where it is), ``decider`` (what follows an event),
-``settlement`` (what becomes of an ack that fails), ``deadlines`` (of attempts, and calls that never
-came back) and ``instrumentation`` (notices and log lines). ``plan`` is what a call is given,
-``report`` what it answers, and ``classify`` turns exceptions into failures.
+same order. ``call`` is what they share: the state of one consume or produce call, from its first
+worker to the account at its end. Its parts are ``intake`` (what was fetched, and where it is),
+``decider`` (what follows an event), ``settlement`` (what becomes of an ack that fails),
+``deadlines`` (of attempts, and of user code that never returned) and ``instrumentation`` (notices
+and log lines). ``plan`` is what a call is given, ``report`` what it answers, and ``classify`` turns
+exceptions into failures.
 """

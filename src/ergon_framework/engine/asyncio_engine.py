@@ -1,7 +1,8 @@
 """The asyncio driver: the calling task supervises, a few long-lived worker tasks do the rest.
 
-The same machine as the thread driver, with one more means: a call that is overdue is cancelled
-first. Only code that swallows the cancellation beyond a short grace is abandoned and counted.
+It drives the same state machine as the thread driver. In addition it can cancel a hook or a fetch
+that is overdue. Only code that swallows the cancellation for longer than ``cancel_grace`` is
+abandoned and counted.
 """
 
 from __future__ import annotations
@@ -63,10 +64,13 @@ from ergon_framework.ports.notice import Sink
 from ergon_framework.ports.transaction import Transaction
 
 FAIR_TURNS = 32
-"""Things a worker does in a row before it lets the rest of the event loop run, should none of them
-await anything."""
+"""Steps that a worker takes in a row, none of which suspends, before it yields to the event
+loop.
+"""
 FAIR_TIME = 0.01
-"""Seconds after which it does so. All workers of a call share them, however many there are."""
+"""Seconds after which a worker yields in any case. All workers of a call share this time, so that
+the event loop is not kept longer when there are more of them.
+"""
 
 
 def forgive() -> None:
@@ -79,7 +83,8 @@ def forgive() -> None:
 async def absorb() -> int:
     """Clear a cancellation that a hook has left on its worker, or the next hook would get it.
 
-    Returns how many more arrived meanwhile: those come from outside, and are to be heard.
+    Returns how many further cancellations arrived: those come from outside the engine, and the
+    worker must act on them.
     """
     task = asyncio.current_task()
     pending = 0 if task is None else task.cancelling()
@@ -93,7 +98,7 @@ async def absorb() -> int:
 
 
 class Suspended:
-    """A hook that waits for something."""
+    """A hook that has suspended: what it awaits, and the attempt that it belongs to."""
 
     __slots__ = ("doing", "ours", "rest", "run", "step", "worker")
 
@@ -173,8 +178,8 @@ class AsyncioEngine(EngineCall):
             except asyncio.CancelledError as error:
                 # The caller cancelled the call: it ends without a grace, and leaves no worker.
                 self._stop(error)
-                # In the place of an earlier failure: asyncio expects a cancelled task to end with
-                # its cancellation.
+                # The cancellation replaces an earlier failure: asyncio expects a cancelled task to
+                # end with ``CancelledError``.
                 self.fatal = error
                 self.stops += 2
             except BaseException as error:
@@ -196,7 +201,8 @@ class AsyncioEngine(EngineCall):
     def _cancel(self, worker: EngineWorker, attempt: InProgress, now: float) -> None:
         """Ask an overdue call to end; it has a short grace to do so."""
         attempt.expired = True
-        # Its second deadline: a coroutine that swallows the cancellation is given up by then.
+        # A second deadline: the supervisor abandons a coroutine that has swallowed the cancellation
+        # until then.
         attempt.deadline_at = now + self.plan.bounds.cancel_grace
         self.deadlines.next_check = min(self.deadlines.next_check, attempt.deadline_at)
         self._cancel_task(worker)
@@ -206,7 +212,7 @@ class AsyncioEngine(EngineCall):
         worker.handle.cancel()
 
     def _part_with(self, worker: EngineWorker) -> None:
-        # A thread could only be left behind; a task can be ended.
+        # The thread driver can only leave a worker behind; a task can be cancelled.
         if worker.attempt is not None and worker.attempt.ticket:
             self._cancel_task(worker)
         super()._part_with(worker)
@@ -355,7 +361,9 @@ class AsyncioEngine(EngineCall):
         return event is not None and await self._drive(worker, run, event)
 
     async def _run_one_observed(self, worker: EngineWorker, transaction: Transaction) -> bool:
-        """The same with an object per attempt, which a sink hangs its notes on."""
+        """``_run_one`` with an object for each attempt, on which a sink keeps its span and
+        notes.
+        """
         run = self._begin(worker, transaction)
         self.instrumentation.began(run)
         if not self.plan.compiled:
@@ -394,7 +402,7 @@ class AsyncioEngine(EngineCall):
         return await self._resume(event) if isinstance(event, Suspended) else event
 
     def _try(self, worker: EngineWorker, run: Run, step: StepPlan) -> Event | Suspended | None:
-        """The same as far as it goes without waiting."""
+        """``_attempt`` as far as it gets without suspending."""
         if step.hook is None:
             return RETURNED
         attempt = Attempt(self.call, run, step.phase, run.attempt)
@@ -410,7 +418,7 @@ class AsyncioEngine(EngineCall):
         current: Any,
         *given: Any,
     ) -> Event | Suspended | None:
-        """Call a hook and go as far as it goes without waiting.
+        """Call a hook and run it until it returns, raises or suspends for the first time.
 
         None when the supervisor took the run away meanwhile.
         """
@@ -478,7 +486,8 @@ class AsyncioEngine(EngineCall):
         if is_a(error, asyncio.CancelledError):
             forgive()
         if self.is_aborted and not is_fatal(error) and attempt.claim():
-            # It was cut off: what it raised on its way out is no failure of the transaction.
+            # The engine cancelled the hook: what the hook raised because of that is no failure of
+            # the transaction.
             self.instrumentation.attempt_ended(attempt, Failure(Kind.CANCELLED, "aborted"), None)
             return STOPPED
         return super()._failed(attempt, step, error)
@@ -508,7 +517,9 @@ class AsyncioEngine(EngineCall):
         return self._close(worker, run)
 
     async def _settle(self, worker: EngineWorker, run: Run, verb: Verb) -> bool:
-        """Tell the source. False when it did not answer in time and another worker went on."""
+        """Settle the run with its source. False when the source did not answer in time and another
+        worker took over.
+        """
         settlement = self.settlement
         if settlement is None:
             return True
@@ -570,7 +581,9 @@ class AsyncioEngine(EngineCall):
     # -- fairness ----------------------------------------------------------------------------
 
     async def _breathe(self) -> None:
-        """Called wherever the driver decides what to do next: lets others run now and then."""
+        """Yield to the event loop when this turn is over. Called wherever the driver decides what
+        to do next.
+        """
         self.turns -= 1
         if self.turns <= 0 or self.now() >= self.turn_ends_at:
             await self._end_turn()
@@ -667,13 +680,16 @@ class AsyncioEngine(EngineCall):
 
     def _release_unstarted_later(self) -> None:
         handing_back = self._begin_task(self._release_unstarted())
-        # Cancelled before its first step, it would have done nothing, not even named them.
+        # A task that is cancelled before its first step runs no line of its body, so it would not
+        # even report the transactions as stranded.
         handing_back.add_done_callback(
             lambda _task: self.strand(self.intake.take_returning().give_up())
         )
 
     def _begin_task(self, body: Coroutine[Any, Any, None], name: str | None = None) -> Any:
-        """A task that is kept until it is done."""
+        """Start a task and hold a reference until it is done: the event loop itself holds tasks
+        only weakly.
+        """
         try:
             task = self.event_loop.create_task(body, name=name)
         except BaseException:  # a task factory of the user's may raise
@@ -726,7 +742,7 @@ class AsyncioEngine(EngineCall):
     async def _release(self, left: ReleaseQueue, release: Hook) -> None:
         while (transaction := left.begin()) is not None:
             if not await self._release_one(left, release, transaction):
-                return  # the grace was over, and the supervisor called it stranded
+                return  # the grace is over, and the supervisor has reported it as stranded
             self.watchdog_wakeup.notify()
             if self._is_cancelled():
                 return
@@ -777,4 +793,4 @@ class AsyncioEngine(EngineCall):
 
 
 def _nothing() -> None:
-    """Only wakes the event loop."""
+    """Do nothing: scheduling this callback is enough to wake the event loop."""

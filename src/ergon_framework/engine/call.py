@@ -4,8 +4,9 @@ Rules for editors: the thread driver calls these methods while holding its lock,
 from its event loop; the few that run without the lock say so, and why that is safe. Under asyncio
 the lock is a context manager that does nothing, so that both drivers share this text.
 
-Every attempt carries a ticket, and whoever claims it owns what happens next: the worker whose call
-came back, or the supervisor that gave up on it. That is the whole of the locking around user code.
+Every attempt carries a ticket, and either the worker whose call returned or the supervisor that
+gave up on the attempt claims it. The claimant alone decides what happens next. No lock is held
+while user code runs.
 
 The file is long because it is one subject: all of it reads and changes the state of one call under
 one lock, and most invariants span several sections (what is delivered is ``ready``, ``live``, has
@@ -74,7 +75,7 @@ logger = logging.getLogger("ergon.engine")
 
 
 Continuation = Callable[[EngineWorker], Any]
-"""What a worker finishes before it takes work of its own: the run that another one lost."""
+"""What a replacement worker does first: it finishes the run of the worker that hangs."""
 START_RETRY_DELAY = 1.0
 """Seconds after which a worker that could not be started is tried again."""
 MAX_SUPERVISOR_FAILURES = 3
@@ -88,7 +89,7 @@ class EngineCall:
     idle_wakeup: Wakeup  # idle workers wait here
     backoff_wakeup: Wakeup  # workers between two attempts
     watchdog_wakeup: Wakeup  # the supervisor
-    fetch_wakeup: Wakeup  # whoever waits for a fetch that hangs
+    fetch_wakeup: Wakeup  # a repeated fetch, which waits for the one that hangs
     is_source_woken = False
 
     def __init__(self, plan: EnginePlan, now: Callable[[], float], sink: Sink | None) -> None:
@@ -110,7 +111,7 @@ class EngineCall:
         self._set_bounds()
 
     def _read_plan(self) -> None:
-        """What the hot path asks of the plan, looked up once."""
+        """Copy what the hot path reads from the plan into attributes, once."""
         plan = self.plan
         self.rule = plan.lifecycle
         self.settlement = plan.settlement
@@ -124,7 +125,7 @@ class EngineCall:
         self.is_quiet = plan.settlement is None and not self.is_watched
 
     def _bind_parts(self) -> None:
-        """What the hot path takes from the parts by reference; none of it is ever bound anew."""
+        """Alias what the hot path uses of the parts. The parts never rebind these objects."""
         self.arm = self.deadlines.arm
         self.reader = self.intake.reader
         self.ready = self.intake.ready
@@ -176,7 +177,7 @@ class EngineCall:
         )
 
     def dismiss(self, worker: EngineWorker) -> None:
-        """A worker is gone; what it counted stays."""
+        """Forget a worker that has ended, and keep its counts."""
         worker.run = None
         if worker in self.workers:
             self.workers.remove(worker)
@@ -197,7 +198,7 @@ class EngineCall:
     # -- the end -----------------------------------------------------------------------------
 
     def strand(self, transactions: Collection[Transaction]) -> None:
-        """What could not be handed back is named in the report and in the log."""
+        """Report transactions as stranded that could not be handed back, and log them."""
         self.stranded.extend(transaction.transaction_id for transaction in transactions)
         self.instrumentation.stranded(transactions)
 
@@ -256,7 +257,8 @@ class EngineCall:
             else:
                 failure = fetch_failure(delivery.error)
             self.loop.fetch_failed(failure, now, self.plan.dice())
-            delivery.error = None  # its traceback holds on to whoever has the delivery
+            # Its traceback would keep the frames alive that hold the delivery.
+            delivery.error = None
         if count > delivery.requested:
             logger.warning(
                 "the source of %s delivered %d transactions where %d were asked for",
@@ -321,7 +323,8 @@ class EngineCall:
     def account(self) -> None:
         """The end of a call: all that was delivered has an outcome, is released or is stranded.
 
-        What is left is a defect of ours. It is named as stranded and told, and fails nobody.
+        What is left is a defect of ours. It is reported as stranded and logged, and the call does
+        not fail because of it.
         """
         if self.is_accounted:
             return
@@ -355,7 +358,7 @@ class EngineCall:
             )
 
     def close_failed(self, error: BaseException) -> None:
-        """A generator of the source raised when it was told that its rest is not wanted."""
+        """A generator of the source raised while it was closed early."""
         logger.error("the generator that a fetch of %s answered with could not be closed: %s",
                      self.plan.task, describe(error))  # fmt: skip
 
@@ -423,7 +426,8 @@ class EngineCall:
 
     def must_abort(self, now: float) -> StopReason | None:
         """Why everything must end now, if it must."""
-        # Before the grace of a stop: the caller is to hear of the timeout that it has set.
+        # Checked before the grace of a stop: the caller has set the timeout, so the timeout is the
+        # reason to report.
         if now >= self.deadline_at:
             return StopReason.TIMEOUT
         if now >= self.grace_at or self.stops > 1:
@@ -511,9 +515,10 @@ class EngineCall:
             self.idle_wakeup.notify()
 
     def _wake_next_worker(self) -> None:
-        """Get one more worker going. It will rouse the next: no herd is woken for a short batch.
+        """Wake or start one more worker, which will wake the next one: waking all of them at once
+        would be a thundering herd for a short batch.
 
-        Whoever calls it is about to begin one of those that are ready.
+        The caller is about to begin one of the ready transactions.
         """
         # Without the lock: every transaction comes by here. A worker that begins to rest just now
         # looks at what is ready itself before it does.
@@ -570,7 +575,9 @@ class EngineCall:
         return loop.resume_at is None or not self.idle
 
     def _left(self, worker: EngineWorker, fatal: BaseException | None) -> None:
-        """A worker's last act. A defect of ours must end the call, not hang it."""
+        """Called when a worker ends, however it ends: an error inside the engine must end the call,
+        not hang it.
+        """
         with self.lock:
             try:
                 if fatal is not None:
@@ -598,7 +605,7 @@ class EngineCall:
         """The supervisor itself failed: Ctrl-C, no thread can be started, a clock that raises."""
         self._stop(error)
         if not self.workers:
-            self.stops += 2  # nobody is there to finish anything
+            self.stops += 2  # without a supervisor, nothing can be finished within a grace
         if troubles > MAX_SUPERVISOR_FAILURES:
             self.begin_abort(self.loop.reason or StopReason.STOPPED)
             self.is_finished = True
@@ -610,7 +617,8 @@ class EngineCall:
         for worker in list(self.workers):
             try:
                 self._part_with(worker)
-            except BaseException as error:  # of a listener: the others are parted with as well
+            # From a listener: the remaining workers are still dealt with.
+            except BaseException as error:
                 self.interrupt(error)
 
     def _part_with(self, worker: EngineWorker) -> None:
@@ -642,7 +650,7 @@ class EngineCall:
             raise
 
     def _go_on_without(self, attempt: InProgress) -> None:
-        """A fresh worker goes on where the abandoned one hangs."""
+        """A new worker takes over the run of the abandoned one."""
         run: Run | None = attempt.run
         if run is None:
             self.fetch_hangs(attempt)
@@ -688,8 +696,8 @@ class EngineCall:
             # timeout, and the transaction goes back.
             if now >= self.deadline_at:
                 return STOPPED
-            # Late is late, even if the supervisor has not looked yet: else the outcome would depend
-            # on which of two threads was faster.
+            # An attempt past its deadline has timed out, even if the supervisor has not noticed
+            # yet: otherwise the outcome would depend on which of the two threads was faster.
             if doing.expired or (doing.deadline_at is not None and now >= doing.deadline_at):
                 return self.decider.expired(doing)
         if step is PROCESS:
@@ -738,7 +746,7 @@ class EngineCall:
         if end is None:
             try:
                 end = self._stopped(run)
-            except BaseException:  # Ctrl-C may strike here, and nobody else has the run any more
+            except BaseException:  # Ctrl-C may be raised here, and no other thread has the run
                 self.end_early(run, End(Ending.ABORTED, run.failure), is_source_told=False)
                 raise
         if not self.end_early(run, end, is_source_told=False):
@@ -806,7 +814,8 @@ class EngineCall:
             if self.is_watched or end is not SUCCEEDED:
                 self.instrumentation.ended(run, end)
         finally:
-            # Whatever a listener raises, the run is counted: else the account would call it lost.
+            # The run is counted whatever a listener raises: otherwise the account at the end would
+            # report it as stranded.
             is_ours = self._account_for(worker, run, end)
         return is_ours
 
@@ -843,7 +852,7 @@ class EngineCall:
             self.intake.pass_on(key)
 
     def _begin(self, worker: EngineWorker, transaction: Transaction) -> Run:
-        """A worker took a transaction from those that are ready."""
+        """Note that a worker has taken a transaction from ``ready``."""
         try:
             run = self.make_run(transaction, self.now() if self.is_timed else 0.0)
         except BaseException:  # it has not begun: whoever is left finds it where it was

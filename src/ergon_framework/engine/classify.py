@@ -1,12 +1,13 @@
-"""The seam where exceptions of user code become failures, and the exceptions handlers are given.
+"""Turns exceptions of user code into failures, and into the exceptions that handlers are given.
 
 One ordered table: errors that know their kind, business and non-retryable refusals, timeouts the
 user declares, everything else.
 A success handler's errors are all SYSTEM (RFC-005 section 8), whatever they say of themselves.
 
 An exception is an object of the user's: reading an attribute of it, comparing it or asking for its
-text may run code that raises. Whatever it does, it is classified: what cannot be read counts as not
-said, and a handler is given an exception of ours around one that is not fit to be handed on.
+text may run code that raises. It is classified whatever it does: an attribute that cannot be read
+counts as absent, and where the exception itself cannot be handed on, the handler is given one of
+Ergon's with the original as its cause.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def classify(
 
 
 def unclassified(transaction_id: str) -> tuple[Failure, TransactionException]:
-    """What stands for an exception that the classifier itself stumbled over."""
+    """The failure of an exception that made the classifier itself raise."""
     text = "an exception that could not be classified"
     wrapped = TransactionException(text, ExceptionType.SYSTEM, transaction_id)
     return Failure(Kind.TRANSIENT, "unclassified", text), wrapped
@@ -220,7 +221,7 @@ def _bind(error: Any, category: ExceptionType, transaction_id: str) -> Transacti
 def known_failure(error: BaseException) -> Failure | None:
     """The failure of such an error; None for all others, and for one that says nonsense.
 
-    Whoever asks is in the middle of another failure, so nothing here raises.
+    The caller is handling another failure, so nothing here raises.
     """
     if not issubclass(type(error), ErgonError):
         return None

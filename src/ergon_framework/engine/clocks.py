@@ -1,4 +1,4 @@
-"""Real time. The only file of the product that sleeps, beside its virtual twin for tests."""
+"""Clocks and waiting in real time. Only this file sleeps; ``testing`` has the virtual clock."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class AsyncSignal:
     def notify(self, n: int = 1) -> None:
         """Wake up to ``n`` sleepers, the longest waiting first."""
         while n and self._sleepers:
-            # A sleeper that its timer has woken already does not count, or this wake-up would reach
-            # nobody.
+            # A sleeper whose timer has fired already does not count: this notification would be
+            # lost on it.
             n -= _wake(self._sleepers.popleft())
 
     def notify_all(self) -> None:
@@ -100,9 +100,10 @@ def _wake(sleeper: asyncio.Future[None]) -> bool:
 
 
 def sleep_until(clock: Clock, until: float) -> None:
-    """Let this thread wait for an instant of ``clock``; Ctrl-C is heard meanwhile."""
+    """Let this thread wait for an instant of ``clock``; Ctrl-C interrupts the wait."""
     if clock is SYSTEM_CLOCK:
-        # Not a condition: one that a signal interrupts as it wakes raises another error instead.
+        # Not a ``Condition``: when a signal handler raises while one wakes up, its lock is not held
+        # any more and releasing it raises another error instead.
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, MAX_SLEEP))
         return

@@ -12,13 +12,15 @@ from ergon_framework.engine.run import EngineWorker, InProgress, Run
 
 NEVER = math.inf
 MIN_ABANDONED_LIMIT = 4
-"""Hung calls a call tolerates whatever its concurrency: one must not stop a single worker."""
+"""Hung attempts that a call tolerates at any concurrency: with one worker, a single one must not
+stop the call.
+"""
 
 
 class AttemptDeadlines:
-    """Knows when which attempt is overdue, and how many abandoned calls have not come back.
+    """The deadlines of all attempts, and the number of abandoned calls that have not returned.
 
-    The supervisor asks, with the engine's lock held; ``arm`` is called by workers without it.
+    The supervisor calls it with the engine's lock held; workers call ``arm`` without the lock.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class AttemptDeadlines:
     # -- abandoned calls ---------------------------------------------------------------------
 
     def allowed(self) -> int:
-        """How many workers may drive lifecycles, seen the calls that never came back."""
+        """How many workers may drive lifecycles, given how many calls have not returned."""
         limit = self.plan.loop.concurrency
         if self.plan.bounds.hold_abandoned:
             return max(0, limit - self.abandoned)

@@ -1,4 +1,5 @@
-"""What follows an event of a lifecycle: the core decides, this notes what only a driver knows.
+"""What follows an event of a lifecycle. The core decides; here the instant, the jitter and the
+notices are added.
 
 Nothing here waits, and nothing knows how a driver waits.
 """
@@ -79,8 +80,8 @@ class Decider:
     def raised(self, attempt: InProgress, step: Step, error: BaseException) -> Event:
         """A hook raised, and the caller owns the attempt."""
         run: Run = attempt.run
-        # Ctrl-C strikes whichever hook runs: it says nothing about the transaction, which goes
-        # back.
+        # Ctrl-C is raised in whichever hook runs and says nothing about its transaction, which is
+        # handed back.
         if is_a(error, KeyboardInterrupt):
             self.instrumentation.attempt_ended(
                 attempt, Failure(Kind.CANCELLED, "interrupted"), error
@@ -112,7 +113,9 @@ class Decider:
         return Expired(scope)
 
     def verb_for(self, end: End) -> Verb | None:
-        """What the source is to be told now. Aborted ones are handed back when the call ends."""
+        """The verb to settle with. Aborted transactions have none: they are handed back when the
+        call ends.
+        """
         verb = VERBS[end.how]
         if self.settlement is None or verb is Verb.RELEASE:
             return None

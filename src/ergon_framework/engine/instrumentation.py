@@ -1,4 +1,4 @@
-"""What one call tells: notices and lifecycle events to its sink, and the log lines of its endings.
+"""What one call reports: notices and lifecycle events to its sink, and log lines.
 
 A call without a sink builds no notices. What a sink raises is logged and never reaches the work.
 """
@@ -27,7 +27,7 @@ _QUIET_ENDINGS = (Ending.PARKED, Ending.DISCARDED)
 
 
 class Instrumentation:
-    """Everything that a call tells its sink and the log. Nothing here waits."""
+    """Sends the notices and log lines of one call. Nothing here waits."""
 
     def __init__(
         self, plan: EnginePlan, call: Call, now: Callable[[], float], sink: Sink | None
@@ -41,7 +41,9 @@ class Instrumentation:
         self.reported_fetch: InProgress | None = None  # the fetch whose end was reported last
 
     def emit(self, name: str, **fields: Any) -> None:
-        """Tell the sink, if there is one. What it raises never reaches the work."""
+        """Pass a notice to the sink, if there is one. What the sink raises never reaches the
+        work.
+        """
         if self.sink is None:
             return
         fields.setdefault("call", self.call)
@@ -92,7 +94,7 @@ class Instrumentation:
             )
 
     def ended(self, run: Run, end: End) -> None:
-        """Log what no other message tells, and tell the sink."""
+        """Report an ending to the sink, and log it where no other log line does."""
         key = run.transaction.transaction_id
         if end.handler_failure is not None:
             _log_handler_failure(key, end.handler_failure.message, run.handler_exception)
@@ -135,7 +137,9 @@ class Instrumentation:
     def fetch_ended(
         self, attempt: InProgress, requested: int, delivered: int, failure: Failure | None
     ) -> None:
-        """Once per attempt: one that was given up has been told, whatever it brings later."""
+        """Report the end of a fetch once per attempt: one that was abandoned has been reported
+        already, whatever it returns later.
+        """
         if self.sink is None or attempt is self.reported_fetch:
             return
         self.reported_fetch = attempt
@@ -180,7 +184,9 @@ class Instrumentation:
     # -- settlement and the end --------------------------------------------------------------
 
     def settled(self, attempt: SettlementAttempt, failure: Failure | None) -> None:
-        """Tell the sink that the source has heard of an outcome, or will not."""
+        """Report to the sink that a run was settled with its source, or that its settlement was
+        given up.
+        """
         verb, attempts = attempt.verb, attempt.number + 1
         self.settlement_ended(
             attempt.transaction, verb, attempt.run, attempts, attempt.since, failure
@@ -195,7 +201,7 @@ class Instrumentation:
         since: float,
         failure: Failure | None,
     ) -> None:
-        """A settlement is over, well or not; for those who listen."""
+        """Report the end of a settlement attempt, successful or not, to the sink."""
         if self.sink is not None:
             self.emit(
                 "settlement.ended",
@@ -269,7 +275,9 @@ def _named(transactions: Iterable[Transaction]) -> str:
 
 
 def _ids(attempt: InProgress) -> dict[str, str]:
-    """The supervisor logs outside of the attempt's context, so the id is added by hand."""
+    """The log fields with the ids: the supervisor logs outside of the attempt's context, which
+    would supply them.
+    """
     run = attempt.run
     return {} if run is None else {"transaction_id": run.transaction.transaction_id}
 

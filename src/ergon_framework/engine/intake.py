@@ -1,6 +1,7 @@
-"""From a fetch to a worker: what a source answered, what is ready, what waits, what goes back.
+"""Transactions between a fetch and a worker: reading what a source returned, and tracking what is
+ready, waits for its id, or goes back.
 
-Nothing that a source gave is ever dropped.
+No transaction that a source delivered is ever dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ logger = logging.getLogger("ergon.engine")
 
 @dataclass(slots=True)
 class FetchResult:
-    """The outcome of one fetch. ``is_defect``: asking again would only bring the same nonsense."""
+    """The outcome of one fetch. ``is_defect``: the source returned something else than
+    transactions, so another fetch would not help.
+    """
 
     requested: int
     transactions: list[Transaction] = field(default_factory=list)
@@ -29,7 +32,9 @@ class FetchResult:
     is_defect: bool = False
 
     def drain(self) -> list[Transaction]:
-        """Take what is there. A fetch under way may bring more; each item is taken once."""
+        """Take the transactions that were read so far. A fetch under way may add more; each is
+        taken once.
+        """
         count = len(self.transactions)
         taken = self.transactions[:count]
         del self.transactions[:count]
@@ -37,12 +42,12 @@ class FetchResult:
 
 
 class BatchReader:
-    """Asks a source and reads what it answers; an iterator only as far as it was asked for.
+    """Calls a source and reads what it returns; an iterator only as far as the fetch asked for.
 
-    An iterator is asked for one item more than was wanted. One that ends there has run to its
-    end, so whatever stands behind its last ``yield``, a commit for example, has been done before
-    the first of its transactions begins. One that goes on keeps its place: the next fetch goes on
-    with it, and nothing that it gave is dropped.
+    An iterator is asked for one item more than was wanted. A generator that ends there has also run
+    the code after its last ``yield``, a commit for example, before the first of its transactions
+    begins. One that goes on keeps its place: the next fetch goes on with it, and nothing that it
+    gave is dropped.
     """
 
     def __init__(self, fetch: Callable[[int], Any]) -> None:
@@ -80,7 +85,7 @@ class BatchReader:
             self._begin(answer, at_most, delivery)
 
     def take_ahead(self) -> list[Transaction]:
-        """The call is over: what was read and never wanted."""
+        """At the end of the call: the item that was read ahead and never asked for."""
         ahead, self._ahead = self._ahead, []
         return [item for item in ahead if isinstance(item, Transaction)]
 
@@ -90,7 +95,7 @@ class BatchReader:
         return self._rest is not None
 
     def close(self) -> None:
-        """Tell a generator that the rest of it is not wanted."""
+        """Close a generator whose remaining items are not wanted."""
         rest, self._rest = self._rest, None
         close = getattr(rest, "close", None)
         if close is not None:
@@ -214,9 +219,10 @@ RELEASE_INTERVAL = 0.05
 class ReleaseQueue:
     """Transactions on their way back to their source.
 
-    They go one at a time as long as the source is quick, so that it sees them in order; a slow one
-    is asked for several at once. Whoever takes one out owns it: the releaser that got an answer, or
-    the supervisor whose grace is over and which calls it stranded.
+    They are released one at a time as long as the source is fast, so that it sees them in order;
+    with a slow source several are released at once. A transaction belongs to the side that takes it
+    out of the queue: the releaser that got an answer, or the supervisor, which reports it as
+    stranded when the grace is over.
     """
 
     def __init__(self, transactions: Iterable[Transaction]) -> None:
@@ -229,7 +235,7 @@ class ReleaseQueue:
 
     @property
     def needs_releaser(self) -> bool:
-        """Whether one more could do something."""
+        """Whether one more releaser would have something to do."""
         return bool(self._left) and self.releasers < MAX_RELEASES
 
     def begin(self) -> Transaction | None:
@@ -246,7 +252,7 @@ class ReleaseQueue:
         return self._going.pop(id(transaction), None) is not None
 
     def is_waited_for(self, transaction: Transaction) -> bool:
-        """Whether it is on its way back, and not called stranded yet."""
+        """Whether it is being released, and not reported as stranded yet."""
         return id(transaction) in self._going
 
     def give_up(self) -> list[Transaction]:
@@ -269,8 +275,9 @@ class Intake:
         self.reading: FetchResult | None = None  # what the fetch under way has brought so far
         self.late: FetchResult | None = None  # what a fetch that was given up on brought after all
         self.ready: deque[Transaction] = deque()
-        # The registry: what was taken in and has no outcome yet, ready or running. Whoever pops a
-        # transaction accounts for it, by an outcome or in ``returning``; popping is atomic.
+        # The registry of transactions that were taken in and have no outcome yet, ready or running.
+        # The thread that pops a transaction accounts for it, by an outcome or in ``returning``;
+        # popping is atomic.
         self.live: dict[str, Transaction] = {}
         self.behind: dict[str, deque[Transaction]] = {}  # those that wait for an id in ``live``
         self.returning: deque[Transaction] = deque()  # to be handed back at the end
@@ -291,8 +298,8 @@ class Intake:
     def take_in(self, transaction: Transaction) -> None:
         """Let it wait behind the one with the same id.
 
-        A finishing worker pops its id without the lock. So after queueing behind an id we look
-        again: if it has gone meanwhile, nobody else would let ours go.
+        A finishing worker pops its id without the lock. So after queueing behind an id we check
+        again: if the id has been popped in between, no other thread would start ours.
         """
         key = transaction.transaction_id
         self.behind.setdefault(key, deque()).append(transaction)

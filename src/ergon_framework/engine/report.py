@@ -1,4 +1,6 @@
-"""What a consume or produce call ends with: a number that knows its origin, or an error."""
+"""What a consume or produce call returns or raises: a report, which is an ``int`` with all counts
+as fields, or the error that its report asks for.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,7 @@ class Report(int):
 
 
 def _shown(value: Any) -> str:
-    """A long list of ids is told by its number and its beginning; the whole is in the field."""
+    """A long list of ids as its length and its first few; the field has all of them."""
     if not isinstance(value, tuple) or len(value) <= MAX_SHOWN_IDS:
         return repr(value)
     first = ", ".join(map(repr, value[:MAX_SHOWN_IDS]))

@@ -1,4 +1,6 @@
-"""The moving parts of a call: a run (one transaction's lifecycle) and a worker that drives runs."""
+"""The mutable records of a call: a run (one transaction's lifecycle) and a worker that drives
+runs.
+"""
 
 from __future__ import annotations
 

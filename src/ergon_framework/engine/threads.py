@@ -283,7 +283,9 @@ class ThreadEngine(EngineCall):
         return event is not None and self._drive(worker, run, event)
 
     def _run_one_observed(self, worker: EngineWorker, transaction: Transaction) -> bool:
-        """The same with an object per attempt, which a sink hangs its notes on."""
+        """``_run_one`` with an object for each attempt, on which a sink keeps its span and
+        notes.
+        """
         run = self._begin(worker, transaction)
         self.instrumentation.began(run)
         if not self.plan.compiled:
@@ -342,7 +344,7 @@ class ThreadEngine(EngineCall):
         if self.sink is not None:
             self.instrumentation.enter(doing, context)
         try:
-            # In a copy: what a hook sets in context variables ends with the hook.
+            # In a copy of the context: what a hook sets in context variables ends with the hook.
             context.run(set_current, current)
             result = context.run(step.hook, *given)
         except BaseException as error:
@@ -378,7 +380,9 @@ class ThreadEngine(EngineCall):
         return self._close(worker, run)
 
     def _settle(self, worker: EngineWorker, run: Run, verb: Verb) -> bool:
-        """Tell the source. False when it did not answer in time and another worker went on."""
+        """Settle the run with its source. False when the source did not answer in time and another
+        worker took over.
+        """
         settlement = self.settlement
         if settlement is None:
             return True
@@ -517,7 +521,7 @@ class ThreadEngine(EngineCall):
             if transaction is None:
                 return
             if not self._release_one(left, release, transaction):
-                return  # the grace was over, and the supervisor called it stranded
+                return  # the grace is over, and the supervisor has reported it as stranded
             with self.lock:
                 self.watchdog_wakeup.notify()
 
@@ -545,7 +549,7 @@ class ThreadEngine(EngineCall):
                     return is_ours
                 while self.now() < again_at and left.is_waited_for(transaction):
                     self.backoff_wakeup.wait(again_at)
-                # The supervisor gave up meanwhile, and has called it stranded.
+                # The supervisor has given up in the meantime and reported it as stranded.
                 if not left.is_waited_for(transaction):
                     return False
                 number += 1

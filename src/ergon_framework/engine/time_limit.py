@@ -1,10 +1,11 @@
-"""Bounds a plain call in the thread that makes it, and an awaitable on its event loop: lifespans.
+"""Time limits for a plain call in its own thread and for an awaitable on its event loop. Lifespans
+are opened and closed with them.
 
 What a call opens may belong to its thread: a connection of ``sqlite3``, a thread-local of Django.
 So the call is not moved to a thread that could be left behind; it is interrupted where it runs. In
 the main thread a signal does that, and ends waits for a lock, a socket or a sleep. In every other
 thread, Python raises the interruption at the next line of Python code: a wait in the system is not
-ended by it. Whoever started such a thread can give it up; :func:`giving_up_by` says how.
+ended by it. The code that started such a thread can give it up, with :func:`giving_up_by`.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ RETURN_GRACE = 2.0
 INTERRUPT_INTERVAL = 0.5
 """Seconds between two interruptions: code that tries again after any error swallows the first."""
 _SIGNAL = signal.SIGURG
-"""Ignored unless somebody handles it, and sent by nobody else: Go interrupts by it as well."""
+"""Ignored by default, and hardly used by other programs. The Go runtime preempts its threads with
+it for the same reason.
+"""
 
 _give_up: ContextVar[GiveUp | None] = ContextVar("ergon_give_up", default=None)
 
 
 class Interruption(BaseException):
-    """Raised inside a call that has had its time. No handler of ``Exception`` swallows it."""
+    """Raised inside a call that has run out of time. It is no ``Exception``, so that ``except
+    Exception`` does not swallow it.
+    """
 
 
 @contextmanager
@@ -70,8 +75,9 @@ def call_within(call: Callable[[], T], seconds: float | None, overdue: Overdue) 
 async def await_within(awaitable: Awaitable[T], seconds: float | None, overdue: Overdue) -> T:
     """Await something; raises what ``overdue`` gives when it takes longer than so many seconds.
 
-    It is cancelled then, and left behind if it swallows that. Under a virtual clock nothing is
-    bounded: such a loop would jump to the limit instead of waiting for a socket.
+    The awaitable is cancelled then, and left behind if it swallows the cancellation. Under a
+    virtual clock nothing is bounded: such a loop would jump to the limit instead of waiting for a
+    socket.
     """
     import asyncio
 
@@ -89,8 +95,8 @@ async def await_within(awaitable: Awaitable[T], seconds: float | None, overdue: 
 async def ended_within(task: asyncio.Future[Any], seconds: float, grace: float) -> bool:
     """Wait for a task for so many seconds, then cancel it; whether it ended in time.
 
-    It has a grace to end when it is cancelled. One that swallows that is left behind. A caller that
-    is cancelled meanwhile cancels the task, too.
+    A cancelled task has a grace to end in; one that swallows the cancellation is left behind. When
+    the caller is cancelled during the wait, so is the task.
     """
     import asyncio
 
@@ -111,7 +117,7 @@ async def ended_within(task: asyncio.Future[Any], seconds: float, grace: float) 
 
 
 _LEFT_BEHIND: set[asyncio.Future[Any]] = set()
-"""Tasks that nobody awaits: the event loop itself holds them only weakly."""
+"""Tasks that are no longer awaited. The event loop itself holds tasks only weakly."""
 
 
 def keep(task: asyncio.Future[Any]) -> None:
@@ -126,7 +132,9 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
 
 @contextmanager
 def _stuck_after(seconds: float, error: TimeoutError) -> Iterator[None]:
-    """Give this thread up if it stays in the block for so long: code that blocks its loop."""
+    """Give this thread up if it is still in the block after so many seconds: then its code blocks
+    the event loop.
+    """
     give_up = _give_up.get()
     if give_up is None:
         yield

@@ -1,4 +1,4 @@
-"""Awaiting user code inside a context of its own, without a task of its own.
+"""Awaits user code inside its own :class:`contextvars.Context`, without starting a task for it.
 
 A worker task drives many transactions. Awaiting a hook directly would let the context variables it
 sets leak into the next one; a task per hook costs ten times as much as the rest of a lifecycle. So
@@ -34,7 +34,9 @@ class Stepper:
         self.renew()
 
     def renew(self) -> None:
-        """Start over: only GeneratorExit ends a stepper, wherever it is raised."""
+        """Make the generator anew. Only a ``GeneratorExit`` ends a stepper, whatever code raises
+        it.
+        """
         steps = self._steps()
         steps.send(None)
         self.send = steps.send
@@ -129,8 +131,8 @@ def _forgive_groups(
     """Undo what a TaskGroup of the coroutine did to the task, and forgets to undo before 3.13.
 
     When one of its tasks fails while it waits for them, a group cancels the task that it is in. It
-    takes that back only where it was not waiting yet. Left as it is, a failure inside of a hook
-    would look like somebody from outside who wants the whole call to end.
+    takes that back only where it was not waiting yet. Without this, a failure inside of a hook
+    would look like a cancellation from outside that is meant to end the whole call.
     """
     awaited: Any = getattr(stepper.send, "__self__", None)
     while awaited is not None:

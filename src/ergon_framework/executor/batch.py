@@ -4,11 +4,11 @@ Requests are gathered for a moment, the ``linger``, and never for more than a sm
 that the first of them has left. A request that does not fit the signature fails alone. The call
 belongs to all others: what it raises is the outcome of each of them.
 
-Theory of operation. In threads, whoever takes the first request of a batch waits for more, makes
-the call and answers; threads that take the others hand them over and go on. On the event loop the
-first request sets a timer. At the deadline of a request in a thread that request alone is answered,
-and the process is replaced as ever; an async call is cancelled, and requests that had time left go
-back without a charge.
+Theory of operation. The thread that takes the first request of a batch waits for more, makes the
+call and answers; threads that take later requests add them to the batch and continue. On the event
+loop the first request sets a timer. At the deadline of a request in a thread that request alone is
+answered, and the process is replaced as ever; an async call is cancelled, and requests that had
+time left go back without a charge.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class JobBatch:
             self.closes_at = min(self.closes_at, now + _PART * (invocation.ends_at - now))
 
     def run(self, answer: Answer) -> bool:
-        """Call a plain handler and answer; False when somebody has answered for this thread."""
+        """Call a plain handler and answer; False when the supervisor has answered for this
+        thread.
+        """
         # Alone, it runs as any other request, with an outcome and a span of its own.
         if len(self.members) == 1:
             (only,) = self.members
@@ -175,7 +177,8 @@ class ThreadGatherer:
             if batch is not None:
                 batch.add(invocation)
                 if self._is_full(batch):
-                    # Taken away by whoever fills it, so that the next request opens another batch.
+                    # The request that fills the batch removes it, so that the next request opens
+                    # another one.
                     del self._open[handler]
                     self._changed.notify_all()
                 return None
@@ -186,7 +189,7 @@ class ThreadGatherer:
                 if left <= 0:
                     break
                 self._changed.wait(left)
-            # Still open: nobody filled it, and its time is over.
+            # Still open: it was not filled before its time was over.
             if self._open.get(handler) is batch:
                 del self._open[handler]
             return batch

@@ -1,7 +1,6 @@
 """Fits the arguments of a request to a handler's signature, with the types it declares.
 
-A signature is read once; what does not fit is told by the name of the argument, never by its
-value.
+A signature is read once. An error names the argument that does not fit, and never shows its value.
 """
 
 from __future__ import annotations

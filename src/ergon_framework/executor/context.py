@@ -33,7 +33,7 @@ class StopFlag:
 
 
 NOT_STOPPED = StopFlag()
-"""Of a job that nobody can cancel: one that a test made."""
+"""The flag of a job that cannot be cancelled: one that a test made."""
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,9 @@ CLOSE_TIMEOUT = 2.0
 
 
 class LoopThread:
-    """Runs invocations and awaitables; ``answer`` is told each outcome, in the loop's thread."""
+    """Runs invocations and awaitables; ``answer`` is called with each outcome, in the loop's
+    thread.
+    """
 
     def __init__(self, answer: Callable[[Invocation, Outcome], Any], limit: int = 1) -> None:
         """``limit``: how many invocations there are at once, at most."""
@@ -91,7 +93,8 @@ class LoopThread:
         invocation.task = self.loop.create_task(self._run_one(invocation), context=invocation.scope)
 
     def _begin_all(self) -> None:
-        self._is_called = False  # first: whoever comes from now on calls again
+        # First: a thread that adds an item from now on schedules another call.
+        self._is_called = False
         while self._inbox:
             self.begin(self._inbox.popleft())
 

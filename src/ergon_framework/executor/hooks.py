@@ -1,8 +1,8 @@
 """Opens what the handlers of a registry need, and closes it: lifespans, and hooks around them.
 
 Lifespans are opened first, in the order in which they were declared, then the start-up hooks run;
-at the end the same in reverse. Whoever opens says how to wait for what is async, and how to bound
-what is plain.
+at the end the same in reverse. The caller says how to await async ones, and how to limit the time
+of plain ones.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class HookRunner:
     def close(self) -> ErgonError | None:
         """Run the shut-down hooks and close the lifespans, each whatever the others did.
 
-        All failures are told; the first is returned.
+        All failures are logged; the first is returned.
         """
         first = None
         for hook in reversed(self._registry.shutdown_hooks):

@@ -145,7 +145,7 @@ class Invocation:
             return outcomes.failed(request.job_id, error)
 
     def _surrounded(self, handler: Handler) -> Callable[..., Any]:
-        """The handler inside of its middleware, and that inside of whoever observes."""
+        """The handler wrapped in its middleware, and both wrapped in the observers."""
         from ergon_framework.ports.middleware import call_through  # only where there is some
 
         unit = self.surroundings()
@@ -195,7 +195,7 @@ class Invocation:
         return () if self.handler is None else self.handler.give_up_on
 
     def end_span(self, outcome: Outcome) -> None:
-        """Tell the trace what became of it."""
+        """End the span with the outcome of the request."""
         if self.span is not None:
             from ergon_framework.executor.tracing import end
 

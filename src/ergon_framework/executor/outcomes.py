@@ -1,4 +1,5 @@
-"""Outcomes of a request: what the worker is told when a handler returns, raises or is never called.
+"""Outcomes of a request: what is sent to the worker when a handler returns, raises or is never
+called.
 
 A failure carries a traceback of files, lines, functions and source lines. Locals and arguments are
 left out of it: they may hold the job's data.
@@ -210,9 +211,9 @@ def _clean(text: str) -> str:
 
 
 MAX_FRAMES = 20
-"""Frames of one exception that are told: the innermost."""
+"""Frames of one exception that are sent: the innermost."""
 MAX_CAUSES = 3
-"""Exceptions of a chain that are told: the last."""
+"""Exceptions of a chain that are sent: the last."""
 MAX_LINE = 200
 MAX_TRACEBACK = 4096
 """Characters of one line, and of all."""

@@ -25,7 +25,7 @@ from ergon_framework.executor.stdio import Pipes, claim_stdio, stderr_line
 
 MAX_IN_FLIGHT = "ERGON_MAX_IN_FLIGHT"
 MAX_IN_FLIGHT_LIMIT = "ERGON_MAX_IN_FLIGHT_LIMIT"
-"""Up to how many the process may ask for in its report, where nobody has set a number."""
+"""The most requests in flight that a process may report for itself, where no number is set."""
 READY_FD = "ERGON_READY_FD"
 CONTROL_FD = "ERGON_CONTROL_FD"
 PROGRESS_FD = "ERGON_PROGRESS_FD"
@@ -200,7 +200,9 @@ _masks = threading.local()
 
 
 def _hold_signals() -> None:
-    """A child that is told to end before it has forgotten our handlers would not hear of it."""
+    """Block signals around a fork: a child that gets SIGTERM before it has reset our handlers would
+    ignore it.
+    """
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
 
@@ -209,7 +211,7 @@ def _deliver_signals() -> None:
 
 
 def _forget_signals() -> None:
-    """A forked child, of a pool for example, must end when it is told to; and only itself."""
+    """In a forked child, of a pool for example: SIGTERM must end the child, and only the child."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -291,8 +293,9 @@ def _end_when_orphaned(pipes: Pipes) -> None:
     """End this process when its orchestrator has died, whatever handlers are doing.
 
     The end of the input alone says only that no request follows: what was taken is finished then.
-    When the output has lost its reader as well, nobody is left who could hear how it ended, and
-    whoever takes the job over would run beside it. Does nothing for files and terminals.
+    When the output has lost its reader as well, no process is left that could read the outcome, and
+    the worker that takes the job over would run it beside this process. Does nothing for files and
+    terminals.
     """
     if all(stat.S_ISFIFO(os.fstat(each).st_mode) for each in (pipes.source, pipes.target)):
         name = "ergon-orphaned"
@@ -302,7 +305,7 @@ def _end_when_orphaned(pipes: Pipes) -> None:
 def _watch_pipes(pipes: Pipes) -> None:
     for descriptor, event in ((pipes.source, select.POLLHUP), (pipes.target, select.POLLERR)):
         poll = select.poll()
-        poll.register(descriptor, 0)  # these two are always told
+        poll.register(descriptor, 0)  # POLLHUP and POLLERR are always reported
         while not any(found & (event | select.POLLNVAL) for _, found in poll.poll()):
             pass
     stderr_line(f"whoever started this process is gone; it ends in {ORPHAN_GRACE:g} s")

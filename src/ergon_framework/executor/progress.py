@@ -1,8 +1,9 @@
-"""How far the jobs of this process are: reports of handlers, on a descriptor of their own.
+"""Progress of the jobs of this process: what handlers report, written to a separate file
+descriptor.
 
-A report is written at once if the job has told nothing for ``INTERVAL`` seconds, and otherwise when
-that time is over: a thread of its own writes the last one then. Nobody waits for a worker that does
-not read. The thread lives only while there is something to write.
+A report is written at once if the job has reported nothing for ``INTERVAL`` seconds. Otherwise a
+background thread writes the latest one when that time is over. No handler waits for a worker that
+does not read. The thread lives only while there is something to write.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class ProgressWriter:
         except BlockingIOError:
             self._waiting[job] = line  # its worker does not read: once more when it is due
         except OSError:
-            self._waiting.clear()  # nobody is there any more
+            self._waiting.clear()  # the worker has closed its end
 
 
 class _Reports:

@@ -41,7 +41,7 @@ class BatchResultError(JobError):
 
 
 class Handler:
-    """A function under its name, and what was said about its jobs."""
+    """A function under its name, and the options of its jobs."""
 
     __slots__ = (
         "_binding", "_function", "_layers", "_registry",
@@ -297,7 +297,7 @@ class Registry:
 
     @property
     def options(self) -> dict[str, Mapping[str, Any]]:
-        """What was said about the jobs of each handler, in the long words."""
+        """The options of each handler's jobs, under their long names."""
         return {each.name: each.options for each in self._handlers.values()}
 
     @property
@@ -322,7 +322,8 @@ class Registry:
         return self._handlers[name].binding.positional
 
     def prepare(self) -> None:
-        """Read all signatures now, so that a wrong one is told at the start and not by a job.
+        """Read all signatures now, so that a wrong one is an error at the start and not one of a
+        job.
 
         The same for middleware that cannot surround a handler.
         """
@@ -333,7 +334,7 @@ class Registry:
     def check(
         self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments as they will arrive, after a journey through JSON; nothing is run.
+        """The arguments as they will arrive after a round trip through JSON; nothing is run.
 
         Refuses those that the handler could not take.
         """

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 CANCEL_GRACE = 0.3
-"""Seconds an async handler has to end after it was cancelled, before anybody kills it."""
+"""Seconds an async handler has to end after it was cancelled, before the process is killed."""
 
 
 class Runtime:
@@ -87,7 +87,7 @@ class Runtime:
             failed=self._fail,
         )
         self._is_traced = False
-        self._is_stopped = False  # somebody wants us to end
+        self._is_stopped = False  # a stop was requested
         self._is_closed = False  # all is done
         self._failure: BaseException | None = None
 
@@ -157,7 +157,7 @@ class Runtime:
         if time.monotonic() >= until:
             self._fail(step.overdue())
             return True
-        if self._is_stopped and not self._is_stop_reported:  # whoever asks may kill us before that
+        if self._is_stopped and not self._is_stop_reported:  # the worker may kill us before that
             self._is_stop_reported = True
             stderr_line(f"asked to end, and {step.name} {NOT_THROUGH}")
         return False
@@ -283,7 +283,8 @@ class Runtime:
         return self._event_loop().run(awaitable, step.timeout, step.overdue)
 
     def _call_within(self, step: HookStep) -> Any:
-        """Run a step in this thread, which nobody can interrupt; the supervisor ends the process.
+        """Run a step in this thread, which cannot be interrupted; when time is over, the supervisor
+        ends the process.
 
         Handlers run in the same thread: what a lifespan opens may belong to it.
         """

@@ -111,7 +111,8 @@ class WakePipe:
 
     def wake(self) -> None:
         """Wake the thread that waits, or the next that will; does nothing once closed."""
-        with self._lock, suppress(BlockingIOError):  # full already: one byte more tells nothing new
+        # The pipe is full: the reader will wake in any case.
+        with self._lock, suppress(BlockingIOError):
             if self.write_end >= 0:
                 os.write(self.write_end, b"!")
 

@@ -176,7 +176,7 @@ class HandlerThreads:
             worker.start()
         except RuntimeError:  # the system has no more threads: the others do the work
             self._count -= 1
-            # Only where there is nobody left is it an error.
+            # It is an error only when no thread is left.
             if not self._count:
                 raise
 

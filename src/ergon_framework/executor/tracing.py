@@ -48,7 +48,7 @@ def begin(request: Request) -> trace.Span:
 
 
 def end(span: trace.Span, outcome: Outcome) -> None:
-    """What became of it. Texts of errors may hold payloads, so only their class is told."""
+    """End the span. Texts of errors may hold payloads, so only the class is recorded."""
     span.set_attribute("rrq.outcome", str(outcome.status))
     if outcome.error_type is not None and outcome.status is not OutcomeStatus.SUCCESS:
         span.set_attribute("error.type", outcome.error_type)

@@ -6,6 +6,6 @@ differ between two adapters.
 Where to look first: ``transaction`` is the envelope of a task's work and ``connector`` where it
 comes from and goes to; ``context`` is what user code may ask while it runs. ``jobstore``,
 ``factstore``, ``objectstore`` and ``providerstore`` are the stores. ``notice`` is the catalogue of
-everything that is told about a run, and ``journal`` where that is kept. ``settings_model`` is the
-base of every section of a settings file.
+everything that is reported about a run, and ``journal`` where notices are kept. ``settings_model``
+is the base of every section of a settings file.
 """

@@ -5,12 +5,12 @@ others are offers. The engine never runs two fetches of one call at the same tim
 come from different threads. Each delivered transaction is settled in exactly one way: ``ack``,
 ``nack`` and ``release_after`` by the thread or task that ran its lifecycle, ``release`` when the
 call ends. One that raises may be called again, unless it raises ``ChannelLostError``,
-``ConnectionError`` or ``EOFError``: then what came through that channel is told no more. A source
-that by itself delivers again what failed says so with ``redelivers = True``, one whose content ends
-with the process with ``volatile = True``. One whose fetch waits for work may offer
-``stop_waiting()``, which never blocks: a stop was asked, and the fetch under way returns. One that
-sets aside what is no transaction may count it in ``malformed`` and name the file that keeps it in
-``dead_letter_file``: both are told in the report.
+``ConnectionError`` or ``EOFError``: then deliveries of that channel are not settled any more. A
+source that redelivers what failed declares ``redelivers = True``, and one whose content is lost
+with the process ``volatile = True``. A source whose fetch waits for work may offer
+``stop_waiting()``, which never blocks: it makes the fetch under way return when a stop was
+requested. A source that sets aside malformed messages may count them in ``malformed`` and name the
+file that keeps them in ``dead_letter_file``: both are in the report.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class AsyncTarget(Protocol):
 
 @runtime_checkable
 class Settling(Protocol):
-    """A source that keeps a transaction until it is told how it ended."""
+    """A source that keeps a delivered transaction until it is settled."""
 
     def ack(self, transaction: Transaction) -> None:
         """It succeeded: forget it."""

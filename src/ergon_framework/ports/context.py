@@ -6,7 +6,8 @@ seeing its own, cancelled, state.
 
 ``current_unit`` answers for code below a hook or a job's handler: a provider call takes over the
 deadline, the names and the trace of its unit of work. The engines set ``CURRENT``; an executor puts
-something in ``RUNNING`` that can describe itself. Both are asked only when somebody wants to know.
+something in ``RUNNING`` that can describe itself. Both are read only when ``current_unit`` is
+called.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from ergon_framework.ports.jobstore import Subscription
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One notice as it was told, made of plain values; never with a payload."""
+    """One notice as it was emitted, made of plain values; never with a payload."""
 
     at: float  # seconds since 1970
     name: str  # from the catalogue
-    source: str  # who told it, for example "worker w1" or "zone plant"
+    source: str  # what emitted it, for example "worker w1" or "zone plant"
     unit: str = ""  # the id of the job, transaction, fact or call it is about
     trace_id: str = ""  # 32 hexadecimal digits
     fields: dict[str, Any] = {}

@@ -206,7 +206,7 @@ class Dependencies:
     def value(self, kind: type) -> Any:
         """The value of an injected type, for code that is called by a handler.
 
-        Whoever runs the handler has opened the lifespans, in a scope of this process.
+        The runner of the handler has opened the lifespans, in a scope of this process.
         """
         for scope in tuple(self._scopes):
             if scope.has(kind):
@@ -260,7 +260,7 @@ class DependencyScope:
 class LifespanHooks(NamedTuple):
     """Opens and closes one lifespan; where it is async, both give a coroutine.
 
-    Neither is bounded by itself: whoever calls them knows how its thread is interrupted.
+    Neither has a time limit of its own: the caller knows how its thread can be interrupted.
     """
 
     lifespan: Lifespan
@@ -317,7 +317,7 @@ def _hooks(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:
         opened.append(manager)
         try:
             values.update(lifespan.values(yielded))
-        except HookError as refused:  # whoever opens it closes only what was opened
+        except HookError as refused:  # the caller closes only lifespans that were opened
             try:
                 close_it()
             except Exception as error:

@@ -1,4 +1,4 @@
-"""The catalogue of notices: every state change Ergon tells anybody about, named once; and sinks.
+"""The catalogue of notices: every state change that Ergon reports, named once; and sinks.
 
 A notice is a name, an instant and a few fields. Spans, metrics, logs, progress displays, the
 journal and the operator's commands are readers of notices; none of them is fed in another way. A
@@ -33,7 +33,7 @@ class NoticeSpec(NamedTuple):
     fields: tuple[str, ...]
     routine: Routine = Routine.NEVER
     part: str = ""
-    """Who tells it, for example ``jobs``."""
+    """The part that emits it, for example ``jobs``."""
 
 
 _ALWAYS, _WHEN_WELL = Routine.ALWAYS, Routine.WHEN_WELL
@@ -330,11 +330,11 @@ CATALOGUE: Mapping[str, NoticeSpec] = {
     )
     for name, known in table.items()
 }
-"""Name to what it means, its fields, whether it is routine, and who tells it."""
+"""Name to what it means, its fields, whether it is routine, and the part that emits it."""
 
 
 class Notice:
-    """One thing that happened. Built only when somebody listens."""
+    """One thing that happened. Built only when there is a listener."""
 
     __slots__ = ("at", "fields", "name")
 
@@ -376,7 +376,7 @@ class Sink(Protocol):
 
 @runtime_checkable
 class LifecycleSink(Protocol):
-    """What a sink may have besides, to be told of lifecycles without a Notice around each event.
+    """Optional methods of a sink, which receive the events of lifecycles without a Notice for each.
 
     An engine that finds these methods calls them instead of :meth:`Sink.emit` for
     ``transaction.began``, ``attempt.ended`` and ``transaction.ended``, with the same rules.

@@ -33,7 +33,7 @@ ALL_TENANTS = "*"
 
 
 class LaneFailure(NamedTuple):
-    """An attempt that failed, as the health of its lane tells of it."""
+    """An attempt that failed, as the health of its lane shows it."""
 
     reason_code: str
     at: float
@@ -191,8 +191,9 @@ class ClaimResult:
     result_note: ResultNote | None = None
     """After a success; ``result`` is the result as it was if there is none."""
     taken_from: str = field(default="", compare=False)
-    """The owner whose lease ended before it told how its call ended: it may have made the call.
-    Empty if there was none."""
+    """The owner whose lease ended before it reported the end of its call: it may have made the
+    call. Empty if there was none.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +247,7 @@ class LaneHealth:
     """The quota window that is running; None when there is none."""
 
     def observed(self, now: float) -> LaneHealth:
-        """As people are told: a circuit whose cooldown is over would let a probe in.
+        """The circuit as it is shown to people: one whose cooldown is over would let a probe in.
 
         The store has it as it was written last, and only a call changes it.
         """
@@ -272,8 +273,9 @@ class ProviderStore(Protocol):
     ) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was.
 
-        ``failed`` is the failure that changed it, which health tells from then on, unless a later
-        one is known. A store whose ``swap`` does not take it tells of failures with their rows.
+        ``failed`` is the failure that changed it, which health shows from then on, unless a later
+        one is known. A store whose ``swap`` does not take it shows the failures of attempt rows
+        instead.
         """
 
     def extend_cooldown(self, key: LaneKey, until: float) -> float:

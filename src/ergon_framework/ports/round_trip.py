@@ -1,9 +1,9 @@
-"""Whether an argument arrives at its handler as it was given, after a journey through JSON.
+"""Whether an argument arrives at its handler unchanged after a round trip through JSON.
 
 A client turns arguments into JSON, and the types of the handler's parameters turn them back. An
 object of another class with the same fields, a number that JSON does not have, or an instant whose
-offset has seconds would arrive as something else, and nobody would notice. What is given in JSON
-form, dicts and lists of plain values, is what the handler's types are there to read.
+offset has seconds would arrive as something else without any error. What is given in JSON form,
+dicts and lists of plain values, is what the handler's types are there to read.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _is_same_instant(given: datetime, arrived: datetime) -> bool:
 
 
 def _field_names(value: Any) -> Iterable[str] | None:
-    """The fields by which an object is told from others of its class; None if it has none."""
+    """The fields that make up the identity of an object; None if it has none."""
     kind = type(value)
     if dataclasses.is_dataclass(kind):
         return [each.name for each in dataclasses.fields(kind) if each.compare]

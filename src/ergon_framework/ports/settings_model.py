@@ -59,7 +59,9 @@ class SettingsModel(BaseModel):
         raise ValidationError.from_exception_data(cls.__name__, lines, hide_input=True)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with some fields replaced, checked like a new one; what nobody set stays unset."""
+        """A copy with some fields replaced, checked like a new one; fields that were not set stay
+        unset.
+        """
         if not update:
             return super().model_copy(deep=deep)
         copied = type(self).model_validate({**dict(self), **update})

@@ -41,8 +41,9 @@ FIELDS = (
 _NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 CURRENT: ContextVar[Any] = ContextVar("ergon_attempt", default=None)
-"""The attempt this code runs in: an ``Attempt`` of ``ports.context``, None, or the tuple that one
-is made of when somebody asks (call, run, phase, number, ticket). The happy path makes none."""
+"""The attempt this code runs in: an ``Attempt`` of ``ports.context``, None, or the tuple from which
+one is built on demand (call, run, phase, number, ticket). The happy path builds none.
+"""
 _set = object.__setattr__
 
 

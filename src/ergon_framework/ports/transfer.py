@@ -1,23 +1,23 @@
 """Records: what every store gives out and takes in, so that it can be copied into another.
 
-A store is laid out as records of a few kinds, each in one order that every store keeps. Whoever
-moves a store reads the records of both sides along that order, writes what is missing or differs,
-deletes what is no longer there, and compares both sides once more at the end. The store that is
-read is only looked at, and the one that is written has no other users meanwhile. ``ergon export``
-writes the same records into a file, and ``ergon import`` reads them out of one.
+A store is laid out as records of a few kinds, each in one order that every store keeps. A move
+reads the records of both stores along that order, writes what is missing or differs, deletes what
+is no longer there, and compares both sides once more at the end. The source store is never written,
+and the target store has no other users during the move. ``ergon export`` writes the same records
+into a file, and ``ergon import`` reads them out of one.
 
 Every store has a part ``records``, which is a :class:`RecordStore`:
 
 - ``dump`` reads a page of one kind, after a place. Pages are bounded by ``limit`` and by
   :data:`PAGE_BYTES`, whatever there is; an empty page is the end.
-- ``load`` puts records of one kind in, in order and in one commit. The same records again change
-  nothing: a move that was cut off begins anew and meets what it has done.
+- ``load`` puts records of one kind in, in order and in one commit. Loading the same records again
+  changes nothing: a move that was interrupted starts over and finds what it has written.
 - ``discard`` takes records out that are no longer on the other side, in one commit.
 - ``move_state`` and ``set_move_state`` keep the :class:`MoveState` in the store that is written,
   and in the store that was read when it is frozen afterwards.
 
-A run of a move that was stopped for a while goes on with its next write, whatever another run did
-meanwhile. So every write takes a :class:`Fence`, which the store compares with its move state
+A move whose process was suspended continues with its next write, whatever another run of the move
+did in between. So every write takes a :class:`Fence`, which the store compares with its move state
 within the transaction that writes.
 
 A store that others reach can be frozen (:class:`Freezable`), one on a server without locks has a
@@ -109,7 +109,7 @@ class TransferRecord(msgspec.Struct, frozen=True):
 
 
 def record_line(copy: TransferRecord) -> bytes:
-    """A record as one line of a file: its kind, what tells it from others, and all that it has."""
+    """A record as one line of a file: its kind, its key, and all its fields."""
     key = _encode_json(plain(copy.identity, "key"))
     record = _encode_json(copy.document())
     return b'{"kind":"%b","key":%b,"record":%b}\n' % (copy.kind.encode(), key, record)
@@ -347,8 +347,9 @@ class LogRecord(TransferRecord, frozen=True):
     """A log and all that its kept facts do not tell, by its number: ``outbound`` is 1.
 
     The number is part of the hash chain (see ``boundary/factstore/hashchain.py``), so it is kept.
-    Loading: a log that is there and has been cut further since is cut as well, whoever reads it
-    and without a gap. A log without facts of its own becomes what the copy says.
+    Loading: a log that exists and was truncated further in the source since is truncated as well,
+    whatever its consumers have read, and without a gap. A log without facts of its own becomes what
+    the copy says.
     """
 
     kind: ClassVar[str] = "log"
@@ -442,7 +443,7 @@ class GapRecord(TransferRecord, frozen=True):
 
     @property
     def sort_key(self) -> tuple[str, int, int, str, float]:
-        """All that tells it from others."""
+        """All fields of its key."""
         gap = self.gap
         return gap.log, gap.first, gap.last, gap.reason, gap.at
 
@@ -676,7 +677,7 @@ _MORE = " ergon:"
 
 
 class Destination(msgspec.Struct, frozen=True):
-    """Where everything in a store went, for the errors of whoever comes to work with the store."""
+    """Where the content of a store was moved, for the errors that later users of the store get."""
 
     place: str
     zone: str = ""
@@ -686,7 +687,7 @@ class Destination(msgspec.Struct, frozen=True):
     is_undone: bool = False
     """Whether the store is the copy, and was shut because the old one was opened again."""
     store_id: str = ""
-    """By what the place is known however it is reached; empty where it does not tell."""
+    """The id of the target store, whichever URL reaches it; empty where the store has none."""
 
     @property
     def text(self) -> str:
@@ -731,7 +732,7 @@ class Destination(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_details(cls, details: Mapping[str, Any]) -> Destination | None:
-        """The destination that an error tells of; None when it tells of no move."""
+        """The destination that the details of an error name; None when they name no move."""
         place = details.get("moved_to")
         if not place:
             return None
@@ -786,7 +787,7 @@ class MoveState(msgspec.Struct, frozen=True, omit_defaults=True):
     moved_to: str = ""
     """Where everything went since; empty while this store is the one to work with."""
     birth: str = ""
-    """The birth of the other store; empty where it did not tell."""
+    """The birth of the other store; empty where it reported none."""
     token: str = ""
     """Which run of a move writes into this store, or was the last to do so."""
     program: ProgramMove | None = None
@@ -901,7 +902,7 @@ class RecordStore(RecordReader, Protocol):
 
 @runtime_checkable
 class Freezable(Protocol):
-    """A store that can refuse whoever has it open already, in any process."""
+    """A store that can refuse its users in every process, even those that have it open already."""
 
     def freeze(self, place: str | None, fence: Fence | None = None) -> None:
         """Refuse changes from now on, naming where everything went; None: let them in again.
@@ -934,7 +935,9 @@ class MoveLease(Protocol):
 
 @runtime_checkable
 class Identified(Protocol):
-    """A store that is told from one of the same name that is put in its place."""
+    """A store with an id of its own, which a store that replaces it under the same name does not
+    have.
+    """
 
     def store_id(self) -> str:
         """What this very store has since it was made, however it is reached; empty if unknown.
@@ -972,7 +975,7 @@ def move_state_of(store: object) -> MoveState:
 
 
 def store_id_of(store: object) -> str:
-    """By what a store is told from any other; empty where it does not tell."""
+    """The id of a store; empty where it has none."""
     records: object = find_records(store)
     return records.store_id() if isinstance(records, Identified) else ""
 

@@ -106,7 +106,7 @@ class Unique:
             rest, named = _bound(args, kwargs, names)
             parts.append([[each, _field(each, named, rest, names)] for each in self.fields])
         digest = hashlib.sha256(_canonical(parts)).hexdigest()[:32]
-        # The beginning is for people. Handlers that begin alike are told apart by the digest, which
+        # The beginning is for people. Handlers with the same beginning differ in the digest, which
         # has the whole name.
         return f"{handler[:_MAX_NAME]}:{digest}"
 

@@ -1,9 +1,9 @@
 """The unit of work that code runs in: a transaction, a job in an executor, or a provider call.
 
-Apart from ``context``, which asks for it: an executor starts without transactions.
+It is a module apart from ``context``, so that an executor starts without importing transactions.
 
 Attempts of jobs and of provider calls can be observed: ``OBSERVERS`` are context managers around
-each of them. Attempts of transactions are told to sinks, which are given the context instead.
+each of them. Attempts of transactions are reported to sinks, which are given the context instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class UnitOfWork(NamedTuple):
     trace: Mapping[str, str] = _NO_TRACE
     """What a propagator injected: ``traceparent`` and ``tracestate``."""
     is_retried: bool = True
-    """Whether it is tried again, as a whole, when it fails: then nobody inside tries again."""
+    """Whether the unit is retried as a whole when it fails: then no call inside of it retries."""
 
 
 class Describable(Protocol):
@@ -45,14 +45,16 @@ class Describable(Protocol):
 
 
 RUNNING: ContextVar[Describable | None] = ContextVar("ergon_running", default=None)
-"""What an executor runs; asked only when somebody wants to know."""
+"""What an executor runs; read only when ``current_unit`` is called."""
 
 CALLING: ContextVar[UnitOfWork | None] = ContextVar("ergon_calling", default=None)
-"""The provider call whose attempt runs here. Set only while somebody observes: a call is short."""
+"""The provider call whose attempt runs here. Set only while there are observers: setting it for
+each call would cost too much.
+"""
 
 
 class AttemptObserver(Protocol):
-    """Somebody who wants to be around the attempts of jobs and provider calls."""
+    """A function that gives a context manager around each attempt of a job or a provider call."""
 
     def __call__(self, unit: UnitOfWork, /) -> AbstractContextManager[object]:
         """What is entered before an attempt and left after it, with what the attempt raised."""

@@ -42,8 +42,8 @@ def _inside(attempt: Attempt | None, engine: ThreadEngine) -> Iterator[None]:
         return
     run = attempt.run
     run.inner = (*run.inner, engine)
-    # The engine may have given up before this call was among run.inner: then nobody else stops it.
-    # Twice means at once, since nobody waits for its results.
+    # The engine may have given up before this call was added to run.inner: then only we can stop
+    # it. A second request stops it at once, since no result of it is wanted any more.
     if attempt.is_cancelled:
         engine.request_stop()
         engine.request_stop()
@@ -96,7 +96,7 @@ class Single:
             fetch=self._fetch,
             ended=self._ended,
             settlement=None,
-            # There is nobody to bring it again.
+            # No source would deliver it again.
             lifecycle=replace(plan.lifecycle, parks=False, max_hold=None),
         )
 

@@ -192,8 +192,7 @@ class FunctionConsumer(Generic[P, T]):
         """The policy of the options; a field that the operator's settings name is theirs."""
         if settings is None:
             return self.policy
-        # exclude_unset on both sides: a default that nobody wrote must not win over a value that
-        # somebody did.
+        # exclude_unset on both sides: a default must not win over a value that was set explicitly.
         own = self.policy.model_dump(exclude_unset=True)
         return type(settings).model_validate(_merged(own, settings.model_dump(exclude_unset=True)))
 

@@ -41,7 +41,7 @@ MAX_WORKERS = 100_000
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """What may be said about a consumer in short; the whole is a :class:`ConsumerPolicy`."""
+    """The short options of a consumer; a :class:`ConsumerPolicy` has all settings."""
 
     attempts: int
     """How often one unit is tried, the first attempt included."""
@@ -170,12 +170,12 @@ def consumer_policy(
 def read_batch(
     owner: str, options: Mapping[str, Any], *, has_names: bool = False
 ) -> BatchRule | None:
-    """How units are gathered if ``batch`` is said; all options are checked.
+    """How units are gathered into batches, if ``batch`` is given; all options are checked.
 
     ``has_names``: a policy may be named here, and is looked up and checked at its first use.
 
     Without pydantic, which is slow to import: a program that only declares consumers shall start
-    quickly. Whoever passes a whole policy pays for it.
+    quickly. Only a program that passes a whole policy pays for that import.
     """
     policy = options.get("policy")
     if policy is not None and not (has_names and isinstance(policy, str)):
@@ -193,7 +193,7 @@ def read_options(
     connector: str | None = None,
     find_policy: FindPolicy | None = None,
 ) -> tuple[ConsumerPolicy, BatchRule | None]:
-    """The policy that the options stand for, and how units are gathered if ``batch`` is said.
+    """The policy that the options stand for, and how units are gathered if ``batch`` is given.
 
     ``find_policy`` gives the policy of a name.
     """
@@ -308,10 +308,9 @@ def _put(owner: str, table: dict[str, Any], path: tuple[str, ...], value: Any, o
 
 
 def _keep_workers_busy(whole: dict[str, Any]) -> None:
-    """Let several workers have something to do, where nobody said how they are fed.
+    """Let a fetch ask for enough to keep all workers busy, unless the batch size was set.
 
-    The policy itself says no such thing: a fetch asks for exactly ``batch.size``, and that is one
-    unless somebody says otherwise.
+    A plain policy does not do that: a fetch asks for exactly ``batch.size``, whose default is one.
     """
     loop = whole.get("loop", {})
     workers = loop.get("concurrency", {}).get("value", 1)

@@ -1,9 +1,9 @@
 """Turns a payload into the type that a consumer function declares for it.
 
 msgspec reads structs, dataclasses, attrs classes, TypedDicts and the types of the standard library;
-pydantic models read themselves. None of these libraries is imported on behalf of somebody who does
-not use it. A payload that does not fit is a business failure: no further attempt would help. Its
-message names the field and the reason, and never shows a value of the payload.
+pydantic models read themselves. Each library is imported only for a program that uses its types. A
+payload that does not fit is a business failure: no further attempt would help. Its message names
+the field and the reason, and never shows a value of the payload.
 """
 
 from __future__ import annotations

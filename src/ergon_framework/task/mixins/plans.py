@@ -80,7 +80,7 @@ def _check_colour(task: object, name: str, hook: Hook, arity: int, is_async: boo
             f"{type(task).__name__}.{name} is a coroutine function, but the task is synchronous",
             remedy="write a plain def, or use AsyncConsumerMixin/AsyncProducerMixin, BaseAsyncTask",
         )
-    # Not refused: it works, and one that takes microseconds harms nobody.
+    # Not refused: it works, and a hook that takes microseconds does not hold up the event loop.
     if is_async and not is_coroutine:
         _warn_once(
             type(task),
@@ -288,8 +288,8 @@ def consumer_plan(
             continuous=loop.mode == "continuous",
             empty=Backoff(empty.backoff, empty.backoff_multiplier, empty.backoff_cap),
             fetch=_retry(steps.fetch.retry),
-            # Without release, what arrives during a stop has to be worked on: nobody else would see
-            # it.
+            # Without release, what arrives during a stop has to be worked on: no other consumer
+            # would see it.
             returns=settlement is not None and Verb.RELEASE in settlement.verbs,
         ),
         bounds=replace(_bounds(loop, steps.fetch.retry.timeout), release_grace=loop.release_grace),
@@ -330,7 +330,7 @@ def producer_plan(task: str, policy: ProducerPolicy, hooks: Hooks, given: Input)
             concurrency=loop.concurrency.value,
             limit=loop.limit,
             exhausted=StopReason.EXHAUSTED,
-            returns=True,  # whoever gave the input still has it
+            returns=True,  # the caller still has its input
         ),
         bounds=_bounds(loop, None),
         duplicates=lambda: given.duplicates,
