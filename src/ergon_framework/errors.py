@@ -132,7 +132,7 @@ __all__ = [
 
 
 LONGEST_TEXT = 16 * 1024
-"""Characters of an exception's text that are told."""
+"""Characters of an exception's text that are kept."""
 _BEYOND = 1024  # read as well, so that no secret is cut in two and then not known for one
 _NO_DETAILS: Mapping[str, Any] = MappingProxyType({})
 
@@ -147,7 +147,7 @@ class ErgonError(Exception):
     failure_kind: str | None = None
     """The kind of failure it stands for, where the error itself knows (see ``core.failure``)."""
     retry_after_seconds: float | None = None
-    """From when on trying again may help, where somebody said so."""
+    """Seconds after which a retry may help, where that is known."""
     message = ""
     remedy = ""
     # A subclass of the user's may forget super().__init__(): it reads like one without a text.
@@ -710,8 +710,8 @@ class NodeUnavailableError(BoundaryError):
 class ZoneMovedError(BoundaryError, StoreReadOnlyError):
     """What the zone held was moved; ``details["moved_to"]`` says where. Nothing was stored here.
 
-    Waiting does not help: the program has to be told the new place. To publish the same there is
-    safe, for a fact that was taken in before the move is known by its id.
+    Waiting does not help: the program has to be configured for the new store. Publishing the same
+    fact there is safe: one that was stored before the move is recognised by its id.
     """
 
     code = "unavailable"
@@ -730,14 +730,14 @@ def describe(error: BaseException) -> str:
 def text_of(error: BaseException) -> str:
     """The exception's own text as a plain string, without what looks like a secret.
 
-    Empty where it has none or a broken one. Of a very long one only the beginning is told.
+    Empty where it has none or a broken one. A very long one is cut.
     """
     text = whole_text_of(error)
     return _redacted(error, text) if text else ""
 
 
 def whole_text_of(error: BaseException) -> str:
-    """The same as it is, for whoever knows better which of it must not be told."""
+    """The exception's own text with secrets in it, for callers that redact it themselves."""
     try:
         return plain(str(error))
     except BaseException:  # a broken __str__ must not hide the failure it describes
@@ -745,7 +745,9 @@ def whole_text_of(error: BaseException) -> str:
 
 
 def _redacted(error: BaseException, text: str) -> str:
-    """Errors of ours show options of URLs as a remedy; of others no query string is told."""
+    """Ergon's own errors show URL options as a remedy; query strings in other errors are left
+    out.
+    """
     from ergon_framework.redaction import (  # late: it takes its time, and few need it
         redacted_message,
         redacted_text,

@@ -27,7 +27,7 @@ def main() -> NoReturn:
     step_aside()
     try:
         code = invoke(sys.argv[1:], is_process=True)
-    except KeyboardInterrupt:  # it came before anybody listened: nothing was begun
+    except KeyboardInterrupt:  # before a command handles signals: nothing was begun
         code = 130
     sys.exit(code)
 

@@ -249,7 +249,7 @@ def fetch(
     asked = request(consumer_name=consumer, limit=limit, wait_ms=wait_ms, holder=holder)
     page = node.send(CORE + "FetchFacts", asked, wait=wait)
     show_page(page, as_json=as_json)
-    sys.stdout.flush()  # what nobody has read is not confirmed
+    sys.stdout.flush()  # a fact that the reader of the pipe did not get is not confirmed
     stop_if_unread()
     if confirm and (page["facts"] or page["through_offset"] > page["cursor"]):
         node.ask(

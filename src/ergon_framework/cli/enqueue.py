@@ -253,7 +253,7 @@ def _check_use(
 
 def _one(job: EnqueuedJob, wait: float | None, as_json: bool) -> int:
     view = _view(job)
-    # Before the wait: whoever gives up waiting has the id.
+    # Before the wait: a user who interrupts it has the id.
     if not as_json:
         _print_id(job)
     if wait is not None:
@@ -299,7 +299,8 @@ def _many(client: JobClient, handler: str | None, options: Mapping[str, Any], as
                 error.message = f"line {lines.number}: {error.message}"
             _say_what_is_stored(error, stored_to)
             raise
-        except OSError:  # of the standard output: nobody must think that there are no jobs
+        # Of the standard output: the jobs are stored although their ids cannot be printed.
+        except OSError:
             print(f"{len(rows):,} jobs are stored", file=sys.stderr, flush=True)
             raise
     if as_json:

@@ -2,11 +2,11 @@
 
 The kernel drops what is sent to process 1 and has no handler there yet, and makes it the parent of
 every process whose own is gone. So the program goes on in a child, where a signal that comes while
-it loads ends it as anywhere else. Process 1 passes signals on and reaps whoever ends: the child's
-own children stay the child's, and so do their exit codes.
+it loads ends it as anywhere else. Process 1 forwards signals and reaps processes that end: the
+child's own children stay the child's, and so do their exit codes.
 
-Nobody here could continue a program that was stopped, as a shell would. So it ignores what a
-terminal stops programs with, and whoever asks it to end also continues it.
+There is no shell that could continue a stopped program. So the program ignores the signals by which
+a terminal stops programs, and a request to end also continues it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FROM_THE_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 """What stops a program that others can continue."""
 
 _TO_END = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""A stopped process hears of these when it is continued."""
+"""Signals that end a program. A stopped process gets them only when it is continued."""
 
 
 def step_aside() -> None:
@@ -55,8 +55,8 @@ def go_on_in_a_child() -> None:
 def _take_terminal() -> None:
     """Ctrl-C is for the foreground group, and must not come a second time from process 1.
 
-    Ctrl-Z never stopped process 1 nor its children: the kernel spares groups that nobody outside
-    looks after. This group is no such one.
+    Ctrl-Z never stopped process 1 nor its children: the kernel does not stop orphaned process
+    groups. This group is not orphaned.
     """
     with suppress(OSError):  # there is no terminal
         if os.isatty(0):

@@ -215,7 +215,7 @@ def _many(
         wanted = chosen.filters.search(client)
         able = tuple(map(job_filters.status_of, states.split()))
         search = narrowed(wanted, able, done)
-        # Counted first: nobody confirms a change without knowing how many jobs it is about.
+        # Counted first: the question shows how many jobs would be changed.
         found = client.store.count(search)
         matched = found if chosen.limit is None else min(found, chosen.limit)
         changed = 0

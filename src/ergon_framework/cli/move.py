@@ -273,7 +273,7 @@ class _Lines:
         self._next = 0
 
     def __call__(self, at: TransferProgress) -> None:
-        """Tell it, if it is worth a line."""
+        """Print the progress, if it is worth a line."""
         if at.what == self._what and at.done < self._next:
             return
         self._what, self._next = at.what, at.done + _STRIDE

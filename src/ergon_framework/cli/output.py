@@ -91,9 +91,9 @@ def show_traceback(error: BaseException) -> None:
 
 
 def prepare_streams() -> None:
-    """Let letters that the standard output cannot carry be spelled, as those of errors are.
+    """Escape letters that the standard output cannot encode, as on the standard error.
 
-    A stream that was closed before we began is one that nobody reads.
+    A stream that was closed before the start is treated as one without a reader.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -219,7 +219,7 @@ def stop_if_unread() -> None:
     except (OSError, ValueError):  # it is no file
         return
     poll = select.poll()
-    poll.register(place, 0)  # errors are told without being asked for
+    poll.register(place, 0)  # POLLERR and POLLHUP are always reported
     if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
         raise BrokenPipeError
 

@@ -213,7 +213,7 @@ def _store_of_lane(
 
 
 def _check_written(before: LaneState, after: LaneState) -> None:
-    """A circuit goes on alone when its store fails; an operator must hear of it."""
+    """Raise when a circuit could not be written: it would otherwise change in this process only."""
     if after.version == before.version:
         raise StoreUnavailableError(
             "the store did not take the change; the circuit is as it was", remedy="try again"

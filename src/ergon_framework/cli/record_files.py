@@ -102,7 +102,8 @@ def _export_to_file(asked: Exporting, path: Path, overwrite: bool, as_json: bool
         closing(FileOutput(path, may_replace=overwrite)) as output,
         transfer_progress(as_json=as_json) as tell,
     ):
-        output.begin()  # before anything is read: who may not write there is told at once
+        # Before anything is read: a target that cannot be written is an error at once.
+        output.begin()
         exported = run(asked, output, tell, scratch=output.folder)
         output.commit()
     _show_exported(exported, path, as_json=as_json)

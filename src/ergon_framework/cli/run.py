@@ -250,12 +250,12 @@ def run(
 def _prepare_process(
     session: Session, target: str, config: Path | None, log_level: str, log_format: str
 ) -> None:
-    """Logs as they were asked for, and the settings for whoever looks for them."""
+    """Set up logging, and name the settings file for code of this process that looks for it."""
     from ergon_framework.app.app_reference import script_in
     from ergon_framework.app.observability import set_up_logging, show_executors
 
     if session.is_process and config is not None:
-        os.environ["ERGON_CONFIG"] = str(config.absolute())  # for whoever asks for a provider
+        os.environ["ERGON_CONFIG"] = str(config.absolute())  # for code that looks up a provider
     if log_format == "text" and (":" in target or script_in(target)):
         show_executors()  # what the handlers of an App print is for people, whatever the level
     set_up_logging(log_level, log_format)

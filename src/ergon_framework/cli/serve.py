@@ -61,7 +61,8 @@ def serve(
     check_server_packages()
     set_up_logging(log_level, log_format)
     if store is not None:
-        check_url(store)  # a server that is away is waited for; a kind that nobody has, is not
+        # A server that is down is waited for; an unknown kind of store is an error now.
+        check_url(store)
     settings = load_settings(config)
     server = _placed(settings.server, host, port)
     tokens = tokens_from(token_file, os.environ, revealed(server.token))

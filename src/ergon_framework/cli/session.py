@@ -158,7 +158,7 @@ def is_supervised() -> bool:
 
 
 def tell_parent(view: Mapping[str, Any]) -> None:
-    """Tell the supervisor alone, if there is one."""
+    """Send this to the supervisor only, if there is one."""
     for parent in _parents:
         parent.tell_ready(" ".join(f"{name}={value}" for name, value in view.items()))
 

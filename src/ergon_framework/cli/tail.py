@@ -156,7 +156,7 @@ def _follow(journal: SqliteJournal, wanted: JournalQuery, after: int) -> Iterato
             # Asked before the entries are read: one that is written meanwhile has a greater number,
             # and is not skipped by the max() below.
             last = journal.last()
-            if last < after:  # somebody removed the file, and it began anew
+            if last < after:  # the file was removed, and a new one was begun
                 after = 0
             if last > after:
                 for entry in _found(journal, wanted, after):
@@ -200,7 +200,7 @@ def view(entry: JournalEntry) -> dict[str, Any]:
 
 
 def columns(entry: JournalEntry) -> tuple[str, str, str, str, str]:
-    """An entry as people read it: time, name, who, about what, and the rest in words."""
+    """An entry as people read it: time, name, source, subject, and the other fields."""
     from ergon_framework.app.explain.explanation import field_text
 
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))

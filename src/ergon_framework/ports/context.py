@@ -35,8 +35,9 @@ class HasTicket(Protocol):
     """Something that exactly one party may go on with."""
 
     ticket: list[None]
-    """Whoever pops the one element owns what happens next: the worker whose call returned, or the
-    supervisor that gave up on it. Popping is atomic, so no lock is taken."""
+    """The side that pops the one element decides what happens next: the worker whose call returned,
+    or the supervisor that gave up on it. Popping is atomic, so no lock is taken.
+    """
 
 
 def claim_ticket(self: HasTicket) -> bool:

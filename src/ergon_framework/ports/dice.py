@@ -1,7 +1,8 @@
-"""The dice for jitter: a generator of our own.
+"""Random numbers for jitter, from a generator of our own.
 
-The generator of the ``random`` module is the user's. Whoever seeds it, in a simulation or a test,
-wants the same numbers whether or not a worker or a provider waits beside it.
+The generator of the ``random`` module is the user's. A simulation or a test that seeds it expects
+the same numbers, whether or not a worker or a provider in the same process draws some for a
+backoff.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Options of jobs, as they stand at a handler or at one call: long and short words.
+"""Options of jobs, as given to a handler or to one call, with their long and short names.
 
 ::
 
     @registry.handler(attempts=5, timeout=30, backoff=1.0, queue="slow")
     def resize(path: str) -> str: ...
 
-Here are the words, and how those of a handler and of a call go together. What may stand in each is
-checked where it is written, and once more where a job is made.
+This module has the names, and how options of a handler and of a call are merged. Their values are
+checked where an option is set, and once more where a job is made.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ CHECKS: dict[str, Check] = {**FIELD_CHECKS, "unique": _unique}
 
 
 class JobOptions(TypedDict, total=False):
-    """What may be said about a job beside its handler and arguments. None: as if left out."""
+    """The options of a job, beside its handler and arguments. None is the same as leaving an option
+    out.
+    """
 
     id: str | None
     queue: str | None
@@ -80,7 +82,7 @@ ErrorTypes = str | type[BaseException] | Iterable[str | type[BaseException]]
 
 
 class HandlerOptions(JobOptions, total=False):
-    """The same with the short words that all kinds of handlers share."""
+    """The same with the short names that all kinds of handlers share."""
 
     attempts: int | None
     """``max_attempts``."""
@@ -93,7 +95,7 @@ class HandlerOptions(JobOptions, total=False):
 
 
 _POLICY = ("backoff", "give_up_on", "retry_on")
-"""Short words for parts of ``retry``."""
+"""Short names for parts of ``retry``."""
 _SHORT = frozenset({"attempts", *_POLICY})
 _OF_ONE_JOB = ("id", "run_at", "expires_at", "trace_context", "after", "on_failure")
 _NONE: Mapping[str, Any] = {}
@@ -114,7 +116,7 @@ class Handlers(Protocol):
 
     @property
     def options(self) -> Mapping[str, Mapping[str, Any]]:
-        """What was said about the jobs of each handler, by its name."""
+        """The job options of each handler, by its name."""
         ...
 
     def job_call(self, handler: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobCall:
@@ -123,9 +125,9 @@ class Handlers(Protocol):
 
 
 def job_options(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """The long words for options, where a later mapping wins over those before it.
+    """The options under their long names, where a later mapping wins over those before it.
 
-    Short words for parts of the retry policy change those parts of what came before; ``retry``
+    Short names for parts of the retry policy change those parts of what came before; ``retry``
     itself takes the place of all of it.
     """
     merged: dict[str, Any] = {}
@@ -136,7 +138,7 @@ def job_options(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def handler_options(handler: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of all jobs of a handler, with their words and values checked."""
+    """The options of all jobs of a handler, with names and values checked."""
     for field in options:
         if field not in HandlerOptions.__annotations__:
             raise unknown_option(field, f"the handler {handler!r} has")
@@ -152,7 +154,9 @@ def handler_options(handler: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def checked_options(
     handler: str, options: Mapping[str, Any], below: Mapping[str, Any] = _NONE
 ) -> dict[str, Any]:
-    """The long words for options over those ``below``; a wrong value is told with its handler."""
+    """The options under their long names, over those ``below``; the error about a wrong value names
+    the handler.
+    """
     try:
         for field, value in options.items():
             check = CHECKS.get(field)
@@ -219,7 +223,9 @@ def _seconds(field: str, value: Any) -> float:
 
 
 def _error_types(field: str, given: Any) -> list[str]:
-    """The names of exceptions, by which a worker knows what its executors tell."""
+    """The names of exceptions, by which a worker recognises the errors that its executors
+    report.
+    """
     each = [given] if isinstance(given, str | type | Mapping) else given
     try:
         return [one if isinstance(one, str) and one else _name_of(one) for one in each]

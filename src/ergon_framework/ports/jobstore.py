@@ -134,7 +134,7 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
     result: bytes | None = None
     keep: float | None = None  # seconds a final job is kept; None: for ever
     if_expired: bool = False  # a rescue: only while the lease is still expired
-    handler: str = ""  # for whoever is told of it; no store needs these two
+    handler: str = ""  # for notices; no store needs these two
     queue: str = ""
     is_step: bool = False  # a hint that spares the store a look
 
@@ -149,7 +149,7 @@ class LeaseRenewal(msgspec.Struct, frozen=True):
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Somebody wants a running job to be cancelled. A store keeps it as JSON in the job's row."""
+    """A request to cancel a running job. A store keeps it as JSON in the job's row."""
 
     at: str  # RFC 3339
     by: str = ""
@@ -280,8 +280,8 @@ class JobStore(Protocol):
         For each settlement: whether it was applied (False: fence, state or lease differ; then
         nothing of it was changed). A final transition frees the job's unique key and its limit key.
         One that would let a job wait whose cancellation was requested is applied as that
-        cancellation. One with a ``lane`` lets it wait there: the job names it as its executor.
-        A claim with ``wants_more`` tells in which lanes of handlers jobs are due.
+        cancellation. One with a ``lane`` lets it wait there: the job names it as its executor. A
+        claim with ``wants_more`` also returns the lanes of handlers in which jobs are due.
         """
 
     def renew(self, renewals: Sequence[LeaseRenewal], lease: float) -> list[bool]:
@@ -393,7 +393,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     executors: Mapping[str, Any] = {}  # name to what it is doing
     counters: Mapping[str, int] = {}
     totals: Mapping[str, Any] = {}  # queue to what was done there since the start
-    progress: Mapping[str, Any] = {}  # id of a running job to what its handler told last
+    progress: Mapping[str, Any] = {}  # id of a running job to what its handler reported last
     app_version: str = ""  # of the program that it runs, by its settings
     serves: tuple[str, ...] = ()  # lanes of handlers in which jobs wait, and that it has
     has_archive: bool = False  # it may write ended jobs to an archive
@@ -445,7 +445,7 @@ class JobAdmin(Protocol):
         """Delete final jobs that have not been moved since they were read."""
 
     def erase(self, jobs: Sequence[Job]) -> int:
-        """Erase what final jobs tell of their subject, for good; how many of them.
+        """Erase the data of a subject from final jobs, for good; how many jobs were erased.
 
         Arguments, result, messages, tags, metadata, keys and lineage go; id, state, counters and
         instants stay. A job that has not ended or was moved since it was read is left as it is.
@@ -459,7 +459,7 @@ class JobAdmin(Protocol):
         """
 
     def left_out(self) -> Iterator[Unreadable]:
-        """The rows that a search leaves out although nobody has set them aside.
+        """The unreadable rows that a search leaves out although they are not set aside.
 
         No claim has met them yet, their jobs have ended, or what cannot be read is only for
         readers. Every row is read to find them.

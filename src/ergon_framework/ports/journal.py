@@ -1,7 +1,7 @@
 """What a journal promises: notices and spans of many processes, kept for a while, read by people.
 
-A journal explains; it is never asked what is true: the stores of the parts say that. It is bounded
-in size and time, and losing its last second in a power cut harms nobody.
+A journal is for explanations. No part reads its own state from it: that is in the stores. It is
+bounded in size and time, and it may lose its last second in a power cut.
 """
 
 from __future__ import annotations

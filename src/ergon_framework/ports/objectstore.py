@@ -33,7 +33,9 @@ class Upload(Protocol):
         """
 
     def pause(self) -> None:
-        """Let go, and keep the bytes for whoever goes on with :meth:`ObjectStore.partial`."""
+        """Close the upload and keep its bytes, so that :meth:`ObjectStore.partial` can resume
+        it.
+        """
 
     def abort(self) -> None:
         """Throw them away. Also after an error; doing it twice, or after the end, is fine."""
@@ -80,7 +82,7 @@ class ObjectStore(Protocol):
         """Everything that is there, in no order."""
 
     def partial(self, digest: bytes) -> Upload:
-        """Begin, or go on with, an upload whose digest is known: ``size`` tells what is there.
+        """Begin or resume an upload whose digest is known: ``size`` is how many bytes are there.
 
         A transfer that was cut goes on where it stopped, also in another process.
         """

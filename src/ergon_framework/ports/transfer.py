@@ -132,7 +132,7 @@ class JobRecord(TransferRecord, frozen=True):
     id is not there does. A waiting job that is due is due, also when it waited for its limit key
     (``is_limited`` is not copied); a running one keeps its worker, its fence and its lease. Fences
     that the store gives out from then on are higher. Two jobs that are loaded never hold the same
-    unique key. Nobody is woken.
+    unique key. No worker is notified.
     """
 
     kind: ClassVar[str] = "job"
@@ -344,7 +344,8 @@ class ScheduleRecord(TransferRecord, frozen=True):
 
 
 class LogRecord(TransferRecord, frozen=True):
-    """A log and all that its kept facts do not tell, by its number: ``outbound`` is 1.
+    """A log with everything that does not follow from its kept facts, by its number: ``outbound``
+    is 1.
 
     The number is part of the hash chain (see ``boundary/factstore/hashchain.py``), so it is kept.
     Loading: a log that exists and was truncated further in the source since is truncated as well,

@@ -51,7 +51,8 @@ def refused(name: str, text: str, options: Options) -> ConfigurationError | None
     What the name is about comes first: a driver may say both.
     """
     said = text.lower()
-    # Before what is said of trust: OpenSSL reports a wrong name as a failed verification, too.
+    # Checked before an untrusted certificate: OpenSSL reports a wrong host name as a failed
+    # verification, too.
     if _has(said, _WRONG_NAME):
         return ConfigurationError(
             f"the certificate of {name} was made out to another name",

@@ -56,8 +56,8 @@ def borrow(given: Any) -> Borrowed:
     """What lies under a connection or session of SQLAlchemy, or under one of Django's connections;
     anything else as it is.
     """
-    # By ``sys.modules``: whoever gives a connection of a library has imported it, and nobody else
-    # has to pay for that import.
+    # By ``sys.modules``: a caller that passes a connection of a library has imported it, and no
+    # other program has to pay for that import.
     with in_our_words(given):
         return _of_django(given) or _of_alchemy(given) or Borrowed(given)
 
@@ -112,7 +112,7 @@ def two_phases() -> StoreError:
 
 @contextmanager
 def in_our_words(given: Any) -> Iterator[None]:
-    """Tell what the library of a connection raises as what it means here."""
+    """Translate what the library of a connection raises into Ergon's errors."""
     try:
         yield
     except _faults("sqlalchemy.exc", "SQLAlchemyError") as error:
@@ -236,7 +236,7 @@ async def _begin(borrowed: _AsyncBorrowed) -> None:
 
 
 class _Notice:
-    """What a result of libpq said, which is gone when its receiver returns."""
+    """A copy of a notice of libpq, whose result is freed when its receiver returns."""
 
     def __init__(self, result: Any) -> None:
         from psycopg.pq import DiagnosticField
@@ -253,7 +253,8 @@ class _Notice:
 def _sync_connection(driver: Any) -> tuple[Any, Callable[[], None]]:
     """A connection for a thread, and what takes it away again.
 
-    What the server says unasked is for the owner, who hears of it afterwards in its own thread.
+    Notices of the server belong to the owner of the connection, which gets them afterwards in its
+    own thread.
     """
     import psycopg
 
@@ -281,7 +282,9 @@ def _sync_connection(driver: Any) -> tuple[Any, Callable[[], None]]:
 
 
 def _begin_alike(sync_connection: Any, driver: Any) -> None:
-    """Let it begin a transaction as its owner would."""
+    """Copy the owner's transaction settings, so that a transaction begins as it would for the
+    owner.
+    """
     sync_connection.isolation_level = driver.isolation_level
     sync_connection.read_only = driver.read_only
     sync_connection.deferrable = driver.deferrable
@@ -289,8 +292,8 @@ def _begin_alike(sync_connection: Any, driver: Any) -> None:
 
 
 async def _to_the_end(work: asyncio.Future[T], sync_connection: Any) -> T:
-    """Wait for a thread, also when nobody wants its answer any more: what it has in its hands is
-    the caller's. The server is asked to make an end of it then.
+    """Wait until the thread has ended, even if the caller was cancelled: the thread uses the
+    caller's connection. After a cancellation, the server is asked to cancel the statement.
 
     No task waits in between: cancelling all tasks of a loop would cancel that one, too.
     """
@@ -305,8 +308,8 @@ async def _to_the_end(work: asyncio.Future[T], sync_connection: Any) -> T:
 
 
 async def _cancelled_work(work: asyncio.Future[Any], sync_connection: Any) -> None:
-    """Wait for the thread and for whoever asks the server: a cancel request that came late would
-    cancel the caller's next statement.
+    """Wait for the thread and for the one that sends the cancel request: a request that came late
+    would cancel the caller's next statement.
     """
     ended = threading.Event()
     work.add_done_callback(lambda _: ended.set())

@@ -52,7 +52,9 @@ def failpoint(name: str) -> None:
 
 
 def check() -> None:
-    """Refuse a variable that names failpoints nobody has; call it when all rooms are imported."""
+    """Refuse a variable that names unknown failpoints; to be called after all modules with
+    failpoints are imported.
+    """
     unknown = sorted(_traps.keys() - NAMES)
     if unknown:
         raise SettingsError(

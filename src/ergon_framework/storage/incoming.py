@@ -1,9 +1,9 @@
 """The mark that a move leaves beside SQLite files before it marks the first of their stores.
 
 The parts of a program go to several files, and no commit spans them: a move that dies after the
-first mark would leave the other files to whoever opens them, while the old stores are still in use.
-So each file first gets a note beside it that refers to the mark of one of them, which does not
-exist yet. The moment in which that one is written, all of the files are refused.
+first mark would leave the other files usable for any program that opens them, while the old stores
+are still in use. So each file first gets a note beside it that refers to the mark of one of them,
+which does not exist yet. The moment in which that one is written, all of the files are refused.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def _beside(file: Path) -> Path:
 def _read(path: Path) -> _Note | None:
     try:
         return _decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError):  # written by nobody of us: it has its name at once
+    # Not written by us: our drafts get this name only when they are complete.
+    except (OSError, msgspec.MsgspecError):
         return None
 
 

@@ -2,9 +2,9 @@
 
 - **No link is followed** in the last part of a path. In a folder that others may write to, a file
   with several hard links is refused as well.
-- **Kind and owner are checked on the open file**, not before: nobody can exchange it in between. A
+- **Kind and owner are checked on the open file**, not before: it cannot be exchanged in between. A
   file in a folder that everybody may write to must belong to this process's user, to root or to the
-  folder's owner; in any other folder whoever may write there was let in by the operator.
+  folder's owner; in any other folder, the operator has decided who may write.
 - **Private whatever the umask**: 0600 and 0700. A folder that its group may write to, and others
   may not, is meant for that group: what is made in it is 0660 and 0770, provided that it gets the
   folder's group (setgid sees to that). The folder is the setting: all processes see the same.
@@ -285,7 +285,7 @@ def prepare_database(path: Path, *, may_create: bool) -> None:
     """
     check_database(path)
     if may_create and not path.exists():
-        # SQLite would make it with the umask's mode. What prevents us it will tell itself.
+        # SQLite would make it with the umask's mode. If that fails, SQLite reports why.
         with contextlib.suppress(OSError):
             os.close(open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
 

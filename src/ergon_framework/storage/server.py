@@ -1,4 +1,4 @@
-"""What a server tells about itself: its clock, its latency, and observations for ``doctor``."""
+"""What is measured on a server: its clock, its latency, and observations for ``doctor``."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@
     -- claim: take up to so many due jobs
     UPDATE …
 
-A line that begins with ``-- name:`` starts a statement, and what it does is said after the colon;
-the statement goes on to the next such line. ``-- name: claim`` with the word itself is read as
-well, since other loaders want it so.
+A line such as ``-- claim:`` starts the statement of that name, with a description after the colon;
+the statement ends before the next such line. ``-- name: claim``, the form of other loaders, is read
+as well.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Other stores in the place of those that URLs name, for tests.
+"""Test doubles of stores, by URL.
 
-Whoever opens a store by its URL asks here first. Outside of a test nothing is registered, and the
+Code that opens a store by its URL asks here first. Outside of a test nothing is registered, and the
 URL decides.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 Substitute = Callable[[str, str], Any]
 """Gets a kind of store (``jobs``) and a URL; gives an open store, or None for the real one.
 
-The kind ``clock`` has no URL: whoever puts stores of another time into the place of real ones gives
-the function that tells it.
+The kind ``clock`` has no URL: a test that replaces stores by ones with a virtual clock gives the
+function that returns its time.
 """
 
 _lock = threading.Lock()

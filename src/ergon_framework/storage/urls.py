@@ -36,7 +36,7 @@ def is_withheld(value: str) -> bool:
 
 
 def refuse_withheld(value: object) -> None:
-    """Refuse a placeholder before anybody takes it for the secret."""
+    """Refuse a placeholder before it is used as the secret."""
     found = _WITHHELD.fullmatch(value) if isinstance(value, str) else None
     if found:
         name = found[1]
@@ -192,7 +192,7 @@ def pasteable(command: str, operand: str, options: str = "") -> str:
 
 
 def given_options(config: Path | None, store: str | None) -> str:
-    """The options by which a command was told its store, for the next command about the same.
+    """The options that named the store of a command, for the next command about the same store.
 
     A password is not shown: see :func:`store_operand`.
     """
@@ -227,7 +227,7 @@ _HINTS = re.compile(r"\bergon (?:jobs (?:list|unreadable)|dlq list|queues list)(
 
 
 def with_options(remedy: str, options: str) -> str:
-    """A remedy whose commands have the options by which this command was told its store."""
+    """A remedy whose commands have the options that named the store of this command."""
     return _HINTS.sub(lambda found: f"{found[0]}{options}", remedy)
 
 

@@ -1,4 +1,4 @@
-"""A check that every transaction of a store makes first, while somebody asks for it."""
+"""A check that every transaction of a store makes first, while one is set."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class WriteGuard(Generic[T]):
-    """What has to hold in each transaction that writes, and is looked at within it.
+    """A condition that has to hold in each transaction that writes, and is checked within it.
 
-    It counts for everybody who uses the same handle of the store. Whoever sets a check has a handle
-    of its own.
+    It applies to all users of the same handle of the store, so code that sets a check opens a
+    handle of its own.
     """
 
     __slots__ = ("check",)

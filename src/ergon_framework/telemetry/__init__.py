@@ -2,9 +2,9 @@
 
 Promises: with nothing configured the engine builds no notices; payloads, metadata and connector
 options never appear; what fails in here is logged once and never fails the work. Only the
-OpenTelemetry API is needed. Not promised: that a span is exported; that is the SDK's part.
+OpenTelemetry API is needed. Not promised: that a span is exported, which is up to the SDK.
 
-Start with ``sink`` (what one engine call records) and ``notices`` (who hears of a notice).
+Start with ``sink`` (what one engine call records) and ``notices`` (which listeners get a notice).
 ``spans`` has the tree of spans, ``metrics`` the instruments, ``prometheus_text`` their text format,
 ``logs`` the fields of log records, ``journal`` the background writer. ``tracing`` says which tracer
 this process has and is what the other packages use; ``journal_tracing`` records spans without an

@@ -4,7 +4,8 @@ Consumers, producers and jobs follow those for messaging, provider calls those f
 calls: a provider is any service, and what is known of a call is who was asked for what, not an
 HTTP method. Both are conventions in development. The names that Ergon had before them stay beside.
 
-``messaging.system`` is ``ergon`` whatever a connector speaks to: what is measured is our side.
+``messaging.system`` is ``ergon`` whatever broker a connector uses: what is measured is Ergon's own
+processing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
 """The buckets that the conventions advise for durations."""
 
 MAX_NAMES = 1000
-"""Places and methods that one process tells apart: users choose their names without a limit."""
+"""Distinct destinations and methods that one process records: users may choose any number of
+names.
+"""
 OTHERS = "(others)"
 """What all further ones are measured under."""
 
@@ -77,7 +80,7 @@ def call_attributes(provider: str, capability: str, operation: str) -> dict[str,
 
 
 class BoundedNames:
-    """Names that metrics tell apart. A series per name lives as long as the process does."""
+    """Bounds the distinct names in metrics. A series per name lives as long as the process does."""
 
     def __init__(self, most: int = MAX_NAMES) -> None:
         self._most = most
@@ -236,7 +239,7 @@ def _may_have_meters() -> bool:
     Every enqueue asks, and the API reads a variable of the environment each time.
     """
     if metrics.get_meter_provider is not _of_the_api:
-        return True  # somebody has put another in its place, and must be asked
+        return True  # user code has replaced it, and must be asked
     try:
         return metrics._internal._METER_PROVIDER is not None or _IS_NAMED  # noqa: SLF001
     except AttributeError:  # an API that keeps its provider elsewhere

@@ -20,7 +20,7 @@ logger = logging.getLogger("ergon.app")
 
 
 VARIABLE = "ERGON_OTLP"
-"""Tells a process that has no settings, such as an executor, where its parent sends things."""
+"""Passes the OTLP endpoint of a parent to a process without settings, such as an executor."""
 HOST = "127.0.0.1"
 """Where the page for Prometheus is served; ``ergon serve`` has one that others may reach."""
 SHUTDOWN_TIMEOUT = 2.0

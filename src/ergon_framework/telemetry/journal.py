@@ -54,7 +54,9 @@ ROUTINE, _WHEN_WELL = _names(Routine.ALWAYS), _names(Routine.WHEN_WELL)
 
 
 def is_routine(notice: Notice) -> bool:
-    """Whether it tells of the happy path; of what the catalogue does not know, never."""
+    """Whether the notice is part of the happy path; False for names that the catalogue does not
+    have.
+    """
     name = notice.name
     return name in ROUTINE or (name in _WHEN_WELL and _went_well(notice.fields))
 
@@ -99,7 +101,7 @@ def _unit_of(fields: Mapping[str, Any], run: Any) -> str:
 
 
 def _trace_of(run: Any) -> str:
-    # The span that is current wins: a notice may be told inside a hook whose span is a child of the
+    # The current span wins: a notice may be emitted inside a hook whose span is a child of the
     # transaction's.
     context = get_current_span().get_span_context()
     if not context.is_valid and run is not None:
@@ -201,7 +203,7 @@ class JournalWriter:
         return self._dropped
 
     def tell(self, entry: JournalEntry) -> None:
-        """Have an entry written soon; never blocks and never fails."""
+        """Queue an entry for the writer thread; never blocks and never fails."""
         self._add(entry)
 
     def keep(self, span: SpanRecord) -> None:
@@ -209,7 +211,7 @@ class JournalWriter:
         self._add(span)
 
     def flush(self, timeout: float = CLOSE_TIMEOUT) -> bool:
-        """Wait until everything told so far is written or given up; False when time was short."""
+        """Wait until everything queued so far is written or dropped; False when time ran out."""
         with self._changed:
             self._is_urgent = True
             self._changed.notify_all()
@@ -237,7 +239,9 @@ class JournalWriter:
         self._retry_at = float("-inf")
 
     def write_now(self) -> None:
-        """Write what waits, in this thread; trouble is told once and what waited is dropped."""
+        """Write the queue in this thread. A failure is logged once, and what was queued is
+        dropped.
+        """
         with self._changed:
             batch = [self._waiting.popleft() for _ in range(min(BATCH_SIZE, len(self._waiting)))]
         if not batch:
@@ -264,8 +268,8 @@ class JournalWriter:
 
     def _add(self, thing: JournalEntry | SpanRecord) -> None:
         with self._changed:
-            # The newest are dropped, not the oldest: the first entries of a storm tell how it
-            # began.
+            # The newest are dropped, not the oldest: the first entries of a burst of errors show
+            # how it began.
             if self._is_closed or len(self._waiting) >= self._max_waiting:
                 self._dropped += 1
                 return
@@ -305,8 +309,8 @@ class JournalWriter:
             self._changed.wait_for(self._is_full, self._flush_interval)
             if not self._waiting:
                 return not self._is_closed
-            # Under the same lock as the look: ``flush`` must not find the queue empty and nobody at
-            # work in between.
+            # Under the same lock as the check: ``flush`` must not find the queue empty and no
+            # writer at work in between.
             self._is_busy = True
             return True
 
@@ -385,7 +389,7 @@ class JournalListener:
 
 
 VARIABLE = "ERGON_JOURNAL"
-"""Tells a process that has no settings, such as an executor, which journal its parent writes."""
+"""Passes the journal of a parent to a process without settings, such as an executor."""
 
 
 @contextmanager

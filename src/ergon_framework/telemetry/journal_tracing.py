@@ -56,11 +56,13 @@ class JournalTracerProvider(trace.TracerProvider):
         self._accompanied: Any = None
 
     def get_tracer(self, instrumenting_module_name: str, *_: Any, **__: Any) -> trace.Tracer:
-        """Ours records; anybody else's hands the trace on."""
+        """A tracer that records for Ergon's instrumentation scopes; others only propagate the
+        trace.
+        """
         return self._tracer if instrumenting_module_name == SCOPE else self._others
 
     def accompany(self, provider: trace.TracerProvider) -> None:
-        """Hear of the spans of an SDK's provider too, from now on."""
+        """Also record the spans of an SDK's tracer provider, from now on."""
         if self._accompanied is provider:
             return
         self._accompanied = provider

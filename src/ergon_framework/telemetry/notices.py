@@ -36,9 +36,10 @@ class NoticeHandler(Protocol):
 
 
 class SpanHandler(NoticeHandler, LifecycleSink, Protocol):
-    """A part that prepares the context user code runs in, and hears of lifecycles directly.
+    """A listener that prepares the context that user code runs in, and receives lifecycle events
+    directly.
 
-    It sees to its own failures.
+    It handles its own failures.
     """
 
 
@@ -178,12 +179,12 @@ log_once = FailureLog()
 
 
 def add_listener(listener: Listener) -> None:
-    """Let a function hear every notice of this process, from the next engine call on.
+    """Call a function with every notice of this process, from the next engine call on.
 
-    It is called from worker threads and event loops, must not block, and is told about by a log
-    record when it fails; the work goes on. A set ``passes_over`` of its own names notices that it
-    does nothing with: it may go without those. A method ``enter`` of its own is given each attempt
-    of a transaction and the context that the hook is about to run in.
+    It is called from worker threads and event loops and must not block. When it raises, that is
+    logged and the work goes on. Its optional attribute ``passes_over`` is a set of notices that it
+    ignores, which need not be built for it. Its optional method ``enter`` gets each attempt of a
+    transaction and the context that the hook is about to run in.
     """
     global _listeners, _enterers  # noqa: PLW0603 - replaced as a whole: readers need no lock
     with _lock:
@@ -193,7 +194,7 @@ def add_listener(listener: Listener) -> None:
 
 
 def remove_listener(listener: Listener) -> None:
-    """Stop telling it, at once. Removing one that was never added is no error."""
+    """Stop calling it, at once. Removing one that was never added is no error."""
     global _listeners, _enterers  # noqa: PLW0603 - see add_listener
     with _lock:
         _listeners = tuple(known for known in _listeners if known != listener)

@@ -91,7 +91,7 @@ class SpanProcessors:
 
 def _listening(members: tuple[SpanProcessor, ...], method: str) -> tuple[Callable[..., Any], ...]:
     if not hasattr(SpanProcessor, method):
-        return ()  # older releases of the SDK do not tell of spans that are ending
+        return ()  # older releases of the SDK do not call processors before a span ends
     return tuple(getattr(member, method) for member in members if not _does_nothing(member, method))
 
 

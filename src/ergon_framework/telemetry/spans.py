@@ -321,7 +321,7 @@ class LifecycleSpans(SpanParent):
 
     def _open_step(self, phase: str, at: int) -> StepSpan:
         loop, key = self.loop, self.key
-        # A step ends where the next one begins: nobody tells its end by itself.
+        # A step ends where the next one begins: there is no event for the end of a step.
         if self.step is not None:
             self.step.finish(loop.writer, at, _NOTHING)
         name, _, shared = loop.steps[phase]
@@ -350,7 +350,7 @@ class LifecycleSpans(SpanParent):
             loop.writer.finish(span, step.last_at, *step.trouble)
 
     def _settling(self, attempt: Attempt) -> Span:
-        """The source is about to be told of the outcome, perhaps not for the first time."""
+        """An attempt to settle with the source begins, perhaps not the first."""
         span, loop = self.settling, self.loop
         if span is None:
             at = loop.offset + int(attempt.began_at * 1e9)
@@ -362,7 +362,7 @@ class LifecycleSpans(SpanParent):
         return span
 
     def settled(self, at: float, verb: str, attempts: int, failure: Failure | None) -> None:
-        """The source has heard of the outcome, or will not."""
+        """The settlement has succeeded or was given up."""
         span, self.settling = self.settling, None
         if span is not None:
             finish_settling(self.loop, span, at, verb, attempts, failure)
@@ -416,7 +416,7 @@ def _place(loop: LoopSpans, transaction: Transaction) -> tuple[SpanParent, Seque
 class SpanSink:
     """Turns notices into spans. One serves any number of calls.
 
-    It is a sink by itself, for calls that have no other listener; what fails in here is told once.
+    It can be the only sink of a call. A failure in here is logged once.
     """
 
     def __init__(self, writer: SpanWriter, settings: TelemetrySettings) -> None:

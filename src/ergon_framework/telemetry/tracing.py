@@ -78,7 +78,7 @@ class JournalProvider(Protocol):
         """As the API's."""
 
     def accompany(self, provider: trace.TracerProvider) -> None:
-        """Hear of another provider's spans too; being told twice is fine."""
+        """Also record the spans of another tracer provider; adding one twice does no harm."""
 
 
 _journal_provider: JournalProvider | None = None
@@ -115,7 +115,7 @@ def tracer() -> trace.Tracer | None:
         return None
     provider = real_provider() if may_have_sdk() else None
     if provider is not None:
-        # An SDK that a program sets up later takes the spans over; the journal has to hear of them,
+        # An SDK that a program sets up later takes the spans over; the journal has to get them too,
         # too.
         if _journal_provider is not None:
             _journal_provider.accompany(provider)

@@ -77,7 +77,7 @@ def serve(
     tokens: Tokens | None,
     ready: Callable[[str], None],
 ) -> None:
-    """Answer until a signal asks to stop; ``ready`` is told the URL, with the real port.
+    """Serve until a signal asks to stop; ``ready`` is called with the URL, which has the real port.
 
     The first signal lets running requests finish; a second one ends the process at once.
     """

@@ -62,7 +62,7 @@ class Bulkhead:
             SYSTEM_CLOCK.spawn(f"ergon-web-{self.name}", self._work)
         timeout = self.seconds if seconds is None else seconds
         try:
-            # The thread goes on: nobody can stop it. Its caller only stops waiting.
+            # The thread goes on, as threads cannot be stopped. Its caller only stops waiting.
             async with asyncio.timeout(timeout):
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
@@ -75,7 +75,7 @@ class Bulkhead:
                     self._running -= 1
                     return
                 answer, question = self._waiting.popleft()
-            # False: the caller left while the question waited, and nobody wants the answer.
+            # False: the caller left while the request was queued, and the answer is not wanted.
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(question())

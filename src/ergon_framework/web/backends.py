@@ -273,7 +273,7 @@ class ZoneBackend:
         try:
             return {**self._by_node(method, fields), "source": "node"}
         except ErgonError as error:
-            # A node that is down is when somebody looks at this page.
+            # People open this page when a node is down, so the page must work then.
             return {**self._by_folder(look, error), "source": "folder"}
 
     def _by_node(self, method: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -371,7 +371,7 @@ def backends_of(settings: Settings, url: str | None = None) -> Backends:
         {
             provider_store_name(name): ProviderBackend(each)
             for name, each in calls.items()
-            if not is_in_memory(each)  # of a single provider: the others can be told about
+            if not is_in_memory(each)  # of a single provider: the others can still be reported
         },
         zones,
     )

@@ -122,7 +122,7 @@ def _search(asked: JobsParams, below: int | None) -> Search:
             found = search_of(found, {field: value})
         except JobError as error:
             name = "tag" if field == "tags" else field
-            # Not the error's own words: they may repeat what was sent.
+            # Not the text of the error: it may repeat what was sent.
             raise InvalidParameterError(
                 name, "is not what it must be", error.remedy or "leave it out"
             ) from error

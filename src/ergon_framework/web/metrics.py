@@ -223,7 +223,7 @@ def _of_missing_versions(
 
 
 def dead_letters(kind: str, number: int) -> Family:
-    """How many of one kind wait for somebody to look."""
+    """How many dead letters of one kind wait for an operator."""
     text = "Jobs and provider calls that were given up and wait for an operator."
     return Family("ergon_dead_letters", "gauge", text, [({"kind": kind}, number)])
 
@@ -437,7 +437,7 @@ class Question(NamedTuple):
 
     ask: Callable[[], Sequence[Exposed]]
     known: Callable[[], Sequence[Exposed]] = tuple
-    """What is told without asking, because the part does not answer."""
+    """What is exposed from the last answer, while the part does not answer."""
 
 
 Questions = dict[str, Question]
@@ -500,7 +500,9 @@ def metric_routes(pool: BackendPool) -> APIRouter:
 
 
 def _heard(task: asyncio.Task[Any]) -> None:
-    """Take note of an error that nobody waits for any more; asyncio would write it to the log."""
+    """Retrieve the exception of a task that is not awaited any more; asyncio would log it
+    otherwise.
+    """
     if not task.cancelled():
         task.exception()
 

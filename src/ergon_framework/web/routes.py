@@ -59,7 +59,7 @@ def build_app(plan: ServerPlan) -> FastAPI:
     """The application, once FastAPI is known to be there."""
     app = FastAPI(
         title="Ergon",
-        version="1",  # of the paths, not of the program: that is nobody's business
+        version="1",  # of the paths, not of the program, which callers need not know
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
     )

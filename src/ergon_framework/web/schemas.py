@@ -97,7 +97,7 @@ class ScheduleItem(_Exact):
 
 
 class WorkerItem(_Exact):
-    """A worker as it last told of itself."""
+    """A worker as of its last heartbeat."""
 
     id: str
     host: str

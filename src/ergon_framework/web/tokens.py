@@ -51,7 +51,7 @@ class FixedTokens:
         given, found = _digest(token), None
         for name, digest in self._digests.items():
             if hmac.compare_digest(given, digest):
-                found = name  # and on: stopping here would tell by the time which one it was
+                found = name  # no break: the time of the answer would show which token matched
         return found
 
 

@@ -1,11 +1,12 @@
-"""Counters and histograms of ``/metrics``: what was done since the server started, by everybody.
+"""Counters and histograms of ``/metrics``: what all processes have done since the server started.
 
-Processes tell the stores what they have done so far: workers in their heartbeats and when they end,
-providers in roll-ups by minute. At each scrape the server adds what has grown since the last one.
-So the numbers of all processes add up, a number never goes down while the server lives, and after a
-restart of the server they begin at 0 again, which Prometheus expects of counters. Of processes and
-minutes that began before the server did, only what grows after the first scrape is counted; if that
-one could not read the calls of a store, the minute in which the server started counts in full.
+Processes write to the stores what they have done so far: workers in their heartbeats and when they
+end, providers in roll-ups by minute. At each scrape the server adds what has grown since the last
+one. So the numbers of all processes add up, a number never goes down while the server lives, and
+after a restart of the server they begin at 0 again, which Prometheus expects of counters. Of
+processes and minutes that began before the server did, only what grows after the first scrape is
+counted; if that one could not read the calls of a store, the minute in which the server started
+counts in full.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ CALL_OUTCOMES = ("succeeded", "failed", "dead_lettered")
 CALL_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Seconds: the upper ends of the buckets of attempts of provider calls."""
 MAX_LABEL_SETS = 199
-"""Queues, or providers with a capability, that are told apart; further ones are counted together.
+"""Queues, or providers with a capability, that have series of their own; further ones are counted
+together.
 
 With five outcomes each, none of their series has to be left out of an answer.
 """
@@ -40,7 +42,7 @@ MINUTE, HOUR, OVERLAP = 60.0, 3600.0, 120.0
 
 Numbers = Sequence[float]
 Exposed = Family | LabelledHistogramFamily
-"""A metric that several stores may tell of, so that its series are added up."""
+"""A metric that several stores may have, so that its series are added up."""
 
 
 class Growth:
@@ -60,7 +62,7 @@ class Growth:
         if before is None or any(old > new for old, new in zip(before, now, strict=True)):
             before = [0.0] * len(now)  # it has begun anew
         self._seen[source] = now
-        # Labels may come from outside: without a bound, anybody who names queues could fill the
+        # Labels may come from outside: without a bound, any client that names queues could fill the
         # memory.
         if labels not in self.totals and len(self.totals) >= MAX_LABEL_SETS:
             labels = (OTHERS,) * len(labels)
@@ -216,8 +218,9 @@ class CallCounters:
     def missed(self) -> None:
         """A scrape could not read the store.
 
-        If it was the first one, nobody knows what the minute of the start came to before. Then all
-        of that minute counts: a few calls of before the start do less harm than lost ones after it.
+        If it was the first one, it is unknown how many calls the minute of the start had before it.
+        Then all of that minute counts: a few calls from before the start do less harm than missing
+        ones after it.
         """
         with self._lock:
             self._has_missed = self._has_missed or self._read_at is None

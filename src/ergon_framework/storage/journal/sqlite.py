@@ -197,8 +197,8 @@ class SqliteJournal:
                 cursor.executemany(ADD_ENTRY, rows)
                 cursor.executemany(ADD_SPAN, ended)
 
-        # Not synced: the journal tells what happened and promises nothing, and must not slow down
-        # the work that it tells about.
+        # Not synced: the journal makes no promise of durability, and must not slow down the work
+        # that it records.
         self._database.write(work, is_synced=False)
         # After the commit: a reader that was woken earlier would find nothing, and sleep on.
         self._notifier.notify(_TOPIC)
@@ -246,7 +246,7 @@ class SqliteJournal:
         return gone
 
     def forget(self, units: Sequence[str]) -> int:
-        """Drop all that was told of some units; how many rows went."""
+        """Delete all rows about some units; how many were deleted."""
         return sum(
             self._drop(_OF_UNIT.format(table=table), {"unit": unit})
             for unit in units
@@ -258,7 +258,7 @@ class SqliteJournal:
         return self._notifier.subscribe(_TOPIC)
 
     def data_version(self) -> int:
-        """A number that changes when anybody has written."""
+        """A number that changes when any process has written."""
         return self._database.data_version()
 
     def close(self) -> None:

@@ -48,12 +48,14 @@ class NatsAddress:
     replicas: int = 1
     """On how many servers a stream is kept that is made here."""
     monitor: str | None = None
-    """Where the server tells about itself, such as ``http://host:8222``."""
+    """The monitoring endpoint of the server, such as ``http://host:8222``."""
     user: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     has_tls: bool = False
-    """Whether nothing is said before the connection is encrypted and the server's name proven."""
+    """Whether the connection must be encrypted and the server's name verified before anything is
+    sent.
+    """
     is_tls_first: bool = False
     """Whether the server expects TLS before it says a word (``handshake_first``)."""
     tls_ca: str | None = None

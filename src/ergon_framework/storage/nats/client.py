@@ -72,7 +72,7 @@ class _Session:
         self.asked: dict[str, _Asked] = {}
 
     async def hear(self, message: Msg) -> None:
-        """A reply has come."""
+        """Take a reply and wake the caller."""
         asked = self.asked.get(message.subject.rpartition(".")[2])
         # An answer may come after its request was given up; the number is never used again.
         if asked is None or asked.answered.done():
@@ -300,7 +300,8 @@ class NatsClient:
 
         session, self._session = self._session, None
         if session is not None:
-            # First: callers that wait hear at once, though hanging up may take its time.
+            # First: waiting callers get their error at once, although closing the connection may
+            # take time.
             session.give_up()
             await quietly(session.client, self.timeouts.connect)
 

@@ -142,10 +142,10 @@ _MAX_GREETING = 1 << 16  # bytes of what a server says of itself before TLS
 
 
 def tls_alert(address: NatsAddress, context: ssl.SSLContext, timeout: float) -> str:
-    """What the first server to say anything says about our certificate; nothing if none does.
+    """The TLS alert of the first server that sends one about our certificate; empty if none does.
 
-    The library goes on talking after the handshake. By then the server may have refused our
-    certificate and closed the connection, and what it said about it is lost with the connection.
+    The library sends its next message right after the handshake. By then the server may have
+    refused our certificate and closed the connection, and its alert is lost with the connection.
     """
     alerts = (
         _alert_of_server(server, context, address.is_tls_first, timeout)
@@ -196,8 +196,8 @@ class PatchedClient(Client):
     It reads what our own messages and the server's answers have for headers, and nothing else.
     Should the library call this no longer, its own reading is used, which is only slower.
 
-    It ends a connection that is not encrypted and should be, before it says who it is: the library
-    leaves it to the server whether there is TLS. ``is_checked`` tells that it was asked.
+    It closes a connection that should be encrypted and is not, before it sends credentials: the
+    library leaves it to the server whether there is TLS. ``is_checked`` is set by that check.
 
     It uses TLS also where the server leaves that to its clients (``allow_non_tls``).
 
@@ -212,7 +212,7 @@ class PatchedClient(Client):
 
     def _process_info(self, info: dict[str, Any], *args: Any, **more: Any) -> Any:
         """Older versions of the library do not wait for it: what it returns is theirs to know."""
-        # ``allow_non_tls``: the server offers TLS and does not insist. Whoever wrote tls:// does
+        # ``allow_non_tls``: the server offers TLS and does not insist. A URL with tls:// does
         # insist.
         if self.needs_tls and self._server_info.get("tls_available"):
             self._server_info["tls_required"] = True  # by which the library decides
@@ -226,7 +226,9 @@ class PatchedClient(Client):
         return super()._connect_command()
 
     def _is_encrypted(self) -> bool:
-        """By the connection itself: what the server said of TLS does not tell what came of it."""
+        """Asked of the transport itself: what the server announced about TLS does not show whether
+        it was used.
+        """
         writer = getattr(self._transport, "_io_writer", None)
         return writer is not None and writer.get_extra_info("ssl_object") is not None
 
@@ -271,7 +273,7 @@ async def connect(
         reconnect_time_wait=0,
         connect_timeout=int(timeouts.connect),
         ping_interval=5,
-        # Without one it trusts whom this machine trusts, should the server ask for TLS.
+        # Without one it uses the trust store of this machine, should the server ask for TLS.
         tls=_context(address) if address.has_tls else None,
         tls_handshake_first=address.is_tls_first,
         error_cb=trouble,
@@ -283,7 +285,7 @@ async def connect(
         _refuse_unchecked(client)
     except Exception as error:
         await quietly(client, _ABORT_TIMEOUT)
-        # Servers refuse expired credentials with the same words as wrong ones; only the token
+        # Servers refuse expired credentials with the same message as wrong ones; only the token
         # tells.
         if signer is not None and signer.has_expired(time.time()):
             raise expired(address.name) from error
@@ -299,7 +301,7 @@ async def connect(
 async def _unheard(
     address: NatsAddress, causes: list[Exception], probe_timeout: float
 ) -> ErgonError | None:
-    """Why the server refused us, when it closed the connection before anybody read from it."""
+    """Why the server refused us, when it closed the connection before the library read from it."""
     if not (address.has_tls and any(isinstance(each, ConnectionError) for each in causes)):
         return None
     said = await asyncio.to_thread(tls_alert, address, _context(address), probe_timeout)
@@ -315,7 +317,7 @@ async def quietly(client: Client, seconds: float) -> None:
 
 
 def _identity(address: NatsAddress, signer: Signer | None) -> dict[str, Any]:
-    """What the library is told about who we are."""
+    """The credentials as options of the library."""
     if signer is None:
         return {"user": address.user, "password": address.password, "token": address.token}
     jwt = signer.jwt

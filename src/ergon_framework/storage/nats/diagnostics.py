@@ -22,7 +22,9 @@ MIN_API_LEVEL = 2
 """What the server can do at least: atomic batches, from 2.12 on."""
 
 USER_INFO = "$SYS.REQ.USER.INFO"
-"""What a server tells any user about itself, its time among it, when there is no stream yet."""
+"""A request that every user may send, whose answer has the server's time, when there is no stream
+yet.
+"""
 
 
 class Account:
@@ -54,7 +56,7 @@ class Account:
         return instant(self._ask(f"STREAM.INFO.{stream}")["ts"])
 
     def time(self) -> float | None:
-        """What time it is at the server; None when it does not tell this user."""
+        """The time of the server; None when this user may not ask for it."""
         try:
             answer = json.loads(self._client.request(USER_INFO, b"").data or b"{}")
         except StoreUnavailableError as error:
@@ -126,7 +128,9 @@ class Durability:
 
 
 def refuse_unsynced(found: Durability, name: str) -> None:
-    """Refuse a server whose power cut takes what was acknowledged, or that does not tell."""
+    """Refuse a server that would lose acknowledged messages in a power cut, or whose setting is
+    unknown.
+    """
     if found.is_safe:
         return
     if found.syncs_always is None:

@@ -97,7 +97,7 @@ def no_jetstream(name: str) -> ConfigurationError:
 
 
 def unanswered(name: str) -> StoreUnavailableError:
-    """The error of a stream without anybody who serves it just now."""
+    """The error of a stream that has no leader at the moment."""
     return StoreUnavailableError(
         f"{name} has nobody who serves the stream just now",
         remedy="wait until the server has read its files, or the cluster has chosen a leader; if"

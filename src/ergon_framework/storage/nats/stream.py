@@ -137,7 +137,8 @@ class NatsStream:
         """Write messages at once, or none of them; the sequence of the last one.
 
         ``expected`` is where the stream must end; None when the messages themselves say what they
-        expect. A commit whose answer was lost is looked for before anything is said about it.
+        expect. After a lost answer, the stream is searched for the commit before its outcome is
+        reported.
         """
         # In the last message, so that a commit whose answer was lost can be recognised.
         commit_id = secrets.token_hex(8)
@@ -181,10 +182,11 @@ class NatsStream:
         return None
 
     def undo_torn(self, subjects: str, fence: str) -> int:
-        """Remove what a server left of a batch when it died within; how many messages.
+        """Remove the part of a batch that a server wrote before it died; how many messages.
 
         First a message is put behind it, which succeeds only when the batch is not just on its way
-        in. It says what to remove, for whoever comes next in case this process dies.
+        in. That message says what to remove, so that the next process can finish should this one
+        die.
         """
         standing = self.state()
         newest = None if standing is None else self.at(standing.last) or self.last(subjects)

@@ -86,11 +86,11 @@ def without_pooler(rest: str) -> tuple[str, bool]:
 
 
 def encryption(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a connection must be told so that nobody between us and the server can read along.
+    """The options that make a connection encrypted.
 
-    By itself libpq asks for TLS, and goes on without it when the peer says that it has none.
-    Nothing has to be said when the URL says something itself, or the surroundings that libpq reads
-    do, or the server is on this machine.
+    By default libpq asks for TLS, and continues in plain text when the peer says that it has none.
+    Nothing is added when the URL or the environment variables of libpq set ``sslmode``, or the
+    server is on this machine.
     """
     if "sslmode" in given or environ.get("PGSSLMODE") or _is_local(given, environ):
         return {}
@@ -133,7 +133,7 @@ def verification(
 
 
 def unknown_option(text: str) -> ConfigurationError | None:
-    """The error about an option that the driver says it does not know; None for other words."""
+    """The error about an option that the driver does not know; None for other messages."""
     found = _UNKNOWN.search(text)
     if found is None:
         return None

@@ -101,8 +101,7 @@ class PostgresDatabase:
                     schema.check(connection, self.name, namespace)
                 else:
                     schema.settle(connection, self.name, namespace)
-                # Asked once: what an acknowledgement means is told to users, and must be true of
-                # this server.
+                # Asked once: the durability that is shown to users must be true of this server.
                 [[self.unsafe_settings]] = connection.execute(_UNSAFE_SETTINGS).fetchall()
             self._clock = clock or self._server_clock()
         except psycopg.Error as error:

@@ -117,7 +117,7 @@ def refused(error: BaseException, name: str) -> ErgonError | None:
 def translate_any(error: BaseException, name: str) -> ErgonError:
     """The error of a connection or of a statement, where both may have raised ``error``.
 
-    Errors of connecting have no SQLSTATE: the server let nobody in.
+    Errors of connecting have no SQLSTATE.
     """
     has_state = bool(getattr(error, "sqlstate", None))
     refusal = None if has_state else refused(error, name)

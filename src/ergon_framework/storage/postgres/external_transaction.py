@@ -42,7 +42,7 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
         try:
             yield driver
         except BaseException:
-            # A lost connection has undone it already, and the error to tell is the first one.
+            # A lost connection has rolled it back already, and the first error is the one to raise.
             if not driver.closed:
                 _bare(driver, b"ROLLBACK TO SAVEPOINT ergon_joined")
             raise
@@ -73,7 +73,7 @@ def _refuse_unfit(given: Borrowed, driver: Connection) -> None:
         )
     if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
         raise two_phases()
-    if driver.pgconn.pipeline_status:  # what the server refuses would be told too late
+    if driver.pgconn.pipeline_status:  # an error of the server would be raised too late
         raise StoreError(
             "the connection is in the middle of a pipeline",
             remedy="leave connection.pipeline() first: whether it was stored has to be heard",

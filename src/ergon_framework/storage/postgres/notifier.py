@@ -1,6 +1,6 @@
 """PostgreSQL LISTEN/NOTIFY: one connection that listens, and the one thread that uses it.
 
-Behind a pooler in transaction mode nobody can listen, and those who wait look for themselves.
+Behind a pooler in transaction mode LISTEN does not work, so subscribers poll there.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class ListenNotifier:
 
 
 class PollingNotifier:
-    """The subscriptions of one database behind a pooler, where nobody can listen.
+    """The subscriptions of one database behind a pooler, where LISTEN does not work.
 
     Every subscriber is woken again and again, as if it had been notified: soon after this process
     has changed something, and then less and less often.

@@ -1,7 +1,7 @@
 """A pool of connections to one PostgreSQL server, each borrowed by one caller at a time.
 
-Also here: connecting within less time than libpq can be told, and recognising a pooler in front
-of the server.
+Also here: connecting with a shorter timeout than libpq allows, and detecting a pooler in front of
+the server.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def connect_within(connect: Callable[[], L], seconds: float) -> L:
         try:
             connection = connect()
         except Exception as error:
-            # False: the caller has given up, and nobody would ever take this answer.
+            # False: the caller has given up and does not read the error.
             if arrival.set_running_or_notify_cancel():
                 arrival.set_exception(error)
         else:
@@ -196,7 +196,9 @@ def local_settings(connection: Connection) -> bytes | None:
 
 
 def refuse_other_defaults(connection: Connection, name: str) -> None:
-    """Refuse a server whose defaults we would change, where each change may be somebody else's."""
+    """Refuse a server whose defaults would have to be changed: behind a pooler, a SET may apply to
+    another client's transactions.
+    """
     [[isolation, synced]] = connection.execute(_DEFAULTS).fetchall()
     wrong = []
     if isolation != "read committed":
@@ -234,7 +236,7 @@ class ConnectionPool:
         self._local_settings = as_local(f"{lock_timeout}; {_SESSION_TIMEOUTS}; {on_connect}")
         self._silent_until = float("-inf")
         self._silence = ("", "")
-        """What was wrong, and what to do: it is said again until the server is asked again."""
+        """The last error and its remedy, which callers get until the server is tried again."""
         self._inherited: list[Connection] = []
         self.is_closed = False
         self._is_own = False  # known to be ours alone

@@ -77,7 +77,8 @@ def address_of(url: str, prefix: str | None = None) -> RedisAddress:
 
 
 def _tls(query: dict[str, str]) -> dict[str, Any]:
-    """What the driver is told about TLS: unless the URL says otherwise, everything is checked.
+    """The TLS options of the driver: unless the URL says otherwise, certificate and host name are
+    checked.
 
     Older drivers do not check the host's name by themselves.
     """

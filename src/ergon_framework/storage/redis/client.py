@@ -81,7 +81,8 @@ class EncryptedConnection(redis.SSLConnection):
 def fault_of(address: RedisAddress, error: BaseException) -> ConfigurationError | None:
     """What is wrong about TLS when no connection came about; None when it is something else.
 
-    A server that hangs up at once often takes back what it said why; then it is asked again.
+    When a server closes the connection at once, its alert is often lost; then a second connection
+    is made to read it.
     """
     text = str(error)
     if not address.has_tls:
@@ -262,7 +263,7 @@ class RedisClient:
         self._pool = self._new_pool(address)
         self._silent_until = float("-inf")
         self._silence = ("", "")
-        """What was wrong, and what to do: it is said again until the server is asked again."""
+        """The last error and its remedy, which callers get until the server is tried again."""
         self._is_closed = False
         self._was_connected = False
         self._is_elsewhere = False  # on another server of the cluster than the URL says
@@ -290,14 +291,14 @@ class RedisClient:
                 lambda connection: connection.send_packed_command([words]), is_repeatable
             )
         except exceptions.NoScriptError:
-            # The server was restarted, or somebody flushed its scripts.
+            # The server was restarted, or its scripts were flushed.
             words = script.full_call(keys, args)
             return self._answer(
                 lambda connection: connection.send_packed_command([words]), is_repeatable
             )
 
     def info(self, section: str) -> dict[str, str]:
-        """What the server tells of itself."""
+        """The answer of INFO."""
         lines = (line.partition(":") for line in self.call("INFO", section).decode().splitlines())
         return {name: value.strip() for name, mark, value in lines if mark}
 
@@ -416,7 +417,7 @@ class RedisClient:
         return as_unavailable(error) if self._was_connected else error
 
     def _reason(self, error: BaseException) -> ErgonError:
-        """The driver calls much of what the server says by one name, so the text tells."""
+        """The driver raises one class for many errors of the server, so the text has to be read."""
         text = str(error)
         if isinstance(error, exceptions.BusyLoadingError) or "LOADING" in text:
             return translate(exceptions.ResponseError(f"LOADING {text}"), self.name)

@@ -97,7 +97,7 @@ def version_in(info: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def persistence_of(link: RedisClient) -> Persistence:
-    """Ask the server; managed ones may not tell everything."""
+    """Ask the server; managed ones may refuse some of the commands."""
     server = link.info("server")
     replication = link.info("replication")
     found = {name: _setting(link, name) for name in _ASKED}

@@ -24,7 +24,7 @@ _PASSING = (exceptions.ClusterDownError, exceptions.TryAgainError, exceptions.As
 _MOVED = "ERGONMOVED "
 _NO_SPACE = "No space left"
 _DEPOSED = ("READONLY", "MASTERDOWN")
-# What a command inside of a script was told stands somewhere in the text.
+# The error code of a command inside of a script stands somewhere in the text.
 
 
 def is_deposed(error: exceptions.ResponseError) -> bool:

@@ -225,7 +225,7 @@ class FileWatch:
         return self.generation
 
     def leads_to(self, file: tuple[int, int] | None) -> bool:
-        """Whether the path still leads to this file, or it cannot be told; changes nothing."""
+        """Whether the path still leads to this file, or that cannot be checked; changes nothing."""
         try:
             found = os.stat(self._place)  # noqa: PTH116 - asked at each commit: a Path takes longer
         except (FileNotFoundError, NotADirectoryError):
@@ -507,7 +507,7 @@ class ReadPool:
             self._give_back(reader, is_sound)
 
     def data_version(self, timeout: float) -> int:
-        """A number that changes when anybody has committed."""
+        """A number that changes when any connection has committed."""
         with self._counting:
             counter = self._counter
             try:

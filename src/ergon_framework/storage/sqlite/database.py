@@ -218,7 +218,9 @@ class Database:
         return file.readers.read(work, self._timeout)
 
     def data_version(self) -> int:
-        """A number that changes when anybody, here or elsewhere, has committed."""
+        """A number that changes when any connection, of this process or another one, has
+        committed.
+        """
         file = self._file or self._refuse_closed()
         return file.readers.data_version(self._timeout)
 

@@ -23,7 +23,7 @@ _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _UNSYNCED = frozenset({sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC})
 _UNWRITABLE = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
 _WRITING = _UNSYNCED | {sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE}
-_SPENT = _DAMAGED | {  # a connection that said so is not used again
+_SPENT = _DAMAGED | {  # a connection that raised one of these is not used again
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_CANTOPEN,
@@ -56,7 +56,9 @@ def is_write_failure(error: sqlite3.Error) -> bool:
 
 
 def is_unsynced(error: sqlite3.Error) -> bool:
-    """Whether an fsync failed: what is on disk is unknown, and a second fsync would not tell."""
+    """Whether an fsync failed: what is on disk is unknown, and a second fsync may succeed without
+    having written it.
+    """
     return _codes(error)[1] in _UNSYNCED
 
 
@@ -180,7 +182,7 @@ def _is_on_disk(folder: Path) -> bool:
 
 
 def _holders(path: Path) -> Iterator[str]:
-    """Who holds a lock that keeps writers away, as far as the system tells.
+    """The processes that hold a lock on the file, as far as the system shows them.
 
     Opening the files to ask about their locks is no way: closing them again would drop ours.
     """

@@ -57,7 +57,7 @@ def joined(given: Joinable, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
 def is_locked_by(given: Joinable, path: Path, lock: str) -> bool:
     """Whether the transaction that is open on this connection keeps all other writers waiting.
 
-    Whoever waits for the file in the thread that has this transaction waits for itself.
+    A thread that has such a transaction open and waits for the file waits for itself.
     """
     connection = getattr(given, "connection", given)  # that under a connection of Django
     if not isinstance(connection, sqlite3.Connection) or not connection.in_transaction:

@@ -197,7 +197,7 @@ class CommitQueue:
         try:
             self._pass_on()
         except BaseException:
-            if self.leader == leader:  # an interrupt came before anybody else was made leader
+            if self.leader == leader:  # an interrupt came before another caller was made leader
                 self._pass_on()
             raise
 
@@ -239,8 +239,8 @@ class CommitQueue:
         with self._lock:
             if pending in self._waiting:
                 self._waiting.remove(pending)
-                # It was promoted between its timeout and this lock. Its turn is passed on, or
-                # everybody behind it would wait for ever.
+                # It was promoted between its timeout and this lock. Its turn is passed on, or all
+                # callers behind it would wait for ever.
                 if pending.is_leading:
                     self.leader = None
                     if self._waiting:
@@ -455,7 +455,8 @@ class GroupCommitWriter:
             _mark_served(group)
         except BaseException as error:
             if is_committing and not isinstance(error, Exception):
-                # Interrupted during or after the commit: if it was made, the others hear so.
+                # Interrupted during or after the commit: if it was made, the other callers are told
+                # that it succeeded.
                 _mark_served(group, unless=connection.in_transaction)
             raised = self._connection.undo(connection, error)
             if raised is error:

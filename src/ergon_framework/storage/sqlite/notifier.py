@@ -38,7 +38,7 @@ have come without changing it."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FOLDER_SUFFIX = "-bells"
 _HIDDEN_PREFIX = ".new-"
-_MAX_LOOKS = 16  # pipes that a new subscriber looks at, whether anybody reads them
+_MAX_LOOKS = 16  # pipes of others that a new subscriber checks for a reader
 _HIDDEN_TIMEOUT = 60.0  # seconds after which a hidden pipe is abandoned: naming one takes micros
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -232,7 +232,7 @@ def _make_named_pipe(folder: Path, topic: str) -> tuple[Path, int, int]:
     name = f"{topic}.{os.getpid()}.{secrets.token_hex(8)}"
     hidden = f"{_HIDDEN_PREFIX}{name}"
     with Folder.ensure(folder) as opened, contextlib.ExitStack() as undo:
-        # Hidden until it has a reader: whoever finds a name without a reader removes it.
+        # Under a hidden name until it has a reader: other processes remove a pipe without one.
         opened.make_pipe(hidden)
         undo.callback(_forget, opened, hidden)
         read = opened.open_pipe(hidden, os.O_RDONLY)
@@ -294,13 +294,14 @@ def _remove_abandoned(folder: Path) -> None:
 def _remove_unread(folder: Path, topic: str) -> None:
     """Remove pipes whose subscribers were killed.
 
-    Whoever notifies does so as well, but a topic may have no news for years. A pipe with a name has
-    a reader for as long as its process lives. Few are looked at, for subscribers may be many.
+    A process that notifies does so as well, but a topic may have no commits for years. A pipe with
+    a name has a reader for as long as its process lives. Few are looked at, for subscribers may be
+    many.
     """
     with contextlib.suppress(OSError), Folder.trusted(folder) as opened:
         names = (each for each in opened.names() if each.startswith(f"{topic}."))
         for name in itertools.islice(names, _MAX_LOOKS):
-            # Opening for writing fails with ENXIO when nobody reads; that removes it.
+            # Opening for writing fails with ENXIO when the pipe has no reader; then it is removed.
             pipe = _reach(opened, name)
             if pipe >= 0:
                 os.close(pipe)
