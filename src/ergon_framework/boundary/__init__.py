@@ -3,7 +3,7 @@
 Promises: an acknowledged fact is on disk, at an offset that never changes; the same id with the
 same content has that offset for ever, and with other content it is refused; a fact is visible only
 where its artifacts are; what a consumer has not confirmed is delivered again, in order. Not
-promised: that an acknowledged fact has reached another zone, or that anybody accepted it.
+promised: that an acknowledged fact has reached another zone, or that a consumer accepted it.
 
 Where to look first:
 
@@ -12,10 +12,10 @@ Where to look first:
 - ``factstore``: logs, consumers, quarantine and links, on every engine; ``objectstore``: artifacts
 - ``node``: the process that serves a zone and pulls from its peers; ``http``: its wire protocol
 - ``client``: producer, consumer, outbox and inbox
-- ``maintenance``: retention; ``backup``, ``restore``, ``verification``, ``anchor``: what has to
-  survive
-- ``settings``, ``store_urls``, ``certs``, ``reloading``: what a zone is given
-- ``telemetry``: what it tells
+- ``maintenance``: retention; ``backup``, ``restore``; ``verification``, ``anchor``: whether
+  anything was lost
+- ``settings``, ``store_urls``, ``certs``, ``reloading``: configuration of a zone
+- ``telemetry``: notices, counters and spans
 """
 
 from __future__ import annotations

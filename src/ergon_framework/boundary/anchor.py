@@ -1,10 +1,10 @@
 """How far the logs of a zone had grown, kept outside of its store.
 
-A store can go back in time without noticing it: somebody removes the write-ahead log of a file, or
-puts an older copy of it in its place. Offsets would then be given out a second time. So a zone that
-has a folder keeps an anchor there: the epoch, and the highest offset of each log that was
-acknowledged. It is written before each acknowledgement, which survives the end of the process, and
-synced behind it, within :data:`SYNC_INTERVAL` seconds. A store whose head lies below its anchor
+A store can go back in time without noticing it: an operator removes the write-ahead log of a file,
+or restores an older copy of it. Offsets would then be given out a second time. So a zone that has a
+folder keeps an anchor there: the epoch, and the highest offset of each log that was acknowledged.
+The anchor is written before each acknowledgement, so that it survives the end of the process, and
+synced afterwards, within :data:`SYNC_INTERVAL` seconds. A store whose head lies below its anchor
 begins a new epoch.
 """
 
@@ -100,7 +100,7 @@ class Anchor:
             sync_file(self._file)
 
     def reached(self, log: str, offset: int) -> None:
-        """A log has grown; called before that is acknowledged to anybody."""
+        """Note that a log has grown; called before the append is acknowledged."""
         with self._lock:
             # Only upwards: two callers may come in another order than their offsets.
             if offset > self._now.heads.get(log, 0) and not self._is_closed.is_set():
@@ -126,7 +126,8 @@ class Anchor:
         text = _encode(self._now)
         slot = b"%08x %b\n" % (zlib.crc32(text), text)
         if len(slot) > _SLOT:
-            return  # more logs than anybody has: what was written last still holds
+            # More logs than a zone has in practice: the anchor that was written last still holds.
+            return
         try:
             # Into each slot in turn: a write that a power cut tears leaves the one before whole.
             os.pwrite(self._file, slot, _SLOT * (self._now.count % 2))

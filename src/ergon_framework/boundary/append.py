@@ -78,7 +78,7 @@ def receipt(fact: NewFact, outcome: Appended) -> Receipt:
 def differs(fact: NewFact, outcome: Outcome) -> bool:
     """Whether a duplicate came with other advisory fields than the fact that was first.
 
-    Another trace is no difference: each telling of an event may be part of its own.
+    A different trace is ignored: each publication of an event may belong to a trace of its own.
     """
     first = outcome.envelope if isinstance(outcome, Appended) else None
     if first is None or first == fact.envelope:
@@ -93,9 +93,9 @@ def _untraced(envelope: bytes) -> dict[str, Any]:
 
 
 def store_trouble(error: StoreError) -> BoundaryError:
-    """The answer when the store itself has failed: nobody knows whether the fact was stored.
+    """The answer when the store itself has failed: it is unknown whether the fact was stored.
 
-    Except for a store that was shut after a move: it refuses every write as a whole.
+    A store that was frozen after a move is an exception: it refuses every write as a whole.
     """
     if isinstance(error, ZoneMovedError):
         return error
@@ -179,14 +179,14 @@ class Receipts:
             or not isinstance(outcome, Appended)
             or outcome.is_duplicate
             or admission.warnings
-            else receipt(admission.new_fact, outcome)  # there is nothing to tell, as nearly always
+            else receipt(admission.new_fact, outcome)  # no warnings, as nearly always
             for admission, outcome in zip(admissions, outcomes, strict=True)
         ]
 
     def one(
         self, admission: Admission, outcome: Outcome, seconds: float
     ) -> Receipt | BoundaryError:
-        """The answer to an append that took so many seconds, counted and told."""
+        """The answer to an append that took so many seconds; counts and reports it."""
         new, events = admission.new_fact, self._events
         if isinstance(outcome, Appended):
             events.damage_met(OUTBOUND, new.message_id, outcome)
@@ -207,7 +207,7 @@ class Receipts:
         return result
 
     def refused(self, error: BoundaryError, fact: NewFact | None = None) -> None:
-        """Count and tell a refusal."""
+        """Count and report a refusal."""
         self._events.count("append_failures", error.reason or error.code)
         if error.reason == "conflicting_duplicate":
             self._events.count("conflicts")
@@ -246,7 +246,7 @@ class AppendTarget(Protocol):
 
     @property
     def answering(self) -> Receipts:
-        """Counts answers, and tells listeners."""
+        """Counts answers, and reports them to listeners."""
 
     def admit(self, envelope: EnvelopeLike, fact: FactLike) -> Admission:
         """Check one fact, without a look into the store."""
@@ -261,7 +261,7 @@ class AppendTarget(Protocol):
         """Append in order in one commit; each has an answer of its own."""
 
     def failed(self, error: StoreError, *, is_append: bool = False) -> BoundaryError:
-        """What a producer is told when the store has failed."""
+        """The answer to a producer when the store has failed."""
 
 
 class AppendBatcher:
@@ -304,7 +304,7 @@ class AppendBatcher:
         """Check a fact of the next group while the store commits the last one.
 
         No code of the user is called in the middle of a commit: neither a mapping of the user's own
-        class is read, nor a listener told of a refusal. That waits for the fact's own group.
+        class is read, nor a listener called about a refusal. That waits for the fact's own group.
         """
         if type(asked.envelope) in _PLAIN_TYPES and type(asked.fact) in _PLAIN_TYPES:
             with suppress(Exception):

@@ -1,6 +1,6 @@
-"""What the classes of the boundary are given is looked at when it is given.
+"""Validates the constructor arguments of the boundary's classes.
 
-Something of the wrong kind would otherwise be met at the first fact that fails, or never be heeded.
+A value of the wrong type would otherwise fail only at the first fact that uses it, or be ignored.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def back_up(
     report: Callable[[int], None] = lambda _objects: None,
 ) -> BackedUp:
     """Copy the zone in the folder ``data``, as :func:`backed_up` does."""
-    # Before the zone is opened: a mistyped target is told at once.
+    # Before the zone is opened: a mistyped target is an error at once.
     _check_free(Path(target).absolute())
     with open_read_only(data) as zone:
         return backed_up(zone, target, shares=shares, report=report)
@@ -152,8 +152,8 @@ def backed_up(
 def _draft_of(place: Path) -> Iterator[Path]:
     """A folder beside ``place`` that becomes it, or goes.
 
-    A process that is killed leaves its draft behind. Its lock on the draft is gone with it, and so
-    the next backup to the same place tells an abandoned draft from one that is being written.
+    A process that is killed leaves its draft behind. Its lock on the draft ends with it, so the
+    next backup to the same place can distinguish an abandoned draft from one that is being written.
     """
     for found in place.parent.glob(f"{glob.escape(place.name)}.{'[0-9a-f]' * 8}.partial"):
         # Locked is one that another backup writes: it stays.
@@ -185,7 +185,7 @@ def _copy(zone: LocalZone, draft: Path, shares: bool, report: Callable[[int], No
     """Objects, log, objects again; what was missing of those that the copied log names."""
     folder = draft / OBJECTS
     make_folder(folder)
-    with contextlib.suppress(DataLossError):  # told below, if the copied log still names them
+    with contextlib.suppress(DataLossError):  # reported below, if the copied log still names them
         _copy_objects(zone, zone.objects, folder, shares, report)
     failpoint("boundary.backup_log.before")
     zone.store.backup(str(draft))

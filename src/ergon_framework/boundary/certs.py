@@ -61,7 +61,7 @@ def issue(
     """Make a certificate and a key for a zone, signed by the authority in the folder.
 
     The files have the zone's name, percent-encoded where it could not be a file's. An empty zone
-    gives a certificate that names nobody.
+    gives a certificate without a zone.
     """
     if zone == CA:
         raise ConfigurationError(
@@ -76,7 +76,7 @@ def issue(
     span = _span(days, not_before, not_after)
     begun = _begun(subject, authority.subject, key.public_key(), *span)
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    # Without a subject these names alone say whom it is for: RFC 5280 wants them critical then.
+    # Without a subject only these names identify the owner: RFC 5280 wants them critical then.
     names = x509.SubjectAlternativeName(_names(zone, hosts))
     built = (
         begun.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

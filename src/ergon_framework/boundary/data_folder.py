@@ -2,8 +2,8 @@
 
 Between the moment in which the old folder is moved aside and the one in which the restored one gets
 its name, there is nothing in its place. A node that was started then would begin an empty log, and
-acknowledge facts that nobody finds again. The mark keeps it from that, also after the restore was
-killed, and tells the next restore what was left behind.
+acknowledge facts that the restored log does not have. The mark prevents that, also after the
+restore was killed, and says to the next restore what was left behind.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RestoreMark:
         self.path = path
         self._descriptor = descriptor
         self.earlier = _read(os.pread(descriptor, 1 << 16, 0))
-        """What an earlier restore said, which was cut off."""
+        """The mark of an earlier restore that was interrupted."""
 
     def say(self, unfinished: Unfinished) -> None:
         """Write it down; it survives a power cut."""
@@ -222,7 +222,7 @@ class ListeningNode(msgspec.Struct, frozen=True, omit_defaults=True):
     is_guest: bool = False
     """Whether it leaves as soon as another node waits for the folder."""
     zone: str = ""
-    """Whose facts it takes; empty when it was told by a version that did not say so."""
+    """Whose facts it takes; empty when an earlier version wrote it without this field."""
 
 
 def announce(folder: Path, node: ListeningNode) -> None:
@@ -247,7 +247,7 @@ def withdraw(folder: Path) -> None:
 
 
 def listening_node(folder: Path, zone: str) -> ListeningNode | None:
-    """The node that announced itself last. It may have died since: whoever has the lock knows.
+    """The node that announced itself last. It may have died since: only the lock shows that.
 
     ``ConfigurationError`` when the folder is that of another zone, as if it were opened: the node
     cannot know what its callers meant, and would take their facts into its own log.
@@ -298,7 +298,9 @@ def is_requested(folder: Path) -> bool:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a process has the folder, for whoever waits for it: looking opens nothing else."""
+    """Whether a process has the folder, for callers that wait for it: the check opens nothing
+    else.
+    """
     return _is_held(folder / LOCK)
 
 

@@ -73,8 +73,9 @@ def truncate(zone: LocalZone) -> tuple[int, int]:
 
 
 def _before_aside(zone: LocalZone, log: str) -> float:
-    """Up to where nothing of a log is set aside for anybody: an operator has yet to decide about
-    it, and cannot release what is gone. What was kept whole on its way in needs no log.
+    """The offset up to which nothing of a log is in quarantine: an operator has yet to decide about
+    those items, and cannot release a fact that was dropped. An item that is stored whole in the
+    quarantine does not need the log.
     """
     items = (item for state in OPEN for item in zone.store.quarantine(None, state))
     aside = (item.offset - 1 for item in items if item.log == log and not item.fact)

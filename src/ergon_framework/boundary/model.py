@@ -1,7 +1,7 @@
 """What crosses a boundary: an envelope around a fact, and what is answered.
 
-``Envelope`` says who tells whom, and when; ``Fact`` says what happened. They are plain records: the
-edge (:mod:`ergon_framework.boundary.facts.admission`) checks them.
+``Envelope`` names sender, recipient and time; ``Fact`` says what happened. They are plain records:
+the edge (:mod:`ergon_framework.boundary.facts.admission`) checks them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts that were given up, as a consumer is told about them."""
+    """Facts that were given up, as they are reported to a consumer."""
 
     first_offset: int
     last_offset: int

@@ -18,7 +18,9 @@ _Stamp = tuple[bytes | None, ...]
 
 
 class ReloadingFile(Generic[T]):
-    """The last good value. Files that cannot be used leave it as it is, and are told once."""
+    """The last good value of a file. A file that cannot be used leaves it as it is, and is reported
+    once.
+    """
 
     def __init__(
         self,

@@ -59,8 +59,9 @@ class Restored:
     objects: int
     object_bytes: int
     last_at: float | None
-    """When the last fact of the backup was recorded, in Unix seconds: producers tell again what
-    they told since."""
+    """When the last fact of the backup was recorded, in Unix seconds: producers publish again what
+    they published since.
+    """
     aside: str = ""
     """Where the folder is that was there before; empty when there was none."""
 
@@ -115,8 +116,8 @@ def _restored(
 ) -> tuple[BackedUp, str]:
     """Copy the zone beside its place, and give the copy its name; what it is, and what was there.
 
-    In a place without a zone nobody begins one meanwhile; one that is there stays as it is until
-    the copy is whole.
+    Where there is no zone yet, none can be created in the meantime; an existing one stays as it is
+    until the copy is complete.
     """
     draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}{data_folder.SUFFIX}")
     earlier = mark.earlier
@@ -124,7 +125,7 @@ def _restored(
     _remove_drafts(earlier.draft)
     aside = earlier.aside if os.path.lexists(earlier.aside) else ""
     said = Unfinished(str(draft), aside, is_armed=not is_there)
-    # Before the first byte is copied: whoever finds the draft has to know what it is.
+    # Before the first byte is copied: a process that finds the draft has to recognise it.
     mark.say(said)
     try:
         made = _copied(zone, draft, objects, report)

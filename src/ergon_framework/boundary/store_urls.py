@@ -70,7 +70,9 @@ def open_fact_store(
 
 
 def check_fact_url(url: str) -> None:
-    """Refuse a URL that names no store of facts; nothing is opened, a missing driver is told."""
+    """Refuse a URL that names no store of facts, or one whose driver is missing; nothing is
+    opened.
+    """
     _fact_parts(url)
 
 
@@ -108,9 +110,9 @@ def open_object_store(
 ) -> ObjectStore:
     """Open the store of objects that a URL or a folder names; the caller closes it.
 
-    A bucket or folder belongs to one zone: with ``zone``, that of another is refused. Whoever will
-    only read does not make one that is nobody's its own. With ``may_be_away`` a bucket that does
-    not answer now is asked again when it is used.
+    A bucket or folder belongs to one zone: with ``zone``, that of another is refused. A caller that
+    only reads does not take possession of one without an owner. With ``may_be_away`` a bucket that
+    does not answer now is asked again when it is used.
     """
     kind, rest = _object_parts(str(place))
     if kind in BUCKETS:
@@ -125,7 +127,7 @@ def open_object_store(
 
 
 def check_object_place(place: str) -> None:
-    """Refuse what names no store of objects; nothing is opened, a missing driver is told."""
+    """Refuse what names no store of objects, or one whose driver is missing; nothing is opened."""
     _object_parts(place)
 
 

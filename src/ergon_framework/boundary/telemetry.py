@@ -40,11 +40,11 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 REPEAT_INTERVAL = 60.0
 """Seconds after which a trouble that lasts is logged again."""
 MAX_TROUBLES = 16
-"""Troubles that are told apart."""
+"""Distinct errors that are counted separately."""
 SUMMARY_INTERVAL = 10.0
 """Seconds within which warnings of one kind become one line of the log."""
 MAX_KINDS = 64
-"""Kinds that are told apart."""
+"""Distinct kinds of facts that are counted separately."""
 SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
 
@@ -198,7 +198,7 @@ class Publishing:
         self._span = span
 
     def told(self, receipt: Receipt) -> Receipt:
-        """What the node answered."""
+        """Record the node's answer in the span."""
         self._span.set_attribute("ergon.offset", receipt.offset)
         self._span.set_attribute("ergon.duplicate", receipt.duplicate)
         return receipt

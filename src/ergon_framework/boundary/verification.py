@@ -79,7 +79,7 @@ def verified(zone: LocalZone) -> Iterator[Finding | Progress]:
 
 
 def _lost(zone: LocalZone) -> str:
-    """What is gone from the ends of the logs, which no hash chain can tell."""
+    """What is missing from the ends of the logs, which a hash chain cannot show."""
     anchors = [anchored(folder) for folder in folders_of(zone.settings)[:1]]
     heads = {log.name: log.head for log in zone.store.logs()}  # later: a node may be at work
     return "".join(each.lost(zone.store.info().epoch, heads) for each in anchors)

@@ -1,7 +1,7 @@
-"""One zone: everything that can be asked of it, whoever asks and by whichever way.
+"""One zone in this process: every operation, independent of the transport of its caller.
 
-A ``LocalZone`` decides nothing about transport and starts nothing by itself. Any thread may call
-it; a call answers when what it did is on disk.
+A ``LocalZone`` starts nothing by itself. Any thread may call it; a call returns when its effect is
+on disk.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ class LocalZone:
     ) -> LocalZone:
         """Open the zone that the settings describe.
 
-        Nobody else may have its folders open; what it has on servers, other nodes may share.
+        No other process may have its folders open; stores on servers may be shared with other
+        nodes.
         """
         given = {"name": name, "settings": settings, "clock": clock or time.time}
         check_given(given, ZONE)  # before anything is made
@@ -260,7 +261,8 @@ class LocalZone:
         """Append one fact in the caller's own transaction; it is there when the caller commits.
 
         The store must be on PostgreSQL, and ``connection`` one of psycopg or SQLAlchemy, or a
-        session, to the same database. While it is open nobody else can append here: commit soon.
+        session, to the same database. While it is open no other caller can append here: commit
+        soon.
         """
         append = getattr(self.store, "append_in", None)
         if append is None:
@@ -354,10 +356,10 @@ class LocalZone:
         self.events.committed(facts, seconds)
 
     def takes_facts(self) -> bool:
-        """Whether an append would be taken, as far as can be told without one.
+        """Whether an append would be accepted, as far as that is known without one.
 
-        After one that failed, a small write tells whether the store can be written again: nobody
-        sends facts to a node that is not ready.
+        After one that failed, a small write shows whether the store can be written again: producers
+        do not send facts to a node that is not ready.
         """
         self.store.logs()
         if self.is_broken or self.damage is not None or self.little_room() is not None:
@@ -527,7 +529,7 @@ class LocalZone:
     # ---- upkeep ----
 
     def tell_new_epoch(self) -> None:
-        """Tell, once, that the store has begun a new epoch, and why."""
+        """Report, once, that the store has begun a new epoch, and why."""
         why, epoch = self.store.attribute(NEW_EPOCH), self.store.info().epoch
         if why is None or self.store.attribute(TOLD_EPOCH) == epoch:
             return

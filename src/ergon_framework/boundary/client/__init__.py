@@ -5,7 +5,7 @@ Start with ``producer`` or ``consumer``. What a client does is written once, as 
 
 - ``publish_flow``, ``consume_flow``: the steps of publishing and of consuming, with their retries.
 - ``transport``: how a node is reached; HTTP (``boundary.http``) and the process itself fulfil it.
-- ``artifacts``: blobs to send, and verified downloads. ``options``: what clients can be told.
+- ``artifacts``: blobs to send, and verified downloads. ``options``: the options of clients.
 - ``outbox``: facts that are written down before they are sent; ``outbox_store`` keeps them in an
   SQLite file, and ``outbox_drain`` sends them.
 - ``inbox``: effects once, in the consumer's own database.

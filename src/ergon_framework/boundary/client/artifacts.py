@@ -1,7 +1,7 @@
-"""Blobs on their way to a node and to a consumer.
+"""Blobs: uploads to a node and verified downloads from it.
 
-What is sent can be read again and again, since a retry sends it again. What is fetched is compared
-with its digest before anybody sees a byte of it.
+A source of an upload can be read repeatedly, since a retry sends it again. A download is compared
+with its digest before the caller sees a byte of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ MAX_IN_MEMORY = 8 << 20
 Blob: TypeAlias = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO
 """Bytes, the path of a file, or a file opened for reading bytes."""
 
-# Only what Python itself knows: a fact must not depend on the machine that tells it.
+# Only the table of Python itself, not that of the system: a fact must not depend on the machine
+# that publishes it.
 _TYPES = mimetypes.MimeTypes()
 
 
@@ -161,7 +162,7 @@ def source_of(blob: Blob, *, takes_pipes: bool = False) -> BlobSource:
     """Something to read the bytes from, as often as it takes.
 
     With ``takes_pipes`` a path may name a pipe that this process has open, as a shell's ``<(…)``
-    does. One in a folder is refused all the same: nobody may ever write into it.
+    does. One in a folder is refused all the same: there may never be a writer.
     """
     if isinstance(blob, bytes | bytearray | memoryview):
         return MemorySource(blob)
@@ -177,7 +178,9 @@ def source_of(blob: Blob, *, takes_pipes: bool = False) -> BlobSource:
 
 
 def _is_open_already(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names a descriptor of this process: whoever handed it over writes into it."""
+    """Whether a path names a descriptor of this process: then the process that handed it over
+    writes into it.
+    """
     return re.fullmatch(r"/dev/fd/\d+|/proc/(self|\d+)/fd/\d+", os.fspath(path)) is not None
 
 

@@ -1,9 +1,9 @@
 """The steps of a consumer: fetch, handle in order, confirm what is done, set poison aside.
 
 A page is handled in order, and confirmed when all of it is done. When an item fails, everything
-before it is confirmed and nothing at or above it; it is tried again here, and after so many
-attempts it is set aside, so that the ones behind it can pass. Whoever finds a page that was given
-out before, and never confirmed, goes on item by item: its last reader may have died of one.
+before it is confirmed and nothing at or above it. The item is retried here, and set aside after so
+many attempts, so that the items behind it can pass. A page that was delivered before and never
+confirmed is handled item by item: one of its items may have killed the last reader.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class ConsumeReport:
     handled: int = 0
     quarantined: int = 0
     lost: int = 0
-    """Facts that were given up before this consumer had them, as it was told."""
+    """Facts that were given up before this consumer had them, as reported by gaps."""
     cursor: int = 0
     """The last offset known to be confirmed."""
 
@@ -317,7 +317,7 @@ class ConsumeLoop:
         facts = batch.facts
         is_released = bool(facts) and facts[0].released
         if facts and not is_released and earlier >= self.item_rule.attempts:
-            # Losses before the fact are told first: they lie before it in the log, too.
+            # Losses before the fact are reported first: they lie before it in the log, too.
             for gap in batch.gaps:
                 if gap.first_offset < facts[0].offset:
                     yield from self._gap(gap)
@@ -352,7 +352,8 @@ class ConsumeLoop:
     def _gap(self, loss: Loss) -> Flow[None]:
         self.report.lost += loss.count
         yield Handle(self.on_gap, loss)
-        self.done = max(self.done, loss.last_offset)  # all before it is handled: it is told once
+        # Everything before the loss is handled: it is reported once.
+        self.done = max(self.done, loss.last_offset)
 
     def _item(self, delivery: Delivery, *, is_alone: bool) -> Flow[bool]:
         """Handle one fact, or set it aside; False when it has to wait for another run."""
@@ -445,7 +446,7 @@ def renew_lease(session: ConsumerSession, is_over: Callable[[], bool]) -> Flow[N
         except ConsumerHeldError as error:
             standing.lost = error
         except BoundaryError:
-            continue  # the node is away; whoever begins with a fact looks at the time
+            continue  # the node is away; the lease is checked before the next fact begins
 
 
 def failure_of_handler(error: Exception) -> Failure:

@@ -116,7 +116,7 @@ class ConsumerOptions(TlsOptions, total=False):
     connections: int
     dice: Dice
     on_gap: Callable[[Loss], Any] | None
-    """Is told of facts that were given up on purpose; by default they are logged."""
+    """Called with facts that were given up on purpose; by default they are logged."""
 
 
 CONSUMER = REACHING | {

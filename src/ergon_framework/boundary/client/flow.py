@@ -237,7 +237,7 @@ def _hurried(send: Send, left: float) -> Send:
 
 
 STOP_POLL_INTERVAL = 0.25
-"""Seconds between two looks at a stop flag that cannot wake anybody."""
+"""Seconds between two checks of a stop flag that cannot wake a waiting thread."""
 
 
 def never() -> bool:
@@ -313,8 +313,8 @@ class ThreadRunner:
                 now = self._clock.now()
                 if now >= until:
                     return False
-                # A flag of the user's cannot wake anybody, so it is looked at now and then; a run
-                # that is never stopped sleeps through.
+                # A flag of the user's cannot wake a waiting thread, so it is polled; a run that is
+                # never stopped sleeps through.
                 is_deaf = self._is_stopped is never
                 self._signal.wait(until if is_deaf else min(until, now + STOP_POLL_INTERVAL))
             return True

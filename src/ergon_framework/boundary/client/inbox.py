@@ -113,8 +113,8 @@ class Inbox:
     def accept(self, connection: Connection, delivery: Delivery) -> bool:
         """Write down, in the caller's transaction, that this fact is handled; False if it was.
 
-        Other content under the same id raises ``ConflictingDuplicateError``: somebody upstream told
-        two different things.
+        Other content under the same id raises ``ConflictingDuplicateError``: a producer has
+        published two different facts under one id.
         """
         _demand_transaction(connection)
         envelope = delivery.envelope

@@ -1,4 +1,4 @@
-"""What both producers are told when they are made, and what an envelope is made of."""
+"""The options of both producers, and how an envelope is built from them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def client_tls(options: TlsOptions | ProducerOptions) -> Callable[[], ssl.SSLCon
 
 
 def check_options(name: str, given: Mapping[str, Any], known: Mapping[str, ArgumentRule]) -> None:
-    """Refuse an option that nobody knows, which would be lost without a word, or a wrong value."""
+    """Refuse an unknown option, which would otherwise be ignored silently, or a wrong value."""
     unknown = sorted(given.keys() - known.keys())
     if unknown:
         raise ConfigurationError(

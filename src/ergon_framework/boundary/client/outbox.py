@@ -6,8 +6,8 @@
     outbox.start()                      # drains in the background
     outbox.add(envelope, fact)          # returns when it is on disk
 
-A node that is away, for a second or for weeks, costs nothing but disk. Whatever dies, nothing that
-``add`` has returned for is lost, and the node has it once.
+While a node is away, for a second or for weeks, facts only use disk space. Whichever process dies,
+no fact for which ``add`` has returned is lost, and the node stores each once.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class Outbox:
         )
         self.rule = DrainRule(on_refusal, recover, backoff, batch_items, batch_bytes, poll)
         self.last_error: Exception | None = None
-        """What the node or the network said last; None once something got through again."""
+        """The last error of the node or the network; None once a fact was sent again."""
         self._spool = OutboxStore(
             path,
             clock=clock,
@@ -305,7 +305,8 @@ class Outbox:
         """Send what is there and what comes, in order, until stopped; or until nothing waits.
 
         An outage is waited out. ``stop`` is noticed within a second, or at once with :meth:`wake`.
-        Only one drains a spool at a time: another one waits for its turn, or is told.
+        Only one process drains an outbox at a time: another one waits for its turn, or gets an
+        error.
         """
         return outbox_drain.drain(
             self._spool,
@@ -366,7 +367,7 @@ class Outbox:
                 return True
             self._ending.set()
             self.wake()
-            # Waits for the thread with the lock held: nobody can start another one beside it.
+            # Waits for the thread with the lock held: no other caller can start a second one.
             self._thread.join(timeout)
             return not self._thread.is_alive()
 
@@ -392,7 +393,7 @@ class Outbox:
     # ---- what was refused ----
 
     def refused(self) -> list[Refused]:
-        """Facts that the node will not have, with what it said, in the order they were added."""
+        """Facts that the node refused, with its reason, in the order they were added."""
         return self._spool.refused()
 
     def retry(self, refused_id: int) -> None:

@@ -1,12 +1,13 @@
 """Sending what an outbox keeps: the decisions, written once for threads and for event loops.
 
-``Drain`` yields what is to be done, and is told how it went; ``drain`` and ``drain_async`` do it.
-It keeps to the order of the line. A fact leaves the outbox only after the node has answered;
-whatever dies in between, the same fact is sent again and the node answers the same offset.
+``Drain`` yields what is to be done, and is sent the result; ``drain`` and ``drain_async`` do it.
+Facts are sent in the order of the queue. A fact leaves the outbox only after the node has answered;
+whichever process dies in between, the same fact is sent again and the node answers with the same
+offset.
 
-What the node says about a fact is final, and the fact is set aside. What it says about itself or
-about the caller passes: an outage, a full log, a certificate that has expired. Then the line waits
-for as long as it takes.
+An error about a fact is final, and the fact is set aside. An error about the node or the caller may
+pass: an outage, a full log, a certificate that has expired. Then the queue waits for as long as it
+takes.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _unpacked(item: OutboxItem) -> tuple[Envelope, Fact]:
         digest = identity_digest(envelope, fact, canonical(fact.object_json))
     except (msgspec.MsgspecError, UnicodeDecodeError, BoundaryError) as error:
         raise _corrupted() from error
-    # The spool is a file on somebody's disk. A fact that changed there must not reach the node
+    # The outbox is a file on the user's disk. A fact that changed there must not reach the node
     # under the id of the one that was added.
     if digest != item.digest:
         raise _corrupted()
@@ -206,7 +207,7 @@ DrainSteps: TypeAlias = Generator[Effect, Any, R]
 
 
 class DrainObserver:
-    """Hears what happens in a drain; this one does nothing about it."""
+    """Callbacks of a drain; this base class ignores them."""
 
     def failed(self, error: Exception) -> None:
         """The node did not answer, or put us off."""
@@ -321,7 +322,9 @@ class Drain:
         )
 
     def _look_up(self, load: SendBatch) -> DrainSteps[Receipt | None]:
-        """What the node has of the first fact. Sending again tells the same, so no is no harm."""
+        """Ask the node whether it has the first fact. Not finding it does no harm: sending it again
+        gives the same answer.
+        """
         try:
             found: Receipt | None = yield ProducerCall(
                 lambda producer: producer.lookup_fact(*load.key)
@@ -432,7 +435,7 @@ def drain(
             return drive(make(stop.is_set), perform)
         finally:
             lock.release()
-            # After the release: whoever is woken must find it free.
+            # After the release: a process that is woken must find the lock free.
             spool.notify()  # another drain may be waiting for the lock
 
 
@@ -496,7 +499,7 @@ async def drain_async(
             return await _drive_async(make(stop.is_set), perform)
         finally:
             lock.release()
-            # Another process may wait for the lock, and hears of it this way.
+            # Another process may wait for the lock, and is woken this way.
             spool.notify()
 
 

@@ -1,7 +1,7 @@
-"""What an outbox keeps: facts in line in an SQLite file, and copies of their files beside it.
+"""What an outbox keeps: queued facts in an SQLite file, and copies of their files beside it.
 
 One process drains at a time, by a lock on a file. A fact that a node refused for good is set aside
-and kept until somebody decides.
+and kept until an operator decides.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class OutboxItem:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A fact that the node refused for good, with what it said."""
+    """A fact that the node refused for good, with its reason."""
 
     id: int
     from_zone: str
@@ -190,7 +190,7 @@ class OutboxFiles:
         swept = 0
         with contextlib.suppress(FileNotFoundError):
             for path in self.folder.iterdir():
-                # Only names of our own making: a folder that somebody points to by mistake is not
+                # Only names of our own making: a folder that was configured by mistake is not
                 # emptied.
                 if path.name not in known and _NAME.fullmatch(path.name):
                     with contextlib.suppress(OSError):
@@ -588,8 +588,7 @@ def _again(cursor: sqlite3.Cursor, entry: Entry, seq: int, digest: bytes, is_ref
             + (f"; or discard({seq}) the one that was refused first" if is_refused else ""),
             details={"id": seq, "message_id": entry.fact.message_id},
         )
-    # The application tells it again: whatever was wrong with it may have been put right at the
-    # node.
+    # The application publishes it again: what was wrong may have been corrected at the node.
     if is_refused:
         cursor.execute(_SQL["retry"], (seq,))
     return seq

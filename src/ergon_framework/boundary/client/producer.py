@@ -1,7 +1,8 @@
 """Producers of facts: ``Producer`` for threads, ``AsyncProducer`` for event loops.
 
 What is confirmed is that the node has it on disk, and nothing about any consumer. Calls may be
-repeated at will, in this process or the next: the same id and content answer the same offset.
+repeated any number of times, in this process or the next: the same id and content get the same
+offset.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 
 class Producer(ProducerBase):
-    """Tells a node what happened. Any thread may use it.
+    """Publishes facts to a node. Any thread may use it.
 
     ::
 
@@ -132,7 +133,7 @@ class Producer(ProducerBase):
 
 
 class AsyncProducer(ProducerBase):
-    """Tells a node what happened; see :class:`~ergon_framework.boundary.Producer`.
+    """Publishes facts to a node; see :class:`~ergon_framework.boundary.Producer`.
 
     It belongs to one event loop. Files are read, and hashed, in other threads. A call that is
     cancelled is given up, not undone: repeat it when that matters.

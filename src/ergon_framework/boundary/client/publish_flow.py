@@ -1,4 +1,5 @@
-"""The steps of a producer: put blobs, append facts, look up what came of one, publish a whole.
+"""The steps of a producer: upload blobs, append facts, look up a fact, publish a fact with its
+files.
 
 An artifact comes first, its acknowledgement is waited for, then the fact goes; a fact that was
 serialised is never serialised again, so that all its attempts are the same bytes.
@@ -60,7 +61,7 @@ BATCH_BYTES = 4 << 20
 
 
 class FactWarning(UserWarning):
-    """A fact that is taken, but not sound: its id may differ when the same event is told again."""
+    """A fact that is accepted although its id may differ when the same event is published again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +265,9 @@ def _referring(fact: Fact, references: list[dict[str, Any]]) -> Fact:
 declare("boundary.publishing.before", "boundary.publishing.after")
 
 Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
-"""A bar (True), none (False), one when it is worth it (None), or a function that is told the name
-of the file, how many bytes have been sent, and how many there are."""
+"""A bar (True), none (False), one when it is worth it (None), or a function that is called with the
+name of the file, the bytes sent so far, and their total.
+"""
 
 PROGRESS_BYTES = 8 << 20
 """Bytes from which on a bar is worth it."""

@@ -16,7 +16,7 @@ import msgspec
 from ergon_framework.boundary.model import ObjectReceipt
 
 Report: TypeAlias = Callable[[int], None] | None
-"""Is told how many bytes have been sent, from 0 again when they are sent again."""
+"""Called with the number of bytes sent so far, from 0 again when they are sent again."""
 
 
 class BlobSource(Protocol):

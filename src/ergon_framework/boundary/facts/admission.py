@@ -142,7 +142,7 @@ _MAX_HASHED = 64 * 1024
 
 
 class Admission(NamedTuple):
-    """A fact that may be stored, and what is worth telling about it."""
+    """A fact that may be stored, and warnings about it."""
 
     new_fact: NewFact
     warnings: tuple[str, ...] = ()
@@ -231,7 +231,7 @@ def parse_batch(
 
 
 def composed(envelope: Any, fact: Any) -> Message:
-    """The envelope and the fact that these words describe, or every mistake in them."""
+    """The envelope and the fact that these members describe, or every mistake in them."""
     problems: Problems = []
     envelope_fields = schema.named(envelope, "envelope", schema.ENVELOPE, problems)
     fact_fields = schema.named(fact, "fact", schema.FACT, problems)
@@ -254,8 +254,8 @@ def admitted(
     """Check one fact and make it ready for a log; ``FactInvalidError`` names what is wrong.
 
     ``known_zones`` are those that may be addressed; ``strict_ids`` refuses ids that would differ
-    when the event is told again, which otherwise is a warning. What takes longer to find out about
-    an id is only looked for when ``is_thorough``.
+    when the event is published again, which otherwise is a warning. What takes longer to find out
+    about an id is only looked for when ``is_thorough``.
     """
     # What nearly every producer gives, at a glance.
     if not (
@@ -293,14 +293,14 @@ def admitted(
 def _typed(
     envelope: Envelope | Mapping[str, Any], fact: Fact | Mapping[str, Any]
 ) -> Message | None:
-    """Both as records, if the words are those of the fields and the values of their types."""
+    """Both as records, if the names are those of the fields and the values have their types."""
     try:
         if not isinstance(envelope, Envelope):
             envelope = msgspec.convert(envelope, _Envelope)
         if not isinstance(fact, Fact):
             fact = msgspec.convert(fact, _GivenFact)
     except msgspec.ValidationError:
-        return None  # other spellings may do, and what is wrong is told in one place
+        return None  # other spellings may be valid, and the errors are written in one place
     return envelope, fact
 
 

@@ -1,4 +1,5 @@
-"""Message ids that a repetition makes again, and a check that finds ids which it would not.
+"""Message ids that are the same when an event is published again, and a check that finds ids which
+are not.
 
 A producer that repeats a fact must repeat its id. ``message_id`` and ``stable_uuid`` derive the id
 from what the fact is about; ``lint`` recognises random and time-based ids.
@@ -36,9 +37,10 @@ def message_id(
 ) -> str:
     """The id of one event that happened to one entity: 64 hexadecimal digits.
 
-    An event that can happen to the same entity again needs something that tells the occasions
-    apart: a ``revision``, any other ``discriminator``, or ``source_time``, a time as the source
-    record has it. ``once=True`` says that it cannot happen again. ``1`` and ``"1"`` are different.
+    An event that can happen to the same entity again needs something that differs between the
+    occurrences: a ``revision``, any other ``discriminator``, or ``source_time``, a time as the
+    source record has it. ``once=True`` says that it cannot happen again. ``1`` and ``"1"`` are
+    different.
     """
     parts = [
         _part("event_type", event_type, is_text=True),

@@ -8,8 +8,10 @@ Every store fulfils ``ergon_framework.ports.factstore``, and passes the same sui
 - ``sql``: the parts on tables. ``sqlite`` and ``postgres`` bring a database, the ledger of ids, and
   the way in for appends. ``nats``: the parts in a stream, by optimistic transactions. ``memory``:
   the reference model.
-- ``planning``: what an append is: new, a duplicate, a conflict, or refused.
+- ``append_plan``: what an append is: new, a duplicate, a conflict, or refused. ``page_plan``: what
+  a page of a log holds.
 - ``hashchain``: keys, checksums and the chain of a log. ``consumers``: how cursors, leases and the
-  quarantine may change, and every refusal in words. ``group_commit``: callers that come together
-  share a commit. ``references``: what stored facts refer to. ``records``: records of a zone.
+  quarantine may change, and the errors that refuse a change. ``group_commit``: callers that come
+  together share a commit. ``references``: what stored facts refer to. ``records``: records of a
+  zone.
 """

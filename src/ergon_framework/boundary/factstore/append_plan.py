@@ -36,7 +36,7 @@ class Condition(Enum):
     """Its payload was dropped; the ledger knows its id for ever."""
     SOUND = "sound"
     REPAIRED = "repaired"
-    """It was damaged, and the same fact, told again, made it what it was."""
+    """The stored row was damaged, and the same fact, published again, has repaired it."""
     DAMAGED = "damaged"
 
 
@@ -134,12 +134,12 @@ def judge_known(new: NewFact, known: KnownFact) -> Appended | Conflict:
     if condition is Condition.REPAIRED:  # which only the same content can do
         return Appended(offset, True, envelope, is_repaired=True)
     if len(digest) < KEPT_DIGEST or new.digest[: len(digest)] != digest:
-        return Conflict(offset, digest)  # also when the row no longer tells what it was
+        return Conflict(offset, digest)  # also when the row can no longer be read
     return Appended(offset, True, envelope, is_damaged=condition is Condition.DAMAGED)
 
 
 def _twin(fresh: Mapping[bytes, tuple[int, NewFact]], fact: Prepared) -> Appended | Conflict:
-    """A fact that was placed in this very transaction, told again."""
+    """A duplicate of a fact that was placed in this very transaction."""
     offset, first = fresh[fact.key]
     if fact.new.digest != first.digest:
         return Conflict(offset, first.digest)

@@ -1,4 +1,5 @@
-"""How a consumer's cursor, its lease and its quarantine may change, and every refusal in words.
+"""How a consumer's cursor, its lease and its quarantine may change, and the errors that refuse a
+change.
 
 Deciding only: a store reads the record before, and writes it afterwards. A program that grows onto
 another store meets with the same answers there.
@@ -270,7 +271,7 @@ _FROM = {
 
 
 class QuarantinedItem(Protocol):
-    """What of an item is told."""
+    """The fields of a quarantined item that operators see."""
 
     @property
     def id(self) -> int:
@@ -278,7 +279,7 @@ class QuarantinedItem(Protocol):
 
     @property
     def consumer(self) -> str:
-        """For whom it was set aside."""
+        """The consumer that it was set aside for."""
 
     @property
     def log(self) -> str:

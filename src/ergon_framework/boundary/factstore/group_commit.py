@@ -1,10 +1,10 @@
 """Group commit: requests that arrive together are served by one transaction.
 
-A caller that finds nobody at work serves its own request, in its own thread. Requests that arrive
-meanwhile, and those of callers that do not want to wait, are queued for one background thread,
-which serves all of them as one group, and then the next group, until the queue stays empty. One
-thread serves groups faster than callers that take turns would: its data stays in the cache of one
-processor, and no caller has to be woken before the next group can begin.
+A caller that finds no other request under way serves its own one, in its own thread. Requests that
+arrive meanwhile, and those of callers that do not want to wait, are queued for one background
+thread, which serves all of them as one group, and then the next group, until the queue stays empty.
+One thread serves groups faster than callers that take turns would: its data stays in the cache of
+one processor, and no caller has to be woken before the next group can begin.
 
 A ``KeyboardInterrupt`` may be raised in the main thread between any two steps, and everything here
 is written for that: do not reorder it. Callbacks that watch a store are called during an append,
@@ -92,7 +92,7 @@ class Callback(Generic[Request, Answer]):
 
     __slots__ = ("done", "group_done", "outcome", "request")
 
-    is_gone = False  # nobody can be interrupted while waiting for it
+    is_gone = False  # no caller waits for it in a way that can be interrupted
 
     def __init__(
         self,
@@ -122,12 +122,13 @@ MAX_WEIGHT = 4096
 LINGER_TIME = 0.005
 """Seconds for which the thread waits for more requests before callers serve themselves again."""
 IDLE_TIMEOUT = 10.0
-"""Seconds after which a thread ends that nobody needed; it would keep all that it serves alive."""
+"""Seconds after which an idle thread ends; it would keep the store that it serves alive."""
 CLOSE_TIMEOUT = 1.0
 """Seconds for which closing waits for the thread to end."""
 MAX_EMPTY_POLLS = 8
-"""How often the queue may be found empty during one wait of the store. After that nobody is
-expected before the end of the wait, and polling would only keep a processor busy."""
+"""How often the queue may be found empty during one wait of the store. After that no caller is
+expected before the end of the wait, and polling would only keep a processor busy.
+"""
 
 
 class AnsweredCallers:
@@ -218,7 +219,7 @@ class GroupCommit(Generic[Request, Answer]):
 
     @property
     def pending(self) -> int:
-        """Requests that nobody serves yet: in the queue, and one that the thread has taken."""
+        """Requests that are not served yet: in the queue, and one that the thread has taken."""
         return self._line.qsize() + len(self._seen) + self._turns.waiting
 
     @property
@@ -243,7 +244,7 @@ class GroupCommit(Generic[Request, Answer]):
         leader = turns.leader
         if leader == me:
             raise nested()
-        if leader is None:  # read without the lock first: most callers find somebody at work
+        if leader is None:  # read without the lock first: most callers find a leader at work
             try:
                 if turns.try_lead(me):
                     return self._serve((request,))[0]
@@ -265,7 +266,7 @@ class GroupCommit(Generic[Request, Answer]):
             return self._alone(request)
         try:
             waiting.wake.acquire()
-        except BaseException:  # an interrupt: nobody waits for the answer any more
+        except BaseException:  # an interrupt: the caller does not wait for the answer any more
             waiting.is_gone = True
             raise
         if waiting.error is not None:
@@ -311,8 +312,8 @@ class GroupCommit(Generic[Request, Answer]):
             except Empty:
                 in_vain += 1
                 continue
-            # The end mark of ``close``: whoever takes it puts it back, so the thread sees it after
-            # the last request.
+            # The end mark of ``close``: a caller that takes it puts it back, so the thread sees it
+            # after the last request.
             if asked is None:
                 return
             in_vain = 0
@@ -513,7 +514,7 @@ class GroupCommit(Generic[Request, Answer]):
 
 
 def nothing(_is_over: Callable[[], bool] | None = None, /) -> None:
-    """The ``before_wait`` of stores that nobody watches."""
+    """The ``before_wait`` of stores without a listener."""
 
 
 def _tell(tell: Callable[..., None], *answer: object) -> None:

@@ -8,9 +8,9 @@ never searched for are packed into one column, ``proof``: few columns are writte
 No text has a NUL in it, so NULs keep the parts apart in what is hashed.
 
 A loss of a peer takes an offset of its own in an inbound log, like a fact: so it lies between the
-facts before and after it, moves the head, wakes who waits, and can be confirmed. What takes the
-offset is a marker, which is linked into the hash chain and known to the ledger, and which nobody is
-given as a fact.
+facts before and after it, moves the head, wakes waiting readers, and can be confirmed. A marker
+takes that offset. It is linked into the hash chain and known to the ledger, and is never delivered
+as a fact.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def lost_from(first: int, last: int, confirmed: int | None) -> int | None:
     """The first of the dropped offsets that some consumer has lost; None when none has.
 
     ``confirmed`` is the lowest cursor of all consumers. Where there is none, everything counts as
-    lost: a consumer that comes later is told of it.
+    lost: it is reported to a consumer that comes later.
     """
     lost = max(first, (confirmed or 0) + 1)
     return lost if lost <= last else None

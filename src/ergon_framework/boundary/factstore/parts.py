@@ -33,7 +33,7 @@ from ergon_framework.ports.factstore import (
 
 
 class WatchedLog(FactLog, Protocol):
-    """Logs and their ledger, of which others can be told what happens to them."""
+    """Logs and their ledger, with callbacks about appends."""
 
     def watch_waits(self, seen: BeforeWait) -> None:
         """Tell when an append is about to wait."""

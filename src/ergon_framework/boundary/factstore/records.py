@@ -1,4 +1,6 @@
-"""Copies of what every fact store gives out anyway, and what to say when records do not fit."""
+"""Records that every fact store can supply through its port, and the errors of records that do not
+fit.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ def refuse_hole(copy: FactRecord, head: int) -> None:
 
 
 def refuse_other_chain(copy: FactRecord, chain: bytes) -> None:
-    """The chain tells whether all facts up to this one are the same."""
+    """Refuse a log whose hash chain differs: then not all facts up to this one are the same."""
     if chain != copy.chain:
         raise StoreError(
             f"the fact at {copy.fact.offset} of {copy.log} does not fit the hash chain",
@@ -103,7 +105,7 @@ def refuse_other_chain(copy: FactRecord, chain: bytes) -> None:
 
 
 def corrupted(log: str, offset: int, place: str) -> DataLossError:
-    """What is said of a row that cannot be read, and where it lies."""
+    """The error about a row that cannot be read, with its log and offset."""
     return DataLossError(
         f"the fact at {offset} of {log} in {place} is not what was stored there",
         reason="corrupted",

@@ -59,8 +59,8 @@ def left_to_read(store: FactStore) -> int:
 def record_references(store: FactStore, is_stopping: Callable[[], bool]) -> bool:
     """Mark what the facts of the outbound log refer to; False when it was stopped on the way.
 
-    Nobody can tell what a truncated fact referred to. If there are any, every name that is there
-    now is marked: what is no artifact of theirs has been collected before.
+    It is unknown what a truncated fact referred to. If there are truncated facts, every name that
+    exists now is marked: objects without any reference have been collected before.
     """
     outbound = next(each for each in store.logs() if each.name == OUTBOUND)
     if outbound.first > 1 and not _reached(store):

@@ -8,6 +8,6 @@ Nothing here knows facts. The server hands each request to an ``Application`` as
   share.
 - ``client``, ``async_client``: the clients; ``codec``: what they share, without a socket;
   ``endpoint``: where a node is and how to trust it.
-- ``tls``: contexts, certificates that are renewed, who a certificate speaks for.
+- ``tls``: contexts, certificates that are renewed, which zone a certificate is for.
 - ``addresses``: which addresses stay on this machine, and binding them.
 """

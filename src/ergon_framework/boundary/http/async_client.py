@@ -151,7 +151,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to put what comes in: ``buffer_updated`` follows before anybody else asks."""
+        """The buffer for incoming bytes: asyncio calls ``buffer_updated`` before it asks for a
+        buffer again.
+        """
         return self._room
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -1,9 +1,9 @@
 """The client for threads: a few kept connections to one node, shared by all callers.
 
 A request is sent once. A kept connection that the node has closed is noticed before anything is
-sent over it; one that dies with a request in it is an error, as with a new one, since whoever calls
-counts attempts. Whatever cut it off without a word may have cut off the others too, so the other
-kept connections are closed and no attempt is spent on finding out.
+sent over it; one that dies with a request in it is an error, as with a new one, since the caller
+counts attempts. What cut it off silently may have cut off the others too, so the other kept
+connections are closed, and no attempt is spent on each of them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class HttpConnection:
 
 
 def news_of(descriptor: int) -> select.poll:
-    """Tells whether something came in, or the other side has gone; nothing is taken away."""
+    """A function that says whether bytes came in or the peer has closed, without reading them."""
     news = select.poll()
     news.register(descriptor, select.POLLIN)
     return news

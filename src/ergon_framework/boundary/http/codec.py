@@ -1,4 +1,4 @@
-"""HTTP/1.1 as a client speaks it, without a socket: requests as bytes, bytes as responses.
+"""The client's side of HTTP/1.1, without a socket: requests as bytes, bytes as responses.
 
 Both clients feed what they receive to an ``ResponseReader``. Whatever a peer sends, memory is
 bounded, and nothing but a ``BoundaryError`` is raised. A refusal becomes the error it stands for,
@@ -228,7 +228,7 @@ ERROR_OF_CODE: dict[str, type[BoundaryError]] = {
     "deadline_exceeded": NodeUnavailableError,
 }
 CODES_OF_NODE = frozenset({"internal", "unknown"})
-"""Codes of a node that stumbled."""
+"""Codes of errors inside a node."""
 CODE_OF_STATUS = {
     400: "invalid_argument",
     401: "unauthenticated",
@@ -269,7 +269,7 @@ def _code(status: int) -> str:
 
 def _completed(error: BoundaryError, status: int, headers: Mapping[str, str]) -> BoundaryError:
     if status < 500 and error.code in CODES_OF_NODE:
-        error.is_retryable = False  # a redirection, say: no node stumbled
+        error.is_retryable = False  # a redirection, say: not an error of a node
     if error.retry_after is None:
         error.retry_after = _seconds(headers.get("retry-after"))
     return error

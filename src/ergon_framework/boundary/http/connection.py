@@ -1,6 +1,6 @@
 """One connection of a client: requests in the order they came, one at a time, within limits.
 
-``Peer`` is whom the connection is with, and ``ResponseWriter`` writes as fast as the client reads.
+``Peer`` is the client at the other end, and ``ResponseWriter`` writes as fast as the client reads.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ LINGER_TIME = 5.0
 
 
 class ServerConnection(asyncio.Protocol):
-    """Speaks with one client, once ``open`` has been called."""
+    """Serves one client, once ``open`` has been called."""
 
     __slots__ = (
         "_current",
@@ -205,7 +205,7 @@ class ServerConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Answer what was asked: the client sends nothing more, but may still read."""
         self._is_at_end = True
-        # TLS cannot be closed in one direction: there is nobody left to answer.
+        # TLS cannot be closed in one direction: there is no peer left to answer.
         if self._intake is None or self._transport is None or not self._transport.can_write_eof():
             return False
         if self._intake.is_receiving:

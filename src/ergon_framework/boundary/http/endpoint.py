@@ -1,7 +1,7 @@
 """Where a node is, how to trust it, and what it means when it cannot be reached.
 
 A connection that ends during or after the handshake may mean that one side does not trust the
-other; a client is told which.
+other; the error says which.
 """
 
 from __future__ import annotations

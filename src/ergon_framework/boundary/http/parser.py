@@ -147,7 +147,7 @@ class RequestParser:
         return rest
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answer what is being received with an error, and hear nothing more."""
+        """Answer the request that is being received with an error, and ignore further bytes."""
         if self.is_deaf:
             return
         self.is_deaf = True

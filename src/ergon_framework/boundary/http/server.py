@@ -1,7 +1,8 @@
-"""An HTTP/1.1 server for one application: quick with small requests, hard to wear down.
+"""An HTTP/1.1 server for one application: fast for small requests, with limits against slow or
+hostile clients.
 
-``Acceptor`` has a connection until the handshake says who the client is. A client that is refused
-hears why.
+``Acceptor`` has a connection until the TLS handshake has identified the client. A client that is
+refused gets the reason.
 """
 
 from __future__ import annotations

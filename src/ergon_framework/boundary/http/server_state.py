@@ -72,7 +72,7 @@ logger = logging.getLogger("ergon_framework.boundary")
 Denied = Callable[[str, str], None]
 """Called with the address of a client that was not served, and why."""
 Failed = Callable[[Exchange, BaseException], None]
-"""Told the exchange and the error that was no answer."""
+"""Called with the exchange and an error that is not part of the protocol."""
 
 
 class Member(Protocol):
@@ -158,7 +158,7 @@ class ServerState:
             task.add_done_callback(lambda _task: inner.close())
 
     def failed(self, exchange: Exchange, error: BaseException) -> None:
-        """Tell about an error that the client is not told."""
+        """Report an error whose details the client does not get."""
         if self._on_error is None:
             # Not its text, which may quote a payload.
             logger.error("%s %s: %s", exchange.method, exchange.path, type(error).__name__)

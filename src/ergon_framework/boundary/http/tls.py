@@ -42,10 +42,11 @@ def zone_uri(zone: str) -> str:
 
 
 def peer_identity(certificate: Mapping[str, Any] | None) -> str:
-    """The zone in the SAN URI ``bsfg://zone/<name>``, else the common name; nobody is an error.
+    """The zone in the SAN URI ``bsfg://zone/<name>``, else the common name; a certificate without
+    either is an error.
 
-    ``certificate`` is what ``getpeercert()`` gives. One that names two zones names none: whoever
-    signed it may have looked at the other one.
+    ``certificate`` is what ``getpeercert()`` gives. One that names two zones is refused: its signer
+    may have checked only one of them.
     """
     if not certificate:
         raise _unauthenticated("no certificate was presented")
@@ -102,7 +103,7 @@ class HandshakeObserver:
 
     on_refused: Refused
     has_heard: bool = False
-    """Whether the client has said anything."""
+    """Whether the client has sent anything."""
 
 
 # asyncio makes the object that does the handshake, so this is how it learns whose handshake it is.
@@ -129,7 +130,7 @@ async def secured(
 ) -> asyncio.Transport:
     """The encrypted transport, once the client has shown who it is.
 
-    When the client is refused with an alert, ``on_refused`` is told right before it is sent. The
+    When the client is refused with an alert, ``on_refused`` is called right before it is sent. The
     connection stays open for the client to read it, until ``raw`` or the client ends it.
     """
     with observed_handshake(on_refused) as observer:
@@ -248,8 +249,8 @@ class _Loaded:
 class Certificates:
     """A certificate with its key and its authority, for both sides, as the files are now.
 
-    They are looked at for each connection. Files that do not fit together, because somebody is
-    just replacing them or made a mistake, are told to ``on_problem``, and the old ones stay.
+    The files are checked for each connection. Files that do not fit together, because they are just
+    being replaced or by mistake, are reported to ``on_problem``, and the old ones stay.
     """
 
     def __init__(

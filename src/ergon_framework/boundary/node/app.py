@@ -1,11 +1,11 @@
-"""The zone behind HTTP: which request is which operation.
+"""The HTTP application of a zone: routing of requests to operations.
 
-Appends take the short way: they are checked on the event loop, queued for the store's writer, and
-answered when the group they went into is on disk. What else touches a disk runs in a few threads.
+Appends are checked on the event loop, queued for the store's writer, and answered when their group
+is on disk. Every other operation that touches a disk runs in a thread pool.
 
-A fetch may wait for facts. A commit says that some log has grown. One look tells which, and one
-more for each view that somebody waits for whether it has anything: a fetch of another log or view
-is left alone, however many wait.
+A fetch may wait for facts. A commit signals that some log has grown. One query finds which, and one
+more for each view with waiting fetches whether it has new facts: fetches of other logs or views are
+not woken, however many wait.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ READY = "/readyz"
 
 
 def lives(exchange: Exchange, zone: str = "") -> None:
-    """The process answers, so it lives; whose node it is is told where facts are served, too."""
+    """The process answers, so it is alive. The zone's name is public: it is also shown where facts
+    are served.
+    """
     headers = [(ZONE_HEADER, quote(zone, safe=""))] if zone else []
     exchange.reply(200, b'{"status":"ok"}', headers=headers)
 
@@ -73,7 +75,7 @@ async def ready(exchange: Exchange, is_ready: Callable[[], Awaitable[bool]]) -> 
 
 
 class HealthApplication:
-    """Answers probes that have no certificate, and has nothing else to tell anybody."""
+    """Answers health probes, which have no certificate, and nothing else."""
 
     def __init__(self, is_ready: Callable[[], Awaitable[bool]]) -> None:
         self._is_ready = is_ready
@@ -179,7 +181,7 @@ class WaitingFetches:
             _wake(each)
 
     def look(self) -> None:
-        """Some log has grown: wake whom it concerns."""
+        """Some log has grown: wake the fetches that wait for it."""
         self._is_due = True
         # One look at a time: what comes meanwhile is looked at by the same task.
         if self._looking is None or self._looking.done():
@@ -206,7 +208,7 @@ class WaitingFetches:
             try:
                 found = await self._in_thread(partial(_news, self._store, waiting))
             except (StoreError, BoundaryError):
-                self.wake_all()  # each is told by itself what is wrong
+                self.wake_all()  # each fetch gets the error itself
                 continue
             for each in self._fetches:
                 if each.log is None:
@@ -494,7 +496,7 @@ class NodeApplication:
             if work is not None:
                 await work
         except BoundaryError:
-            raise  # an answer, also where it speaks of a store
+            raise  # an answer, even if it is about a store
         except StoreError as error:
             raise self.zone.failed(error) from error
 
@@ -599,8 +601,8 @@ class NodeApplication:
     ) -> Fetched:
         """A page, waited for if there is none yet.
 
-        Each look renews the lease of the holder that waits: it would lose its name otherwise to
-        whoever asks, and be answered as if it still held it.
+        Each look renews the lease of the holder that waits: otherwise another consumer could take
+        the name, and this one would be answered as if it still held it.
         """
         until = self._loop.time() + wait
         while True:
@@ -619,8 +621,8 @@ class NodeApplication:
             left = until - self._loop.time()
             if left <= 0:
                 return
-            # Woken now and then: nothing tells that a client went away while there is nothing to
-            # write to it.
+            # Woken now and then: there is no signal that a client went away while there is nothing
+            # to write to it.
             await asyncio.wait([news], timeout=min(left, PRESENCE_INTERVAL))
 
     def _is_over(self, exchange: Exchange) -> bool:
@@ -659,7 +661,7 @@ class NodeApplication:
         return None
 
     async def takes_facts(self) -> bool:
-        """Whether an append would be taken, as far as can be told without one."""
+        """Whether an append would be accepted, as far as that is known without one."""
         if not self.is_ready:
             return False
         try:  # soon enough for a probe

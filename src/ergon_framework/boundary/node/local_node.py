@@ -1,14 +1,14 @@
-"""How the processes of one machine share a zone: one of them serves it, the others ask that one.
+"""How the processes of one machine share a zone: one of them serves it, the others are its clients.
 
-A zone's folder belongs to one process at a time. Whoever gets its lock serves the zone on a port of
-this machine and leaves the address in the folder; whoever does not get it reads the address and
-asks there. When the holder ends or dies, the kernel frees the lock and the next caller takes over.
-So a fact goes into the zone's own log whichever process is asked, and there is no second place in
-which it could be forgotten.
+A zone's folder belongs to one process at a time. The process that gets its lock serves the zone on
+a port of this machine and writes the address into the folder; the others read the address and
+connect to it. When the holder ends or dies, the kernel frees the lock and the next caller takes
+over. So a fact goes into the zone's own log whichever process publishes it, and there is no second
+store in which it could be forgotten.
 
-A process that only wants something of the zone is a **guest**: it lets go of the folder when nobody
-has asked for a while, or as soon as a node waits that is to stay (``ergon boundary serve``,
-``app.run()``).
+A process that serves the zone only for its own calls is a **guest**: it gives up the folder when
+there were no calls for a while, or as soon as a permanent node waits for it (``ergon boundary
+serve``, ``app.run()``).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class LocalNode:
     def start(self) -> None:
         """Serve. Returns when the node listens, or knows that it has to stand by.
 
-        A guest stands by for nobody: ``FolderInUseError`` when another process has the folder.
+        A guest never stands by: ``FolderInUseError`` when another process has the folder.
         """
         if not self.is_over:
             return
@@ -191,7 +191,7 @@ class LocalNode:
         self._loop = loop
         # From any thread, and also after the loop has ended.
         self._ask = lambda: _called_soon(loop, stop.set)
-        # Stopped before there was a loop to tell.
+        # Stopped before the event loop was running.
         if self._is_stopping.is_set():
             stop.set()
         node = await self._opened(begun, stop)
@@ -217,7 +217,7 @@ class LocalNode:
                 except FolderInUseError:
                     if self.is_guest or self._folder is None:
                         raise
-                    # Before the wait: a guest that has the folder leaves for whoever holds the
+                    # Before the wait: a guest that has the folder gives it up for the holder of the
                     # request.
                     request = request or FolderRequest.hold(self._folder)
                     found = listening_node(self._folder, self.name)
@@ -226,8 +226,8 @@ class LocalNode:
                     if not await self._is_free(self._folder, stop):
                         self._stand_by(begun)  # a move or a restore has the folder, or a slow guest
                 except ErgonError as error:
-                    # At the start a wrong setting is the caller's to hear; later on it may pass,
-                    # and there is nobody to tell.
+                    # At the start a wrong setting is raised to the caller; later on it may pass,
+                    # and there is no caller.
                     if not begun.done():
                         raise
                     logger.warning(
@@ -301,7 +301,7 @@ def guest_settings(settings: ZoneSettings) -> ZoneSettings:
 
 
 def token_of(settings: ZoneSettings) -> str | None:
-    """A new token for a node on a port that nobody chose; callers find both in its folder."""
+    """A new token for a node on a port that the system chose; callers find both in its folder."""
     is_private = settings.cert is None and split_address(settings.listen)[1] == 0
     return secrets.token_urlsafe(24) if is_private else None
 
@@ -326,14 +326,14 @@ def _mark_begun(begun: Future[None]) -> None:
         begun.set_result(None)
 
 
-# ---- asking whoever serves -----------------------------------------------------------------------
+# ---- calling the process that serves -------------------------------------------------------------
 
 
 class LocalTransport:
     """Calls the node of a zone on this machine: that of another process, or one of this process.
 
-    Any thread may call. A call that found nobody has sent nothing, and is made again with the next
-    holder of the folder; after any other trouble the caller decides, as with every transport.
+    Any thread may call. A call that found no server has sent nothing, and is repeated with the next
+    holder of the folder; after any other error the caller decides, as with every transport.
     """
 
     def __init__(
@@ -437,7 +437,9 @@ class LocalTransport:
             return self._http
 
     def _connected(self) -> HttpTransport:
-        """A client of whoever serves the zone, waited for while one lets go and another begins."""
+        """A client of the process that serves the zone, waited for while one stops and another
+        begins.
+        """
         until = time.monotonic() + CHANGE_TIME
         while True:
             try:
@@ -451,7 +453,9 @@ class LocalTransport:
             threading.Event().wait(POLL_INTERVAL / 5)
 
     def _refuse_moved(self) -> None:
-        """Tell that the zone was moved; the move has its folder until all other parts are there."""
+        """Raise that the zone was moved; the move holds its folder until all other parts are
+        moved.
+        """
         file = fact_file(self._settings)
         gone = None if file is None else destination_of(self._name, file)
         if gone is not None:

@@ -180,7 +180,7 @@ class Node:
 
     async def hang_up(self, grace: float = SHUTDOWN_GRACE) -> None:
         """Let requests end and take no more: all that is left to do when the interpreter ends."""
-        # First: whoever reads the address from now on would be refused.
+        # First: a client that reads the address from now on would be refused.
         self._withdraw()
         self._application.is_ready = False
         # Fetches that wait for facts answer now: they would take the whole grace.
@@ -279,7 +279,7 @@ class Node:
     # ---- how it is put together ----
 
     def _health_server(self) -> Server | None:
-        """For probes, which have no certificate: it tells nothing that anybody may not know."""
+        """The server for health probes, which have no certificate: its answers are public."""
         if self.settings.health_listen is None:
             return None
         host, port = split_address(self.settings.health_listen)
@@ -336,7 +336,9 @@ class Node:
 def certificates_of(
     settings: ZoneSettings, on_problem: Callable[[ErgonError], None] | None = None
 ) -> Certificates | None:
-    """What a zone shows and trusts, read and checked; None when it is to speak plain HTTP."""
+    """The certificate of a zone and its trusted authority, read and checked; None for plain
+    HTTP.
+    """
     given: Mapping[str, str | None] = {
         "cert": settings.cert,
         "key": settings.key,
@@ -376,9 +378,9 @@ async def run_node(
     ready: Callable[[str], None],
     stop: asyncio.Event,
 ) -> None:
-    """Run a zone's node until ``stop`` is set; ``ready`` is told where it listens.
+    """Run a zone's node until ``stop`` is set; ``ready`` is called with its address.
 
-    A program that has the zone in passing is asked to leave, and waited for.
+    A guest that has the zone is asked to give it up, and waited for.
     """
     node = await _opened(name, settings, stop)
     try:

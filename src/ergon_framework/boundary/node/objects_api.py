@@ -100,8 +100,8 @@ def allowed_digest(
     bucket, key = name
     if permit.may_use_bucket(bucket):
         return wanted
-    # A reference is a permission: whoever may read a fact may have the artifacts that it names, and
-    # no others of the bucket.
+    # A reference is a permission: a caller that may read a fact may get the artifacts that it
+    # names, and no others of the bucket.
     for fact in _facts(zone, permit, fact_offset):
         for digest in _referred(fact, name):
             if wanted in (None, digest):
@@ -286,8 +286,8 @@ def get_object(zone: LocalZone, permit: Permit, asked: ObjectName) -> dict[str, 
             data = source.read(stored.size)
         finally:
             source.close()
-    # Checked although the disk said nothing: a client would keep damaged bytes under a digest that
-    # promises others.
+    # Checked although the disk reported no error: a client would keep damaged bytes under a digest
+    # that promises others.
     if source is None or hashlib.sha256(data).digest() != stored.digest:
         raise damaged(stored.bucket, stored.key)
     return {**object_view(stored), "blob": base64.b64encode(data).decode()}
@@ -381,7 +381,7 @@ class ObjectRoutes:
                 # The bytes came in chunks, whose end only the connection tells.
                 receipt = await self._in_thread(putting.finish)
         except BaseException:
-            # Also after a cancellation: a temporary file that nobody names would stay for ever.
+            # Also after a cancellation: a temporary file without a name would stay for ever.
             await self._in_thread(putting.abort)
             raise
         # The same bytes were put again and are on disk now.

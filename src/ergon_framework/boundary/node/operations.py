@@ -316,7 +316,7 @@ def check_use(zone: LocalZone, permit: Permit, name: str) -> str:
         f"use the consumer {name}",
         consumer_name=name,
     )
-    # Looked up only where the policy tells logs apart: the look-up costs a read of the store.
+    # Looked up only where the policy distinguishes logs: the look-up costs a read of the store.
     if not permit.logs.is_all:
         log = zone.store.consumer(name).log
         demand(permit.may_read(log), permit, f"read the log {log}", log=log)
@@ -450,7 +450,7 @@ def discard_quarantine(zone: LocalZone, permit: Permit, asked: QuarantineItem) -
 
 def _settled(zone: LocalZone, permit: Permit, asked: QuarantineItem, state: str) -> Quarantined:
     number = at_least("id", asked.id, 1)
-    # The permission belongs to the consumer, and an id alone does not tell which one that is.
+    # The permission belongs to the consumer, which an id alone does not name.
     for item in zone.store.quarantine(None, None):
         if item.id == number:
             demand(

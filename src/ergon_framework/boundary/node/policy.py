@@ -1,4 +1,4 @@
-"""Who may do what at a zone's node. Nobody may do anything that the policy file does not say.
+"""Who may do what at a zone's node. Whatever the policy file does not allow is denied.
 
 ::
 
@@ -95,7 +95,7 @@ class Permit:
 
     @property
     def is_free(self) -> bool:
-        """Whether it may speak for every zone, to every zone, about every bucket."""
+        """Whether it may publish for every zone, to every zone, and use every bucket."""
         return self.asserts.is_all and self.targets.is_all and self.buckets.is_all
 
     def allows_operation(self, name: str) -> bool:
@@ -129,7 +129,7 @@ class Policy:
 
     identities: Mapping[str, Permit] = field(default_factory=dict)
     anonymous: Permit | None = None
-    """For callers without a certificate, whom only an insecure node has."""
+    """For callers without a certificate, which only an insecure node accepts."""
     others: Permit | None = None
 
     def permit(self, identity: str) -> Permit | None:
@@ -196,7 +196,7 @@ class PolicyFile:
 
 
 def read_policy(path: str | os.PathLike[str]) -> Policy:
-    """The policy in a file; whatever is wrong with it is told with its place."""
+    """The policy in a file; an error names the place of each mistake."""
     return _Reader(path).policy()
 
 

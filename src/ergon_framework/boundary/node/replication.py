@@ -259,7 +259,9 @@ class Artifacts:
 
 declare("boundary.pull.fetched", "boundary.pull.received", "boundary.pull.confirmed")
 LINK_POLL_INTERVAL = 1.0
-"""Seconds between two looks at a link that is sealed or another node's, should nobody wake it."""
+"""Seconds between two checks of a link that is sealed or held by another node, unless it is
+woken.
+"""
 RELEASE_TIMEOUT = 1.0
 """Seconds that saying goodbye to a peer may take."""
 
@@ -344,7 +346,7 @@ class Puller:
                 raise
             await self._seek(await self._pass(link, error))
             return  # its retention did not wait for this zone
-        self.zone.gates[self.peer]["held_by"] = None  # the peer served us: nobody else pulls
+        self.zone.gates[self.peer]["held_by"] = None  # the peer served us: no other node pulls
         failpoint("boundary.pull.fetched")
         # The fetch may have waited long. Meanwhile an operator may have sealed the link, or another
         # node of this zone may have taken in the same page: then this one is thrown away.
@@ -411,7 +413,7 @@ class Puller:
             await self._pass(link, error)
 
     async def _go_on(self, link: Link) -> None:
-        """The peer has not heard of our last confirmation, or has forgotten it."""
+        """The peer has not received our last confirmation, or has lost it."""
         asked = {
             "consumer_name": self._consumer,
             "offset": link.offset,
@@ -485,7 +487,8 @@ class Puller:
         self._told_lost(made.gaps)
         for item in made.refused:
             self._told_aside(item)
-        # Last: what could be taken in is stored and told, and the next turn goes on behind it.
+        # Last: what could be taken in is stored and reported, and the next turn continues behind
+        # it.
         if self._artifacts.trouble is not None:
             raise self._artifacts.trouble
         return after
@@ -555,7 +558,8 @@ class Puller:
         """Another node of this zone pulls: look again, until it leaves or its lease ends."""
         holder = str(error.details.get("holder"))
         self._is_behind = True
-        # The link is in order, so the gate hears of a pull: only this node does not do it.
+        # The link is in order, so the gate is told of a successful pull, although another node made
+        # it.
         self._now_is(self.gate.pulled(self._rule, 0, self._loop.time()), f"{holder} pulls")
         self._show(lag=0, lag_seconds=0.0, held_by=holder)
         wait = (

@@ -35,7 +35,7 @@ PULL = "pull:"
 PASSING = frozenset(
     {"unavailable", "deadline_exceeded", "resource_exhausted", "aborted", "unauthenticated"}
 )
-"""Codes that speak of the line, of the peer's load or of trust, not of what was asked for."""
+"""Codes of errors about the connection, the peer's load or trust, not about the request."""
 MALFORMED = "malformed"
 MAX_OFFSET = (1 << 63) - 1
 """The largest offset that every store can hold."""
@@ -98,7 +98,7 @@ def _unusable(text: str) -> BoundaryError:
 
 
 def is_about_the_fact(error: BaseException) -> bool:
-    """Whether an error speaks of one fact and its artifacts: asking again need not help."""
+    """Whether an error is about one fact and its artifacts: a retry need not help."""
     if isinstance(error, msgspec.MsgspecError):
         return True
     if not isinstance(error, BoundaryError) or error.is_retryable:
@@ -206,8 +206,8 @@ def moved(link: Link, made: Plan, batch: Batch) -> Link:
         link,
         epoch=batch.epoch,
         offset=made.frontier.offset,
-        # The page tells the chain at its end only. Where we stopped earlier it is not known, and is
-        # compared again after the next page.
+        # The page has the hash chain at its end only. Where we stopped earlier it is not known, and
+        # is compared again after the next page.
         chain=bytes.fromhex(batch.through_chain) if is_at_end else b"",
     )
 

@@ -26,7 +26,7 @@ OBJECTS_TIMEOUT = 2.0
 OBJECTS_SAMPLE = 8
 """Names whose bytes are looked for each time."""
 MAX_NAMED = 3
-"""Names that are told of those whose bytes are missing."""
+"""Objects without bytes that an alert names."""
 _NO_DIGEST = bytes(32)  # of no object: whether the store answers is all that is asked
 
 
@@ -82,7 +82,7 @@ _TROUBLES = {
     "refused": "nothing is pulled from {peer}",
 }
 EPOCH_ALERT = 7 * DAY
-"""Seconds for which an operator is told that the store began a new epoch."""
+"""Seconds for which the alert about a new epoch is shown."""
 _FIXED_SQLITE = (3, 51, 3)
 """The SQLite release from which two writers of one file cannot spoil its log."""
 

@@ -224,7 +224,7 @@ def _next(state: ZoneState, one: ConsumerInfo, limit: int, max_bytes: int, now: 
     for row in memory_log.after(one.cursor, one.to_zone):
         at = row.fact.offset
         if memory_log.is_sound(row) or memory_log.gaps_within(one.cursor, at - 1):
-            break  # a gap is told, and confirmed, before what lies behind it is passed
+            break  # a gap is reported, and confirmed, before what lies behind it is delivered
         _pass(state, one, memory_log, at, now)
         passed.append(Gap(one.log, at, at, "corrupted", now))
     page = memory_log.page(one.cursor, limit, max_bytes, one.to_zone)

@@ -175,7 +175,7 @@ class MemoryFactLog:
         """What is in memory cannot go back in time."""
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
-        """There is nothing to wait for, and nothing to tell."""
+        """Does nothing: in memory there is no commit to wait for."""
 
 
 def _in_order(state: ZoneState) -> list[MemoryLog]:
@@ -231,7 +231,7 @@ def _bound(state: ZoneState, reference: Reference) -> Reference | None:
 
 
 def _settled_by_all(state: ZoneState, log: str) -> int:
-    """Up to where no required consumer needs anything, nor anybody what was set aside for it."""
+    """The offset up to which all required consumers have confirmed and nothing is in quarantine."""
     required = [one for one in state.consumers.values() if one.log == log and one.is_required]
     aside = [item.offset - 1 for one in required for item in state.open_items(one.name)]
     return min([*(one.cursor for one in required), *aside], default=0)

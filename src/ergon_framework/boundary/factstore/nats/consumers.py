@@ -101,7 +101,7 @@ class NatsConsumers:
             transaction.put(transaction.subjects.consumer(name), one)
 
         _, below = self._database.transaction_and_end(work, "desk")
-        # After the commit: a process that dies in between leaves messages that nobody reads.
+        # After the commit: a process that dies in between leaves messages that are never read.
         self._database.clear(
             below, self._database.subjects.items_of(name), self._database.subjects.wholes_of(name)
         )
@@ -179,8 +179,8 @@ class NatsConsumers:
             now, one = self._database.clock(), reader_named(transaction, name)
             before = copy(one)
             if info_of(one).is_overlong(now):
-                # Held by a clock that ran ahead: cut to one lease from now, or nobody could take
-                # the name for years.
+                # Written by a clock that ran ahead: cut to one lease from now, or no consumer could
+                # take the name for years.
                 one.held_until = now + one.lease
             try:
                 refuse_held(info_of(one), holder, now)
@@ -364,7 +364,7 @@ def _next(
         stretch = pages.read(transaction, log_state, one.cursor, limit, max_bytes, one.to_zone)
         page, at = stretch.page, stretch.corrupted
         if at is None or page.facts or page.gaps:
-            # A gap is told, and confirmed, before what lies behind it is passed.
+            # A gap is reported, and confirmed, before what lies behind it is delivered.
             page.gaps[:0] = passed
             return page
         message = f"the fact at {at} of {log_state.name} is not what was stored there"
@@ -431,7 +431,7 @@ def _new(transaction: StreamTransaction, item: Item) -> Item:
 
 def items_of(transaction: StreamTransaction, consumer: str | None) -> list[Item]:
     """What was set aside for a consumer, or for all; by number."""
-    # Most stores have no items: one record tells, and nothing is searched.
+    # Most stores have no items: one record says so, and nothing is searched.
     if not transaction.tally.items:
         return []
     if consumer is not None:

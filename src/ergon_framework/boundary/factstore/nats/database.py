@@ -37,7 +37,7 @@ logger = logging.getLogger("ergon_framework.boundary")
 
 
 class Notifier:
-    """Wakes subscribers of this process when facts were added, and tells other processes."""
+    """Wakes subscribers of this process when facts were added, and notifies other processes."""
 
     def __init__(self, line: NatsClient, topic: str) -> None:
         self._line = line
@@ -48,7 +48,7 @@ class Notifier:
         self._listener: threading.Thread | None = None
 
     def add(self, wake: Callable[[], None]) -> None:
-        """Call ``wake()``, from any thread, after each commit of anybody that added facts."""
+        """Call ``wake()``, from any thread, after each commit of any process that added facts."""
         with self._waking:
             # Replaced, not changed: a wake-up may be reading the list at this moment, without the
             # lock.
@@ -78,7 +78,7 @@ class Notifier:
             listener.join()
 
     def notify(self) -> None:
-        """Tell everybody that there are facts."""
+        """Wake the subscribers of all processes: there are new facts."""
         # Here first: the way over the server takes longer, and does not come back to us.
         self._wake()
         self._line.notify(self._topic)

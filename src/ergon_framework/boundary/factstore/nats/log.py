@@ -1,6 +1,7 @@
 """Logs and their ledger, in a stream: appending, receiving, pages, retention, verification.
 
-To drop payloads the log begins higher, in one commit, and then the messages go. Ids stay.
+To drop payloads, one commit raises the first offset of the log; then the messages are deleted. Ids
+stay.
 """
 
 from __future__ import annotations
@@ -455,7 +456,7 @@ def _lose(
 
 
 def _settled_by_all(transaction: StreamTransaction, log: str) -> int:
-    """Up to where no required consumer needs anything, nor anybody what was set aside for it."""
+    """The offset up to which all required consumers have confirmed and nothing is in quarantine."""
     required = [each for each in _readers(transaction, log) if each.is_required]
     aside: list[Item] = [item for one in required for item in open_items(transaction, one.name)]
     return page_plan.settled_through(

@@ -27,7 +27,7 @@ def search(
         if entry is not None and entry.seq < high and is_low(entry):
             found, low = entry, entry.seq + 1
         elif there is not None and entry is None and there.seq < high:
-            low = there.seq + 1  # it cannot be read: those around it tell
+            low = there.seq + 1  # this one cannot be read: search among those around it
         else:
             high = middle
     return found
@@ -122,7 +122,7 @@ def read(
     to_zone: str | None,
 ) -> PageRead:
     """A stretch that ends at a limit, before a corrupted fact, or at the head."""
-    # One more than is asked for tells whether there are any behind.
+    # One more than was asked for, to know whether there are more behind.
     wanted = min(ENTRIES_PER_READ, limit + 1)
     entries = entries_after(
         transaction, log_state, after, to_zone, chunk=wanted, max_bytes=max_bytes + (1 << 16)

@@ -92,7 +92,7 @@ class FirstNames:
         return len(self._kept)
 
     def take(self, message: Stored) -> None:
-        """One message of a name; what an earlier one said of it counts no more."""
+        """Take one message of a name, which replaces an earlier one."""
         self._kept.pop(message.subject, None)
         if message.data == GONE:
             return

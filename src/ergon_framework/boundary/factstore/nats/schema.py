@@ -1,13 +1,13 @@
 """What a zone's stream holds: subjects, facts as messages, and small records as JSON.
 
 ``log.<log>.f.<zone>`` are the facts of a log to a zone and ``log.<log>.m`` the markers of a peer's
-losses, in the order of their offsets; ``shelf.<log>`` says how the log stands. No message can be
+losses, in the order of their offsets; ``shelf.<log>`` is the state of the log. No message can be
 replaced: ``repair.<log>.<sequence>`` is read instead of one that is damaged. ``id.…`` is what the
 ledger knows of an id, for ever. The rest are small records, of which the newest counts.
 
-How a log stands is kept as one record, which a commit of a single entry leaves as it is: then a
-message is all that has to be written. The record tells how the log was some entries ago, and they
-tell the rest.
+The state of a log is kept as one record, which a commit of a single entry does not rewrite: then
+one message is all that has to be written. The record has the state of some entries ago, and the
+state now follows from it and those entries.
 """
 
 from __future__ import annotations
@@ -382,7 +382,7 @@ class LogState:
         return self.total - self.cut_total
 
     def grow(self, entry: LogEntry) -> None:
-        """Take in an entry behind those that the record tells of."""
+        """Take in an entry behind those that the record covers."""
         proof = entry.proof
         self.head, self.head_seq, self.chain = entry.offset, entry.seq, entry.chain
         self.total, self.risen_at, self.last_at = entry.total, entry.risen_at, entry.recorded_at
@@ -419,7 +419,7 @@ NOT_A_PEER = "_"
 
 
 def token(name: str) -> str:
-    """A name as one word of a subject: as it is, spelt out, or hashed when it is long."""
+    """A name as one token of a subject: as it is, escaped, or hashed when it is long."""
     if _PLAIN.fullmatch(name):
         return f"n{name}"
     data = name.encode()

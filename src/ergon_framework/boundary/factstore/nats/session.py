@@ -109,7 +109,7 @@ class RecordCache:
             self.last = record.seq
             self.add({subject: record})
         else:
-            self.forget(-1)  # other messages came between, and nobody here has read them
+            self.forget(-1)  # other messages came between, and this process has not read them
 
     def view(self) -> RecordCache:
         """A copy, for a transaction that only reads while others write."""

@@ -112,12 +112,12 @@ class StreamSetup:
         return standing
 
     def look_at_the_attribute(self) -> None:
-        """Have everybody read where the zone went from the attribute, from now on.
+        """Let all processes read from the attribute where the zone was moved, from now on.
 
         The metadata of a stream cannot be changed on a condition: a move that was stopped and went
-        on late would overwrite what another said there. So it says the same ever after, and what
-        differs is a record of the stream. A process that writes reads the state of the stream after
-        another has written, and sees the word.
+        on late would overwrite what another said there. So the metadata has a fixed value from then
+        on, and what changes is a record of the stream. A process that writes reads the state of the
+        stream after another one has written, and sees the value.
         """
         self._say({_MOVING: "1"})
 

@@ -100,8 +100,9 @@ class PipelineExecutor:
         line = connection.pgconn
         is_shared = local_settings(connection) is not None
         is_planned = is_planned or is_shared
-        # Outside of the pipeline: an error there would abort the transaction behind it.
-        if not is_shared:  # else it would be prepared for somebody else
+        # Prepared outside of the pipeline: an error there would abort the transaction behind it.
+        # Never behind a pooler, where another client may get the connection with the statement.
+        if not is_shared:
             self._prepare(connection, [] if is_planned else statements, meanwhile)
         line.enter_pipeline_mode()
         try:

@@ -164,7 +164,7 @@ class PostgresZoneDatabase:
     def committed(
         self, whole: Callable[[Connection], T], before_waiting: Callable[[], None] | None = None
     ) -> T:
-        """Run what ends with a commit; an answer that was lost is told as what it is."""
+        """Run work that ends with a commit; a lost answer is raised as an unknown outcome."""
         try:
             return self.server.run(whole, before_waiting=before_waiting)
         except StoreUnavailableError as error:
@@ -200,7 +200,8 @@ class PostgresZoneDatabase:
         [[database, namespace]] = connection.execute(_PLACE, (self.namespace,)).fetchall()
         try:
             [[server]] = connection.execute(_SERVER).fetchall()
-        # Managed servers hide it: then a copy on another server cannot be told from the original.
+        # Managed servers hide it: then a copy on another server cannot be distinguished from the
+        # original.
         except psycopg.errors.InsufficientPrivilege:
             server = "?"
         return f"{server}/{database}/{namespace}"

@@ -137,8 +137,8 @@ class PostgresAppender:
             outcomes = entry.placed.planner.append(log, ready, capacity)
             entry.finish()
             if entry.placed.added:
-                # Within the caller's transaction: only its commit may wake anybody. The payload is
-                # empty, as our own subscribers have to hear it, too.
+                # Within the caller's transaction: only its commit may wake subscribers. The payload
+                # is empty, so that our own subscribers do not ignore it.
                 session.send("logs.announce", database.channel, "")
         return outcomes
 
@@ -432,8 +432,8 @@ class PostgresFactStore(FactStoreOfParts):
         """Append in the caller's own transaction: the facts are there when the caller commits.
 
         ``connection`` is one of psycopg, or a connection or session of SQLAlchemy with it, to the
-        database of this store. Until the transaction ends nobody else can append to the log: commit
-        soon.
+        database of this store. Until the transaction ends no other caller can append to the log:
+        commit soon.
         """
         epoch = self._identity.info.epoch
         return self.appender.append_in(connection, log, facts, capacity, epoch)

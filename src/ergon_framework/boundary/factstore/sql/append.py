@@ -167,7 +167,7 @@ class RowPlacement:
         return self._new_runs
 
     def _is_sound(self, log: LogRow, row: Row, fact: Prepared) -> bool:
-        """Whether a row is what was put there, if it is the fact that is told again."""
+        """Whether the stored row of a duplicate is undamaged."""
         zone = fact.new.to_zone
         return seal_in(row, zone) is not None and row[1] == self._view_to(log, zone)
 

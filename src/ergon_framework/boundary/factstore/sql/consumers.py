@@ -1,7 +1,7 @@
-"""Consumers: cursors, leases, quarantine, and giving out pages.
+"""Consumers: cursors, leases, quarantine, and delivering pages.
 
-A page is read while appends go on; what is noted about it is a small transaction of its own, which
-finds out whether the consumer has moved meanwhile. Then the page is read again.
+A page is read while appends go on. A small second transaction notes that it is delivered, and finds
+out whether the consumer has moved in between. Then the page is read again.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class SqlConsumers:
             return Fetched(offer.info, Page([], at, head, gaps=gaps))
 
     def _gaps_of(self, offer: _Offer, passed: Sequence[int]) -> list[Gap]:
-        """What a consumer hears of the corrupted facts that were passed."""
+        """The gaps that report to a consumer the corrupted facts that were passed."""
         now = self._database.clock()
         return [Gap(offer.info.log, at, at, "corrupted", now) for at in passed]
 
@@ -309,7 +309,7 @@ class SqlConsumers:
         self._database.write(work, "quarantine")
 
     def _note(self, offer: _Offer, holder: str | None, lease: float) -> bool:
-        """Write down what is given out and to whom; False when the consumer has moved."""
+        """Note what is delivered and to which holder; False when the consumer has moved."""
         through = 0 if offer.is_released else offer.page.through
         # Nothing is new: a page that is read again without a lease costs no transaction.
         if holder is None and not offer.released and through <= offer.info.served:

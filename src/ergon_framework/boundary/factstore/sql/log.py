@@ -180,7 +180,7 @@ def _stride(session: Session, knows: Knows, name: str, start: int, chain: bytes)
         _check(log, row, zones[row[1]], leg)
     _check_ledger(knows, log, rows, leg.flaws)
     _check_views(session, log, rows, leg.flaws)
-    # A short page is the last one; only then can it be said that the end is missing.
+    # A short page is the last one; only then is it known that the end is missing.
     if len(rows) < VERIFIED_PER_READ:
         _check_end(log, leg)
         leg.is_end = True
@@ -333,8 +333,8 @@ class SqlLog:
     ) -> None:
         """Append without waiting: ``done`` is called, by another thread, after the commit.
 
-        It is given the outcomes or the error. Callers that share a commit are told one after the
-        other, and then each ``group_done`` among theirs is called once.
+        It is given the outcomes or the error. The callbacks of a shared commit are called one after
+        the other, and then each distinct ``group_done`` once.
         """
         asked = Append(log, [prepare(log, each) for each in facts], capacity)
         self._appends.call_soon(asked, done, group_done)

@@ -48,7 +48,7 @@ from ergon_framework.ports.transfer import (
 
 
 def copy_of(session: Session, log: LogRow) -> LogRecord:
-    """All that the kept facts of a log do not tell."""
+    """Everything about a log that does not follow from its kept facts."""
     return LogRecord(
         log.id,
         log.name,

@@ -255,7 +255,7 @@ def reader_of(session: Session, row: Row) -> tuple[ConsumerInfo, LogRow]:
 
 
 def with_lag(session: Session, info: ConsumerInfo, log: LogRow) -> ConsumerInfo:
-    """The consumer, told how much of its view lies above its cursor, and since when."""
+    """The consumer with its lag: how much of its view lies above its cursor, and since when."""
     ahead = next_after(session, log, info.cursor, info.to_zone)
     if ahead is not None:
         info.lag, info.waiting_since = ahead.lag, ahead.recorded_at

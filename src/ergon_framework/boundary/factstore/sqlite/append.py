@@ -284,7 +284,7 @@ class SqliteAppender:
 
         file = self._database.file
         if not self._database.is_read_only:
-            # A full disk or a lock must not keep anybody from reading.
+            # A full disk or a lock must not prevent reading.
             with suppress(StoreError):
                 return file.write(lambda connection: with_ledger(connection, self.ledger))
         # One at a time: the second ledger has no lock of its own.

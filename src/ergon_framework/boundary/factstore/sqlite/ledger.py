@@ -485,7 +485,7 @@ class Compactor:
         cursor.execute(_SQL["live"], (target.id,))
         target.state = "live"
         ledger.filters[target.id] = growth.filter
-        # Tells other processes to load their filters anew.
+        # Makes other processes reload their filters.
         cursor.execute(_SQL["changed"])
         ledger.changes += 1
 
