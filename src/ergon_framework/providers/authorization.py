@@ -56,11 +56,11 @@ def _takes(signature: inspect.Signature, count: int) -> bool:
 
 
 def is_local_request(address: str | None, headers: Iterable[str], host: str) -> bool:
-    """Whether a request was made on this machine, as far as its peer and its headers tell.
+    """Whether a request was made on this machine, by its peer address and its headers.
 
-    ``address`` is the peer's, ``headers`` are the names of all headers, ``host`` is what the one
-    of that name says. A proxy on this machine that adds no header of its own cannot be told from a
-    local caller: behind one, an authorizer is needed.
+    ``address`` is the peer's, ``headers`` are the names of all headers, ``host`` is what the one of
+    that name says. A proxy on this machine that adds no header of its own looks like a local
+    caller: behind one, an authorizer is needed.
     """
     return (
         address is not None

@@ -1,4 +1,4 @@
-"""``ProviderBase``: the one way to call somebody else's service.
+"""``ProviderBase``: guarded calls of an external service, as a class to derive from.
 
 Subclass it, name the provider and the capability, write ``_execute_impl``; call :meth:`execute` or
 :meth:`aexecute`. Everything around the call is here: quota, circuit breaker, cooldown, retries, a
@@ -41,7 +41,7 @@ from ergon_framework.providers.telemetry import observed_attempts, traced_aexecu
 from ergon_framework.providers.validation import validate_call
 from ergon_framework.telemetry.tracing import is_traced
 
-# Each attempt is given a copy of the payload and a context of its own: nobody changes these two.
+# Each attempt gets a copy of the payload and a context of its own, so no code changes these two.
 _NO_PAYLOAD: dict[str, Any] = {}
 _NO_CONTEXT = ProviderExecutionContext()
 

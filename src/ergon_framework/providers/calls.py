@@ -47,7 +47,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 DEFAULT_TENANT = "default"
-"""On whose behalf calls are made that name nobody."""
+"""The tenant of calls that name none."""
 
 
 class Callee(Protocol):

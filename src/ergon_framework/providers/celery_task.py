@@ -81,11 +81,11 @@ _RETRIES = ("autoretry_for", "retry_backoff", "retry_kwargs")
 class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
     """A task whose work is one provider call. Set ``name`` and ``provider_factory``.
 
-    It returns the call's data. A failure is raised as its canonical error, after the dead letter
-    is in the store if there is one to write. The message is acknowledged when all that is done.
+    It returns the call's data. A failure is raised as its canonical error, after the dead letter is
+    in the store if there is one to write. The message is acknowledged afterwards.
 
-    While the provider cannot be built there is nothing to decide about a call, nor a store to bury
-    it in: it goes back to the queue, after a second at first and every minute in the end.
+    While the provider cannot be built, there is no store to write a dead letter to: the call goes
+    back to the queue, after a second at first and every minute in the end.
     """
 
     abstract = True
@@ -218,7 +218,9 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
             self._runner.provider.close()
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """As any task, but what Celery writes about the message does not tell its payload."""
+        """As for any task, except that what Celery logs about the message does not show its
+        payload.
+        """
         options.setdefault("argsrepr", "(...)")
         options.setdefault("kwargsrepr", "{...}")
         return super().apply_async(args, kwargs, **options)

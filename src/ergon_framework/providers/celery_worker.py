@@ -120,7 +120,7 @@ class CeleryQueueSession:
 
 @contextmanager
 def _broker_errors() -> Iterator[None]:
-    """Tell a broker that is away from a message that it does not take."""
+    """Distinguish a broker that is down from a message that it refuses."""
     try:
         yield
     except OperationalError as error:

@@ -63,7 +63,7 @@ class Decision:
     retries: bool
     requeue: Requeue
     vote: Vote | None
-    """What the circuit is told; None: it was not asked."""
+    """What is reported to the circuit; None: the call did not pass it."""
     quota: Spend
     bury: Bury
 
@@ -112,7 +112,7 @@ DECISIONS: dict[Reason, Decision] = {
 }
 
 RETRYABLE_KINDS = frozenset(each.kind for each in DECISIONS.values() if each.retries)
-"""What the one judge is told to retry."""
+"""The kinds of failures that ``judge`` may retry."""
 
 
 _GATES = frozenset({Reason.QUOTA_EXHAUSTED, Reason.CIRCUIT_OPEN, Reason.RATE_LIMITED})
@@ -122,7 +122,7 @@ def kind_around(reason_code: str, *, never_sent: bool) -> str | None:
     """What the end of a call means to the job or transaction it was part of.
 
     A gate that refused before anything was sent holds it. A quota or a limit of the provider's own
-    does not: somebody was asked, and that has to be bounded.
+    does not: the provider was called, and such calls have to be bounded.
     """
     if reason_code in _GATES:
         return Kind.HELD.value if never_sent else Kind.THROTTLED.value

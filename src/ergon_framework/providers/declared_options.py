@@ -1,7 +1,7 @@
-"""What may stand in the options of a ``Provider``, told where it is declared and not at a call.
+"""Validates the options of a ``Provider`` where it is declared, not at its first call.
 
-The classes that an option may be made of are imported only to check one that is given: whoever has
-an instance has imported its class already.
+The classes of options are imported only to check a value that was given: a program that has an
+instance has imported its class already.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEVER_A_STORE = (bytes, int, float, list, tuple, set, dict, os.PathLike)
 
 
 def check_options(provider: str, options: Mapping[str, Any]) -> None:
-    """Refuse a value that the provider could not be built with; None is as if it was not said."""
+    """Refuse a value that the provider could not be built with; None counts as not given."""
     for name, value in options.items():
         flaw_of, example = _FLAWS[name]
         flaw = "" if value is None else flaw_of(value)

@@ -22,8 +22,9 @@ BUDGET = "timeout_budget_seconds"
 """The word for how long a whole call may take."""
 
 RENAMED = frozenset({"timeout_seconds", "budget_seconds"})
-"""Older words for it, and for the timeout of one attempt. They are refused, with the right one in
-the error: a bound that is accepted and ignored is worse than none."""
+"""Older names of it, and of the timeout of one attempt. They are refused, with the right one in the
+error: a bound that is accepted and ignored is worse than none.
+"""
 
 
 def refuse_renamed(names: Collection[str]) -> None:
@@ -55,7 +56,7 @@ class ProviderExecutionContext:
     deadline, the correlation id, an idempotency key that is the same at every attempt, the trace.
 
     ``deadline`` is an instant of ``time.monotonic`` in this process: the outermost owner sets it,
-    and nobody below lengthens it. ``timeout_budget_seconds`` is the budget of the whole call: it
+    and no inner call extends it. ``timeout_budget_seconds`` is the budget of the whole call: it
     ends so much later than the call begins, or at the deadline if that is earlier. Beside a
     deadline it is also what the records name: a task has used some of it to claim its key.
     """
@@ -79,7 +80,8 @@ class ProviderExecutionContext:
     attempt may take longer, even if the provider allows it."""
     max_attempts: int | None = None
     """At most so many attempts, and no more than the policy has. Inside a job or transaction that
-    is itself tried again it is 1 unless somebody says otherwise: attempts must not multiply."""
+    is itself retried, the default is 1: attempts must not multiply.
+    """
     may_continue: Callable[[], bool] | None = field(default=None, repr=False)
     """Asked after each wait, and must not take time itself: False ends the
     call. A task makes no further attempt once the lease of its key is over."""
@@ -146,7 +148,9 @@ class ProviderExecutionResult:
     dead_letter: DeadLetter | None = None
     """The letter that was recorded for it, when its task asked for one."""
     is_outcome_unknown_before: bool = False
-    """An earlier delivery of the same call ended without telling how, and may have made it."""
+    """An earlier delivery of the same call ended without reporting an outcome, and may have made
+    the call.
+    """
 
     def unwrap(self) -> dict[str, Any]:
         """The data, or the canonical error raised."""

@@ -1,13 +1,14 @@
-"""Scripts of trouble for the synthetic provider: what each of its calls does.
+"""Fault scripts for the synthetic provider: what each of its calls does.
 
 A step is a word, with a number where it needs one:
 
 - ``ok`` answers; ``slow:0.2`` answers after that many seconds, unless the attempt's time is up
-  before; ``hang:60`` does not care for the attempt's time.
+  before; ``hang:60`` ignores the attempt's time.
 - ``timeout``, ``refused`` and ``reset`` fail as sockets do; ``http:503`` as an HTTP client does,
   ``http:429:2.5`` with a Retry-After.
 - a reason code, such as ``auth_failed`` or ``rate_limited:2.5``, fails with that canonical error.
-- ``garbage`` answers with something else than a dict; ``crash`` raises what nobody has a rule for.
+- ``garbage`` answers with something else than a dict; ``crash`` raises an exception without a
+  mapping rule.
 
 ``slow:0.2+http:503`` takes its time first.
 """

@@ -1,4 +1,4 @@
-"""``Provider``: guarded calls of somebody else's service, written as functions.
+"""``Provider``: guarded calls of an external service, written as functions.
 
 ::
 
@@ -67,7 +67,7 @@ Base = TypeVar("Base", bound="FunctionProvider | AsyncFunctionProvider")
 BUDGET = float(60)
 """Seconds that a whole call may take, as ``ProviderBase`` has it.
 
-An object of its own, by which it is seen whether somebody said the same number.
+Compared by identity, to distinguish the default from an explicit 60.
 """
 ATTEMPTS = 3
 
@@ -170,7 +170,7 @@ class OpenedLifespans:
 
 
 class Provider:
-    """A service of somebody else, and the functions that call it.
+    """An external service, and the functions that call it.
 
     Plain and async functions share its circuits, quotas and store.
     """
@@ -196,13 +196,12 @@ class Provider:
     ) -> None:
         """``capability`` is what it is asked for, and its name unless given.
 
-        ``quota="unlimited"`` lifts one that the settings say; None leaves it to them.
-        ``attempts`` and ``backoff`` (seconds before the second attempt) make a retry policy.
-        ``timeout`` bounds one attempt, ``budget`` the whole call. ``store`` is a URL, a store, or
-        a function that gives one at the first call; without it everything is in memory.
-        ``errors`` says what exceptions of its client mean.
-        ``settings`` gives further arguments of ``ProviderBase`` at the first call; what is said
-        here goes before them.
+        ``quota="unlimited"`` lifts one that the settings say; None leaves it to them. ``attempts``
+        and ``backoff`` (seconds before the second attempt) make a retry policy. ``timeout`` bounds
+        one attempt, ``budget`` the whole call. ``store`` is a URL, a store, or a function that
+        gives one at the first call; without it everything is in memory. ``errors`` says what
+        exceptions of its client mean. ``settings`` gives further arguments of ``ProviderBase`` at
+        the first call; the arguments given here win over them.
         """
         self.name = name
         self.capability = name if capability is None else capability
@@ -389,7 +388,9 @@ class Provider:
             return self._async
 
     def _kept(self, base: Base) -> Base:
-        """Handed out to somebody who may use it, and its store, after this provider is closed."""
+        """An object handed out to user code, which may use it and its store after this provider is
+        closed.
+        """
         from ergon_framework.providers.store_urls import keep_store
 
         keep_store(base.store)
@@ -430,7 +431,7 @@ class Provider:
                 release_store(plain.store, plain)
 
     def __enter__(self) -> Self:
-        """Open the lifespans that nobody has opened, but for async ones; see ``async with``."""
+        """Open the lifespans that are not open yet, except async ones; see ``async with``."""
         self._opened.open()
         return self
 
@@ -441,7 +442,7 @@ class Provider:
             self._opened.close()
 
     async def __aenter__(self) -> Self:
-        """Open the lifespans that nobody has opened, those of this event loop included."""
+        """Open the lifespans that are not open yet, those of this event loop included."""
         await self._opened.aopen()
         return self
 
@@ -536,7 +537,7 @@ class Provider:
         )
 
     def _arguments(self) -> dict[str, Any]:
-        """The arguments of ``ProviderBase``: what is said here, and else what the settings say."""
+        """The arguments of ``ProviderBase``: those given here, then those of the settings."""
         from ergon_framework.providers.quota import QuotaPolicy
         from ergon_framework.providers.retry import RetryPolicy
 

@@ -169,7 +169,7 @@ class RequestRules:
 
 def _payload(request: httpx.Request) -> dict[str, Any]:
     payload: dict[str, Any] = {"method": request.method, "url": str(request.url)}
-    # Inside a job the payload tells two requests apart; elsewhere nobody asks for the body.
+    # Inside a job the payload distinguishes two requests; elsewhere the body is not needed.
     if current_unit() is not None and isinstance(request.stream, httpx.ByteStream):
         payload["body"] = hashlib.sha256(request.read()).hexdigest()
     return payload

@@ -122,7 +122,7 @@ class ProviderQuotaState(Base):
 
 
 class ProviderHealthState(Base):
-    """How a lane stands: its circuit, its cooldown, and what it last heard."""
+    """The state of a lane: its circuit, its cooldown, and its last outcome."""
 
     __tablename__ = "provider_health_states"
     __table_args__ = (

@@ -33,7 +33,7 @@ MIN_WINDOW = 0.001
 
 
 FARTHEST_ANCHOR = 253_402_300_800.0
-"""The end of the year 9999. Farther away, a float cannot tell one second from the next."""
+"""The end of the year 9999. Farther away, a float is not exact to the second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""Between a call and its store: rows are handed over in a moment and written behind the caller.
+"""Write-behind between calls and their store: rows are queued at once and written by a thread.
 
 A call never waits for the store, and never fails because of it. Rows that say how an execution
-ended are kept on disk while the store is away; retries and refusals are done without when room is
-short. Every row ends in one count: written, spilled and later replayed, dropped, or lost. There is
-one ``Recorder`` per store, with one thread; that of a store in memory has one only while somebody
-is to be told of calls. It also samples the rows of refused calls, of which an
-open circuit makes thousands a second, and lets ``retention`` delete what is old.
+ended are kept on disk while the store is away; rows of retries and refusals are dropped when room
+is short. Every row ends in one count: written, spilled and later replayed, dropped, or lost. There
+is one ``Recorder`` per store, with one thread; that of a store in memory has one only while there
+are listeners for calls. It also samples the rows of refused calls, of which an open circuit makes
+thousands a second, and lets ``retention`` delete what is old.
 """
 
 from __future__ import annotations
@@ -256,8 +256,8 @@ class Recorder:
     def find_ending(self, tenant_id: str, key: str) -> KeyEnding | None:
         """The end of a call that waits on the disk of this machine, if there is one.
 
-        Whoever wants the key writes it first: after an outage that was longer than the lease of
-        the key, the call would be made again.
+        A delivery that wants the key writes this end to the store first: after an outage longer
+        than the lease of the key, the call would otherwise be made again.
         """
         folder = self.spill_folder
         return None if folder is None else find_ending(folder, tenant_id, key)
@@ -271,7 +271,7 @@ class Recorder:
         marker = FlushMarker()
         self._queue.append(marker)
         self._wake()
-        # A marker that nobody waits for any more must not stop the writer, nor be taken for a later
+        # A marker whose caller has given up must not stop the writer, nor be taken for a later
         # flush.
         if not marker.wait(timeout):
             self._give_up(marker)
@@ -373,8 +373,8 @@ class Recorder:
 
     def _wake(self) -> None:
         if not self._is_threaded:
-            # Rows in memory are written by whoever reads them. Only who is told of calls needs them
-            # now: a thread writes them, and ends when it has.
+            # Rows in memory are written when they are read. Only listeners for calls need them now:
+            # a thread writes them, and ends when it has.
             if self._thread is None and are_calls_told():
                 self._start()
             return

@@ -1,7 +1,7 @@
 """Payloads and messages without their secrets, as keys, logs, rows and dead letters have them.
 
-What is a secret is decided by :mod:`ergon_framework.redaction`. A key made of a payload
-leaves out less than a dead letter: it must still tell two requests apart.
+What is a secret is decided by :mod:`ergon_framework.redaction`. A key made of a payload leaves out
+less than a dead letter: it must still distinguish two requests.
 """
 
 from __future__ import annotations

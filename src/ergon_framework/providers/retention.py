@@ -51,7 +51,7 @@ class Retention:
         self._offset = self._measured_offset()
 
     def _measured_offset(self) -> float:
-        """By how much the store's clock is ahead of one that nobody sets."""
+        """By how much the store's clock is ahead of one that cannot be set."""
         return self._store.now() - self._clock()
 
     def _was_clock_set(self) -> bool:

@@ -116,8 +116,9 @@ class CallDelivery:
     lease_ends_at: float = 0.0
     """When the claim of the key ends, by the store's clock."""
     lease_over_at: float = math.inf
-    """The same by the clock of this machine that nobody sets, a little earlier: it began to count
-    before the key was claimed."""
+    """The same by the clock of this machine that cannot be set, a little earlier: it began to count
+    before the key was claimed.
+    """
     is_outcome_unknown_before: bool = False
     """Whether the key was taken from a delivery that may have made the call."""
     overtaken_by: ClaimResult | None = None
@@ -290,7 +291,7 @@ class ProviderTaskRunner:
     ) -> None:
         """``longest_wait`` says for how many seconds the queue can hold a message back.
 
-        ``boot_clock`` measures leases: nobody sets it, and it counts on while the machine sleeps.
+        ``boot_clock`` measures leases: it cannot be set, and it counts on while the machine sleeps.
         """
         self.provider = provider
         self.task_name = task_name
@@ -405,7 +406,7 @@ class ProviderTaskRunner:
             away.__cause__ = error
             abandon_delivery(run)
             return self._defer(run, TaskGate.STORE, away)
-        except BaseException:  # a soft time limit of the queue may strike right here
+        except BaseException:  # a soft time limit of the queue may be raised right here
             abandon_delivery(run)
             raise
 
@@ -554,7 +555,7 @@ class ProviderTaskRunner:
     # -- ends without a call -------------------------------------------------------------------
 
     def _refused(self, call: TaskCall, correlation_id: str, error: ProviderError) -> TaskEnding:
-        """Fail an invalid call. Its values fit into no row, so that only the log tells of it."""
+        """Fail an invalid call. Its values fit into no row, so it is only logged."""
         lane = LaneKey(str(call.tenant_id), self._runtime.provider_name, self._runtime.capability)
         ending = TaskEnding(TaskEnd.FAILED, not_called(error, correlation_id))
         log_ending(self.task_name, call, lane, ending)

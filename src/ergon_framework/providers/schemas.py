@@ -1,7 +1,7 @@
-"""The documents of provider calls as others read them: the health summary and the dead letter.
+"""The published documents of provider calls: the health summary and the dead letter.
 
-Fields are those of the contracts and no others, so that whoever checks a document against these
-notices a difference. Names are long because a host publishes them beside its own.
+Fields are those of the contracts and no others, so that validating a document against them shows
+every difference. Names are long because a host publishes them beside its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class ProviderHealthLevel(StrEnum):
-    """How much a summary tells."""
+    """The level of detail of a summary."""
 
     SUMMARY = "summary"
     FULL = "full"

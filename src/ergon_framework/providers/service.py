@@ -29,7 +29,7 @@ class ProviderHealthService:
         self._flush_timeout = flush_timeout
 
     def summary(self, tenant_id: str | UUID, detail: bool = False) -> dict[str, Any]:
-        """A tenant's summary as plain values; one that nobody knows has no providers.
+        """A tenant's summary as plain values; an unknown tenant has no providers.
 
         A tenant is looked for as it was given and, if nothing is known under that and it is a
         uuid, under its canonical spelling. ``detail`` adds to the agreed fields. ``StoreError``
@@ -52,7 +52,7 @@ class ProviderHealthService:
 def summary_json(
     store: str | ProviderStore, tenant_id: str | UUID, *, detail: bool = False
 ) -> bytes:
-    """The body of an answer, for whoever serves it without FastAPI."""
+    """The body of an answer, for hosts that serve it without FastAPI."""
     return msgspec.json.encode(ProviderHealthService(store).summary(tenant_id, detail))
 
 

@@ -254,7 +254,8 @@ class Circuit:
         self._tells_failures = _stores_failures(store)
         self._succeeded_at = NEVER
         """When a call last succeeded here, by the clock of the store. A closed circuit writes no
-        success: the next change tells of it, so that failures before it do not count."""
+        success: the next change includes it, so that failures before it do not count.
+        """
 
     def renew(self) -> None:
         """After a fork, in the child: a lock that another thread held would never be free."""
@@ -290,8 +291,8 @@ class Circuit:
         """What a call would meet, without reading the store: for the fast path.
 
         ``CLEAR`` when the view is fresh and the circuit closed, without failures or a cooldown; the
-        seconds of refusal when it is open; ``LOOK`` when only :meth:`refresh` and :meth:`admit` can
-        tell.
+        seconds of refusal when it is open; ``LOOK`` when :meth:`refresh` and :meth:`admit` have to
+        decide.
         """
         view, now = self._view, self._store.now()
         breaker = view.breaker
@@ -526,7 +527,9 @@ class Circuit:
         return bool(permit.token) or vote is Vote.FAILURE
 
     def report(self, permit: Permit, vote: Vote, failed: LaneFailure | None = None) -> None:
-        """A call that was let in has ended; ``failed`` is what health tells of a failure."""
+        """Report the end of a call that was admitted; ``failed`` is what health shows of a
+        failure.
+        """
         # First: a probe that has ended must not be renewed once more behind its report.
         if permit.token:
             self._probe_renewer.forget(permit.token)

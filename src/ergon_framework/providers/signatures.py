@@ -1,8 +1,8 @@
 """How the arguments of a function become a provider's payload, and its result the data.
 
-A payload names each argument, so that records, keys and queues can tell one call from another.
-``timeout`` and what a lifespan provides are not part of it: they belong to one attempt. A result
-that is no dict is wrapped, and a result that was read back from a store gets its type again.
+A payload names each argument, so that records, keys and queues can distinguish calls. ``timeout``
+and what a lifespan provides are not part of it: they belong to one attempt. A result that is no
+dict is wrapped, and a result that was read back from a store gets its type again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CallSignature:
         self._parameters = _parameters(self.name, function)
         timeout = self._parameters.get(TIMEOUT)
         self.takes_timeout = timeout is not None and timeout.kind is Parameter.KEYWORD_ONLY
-        """Whether each attempt is told its time."""
+        """Whether the function takes the seconds of its attempt as an argument."""
         default: Any = timeout.default if timeout is not None and self.takes_timeout else None
         self.own_timeout = float(default) if type(default) in (int, float) else None
         """The default of ``timeout``: what an attempt of this function may take at most."""
@@ -314,7 +314,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any, hint: Any) -> Any:
-    """A value that JSON said, as its annotation wants it."""
+    """A value read from JSON, converted to its annotation."""
     import msgspec
 
     from ergon_framework.providers.errors import ProviderBadRequestError

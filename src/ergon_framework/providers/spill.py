@@ -197,8 +197,8 @@ class ReplayFile:
     def finish(self) -> None:
         """Remove a file that was read to its end, or put it aside if it has unusable lines."""
         with contextlib.suppress(OSError):
-            # Kept for people: removed, the unusable lines would be gone without anybody having seen
-            # them.
+            # Kept for people: if it were removed, the unusable lines would be gone before an
+            # operator has seen them.
             if self.spoilt:
                 self.path.rename(self.path.with_name(self.path.name + CORRUPT))
             else:
@@ -293,7 +293,9 @@ def _lines_with(path: Path, mark: bytes) -> Iterator[bytes]:
 
 
 def _warn_once(error: UnsafeFileError) -> None:
-    """Its lines may be anybody's: they are not written to the store."""
+    """Warn about a file that another user may have written: its lines are not written to the
+    store.
+    """
     if error.filename not in _warned:
         _warned.add(error.filename)
         logger.warning("%s is not read back: %s", error.filename, error.strerror)
@@ -484,7 +486,7 @@ class Spill:
     # -- ends ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of all files, so that anybody may read them back. Keeping begins a new one."""
+        """Close all files, so that any process may replay them. Later rows go into a new file."""
         with self._lock:
             own, self._own = self._own, None
             left, self._left = self._left, None

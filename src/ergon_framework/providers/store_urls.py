@@ -43,7 +43,7 @@ class _SharedStore:
     holders: weakref.WeakSet[object] = field(default_factory=weakref.WeakSet)
     """Those who say when they need it no longer."""
     is_kept: bool = False
-    """Whether somebody has it who does not say so: then only that one closes it."""
+    """Whether user code has it without being counted: then only that code closes it."""
 
 
 _shared: dict[str, _SharedStore] = {}
@@ -66,7 +66,7 @@ def open_store(
 
 
 def current_store(store: str | ProviderStore) -> ProviderStore:
-    """The same for one question: whoever asks again later asks for the store again, too."""
+    """The store for a single query; the next query asks for the store again."""
     return _found(store, None, is_kept=False)
 
 
@@ -76,7 +76,7 @@ def hold_store(store: str | ProviderStore, holder: object) -> ProviderStore:
 
 
 def keep_store(store: ProviderStore) -> None:
-    """Let it stay open: somebody was given it who does not say when it is needed no longer."""
+    """Let it stay open: it was handed to user code, which does not say when it is done."""
     with _lock:
         for shared in _shared.values():
             shared.is_kept |= shared.store is store
@@ -95,7 +95,7 @@ def release_store(store: ProviderStore, holder: object) -> None:
         shared.holders.discard(holder)
         if shared.holders or shared.is_kept or name.startswith("memory:"):
             return
-        # Whoever asks from now on gets a new one, while this one writes its last rows.
+        # Callers from now on get a new one, while this one writes its last rows.
         del _shared[name]
     store.close()
 

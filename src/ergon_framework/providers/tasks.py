@@ -96,7 +96,7 @@ class FinalFailure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one message of a call tells the next one, so that nothing is counted twice."""
+    """What one message of a call passes to the next one, so that nothing is counted twice."""
 
     attempts: Count = 0
     deferrals: Count = 0
@@ -201,8 +201,9 @@ class TaskOptions:
     keep_key_seconds: float = 86_400.0
     """How long a given key is remembered."""
     computed_keys: str = ComputedKeys.MESSAGE
-    """What a key that nobody gave is made of: ``message``, or ``request`` for one call per request,
-    whoever asks."""
+    """What a key is made of when none is given: ``message``, or ``request`` for one call per
+    request, whichever message asks for it.
+    """
     keep_computed_key_seconds: float | None = None
     """How long such a key is remembered. None: as long as a given one for ``message``; an hour for
     ``request``, after which the same request is a new one."""

@@ -49,7 +49,7 @@ _OVER = frozenset({AttemptOutcome.FAILED.value, AttemptOutcome.DEAD_LETTER.value
 
 
 def emit(name: str, /, **fields: object) -> None:
-    """Tell of a change of state; it happens seldom enough to be logged as well."""
+    """Report a change of state; they are rare enough to be logged as well."""
     key = fields.pop("key", None)
     if isinstance(key, tuple):
         tenant_id, provider_name, capability = key
@@ -63,12 +63,12 @@ def emit(name: str, /, **fields: object) -> None:
 
 
 def are_calls_told() -> bool:
-    """Whether anybody listens to how calls end, or counts them."""
+    """Whether there are listeners or metrics for the end of calls."""
     return has_listeners() or call_instruments() is not None
 
 
 def emit_calls(rows: Iterable[AttemptRow]) -> None:
-    """Tell of the calls among these rows that ended badly; the rows themselves are the record."""
+    """Report the calls among these rows that failed; the rows themselves are the record."""
     measure = call_instruments()
     if measure is not None:
         rows = tuple(rows)

@@ -32,7 +32,7 @@ class BoundedThreads:
         self._name = name
         self._size = size
         self.owner = owner
-        """Whom they work for; it lives as long as they do."""
+        """The object that the threads work for; they keep it alive."""
         self.renew()
         renew_after_fork(self)
 
@@ -127,7 +127,7 @@ async def _drained(running: asyncio.Future[Any]) -> None:
             # be given back.
             continue
     if not running.cancelled():
-        running.exception()  # heard, or it would be complained about
+        running.exception()  # retrieved, or asyncio would log it as never retrieved
 
 
 class ThreadAttempt:

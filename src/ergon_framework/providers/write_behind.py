@@ -33,7 +33,7 @@ def is_final(row: AttemptRow) -> bool:
 
 
 def is_store_down(error: Exception) -> bool:
-    """Whether the store said that the fault is its own, and not of what it was given."""
+    """Whether the error is about the store itself, and not about the rows."""
     return isinstance(error, StoreError) and type(error) is not StoreError
 
 
@@ -111,7 +111,7 @@ class RowCounter:
         self.last_error = f"{name}: {error.message}" if isinstance(error, ErgonError) else name
 
     def report(self, now: float, *, is_last: bool = False) -> None:
-        """Tell which counts have grown, at most once a second unless there is no later."""
+        """Report which counts have grown, at most once a second, except at the end."""
         if not is_last and now - self._reported_at < _REPORT_INTERVAL:
             return
         counts, before = self.counts(), self._reported
@@ -186,7 +186,7 @@ class WriteBehindQueue:
         self._retry_at = float("-inf")
         self._away_since = float("inf")
         self.moved: StoreError | None = None
-        """What the store said when it refused rows because it was moved; None while it is here."""
+        """The error of the store when it was moved; None while it takes rows."""
         if self.spill is not None:
             self.spill.leave_to_parent()
 
@@ -374,9 +374,10 @@ class WriteBehindQueue:
     ) -> list[RecordBatch]:
         """Write a batch; returns the pieces that the store refuses. Raises when the store is away.
 
-        A row that no store could ever take must not hold up all others. To tell such a row from a
-        store that is away, another piece is written alone, a different one at each failure: when
-        that works, the rest is written piece by piece. ``is_alive`` says that a write just worked.
+        A row that no store could ever take must not hold up all others. To distinguish such a row
+        from a store that is down, another piece is written alone, a different one at each failure:
+        when that works, the rest is written piece by piece. ``is_alive`` says that a write just
+        worked.
         """
         try:
             self._write(whole)

@@ -1,8 +1,9 @@
 """Dead letters of tasks: how one is written, and the relay that publishes them to a queue.
 
-A letter is published at least once, under an id that never changes; then the store is told. Any
-number of relays may look at one store, since every worker process has one: a lease in the store
-lets one of them publish at a time. What is sent twice because one of them died has one id.
+A letter is published at least once, under an id that never changes; then it is marked as published
+in the store. Any number of relays may look at one store, since every worker process has one: a
+lease in the store lets one of them publish at a time. A letter that is sent twice because a relay
+died has the same id both times.
 
 Several apps, and tasks with queues of their own, may share a store: a relay carries the letters of
 the tasks whose queue it serves, and leaves the others to theirs.
@@ -282,7 +283,7 @@ class DeadLetterRelay:
     def pump(self) -> RelayCounts:
         """Carry what waits now. Raises what the store or the queue raises; the rest waits on.
 
-        A letter that the queue refuses is told of when those behind it were carried.
+        A letter that the queue refuses is raised after those behind it were published.
         """
         done, refusal = self._look()
         if refusal is not None:

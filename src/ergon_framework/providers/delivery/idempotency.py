@@ -1,7 +1,7 @@
-"""One call per key: how a key is made of a request, and who may make the call under it.
+"""Idempotency keys: how a key is made of a request, and which delivery may make the call under it.
 
-This is no promise of exactly once: a process may die after the provider did its work and before
-anybody wrote that down. Providers that take an idempotency key themselves find it in
+This is no promise of exactly once: a process may die after the provider did its work and before the
+result was stored. Providers that take an idempotency key themselves find it in
 ``context.idempotency_key``.
 """
 
@@ -54,8 +54,8 @@ def message_key(fingerprint: str, message: str) -> str:
 def may_run_again(decision: Decision, reason_code: str) -> bool:
     """Whether a call that failed so may be made again under its key.
 
-    It may when nothing came of it, and whoever comes next can do better: time heals, a gate opens,
-    and credentials are put right on our side.
+    It may when it had no effect and a later call can succeed: after an outage, when a gate opens,
+    or when credentials are corrected on our side.
     """
     is_curable = decision.kind is Kind.HELD or reason_code == Reason.AUTH_FAILED
     return decision.retries or is_curable
@@ -139,7 +139,9 @@ class KeyClaim:
 def new_claim(
     store: ProviderStore, tenant_id: str, key: str, fingerprint: str, message: str
 ) -> KeyClaim:
-    """A delivery of its own owner, whose name leads to the file that tells whether it lives."""
+    """A claim with a new owner, whose name leads to the lock file that shows whether it is
+    alive.
+    """
     owner = new_owner(_held_name(tenant_id, key, message))
     return KeyClaim(store, tenant_id, key, fingerprint, owner, message)
 

@@ -1,13 +1,14 @@
-"""Locked files that tell which process of this machine is making a call right now.
+"""Locked files that show which process of this machine is making a call right now.
 
 A queue delivers a message again when its worker died, and also when the worker only lost its
-connection. In the first case nobody makes the call any more, in the second the worker still does. A
-locked file tells the two apart, because the system releases the lock of a process that dies. Where
-a file cannot tell, such as on another machine, the lease of the idempotency key has to run out.
+connection. In the first case no process makes the call any more, in the second the worker still
+does. A locked file distinguishes the two, because the system releases the lock of a process that
+dies. Where no file can be checked, such as on another machine, the lease of the idempotency key has
+to run out.
 
 The file also says until when the lease lasts, by the clock that counts from the start of the
-machine, which nobody can set. So a wall clock that is set forward does not end the lease of an
-owner that lives here. The name of an owner tells which file is its own.
+machine, which cannot be set. So a wall clock that is set forward does not end the lease of an owner
+that lives here. The file of an owner follows from its name.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def seconds_since_boot() -> float:
-    """The clock of this machine that nobody sets. Unlike ``time.monotonic`` it counts on while the
-    machine sleeps, as the clocks of other machines do.
+    """The clock of this machine that cannot be set. Unlike ``time.monotonic`` it counts on while
+    the machine sleeps, as the clocks of other machines do.
     """
     return time.clock_gettime(_BOOT_CLOCK)
 
@@ -57,8 +58,8 @@ class OwnerLock:
 
     def release(self) -> None:
         """Remove the file: the call has ended."""
-        # Whoever finds it without a lock takes its owner for dead, so the name goes before the
-        # lock.
+        # A process that finds the file unlocked takes its owner for dead, so the name goes before
+        # the lock.
         with contextlib.suppress(OSError):
             # The file may have been deleted, and another call may have made one of that name.
             if _has_name(self._path, self._file):
@@ -82,7 +83,9 @@ class OwnerLocks:
         self._swept_at = float("-inf")
 
     def folder(self) -> Path:
-        """Where the files are; made if it is not there, refused if it is somebody else's."""
+        """The folder of the files; made if it is not there, refused if it belongs to another
+        user.
+        """
         # Asked each time: a program may set its temporary folder late.
         folder = Path(tempfile.gettempdir()) / f"ergon-held-{os.getuid()}"
         Folder.ensure_private(folder).close()  # another user may have made the folder before us
@@ -126,7 +129,7 @@ class OwnerLocks:
 
     def lease_left(self, owner: str) -> float:
         """Seconds that the lease of an owner that lives on this machine still lasts, by a clock
-        that nobody sets; 0 if it is over, or if the owner is dead or unknown here.
+        that cannot be set; 0 if it is over, or if the owner is dead or unknown here.
         """
         digest, mark, _ = owner.partition(".")
         if not mark or len(digest) != _DIGEST_LENGTH or not digest.isalnum():
@@ -158,7 +161,9 @@ OWNER_LOCKS = OwnerLocks()
 
 
 def sweep(folder: Path, before: float) -> None:
-    """Remove unlocked files from before that instant: their owners died, nobody asked for them."""
+    """Remove unlocked files from before that instant: their owners died, and no delivery has asked
+    for them since.
+    """
     for path in folder.iterdir():
         try:
             if path.lstat().st_mtime >= before:
@@ -210,7 +215,7 @@ def _locked(path: Path, file: int, content: str) -> OwnerLock | None:
     """Lock an open file and write the content; otherwise close it.
 
     None when the file was deleted between its opening and the lock, by an owner that ended: a lock
-    on a file without a name would exclude nobody.
+    on a file without a name would exclude no other process.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

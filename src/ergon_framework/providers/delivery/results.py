@@ -1,7 +1,7 @@
 """Results of calls, as they are kept under an idempotency key for later deliveries.
 
-A result is kept whole, or not at all: whoever comes with the key later gets it as it was, or an
-error that says why it is not there. The store is private; with a cipher it has nothing to read.
+A result is kept whole, or not at all: a later delivery with the key gets it unchanged, or an error
+that says why it is not there. With a cipher, the store holds it encrypted.
 """
 
 from __future__ import annotations

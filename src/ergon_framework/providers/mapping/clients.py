@@ -26,11 +26,11 @@ class ErrorFinding(NamedTuple):
     http_status: int | None = None
     retry_after: float | None = None
     text: str = ""
-    """Better than the exception's own words; empty when those will do."""
+    """A better message than the exception's own; empty when that is good enough."""
 
 
 Look: TypeAlias = Callable[[Exception, Callable[[], float]], ErrorFinding | None]
-"""Reads an exception that does not tell everything by its type; given the wall clock."""
+"""Reads an exception whose type alone does not say what it means; given the wall clock."""
 
 TIMEOUT = ErrorFinding(Reason.TIMEOUT)
 TIMEOUT_UNSENT = ErrorFinding(Reason.TIMEOUT, never_sent=True)
@@ -147,7 +147,7 @@ def _answer(error: Exception) -> tuple[int, object] | None:
 
 
 def _is_throttle(headers: object) -> bool:
-    """Some providers throttle with 403; what tells it apart is that they say until when."""
+    """Some providers throttle with 403; such an answer says when to retry, a refusal does not."""
     return header(headers, "retry-after") is not None or is_used_up(headers)
 
 
@@ -431,7 +431,7 @@ NAMED: dict[str, ErrorFinding | Look] = {
     "billiard.exceptions.SoftTimeLimitExceeded": TIMEOUT,  # a Celery task's time is up
     **_STANDARD,
 }
-"""What each name stands for, or who can tell."""
+"""What each exception name stands for, or the function that reads it."""
 
 
 TIME_UP = frozenset({"billiard.exceptions.SoftTimeLimitExceeded"})

@@ -24,8 +24,8 @@ _FIRST_INSTANT_MS = 1e11
 def retry_after_seconds(headers: object, now: float, *, is_throttled: bool = False) -> float | None:
     """How long to wait from ``now`` (seconds since 1970), or None when the response does not say.
 
-    Many APIs tell with every answer when their window resets: that counts only when the call
-    ``is_throttled``, and not while they say that something is left of it.
+    Many APIs send with every answer when their window resets: that counts only when the call
+    ``is_throttled``, and not while the answer says that requests are left.
     """
     for name in _MILLISECONDS:
         wait = _number(header(headers, name))

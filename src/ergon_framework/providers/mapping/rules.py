@@ -1,8 +1,8 @@
-"""From whatever a provider raises to one canonical error.
+"""Maps whatever a provider raises to one canonical error.
 
-The provider's own rules come first, then one table of names (``clients.py``), then whatever
-an unknown exception tells by itself: an HTTP status it carries, or the exception it was raised
-``from``. An unknown exception is an ``internal_error`` and is counted, so that a rule gets written.
+The provider's own rules come first, then one table of names (``clients.py``), then what an unknown
+exception has itself: an HTTP status, or the exception it was raised ``from``. An unknown exception
+is an ``internal_error`` and is counted, so that a rule gets written.
 """
 
 from __future__ import annotations
@@ -165,8 +165,9 @@ def canonical(
 ) -> ProviderError:
     """The canonical error for a raw one, which it keeps as its cause.
 
-    A canonical error comes back as it is. Interrupts, exits and cancellations are nobody's failure
-    and are refused with a ``TypeError``. ``now`` is the wall clock, for dates in headers.
+    A canonical error comes back as it is. Interrupts, exits and cancellations are not failures of
+    the provider and are refused with a ``TypeError``. ``now`` is the wall clock, for dates in
+    headers.
     """
     if isinstance(error, ProviderError) and error.reason_code in ERROR_OF:
         return error

@@ -55,7 +55,7 @@ class Database:
 
     @property
     def name(self) -> str:
-        """What to call it in front of people: enough to tell it from any other database."""
+        """Its name in messages: enough to distinguish it from any other database."""
         if self.file is not None:
             return str(self.file)
         named = {key: value for key, value in self.url.query.items() if key in DATABASE_KEYS}
@@ -64,7 +64,9 @@ class Database:
 
     @property
     def upgrade_command(self) -> str:
-        """What makes its tables, to be pasted into a shell; no URL is told that has a password."""
+        """The command that makes its tables, to be pasted into a shell; a URL with a password is
+        left out.
+        """
         if self.file is None:
             named = self.url.set(drivername="postgresql")
             if self.is_shared:
@@ -124,7 +126,7 @@ def _greet(connection: Any, _record: Any) -> None:
     try:
         connection.execute(SESSION_SETTINGS)
         connection.commit()
-    except psycopg.Error as error:  # which nobody else turns into one of SQLAlchemy's
+    except psycopg.Error as error:  # which SQLAlchemy does not translate here
         raise DBAPIError(SESSION_SETTINGS, None, error) from error
 
 

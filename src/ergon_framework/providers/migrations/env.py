@@ -1,4 +1,4 @@
-"""What Alembic runs: it is told by ``running`` on which connection, or for which dialect."""
+"""What Alembic runs, on the connection or for the dialect that ``running`` sets."""
 
 from __future__ import annotations
 

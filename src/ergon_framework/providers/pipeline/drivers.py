@@ -97,7 +97,7 @@ def _run_steps(
 
 
 def _first_step(call: GuardedCall, data: Any, raised: Exception | None) -> Callable[[], Do]:
-    """The step that tells the guard of the first attempt."""
+    """The step that reports the first attempt to the guard."""
     return partial(call.succeeded, data) if raised is None else partial(call.failed, raised)
 
 
@@ -138,7 +138,7 @@ def _attempt(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> 
     context = call.attempt_context()
     body = body.again(context)
     try:
-        # Without isolation the body runs in this thread, which nobody can interrupt; with it, in
+        # Without isolation the body runs in this thread, which cannot be interrupted; with it, in
         # one that can be left behind.
         if runtime.is_plain:
             data = body(context=context)

@@ -244,7 +244,7 @@ class AttemptLog:
 
     @property
     def last_failure(self) -> LaneFailure | None:
-        """The last attempt, if it failed, as its row will tell it."""
+        """The last attempt, if it failed, as its row will show it."""
         row = self.rows[-1] if self.rows else None
         # A stream that its reader gave up says nothing about the provider.
         if row is None or row.reason_code is None or row.reason_code == ABANDONED:
@@ -252,7 +252,7 @@ class AttemptLog:
         return LaneFailure(row.reason_code, row.created_at)
 
     def abandoned(self) -> None:
-        """Note that nobody read the last attempt, a stream, to its end."""
+        """Note that the last attempt, a stream, was not read to its end."""
         self.rows[-1] = self.rows[-1]._replace(reason_code=ABANDONED)
 
     def failed(self, correlation_id: str, error: ProviderError) -> None:
@@ -439,7 +439,7 @@ class GuardedCall:
 
     @property
     def writes_success(self) -> bool:
-        """Whether telling the circuit of a success writes to the store."""
+        """Whether reporting a success to the circuit writes to the store."""
         return self._permits is not None and self._lane.needs_report(self._permits, Vote.SUCCESS)
 
     @property
@@ -639,7 +639,7 @@ class GuardedCall:
         return self._reserved_for
 
     def finish(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:
-        """The result, and the rows that tell of it."""
+        """The result, and the rows that record it."""
         # The place in the retry budget is freed first: what follows may write to a store that
         # hangs.
         self._end()

@@ -101,7 +101,9 @@ class Lane:
         return any(circuit.needs_report(permit, vote) for circuit, permit in pairs)
 
     def report(self, permits: Permits, vote: Vote, failed: LaneFailure | None = None) -> None:
-        """A call that was let in has ended; ``failed`` is what health tells of a failure."""
+        """Report the end of a call that was admitted; ``failed`` is what health shows of a
+        failure.
+        """
         # There may be fewer permits than circuits: those before the one that refused.
         for circuit, permit in zip(self.circuits, permits, strict=False):
             circuit.report(permit, vote, failed)

@@ -44,7 +44,7 @@ def fingerprint(
     secret_names: frozenset[str] = frozenset(),
     volatile_names: frozenset[str] = frozenset(),
 ) -> str:
-    """What tells one request from another; also its key when the caller gives none.
+    """A digest that distinguishes requests; also the key when the caller gives none.
 
     Secrets are not part of it: calls that differ in nothing else need a key of their own.
     """
@@ -159,7 +159,7 @@ def _as_given(payload: dict[str, Any], text: bytes) -> dict[str, Any]:
 MAX_NAME = 255
 MAX_EXECUTION_ID = 36
 _FINGERPRINT_DIGITS = 16
-"""Hexadecimal digits of a fingerprint: they have to tell the few requests of one job apart."""
+"""Hexadecimal digits of a fingerprint: they have to distinguish the few requests of one job."""
 
 
 def inherit_context(

@@ -53,7 +53,7 @@ NEVER_OPENS = 2**31
 
 
 class RowIds:
-    """Ids that are unique without asking anybody, and cost next to nothing."""
+    """Generates ids that are unique without coordination, and cost next to nothing."""
 
     def __init__(self) -> None:
         self.renew()

@@ -91,15 +91,16 @@ class AwaitedIn(Awaitable[Any]):
             try:
                 value = yield waited_for
                 step = steps.send
-            except BaseException as error:  # the task was cancelled: the inner code hears of it
+            # The task was cancelled: the cancellation is thrown into the inner code.
+            except BaseException as error:
                 step, value = steps.throw, error
 
 
 class StreamScope:
     """Where the code of a stream runs: its span is current there, and its observers are entered.
 
-    It is a context of its own, made when the stream is: whoever reads the stream elsewhere does not
-    change to whom it belongs. Where nobody looks, there is none.
+    The context is made together with the stream, so that reading the stream in another task does
+    not change its span. Without telemetry and observers there is none.
     """
 
     def __init__(self, *, is_seen: bool) -> None:
@@ -234,7 +235,7 @@ class StreamCall:
         )
 
     def ended(self, *, is_abandoned: bool) -> Callable[[], Do]:
-        """The step that notes its end: with the last item, or because nobody reads on."""
+        """The step that notes its end: with the last item, or because the reader stopped."""
         self.scope.end_attempt(None)
         data: dict[str, Any] = {"items": self.count}
         self.is_abandoned = is_abandoned

@@ -1,8 +1,8 @@
 """What the SQL store needs of a database: transactions, statements and times.
 
-Statements are written once, in words that SQLite and PostgreSQL share, with ``:name`` where a value
-goes. A database spells them its own way, keeps connections, and translates errors. It is opened as
-soon as it is there: a provider can be built while its database is down.
+Statements are written once, in the SQL that SQLite and PostgreSQL share, with ``:name`` where a
+value goes. A database spells them its own way, keeps connections, and translates errors. It is
+opened as soon as it is there: a provider can be built while its database is down.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def placeholders(prefix: str, items: Iterable[Any]) -> tuple[str, dict[str, Any]
     return ", ".join(f":{name}" for name in values), values
 
 
-_PRUNE_BATCH = 1000  # rows of one transaction, so that nobody waits long for it
+_PRUNE_BATCH = 1000  # rows of one transaction, so that other writers do not wait long for it
 
 
 def prune_rows(database: ProviderDatabase, sql: str, before: float, limit: int) -> int:

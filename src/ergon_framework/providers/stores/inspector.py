@@ -161,7 +161,7 @@ def _minute(row: Any) -> MinuteOfLane:
 
 def _circuits(connection: Connection, now: datetime) -> list[LaneCount]:
     lane = (_health.provider_name, _health.capability)
-    # The column changes with the next call; until then it is told as it stands.
+    # The column changes with the next call; until then it is shown as it is.
     is_over = and_(_health.breaker_state == CircuitState.OPEN.value, _health.open_until <= now)
     state = case((is_over, CircuitState.HALF_OPEN.value), else_=_health.breaker_state).label(
         "state"

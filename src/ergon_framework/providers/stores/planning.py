@@ -1,7 +1,7 @@
-"""What all stores decide alike, without I/O: claims of keys, and roll-ups of attempts.
+"""What all provider stores decide alike, without I/O: claims of keys, and roll-ups of attempts.
 
 Refused calls are on record, but the provider was not called: they are no part of rates, of
-durations or of what a lane last heard.
+durations or of a lane's last outcome.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ def after_clock_set_back(found: KeyRecord | None, now: float) -> KeyRecord | Non
 
 
 LeaseLeft = Callable[[str], float]
-"""Seconds that the lease of an owner still lasts by a clock that nobody sets; 0 if it is over, or
-if the owner is not known to live."""
+"""Seconds that the lease of an owner still lasts by a clock that cannot be set; 0 if it is over, or
+if the owner is not known to live.
+"""
 
 
 def after_clock_set_forward(
@@ -115,7 +116,9 @@ def after_clock_set_forward(
 
 
 def holder_of(found: KeyRecord | None, fingerprint: str, owner: str) -> str:
-    """From whom a key is taken that had no end yet; empty if from nobody, or for another call."""
+    """The owner that a key without an outcome is taken from; empty if there is none, or for another
+    call.
+    """
     if found is None or not _is_held(found) or found.fingerprint != fingerprint:
         return ""
     return "" if found.owner == owner else found.owner

@@ -145,7 +145,8 @@ T = TypeVar("T")
 _CONNECT_TIMEOUT = 3  # seconds for the server to accept a connection
 _PING_TIMEOUT = 3.0  # seconds for an answer that costs the server nothing
 _OUTAGE_PAUSE = 1.0  # seconds for which a server that did not answer is not asked again
-# A caller that had fewer seconds than this cannot tell a server that is down from a slow one.
+# A caller that had fewer seconds than this cannot distinguish a server that is down from a slow
+# one.
 _SHORTEST_PROOF = 2.0
 _BATCH_CALLS = frozenset({"record", "settle", "letters", "prune"})
 _SETUP_TIMEOUT = 90.0  # seconds for making the tables
@@ -288,7 +289,7 @@ class PostgresProviderDatabase:
             # off as well.
             if not error.details.get("is_lost") or PROVIDER_BUDGET.at_most(timeout) < timeout:
                 raise
-            # Only reads are tried again: of a write nobody knows whether it was committed.
+            # Only reads are retried: it is unknown whether a write was committed.
             return self._transact(work, timeout)
 
     def to_db_time(self, instant: float | None) -> Any:
@@ -331,7 +332,8 @@ class PostgresProviderDatabase:
                 raise StoreError(f"{self.name} cannot keep a value: {error}") from error
             finally:
                 connection.close()
-                if self.is_closed:  # meanwhile: nobody else closes a connection that comes back now
+                # In the meantime: nothing else closes a connection that comes back now.
+                if self.is_closed:
                     self._engine.pool.dispose()
         raise AssertionError  # one turn or another ends it
 
@@ -385,7 +387,7 @@ class PostgresProviderDatabase:
             if isinstance(error, Exception) and not connection.closed:
                 connection.rollback()
                 return
-        except psycopg.Error:  # then nobody knows its state, and it is thrown away below
+        except psycopg.Error:  # then its state is unknown, and it is thrown away below
             pass
         # A server that was restarted breaks all connections at once; those that were idle are asked
         # before their next use.

@@ -219,7 +219,7 @@ class ProviderRecords:
 
 
 def _lock_file(connection: Connection) -> None:
-    """Let nobody else write to a file before this transaction has ended; it begins with this.
+    """Begin a transaction that locks the file against other writers until it ends.
 
     The driver would begin it with the first change, after what the change depends on was read.
     """
@@ -228,7 +228,7 @@ def _lock_file(connection: Connection) -> None:
 
 
 def _locked_mark(connection: Connection, marks: Table) -> bytes | None:
-    """The move state, which nobody else changes before this transaction has ended."""
+    """The move state, locked against other writers until this transaction ends."""
     if connection.dialect.name == "postgresql" and inspect(connection).has_table(marks.name):
         connection.exec_driver_sql(f"LOCK TABLE {marks.name} IN SHARE ROW EXCLUSIVE MODE")
     return _mark(connection, marks)

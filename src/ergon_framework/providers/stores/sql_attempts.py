@@ -256,8 +256,8 @@ class AttemptTables:
         rows = [_truncated_row(row) for row in reversed(attempts.values())]
 
         def work(cursor: SqlCursor) -> dict[LaneKey, LaneChanges]:
-            # In one transaction with the attempts: a letter without its last row would tell of a
-            # call that nobody sees.
+            # In one transaction with the attempts: a letter without its last row would name a call
+            # that is not on record.
             add_letters(cursor, self._database, batch.letters)
             return self._add(cursor, rows, now) if rows else {}
 

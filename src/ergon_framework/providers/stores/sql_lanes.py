@@ -203,7 +203,7 @@ class LaneTables:
 def breaker_of(
     key: LaneKey, state: str, failures: int, open_until: Any, detail: str | None
 ) -> Breaker:
-    """The circuit that a row tells of. Where the columns and the rest differ, the columns hold.
+    """The circuit that a row holds. Where the columns and the detail differ, the columns win.
 
     A row that cannot be read, changed by hand or by another version, must not stop the lane: it
     is taken for a closed circuit, and the next change of the circuit writes it anew.

@@ -126,7 +126,9 @@ class KeyTable:
         return prune_rows(self._database, _KEY_SQL["prune"], before, limit)
 
     def _take(self, cursor: SqlCursor, values: dict[str, Any], now: float) -> ClaimResult | str:
-        """Take the key, and say from whom if its call had no end yet; or say why not."""
+        """Take the key, and return its former owner if that call had no outcome yet; or say why
+        not.
+        """
         fingerprint, owner = values["fingerprint"], values["owner"]
 
         # Repeated in one transaction: with READ COMMITTED each statement sees what others have

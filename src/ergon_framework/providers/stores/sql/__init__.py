@@ -1,1 +1,1 @@
-"""Named SQL statements, in words that SQLite and PostgreSQL share."""
+"""Named statements, in the SQL that SQLite and PostgreSQL share."""
