@@ -53,7 +53,7 @@ ERGON = (
     *("boundary.client", "boundary.factstore.sqlite", "boundary.http.client", "boundary.node.app"),
     *(
         "boundary.node.node",
-        "boundary.objectstore.filesystem",
+        "storage.objectstore.filesystem",
         "cli.boundary_admin",
         "cli.commands",
     ),

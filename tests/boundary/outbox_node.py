@@ -16,7 +16,6 @@ from ergon_framework.boundary.facts.admission import references
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.schema import identity_digest, spelled
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
-from ergon_framework.boundary.objectstore.blob_io import compare
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
@@ -24,6 +23,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
     ObjectConflictError,
 )
+from ergon_framework.storage.objectstore.blob_io import compare
 
 Fault = Callable[[], None] | Exception | None
 

@@ -11,11 +11,11 @@ import pytest
 from ergon_framework.boundary.append import AppendBatcher
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ArtifactError, FactInvalidError
 from ergon_framework.ports.factstore import OUTBOUND, Flaw
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 
 WAIT = 60.0
 PRODUCERS, EACH = 12, 40

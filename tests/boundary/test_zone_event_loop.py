@@ -12,7 +12,6 @@ import pytest
 from ergon_framework.boundary.facts.admission import Admission
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import (
     ArtifactError,
@@ -22,6 +21,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.ports.factstore import BeforeWait, NewFact, Outcome
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from tests.boundary.test_zone_concurrent_producers import WAIT, message
 
 pytestmark = pytest.mark.req("P1", "P7", "BOUNDARY:store")

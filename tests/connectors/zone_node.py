@@ -15,12 +15,12 @@ from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.connector.boundary import BoundaryConnector
 from ergon_framework.errors import BoundaryError, NotPermittedError
 from ergon_framework.ports.transaction import Transaction
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from ergon_framework.testing.clock import VirtualClock
 from tests import waiting
 from tests.boundary.client.scripted import MemoryNode

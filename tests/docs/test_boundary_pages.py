@@ -16,11 +16,11 @@ from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.http.responses import STATUS
 from ergon_framework.boundary.node.metrics import metrics
 from ergon_framework.boundary.node.policy import GROUPS, OPERATIONS
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.cli.commands import app
 from ergon_framework.ports.notice import CATALOGUE
 from ergon_framework.ports.settings_model import SettingsModel
 from ergon_framework.storage import failpoints
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from tests.docs.pages import ROOT
 
 ANSWERED = STATUS.keys() - {"canceled", "unknown"}

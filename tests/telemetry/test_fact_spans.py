@@ -11,7 +11,6 @@ import pytest
 from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import (
@@ -20,6 +19,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
 )
 from ergon_framework.ports.journal import SpanRecord
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from ergon_framework.telemetry.tracing import SpanKind, span_at_edge
 from ergon_framework.testing.clock import VirtualClock
 from tests.boundary.client.scripted import (

@@ -28,7 +28,6 @@ from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import (
     destination_of,
-    is_folder,
     is_server,
     open_fact_store,
     setting_of,
@@ -37,6 +36,7 @@ from ergon_framework.core.text import toml_table, toml_text
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreError
 from ergon_framework.ports.settings_model import FrozenDict, SettingsModel
 from ergon_framework.ports.transfer import MoveState, incomplete, login_hint, move_state_of
+from ergon_framework.storage.objectstore.urls import is_folder
 from ergon_framework.storage.urls import SQLITE, file_of, store_operand
 
 

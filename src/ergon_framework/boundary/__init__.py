@@ -9,7 +9,7 @@ Where to look first:
 
 - ``zone``: a zone in this process; ``append``: how a fact comes in; ``data_folder``: its lock
 - ``facts``: what a fact may be, its identity digest and its id; ``model``: the records
-- ``factstore``: logs, consumers, quarantine and links, on every engine; ``objectstore``: artifacts
+- ``factstore``: logs, consumers, quarantine and links, on every engine
 - ``node``: the process that serves a zone and pulls from its peers; ``http``: its wire protocol
 - ``client``: producer, consumer, outbox and inbox
 - ``maintenance``: retention; ``backup``, ``restore``; ``verification``, ``anchor``: whether
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from ergon_framework.boundary.model import Batch, Delivery, Envelope, Fact, Receipt
     from ergon_framework.boundary.node import Node
     from ergon_framework.boundary.settings import ZoneSettings
-    from ergon_framework.boundary.store_urls import open_fact_store, open_object_store
+    from ergon_framework.boundary.store_urls import open_fact_store
     from ergon_framework.boundary.zone import LocalZone
+    from ergon_framework.storage.objectstore.urls import open_object_store
 
 _HOMES = {
     "Artifact": "boundary.client.artifacts",
@@ -55,7 +56,7 @@ _HOMES = {
     "ZoneSettings": "boundary.settings",
     "message_id": "boundary.facts.ids",
     "open_fact_store": "boundary.store_urls",
-    "open_object_store": "boundary.store_urls",
+    "open_object_store": "storage.objectstore.urls",
     "stable_uuid": "boundary.facts.ids",
 }
 

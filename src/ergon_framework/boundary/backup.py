@@ -24,8 +24,6 @@ from pathlib import Path
 from ergon_framework.boundary.data_folder import FILE, OBJECTS
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.factstore.sqlite.session import SCHEMA, SQL
-from ergon_framework.boundary.objectstore.disk import sync_folder
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import clock_of, fact_file, folders_of, open_stores
 from ergon_framework.boundary.verification import named_objects
@@ -33,6 +31,8 @@ from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreUnavailableError
 from ergon_framework.ports.objectstore import ObjectStore
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.objectstore.disk import sync_folder
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.storage.secure_files import make_folder
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.database import Database

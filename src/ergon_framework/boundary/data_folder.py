@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from ergon_framework.boundary.objectstore.disk import is_at, is_locked, sync_file, sync_folder
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
+from ergon_framework.storage.objectstore.disk import is_at, is_locked, sync_file, sync_folder
 from ergon_framework.storage.secure_files import UnsafeFileError, make_folder, open_file
 
 SUFFIX = ".restoring"

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ergon_framework.boundary.factstore.consumers import OPEN
-from ergon_framework.boundary.objectstore.blob_io import SharedObjectStore
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError
+from ergon_framework.storage.objectstore.blob_io import SharedObjectStore
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 
 LOSS = "retention"
 """The reason of gaps that the loss policy makes."""

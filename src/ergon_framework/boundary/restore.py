@@ -32,13 +32,13 @@ from ergon_framework.boundary.data_folder import (
     RestoreMark,
     Unfinished,
 )
-from ergon_framework.boundary.objectstore.blob_io import copy_blobs
-from ergon_framework.boundary.objectstore.disk import sync_folder
-from ergon_framework.boundary.store_urls import open_object_store
 from ergon_framework.boundary.verification import Finding, named_objects, verified
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreUnavailableError
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.objectstore.blob_io import copy_blobs
+from ergon_framework.storage.objectstore.disk import sync_folder
+from ergon_framework.storage.objectstore.urls import open_object_store
 from ergon_framework.storage.secure_files import make_folder
 
 declare(

@@ -12,12 +12,8 @@ from msgspec.structs import replace
 
 from ergon_framework.boundary.data_folder import FILE, OBJECTS
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
-from ergon_framework.boundary.objectstore.s3_client import KINDS as BUCKETS
-from ergon_framework.boundary.objectstore.s3_client import bucket_of, check_extra
 from ergon_framework.core.text import toml_table, toml_text
-from ergon_framework.errors import ConfigurationError, StoreError, ZoneMovedError
+from ergon_framework.errors import StoreError, ZoneMovedError
 from ergon_framework.ports.transfer import (
     Destination,
     MoveState,
@@ -25,6 +21,12 @@ from ergon_framework.ports.transfer import (
     refuse_unusable,
 )
 from ergon_framework.storage.incoming import refuse_incoming
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
+from ergon_framework.storage.objectstore.urls import (
+    check_object_place,
+    is_folder,
+    open_object_store,
+)
 from ergon_framework.storage.urls import SQLITE, file_of, path_in, store_operand, taken_apart
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ Clock = Callable[[], float]
 SERVERS = ("postgresql", "nats")
 """The kinds of stores that several nodes of a zone may share."""
 FORMS = "write sqlite:///facts.db, postgresql://user@host/name or nats://host:4222"
-OBJECT_FORMS = "write a folder, or s3://bucket/prefix?region=eu-central-1"
 
 _KNOWN = ("sqlite", *SERVERS, "memory")
 
@@ -94,58 +95,6 @@ def _fact_parts(url: str) -> tuple[str, str]:
         from ergon_framework.storage.nats.address import address_of as nats_address_of
 
         nats_address_of(url)
-    return kind, rest
-
-
-# ---- objects ------------------------------------------------------------------------------------
-
-
-def open_object_store(
-    place: str | Path,
-    *,
-    clock: Clock = time.time,
-    zone: str | None = None,
-    read_only: bool = False,
-    may_be_away: bool = False,
-) -> ObjectStore:
-    """Open the store of objects that a URL or a folder names; the caller closes it.
-
-    A bucket or folder belongs to one zone: with ``zone``, that of another is refused. A caller that
-    only reads does not take possession of one without an owner. With ``may_be_away`` a bucket that
-    does not answer now is asked again when it is used.
-    """
-    kind, rest = _object_parts(str(place))
-    if kind in BUCKETS:
-        return S3ObjectStore(
-            str(place), clock=clock, zone=zone, read_only=read_only, may_be_away=may_be_away
-        )
-    if kind == "memory":
-        from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-
-        return MemoryObjectStore(clock=clock)
-    return FilesystemObjectStore(rest, clock=clock, zone=None if read_only else zone)
-
-
-def check_object_place(place: str) -> None:
-    """Refuse what names no store of objects, or one whose driver is missing; nothing is opened."""
-    _object_parts(place)
-
-
-def is_folder(place: str) -> bool:
-    """Whether objects at that place are files of this machine."""
-    return "://" not in place
-
-
-def _object_parts(place: str) -> tuple[str, str]:
-    """The kind of store, and what follows it; a folder has no kind."""
-    if is_folder(place):
-        if not place or "\0" in place:
-            raise ConfigurationError("that names no folder of objects", remedy=OBJECT_FORMS)
-        return "", place
-    kind, rest = taken_apart(place, (*BUCKETS, "memory"), OBJECT_FORMS, "objects")
-    if kind in BUCKETS:
-        bucket_of(place)
-        check_extra()
     return kind, rest
 
 

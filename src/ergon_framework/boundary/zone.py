@@ -34,8 +34,6 @@ from ergon_framework.boundary.model import (
     ObjectReceipt,
     Receipt,
 )
-from ergon_framework.boundary.objectstore.blob_io import SharedObjectStore
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import clock_of, folders_of, open_stores, zone_moved
 from ergon_framework.boundary.telemetry import ZoneEvents
@@ -63,6 +61,8 @@ from ergon_framework.ports.factstore import (
 )
 from ergon_framework.ports.objectstore import Blob, ObjectStore, Upload
 from ergon_framework.ports.transfer import Destination
+from ergon_framework.storage.objectstore.blob_io import SharedObjectStore
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ Where to look first:
 - ``postgres``: ``database``, ``pool``, ``pipeline``, ``migrations``, ``notifier``
 - ``redis``, ``nats``: ``client``, ``notifier``, ``stream``; in each engine ``address``, ``errors``
   and ``diagnostics``
+- ``objectstore``: blobs in a folder or a bucket, for artifacts
 - ``external_transactions``: work inside a transaction of SQLAlchemy or Django
 - ``deadlines``: how long a caller may wait; ``failpoints``: where tests kill a process
 - ``incoming``: what a move leaves beside files that it is about to fill

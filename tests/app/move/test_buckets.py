@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.store_urls import open_fact_store, open_object_store
+from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
 from ergon_framework.ports.transfer import MoveState, encode_move_state
+from ergon_framework.storage.objectstore.urls import open_object_store
 from tests.app.move.stock import ZONE, copied, facts_in, moved, with_facts
 from tests.servers.server import free_port
 

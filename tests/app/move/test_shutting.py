@@ -26,7 +26,6 @@ from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.factstore.nats import database
 from ergon_framework.boundary.node.local_node import LocalNode
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import LocalZone
@@ -49,6 +48,7 @@ from ergon_framework.ports.transfer import (
     records_of,
 )
 from ergon_framework.storage.failpoints import failpoint
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
 from tests.app.move.stock import (
     ZONE,

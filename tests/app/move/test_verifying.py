@@ -14,7 +14,6 @@ from ergon_framework.app.move import transfer
 from ergon_framework.app.move.run import Asked, Outcome, run
 from ergon_framework.app.move.transfer import Transfer, TransferProgress
 from ergon_framework.app.store_location import StoreLocation
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import LocalZone
@@ -23,6 +22,7 @@ from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.transfer import JOB_KINDS, is_incomplete
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import new as new_job

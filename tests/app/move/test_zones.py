@@ -12,10 +12,11 @@ import pytest
 from ergon_framework.app.schema import zones_there
 from ergon_framework.boundary.data_folder import DataFolder, Unfinished, held
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.store_urls import open_fact_store, open_object_store
+from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, DataLossError, ErgonError, StoreError
 from ergon_framework.ports.factstore import OUTBOUND
+from ergon_framework.storage.objectstore.urls import open_object_store
 from ergon_framework.testing.suites.factstore.records import fill
 from ergon_framework.testing.suites.factstore.subject import FactStoreSubject, new
 from tests.app.move.stock import (

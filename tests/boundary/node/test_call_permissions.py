@@ -16,9 +16,9 @@ from ergon_framework.boundary.http.exchange import Caller
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport, _Exchange
 from ergon_framework.boundary.node.policy import Policy, read_policy
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, FactInvalidError, NotPermittedError
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from ergon_framework.testing import VirtualClock
 from tests.boundary.node.processes import fact
 

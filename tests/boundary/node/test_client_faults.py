@@ -17,9 +17,9 @@ from ergon_framework.boundary.model import Loss
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import EVERYTHING, Permit, Policy
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, BufferFullError
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from ergon_framework.testing import VirtualClock
 from tests.boundary.client.scripted import (
     ENVELOPE,

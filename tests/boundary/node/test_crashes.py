@@ -12,8 +12,8 @@ import pytest
 
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.node import node as node_module
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.storage.failpoints import NAMES
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 from tests.boundary.node.processes import ADMIN, CORE, Answer, NodeProcess
 from tests.campaign.parameter_sample import sampled
 

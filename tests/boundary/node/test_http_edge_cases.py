@@ -18,9 +18,9 @@ from ergon_framework.boundary.maintenance import collect, run_maintenance
 from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.policy import Policy
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import DAY, RetentionSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from tests.boundary.http.workbench import run, serving
 from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, fact, running
 

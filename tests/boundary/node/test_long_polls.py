@@ -14,10 +14,10 @@ import pytest
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.http.addresses import split_address
 from ergon_framework.boundary.node import Node
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.ports.factstore import OUTBOUND, Fetched
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from tests.cli.boundary_node import message
 
 pytestmark = pytest.mark.req("BOUNDARY:http", "BOUNDARY:consumer")

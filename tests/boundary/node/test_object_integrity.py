@@ -17,7 +17,6 @@ from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport, _Exchange
 from ergon_framework.boundary.node.policy import Policy
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import DAY
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import (
@@ -26,6 +25,7 @@ from ergon_framework.errors import (
     DataLossError,
     ObjectConflictError,
 )
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from ergon_framework.testing import VirtualClock
 from tests.boundary.node.processes import fact
 

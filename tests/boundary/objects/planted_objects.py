@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ergon_framework.boundary.objectstore.blob_io import checked, named
-from ergon_framework.boundary.objectstore.memory import (
+from ergon_framework.errors import FactInvalidError, ObjectConflictError, StoreUnavailableError
+from ergon_framework.ports.objectstore import Blob
+from ergon_framework.storage.objectstore.blob_io import checked, named
+from ergon_framework.storage.objectstore.memory import (
     MemoryDownload,
     MemoryObjectStore,
     MemoryUpload,
 )
-from ergon_framework.errors import FactInvalidError, ObjectConflictError, StoreUnavailableError
-from ergon_framework.ports.objectstore import Blob
 
 
 class Honest(MemoryObjectStore):

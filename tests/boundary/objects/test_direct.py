@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.objectstore.blob_io import O_DIRECT, PAGE, DirectWriter
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
+from ergon_framework.storage.objectstore.blob_io import O_DIRECT, PAGE, DirectWriter
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 
 pytestmark = pytest.mark.req("BOUNDARY:objects")
 

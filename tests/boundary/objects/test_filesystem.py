@@ -14,9 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.objectstore import disk
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore, FileUpload
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.errors import (
     DataLossError,
     FactInvalidError,
@@ -28,6 +25,9 @@ from ergon_framework.errors import (
 )
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.storage.fsync import sync_file
+from ergon_framework.storage.objectstore import disk
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore, FileUpload
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 
 pytestmark = pytest.mark.req("BOUNDARY:objects")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.storage.failpoints import NAMES
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 from tests.boundary.objects.processes import WAIT, flaws, raced, run, started
 from tests.boundary.objects.programs import objects
 

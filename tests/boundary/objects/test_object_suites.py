@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.errors import WiringError
 from ergon_framework.ports.objectstore import Blob, ObjectStore
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from ergon_framework.testing.suites.framework import SuiteReport
 from ergon_framework.testing.suites.objectstore import (
     OBJECT_STORE_CHECKS,
@@ -129,7 +129,7 @@ def test_the_suite_needs_no_test_framework() -> None:
     program = (
         "import sys; sys.modules['pytest'] = None; "
         "from ergon_framework.testing.suites.objectstore import exercise_object_store; "
-        "from ergon_framework.boundary.objectstore.memory import MemoryObjectStore; "
+        "from ergon_framework.storage.objectstore.memory import MemoryObjectStore; "
         "print(exercise_object_store(lambda clock: MemoryObjectStore(clock=clock)).ok)"
     )
     done = subprocess.run(  # noqa: S603 - our own interpreter

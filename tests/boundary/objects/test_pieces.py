@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.objectstore.blob_io import (
+from ergon_framework.storage.objectstore.blob_io import (
     MIN_KEPT_PIECE,
     ByteQueue,
     after,
     before,
     fill,
 )
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 
 pytestmark = pytest.mark.req("BOUNDARY:objects")
 

@@ -16,18 +16,6 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from ergon_framework.boundary.objectstore import s3_client
-from ergon_framework.boundary.objectstore.s3 import S3ObjectStore, key_of
-from ergon_framework.boundary.objectstore.s3_client import (
-    BucketClient,
-    bucket_of,
-    conditions,
-    connect,
-    observe,
-    part_size,
-    room,
-    translated,
-)
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import (
@@ -38,6 +26,18 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.ports.objectstore import Blob, ObjectStore
+from ergon_framework.storage.objectstore import s3_client
+from ergon_framework.storage.objectstore.s3 import S3ObjectStore, key_of
+from ergon_framework.storage.objectstore.s3_client import (
+    BucketClient,
+    bucket_of,
+    conditions,
+    connect,
+    observe,
+    part_size,
+    room,
+    translated,
+)
 from ergon_framework.testing.suites.drivers import HandClock
 from tests.boundary.node.cables import Cable
 from tests.cli.boundary_node import message

@@ -8,9 +8,9 @@ from contextlib import closing
 
 import pytest
 
-from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
-from ergon_framework.boundary.objectstore.s3_client import BucketClient
 from ergon_framework.storage.failpoints import NAMES
+from ergon_framework.storage.objectstore.s3 import S3ObjectStore
+from ergon_framework.storage.objectstore.s3_client import BucketClient
 from tests.boundary.objects.processes import flaws, raced, run
 from tests.boundary.objects.programs import objects
 from tests.servers.s3 import S3Server

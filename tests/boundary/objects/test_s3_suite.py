@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.objectstore.s3 import S3ObjectStore, key_of
-from ergon_framework.boundary.objectstore.s3_client import bucket_of, connect
 from ergon_framework.ports.objectstore import ObjectStore
+from ergon_framework.storage.objectstore.s3 import S3ObjectStore, key_of
+from ergon_framework.storage.objectstore.s3_client import bucket_of, connect
 from ergon_framework.testing.suites.objectstore import OBJECT_STORE_CHECKS, exercise_object_store
 from tests.servers.s3 import S3Server
 

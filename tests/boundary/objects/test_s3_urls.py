@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.boundary.objectstore.s3_client import Bucket, bucket_of, connect
 from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage.objectstore.s3_client import Bucket, bucket_of, connect
 
 pytestmark = pytest.mark.req("SCALE:objects-s3", "SCALE:url-errors")
 

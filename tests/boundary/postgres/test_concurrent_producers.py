@@ -8,8 +8,8 @@ import pytest
 
 from ergon_framework.boundary.facts.admission import Admission
 from ergon_framework.boundary.factstore.postgres import PostgresFactStore
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.zone import LocalZone
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from tests.boundary.test_zone_concurrent_producers import EACH, PRODUCERS, produce_in_a_crowd
 
 pytestmark = pytest.mark.req("P1", "P7", "SCALE:boundary-postgres")

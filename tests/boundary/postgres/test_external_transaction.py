@@ -15,7 +15,6 @@ from psycopg.rows import dict_row
 from sqlalchemy import create_engine, text
 
 from ergon_framework.boundary.factstore.postgres import PostgresFactStore, database
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import (
@@ -34,6 +33,7 @@ from ergon_framework.ports.factstore import (
     Flaw,
     Reference,
 )
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from ergon_framework.testing.suites.factstore.subject import new, other
 from tests.boundary.postgres.conftest import Open
 from tests.servers.postgres import PostgresServer

@@ -12,9 +12,9 @@ from typing import Any
 from ergon_framework.boundary.data_folder import FILE, OBJECTS
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.factstore import OUTBOUND, Flaw
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 from tests.boundary.powercut.recorder import Exchange
 
 

@@ -18,10 +18,10 @@ from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.node.replication import Puller
 from ergon_framework.boundary.node.status import status
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import DAY, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, NodeUnavailableError, NotPermittedError
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from ergon_framework.testing import VirtualClock
 from tests.boundary.zones.links import FaultyLink
 from tests.boundary.zones.test_puller import PulledPair, with_pulled_pair

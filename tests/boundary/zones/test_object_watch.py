@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.boundary.node.status import OBJECTS_TIMEOUT, status
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.ports.objectstore import Blob
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 
 pytestmark = pytest.mark.req("BOUNDARY:operator", "BOUNDARY:objects")
 

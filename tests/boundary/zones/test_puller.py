@@ -16,7 +16,6 @@ from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.node.replication import Puller
 from ergon_framework.boundary.node.status import status
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import (
     GateSettings,
     LimitSettings,
@@ -31,6 +30,7 @@ from ergon_framework.errors import (
     NotPermittedError,
     StoreError,
 )
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from ergon_framework.testing import VirtualClock
 from tests.boundary.suite.stores import damage_memory
 from tests.boundary.zones.links import FaultyLink

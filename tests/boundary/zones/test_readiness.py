@@ -11,11 +11,11 @@ import pytest
 
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.node.status import status
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, StoreFullError
 from ergon_framework.ports.factstore import NewFact, Outcome
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from tests.cli.boundary_node import message
 
 pytestmark = pytest.mark.req("BOUNDARY:node", "BOUNDARY:operator")

@@ -22,11 +22,11 @@ from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.node.replication import Puller
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import PullSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConflictingDuplicateError, NodeUnavailableError
 from ergon_framework.ports.factstore import Page
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from tests.boundary.zones.links import FAULTS, FaultyLink
 
 SETTINGS = ZoneSettings(pull=PullSettings(page=3, wait=0.001))

@@ -16,10 +16,10 @@ from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.node.replication import Puller, holder_of
 from ergon_framework.boundary.node.status import status
-from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import ConsumerHeldError
+from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from ergon_framework.testing import VirtualClock
 from tests.boundary.zones.test_puller import SETTINGS, PulledPair
 

@@ -21,18 +21,14 @@ from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.model import Delivery
 from ergon_framework.boundary.node import Node
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
-from ergon_framework.boundary.store_urls import (
-    check_fact_url,
-    check_object_place,
-    open_fact_store,
-    open_object_store,
-)
+from ergon_framework.boundary.store_urls import check_fact_url, open_fact_store
 from ergon_framework.boundary.verification import Finding, verified
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, MissingExtraError
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
+from ergon_framework.storage.objectstore.s3 import S3ObjectStore
+from ergon_framework.storage.objectstore.urls import check_object_place, open_object_store
 from tests.cli.boundary_node import message
 
 STORES = ["sqlite", "postgresql", "nats"]

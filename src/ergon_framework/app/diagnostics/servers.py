@@ -201,7 +201,7 @@ def _observer(url: str) -> Observe | None:
 
             return nats
         case "s3":
-            from ergon_framework.boundary.objectstore.s3_client import observe as s3
+            from ergon_framework.storage.objectstore.s3_client import observe as s3
 
             return s3
     return None

@@ -36,16 +36,15 @@ from ergon_framework.boundary.node.policy import read_policy
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import (
     check_fact_url,
-    check_object_place,
     check_stores,
     fact_file,
     folders_of,
-    is_folder,
     object_place,
     open_facts,
 )
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
+from ergon_framework.storage.objectstore.urls import check_object_place, is_folder
 from ergon_framework.storage.urls import SQLITE, store_operand
 
 _TLS = ("cert", "key", "ca")

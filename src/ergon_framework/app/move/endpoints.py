@@ -26,14 +26,7 @@ from ergon_framework.app.settings.stores import file_has_table
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
-from ergon_framework.boundary.objectstore.s3_client import bucket_of
-from ergon_framework.boundary.store_urls import (
-    check_object_place,
-    clock_of,
-    is_folder,
-    open_fact_store,
-    open_object_store,
-)
+from ergon_framework.boundary.store_urls import clock_of, open_fact_store
 from ergon_framework.errors import ConfigurationError, StoreError, StoreSchemaError
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -46,6 +39,12 @@ from ergon_framework.ports.transfer import (
     ZoneEpochRecord,
     records_of,
     store_id_of,
+)
+from ergon_framework.storage.objectstore.s3_client import bucket_of
+from ergon_framework.storage.objectstore.urls import (
+    check_object_place,
+    is_folder,
+    open_object_store,
 )
 
 if TYPE_CHECKING:

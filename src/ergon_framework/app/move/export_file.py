@@ -35,7 +35,6 @@ from ergon_framework.app.move.transfer import (
     digest_of,
 )
 from ergon_framework.app.store_location import StoreLocation
-from ergon_framework.boundary.store_urls import is_folder, open_object_store
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError, describe
 from ergon_framework.ports.jobstore import Search
@@ -45,6 +44,7 @@ from ergon_framework.storage import secure_files
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.fsync import sync_file
+from ergon_framework.storage.objectstore.urls import is_folder, open_object_store
 from ergon_framework.storage.sqlite.connections import connect, open_reader
 
 declare("export.page.written", "export.file.synced", "export.file.named")

@@ -35,7 +35,6 @@ from ergon_framework.app.move.record_file import (
 )
 from ergon_framework.app.move.transfer import PAGE_SIZE, Moved, Tell, Transfer, TransferProgress
 from ergon_framework.app.store_location import StoreLocation
-from ergon_framework.boundary.store_urls import is_folder, open_object_store
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
 from ergon_framework.ports.objectstore import ObjectStore
 from ergon_framework.ports.transfer import (
@@ -47,6 +46,7 @@ from ergon_framework.ports.transfer import (
     records_of,
 )
 from ergon_framework.storage import secure_files
+from ergon_framework.storage.objectstore.urls import is_folder, open_object_store
 
 STDIN = "the standard input"
 

@@ -25,7 +25,6 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from ergon_framework.boundary.model import Envelope, Fact
-from ergon_framework.boundary.objectstore.disk import sync_file, sync_folder
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
@@ -38,6 +37,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.objectstore.disk import sync_file, sync_folder
 from ergon_framework.storage.secure_files import Folder, open_file
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.database import Database

@@ -19,9 +19,9 @@ import signal
 import sys
 from collections.abc import Callable
 
-from ergon_framework.boundary.store_urls import open_object_store
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.objectstore import ObjectStore
+from ergon_framework.storage.objectstore.urls import open_object_store
 
 MIB = 1 << 20
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ergon_framework.boundary.objectstore.blob_io import checked, compare, copy_blobs, flaw
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.objectstore import Blob
+from ergon_framework.storage.objectstore.blob_io import checked, compare, copy_blobs, flaw
+from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 
 
 @dataclass(slots=True)

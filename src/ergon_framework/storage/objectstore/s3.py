@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ergon_framework.boundary.objectstore.blob_io import Dated, checked, copy_blobs, flaw
-from ergon_framework.boundary.objectstore.disk import make_folder, told
-from ergon_framework.boundary.objectstore.filesystem import (
+from ergon_framework.errors import ConfigurationError, StoreUnavailableError
+from ergon_framework.ports.objectstore import Blob
+from ergon_framework.storage.conflicts import retry_conflicts
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.objectstore.blob_io import Dated, checked, copy_blobs, flaw
+from ergon_framework.storage.objectstore.disk import make_folder, told
+from ergon_framework.storage.objectstore.filesystem import (
     FilesystemObjectStore,
     FileUpload,
     UploadFolder,
     prepare_folders,
 )
-from ergon_framework.boundary.objectstore.s3_client import BucketClient, S3Download
-from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.ports.objectstore import Blob
-from ergon_framework.storage.conflicts import retry_conflicts
-from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.objectstore.s3_client import BucketClient, S3Download
 
 logger = logging.getLogger("ergon_framework.boundary")
 

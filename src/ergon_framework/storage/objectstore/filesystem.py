@@ -19,8 +19,16 @@ from pathlib import Path
 
 import msgspec
 
-from ergon_framework.boundary.objectstore import blob_io, disk
-from ergon_framework.boundary.objectstore.blob_io import (
+from ergon_framework.errors import (
+    ConfigurationError,
+    FactInvalidError,
+    StoreError,
+    StoreUnavailableError,
+)
+from ergon_framework.ports.objectstore import Blob
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.objectstore import blob_io, disk
+from ergon_framework.storage.objectstore.blob_io import (
     PAGE,
     ByteQueue,
     DirectWriter,
@@ -30,15 +38,7 @@ from ergon_framework.boundary.objectstore.blob_io import (
     copy_blobs,
     flaw,
 )
-from ergon_framework.boundary.objectstore.disk import sync_file, sync_folder
-from ergon_framework.errors import (
-    ConfigurationError,
-    FactInvalidError,
-    StoreError,
-    StoreUnavailableError,
-)
-from ergon_framework.ports.objectstore import Blob
-from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.objectstore.disk import sync_file, sync_folder
 from ergon_framework.storage.secure_files import open_file
 
 FILE = "owner.json"

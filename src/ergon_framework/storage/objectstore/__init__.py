@@ -1,8 +1,9 @@
-"""Blobs of a zone, named by the SHA-256 of their content: in a folder, a bucket, or memory.
+"""Blobs, named by the SHA-256 of their content: in a folder, a bucket, or memory.
 
-Each store fulfils ``ergon_framework.ports.objectstore``, and a URL says which one a zone has
-(``ergon_framework.boundary.store_urls``). Start with ``filesystem``.
+Each store fulfils ``ergon_framework.ports.objectstore``, and a URL says which one somebody has. The
+artifacts of a zone are kept here. Start with ``filesystem``.
 
+- ``urls``: opens the store that a URL or a folder names.
 - ``filesystem``: blobs as files of a folder, uploads that a client resumes, and whose folder it is.
 - ``s3``: blobs in a bucket of S3, Google Cloud Storage or Azure, uploads staged on disk before.
 - ``s3_client``: the bucket itself: URL, credentials, requests, errors, and what ``doctor`` asks.
