@@ -19,6 +19,7 @@ from ergon_framework.core.flow import (
 )
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.flow_settlement import (
+    EndedStep,
     FlowSettlement,
     FlowWork,
     Predecessor,
@@ -277,6 +278,43 @@ class LosesEarlySignals(Flows):
             """Forget it."""
 
 
+class StopsWithoutSignals(Flows):
+    """Forgets a signal that came early when its step is cancelled."""
+
+    class PlantedLedger(Flows.PlantedLedger):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            applied = super().settle(settlement, now)
+            record = self.records[settlement.key]
+            if record.signal is not None and record.status is JobStatus.CANCELLED:
+                record.result = None
+            return applied
+
+
+class WaitsForWhatHasCome(Flows):
+    """Lets a step that comes back wait for its signal, though that came before."""
+
+    class PlantedLedger(Flows.PlantedLedger):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            record = self.records[settlement.key]
+            if record.signal is None or settlement.transition.event != "requeued":
+                return super().settle(settlement, now)
+            kept, record.result = record.result, None
+            applied = super().settle(settlement, now)
+            record.result = kept
+            return applied
+
+
+class AsksForSignalsAgain(Flows):
+    """Forgets with a retry what a signal said whose step has completed."""
+
+    class Tables(MemoryFlowTables):
+        def ended(self, flow_id: str, after: int, limit: int) -> list[EndedStep]:
+            for step in self._steps(flow_id):
+                if step.signal is not None and step.status is JobStatus.COMPLETED:
+                    step.result = None
+            return super().ended(flow_id, after, limit)
+
+
 class SignalsRunOutFromTheBeginning(Flows):
     """Counts the time limit of a signal from when its flow was stored."""
 
@@ -445,6 +483,20 @@ class LoadsNoWork(Moved):
         def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
             found = [change(e, work={}) if isinstance(e, FlowRecord) else e for e in records]
             super().load(found, fence)
+
+
+class LoadsResultsOfTheCompletedAlone(Moved):
+    """Takes a step that was cancelled in without the signal that had come for it."""
+
+    class Records(MemoryJobRecords):
+        def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
+            super().load([_without_a_signal(each) for each in records], fence)
+
+
+def _without_a_signal(copy: TransferRecord) -> TransferRecord:
+    if not isinstance(copy, JobRecord) or copy.job.status is not JobStatus.CANCELLED:
+        return copy
+    return JobRecord(change(copy.job, result=None), copy.changed_at)
 
 
 class StartsStepsThatWaited(Moved):

@@ -179,6 +179,9 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (flows.SignalsAreNeverLate, "signal_comes_too_late"),
     (flows.TellsNoExpiry, "claim_tells_the_first_expiry"),
     (flows.LosesEarlySignals, "early_signal_is_kept"),
+    (flows.StopsWithoutSignals, "early_signal_outlives_the_stop_of_its_flow"),
+    (flows.WaitsForWhatHasCome, "early_signal_completes_a_step_that_comes_back"),
+    (flows.AsksForSignalsAgain, "signal_that_was_taken_is_not_asked_for_again"),
     (flows.SignalsRunOutFromTheBeginning, "signal_has_a_time_limit"),
     (flows.WaitsForTheWaitingAlone, "job_waits_for_jobs_that_are_there"),
     (flows.DoesNotLookAtFailures, "failed_job_is_dealt_with_at_once"),
@@ -191,6 +194,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (flows.LoadsNoJoins, "flows_can_be_copied_out_and_in"),
     (flows.LoadsNoWork, "flows_can_be_copied_out_and_in"),
     (flows.LoadsNoWork, "loaded_flows_go_on"),
+    (flows.LoadsResultsOfTheCompletedAlone, "loaded_step_has_the_signal_that_came_early"),
     (flows.StartsStepsThatWaited, "loaded_flows_go_on"),
     (flows.DoesNotParkJoins, "loaded_flow_can_be_retried"),
     (flows.LoadsAtTheEnd, "changed_flows_stay_where_they_stand"),
@@ -212,6 +216,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (retention.KeepsLineage, "erased_job_tells_nothing_of_its_subject"),
     (retention.KeepsMessages, "erased_job_tells_nothing_of_its_subject"),
     (retention.KeepsResults, "result_and_large_arguments_are_erased"),
+    (retention.KeepsResults, "early_signal_is_erased_with_its_step"),
     (retention.ErasesWhatRuns, "only_what_has_ended_is_erased"),
 ]
 REQUIRED = {check.name for check in JOB_STORE_CHECKS if check.required}

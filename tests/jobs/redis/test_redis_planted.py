@@ -47,6 +47,21 @@ PLANTED = {
         "place[EARLY] = false",
         "early_signal_is_kept",
     ),
+    "forgets early signals with their flow": (
+        "if job[STATUS] == COMPLETED then place[EARLY] = false end",
+        "place[EARLY] = false",
+        "early_signal_outlives_the_stop_of_its_flow",
+    ),
+    "lets a step wait for a signal that has come": (
+        "answered[#answered + 1] = job",
+        "local _ = job",
+        "early_signal_completes_a_step_that_comes_back",
+    ),
+    "erases no early signals": (
+        "if has(job, IS_STEP) then flows().erase(id) end",
+        "",
+        "early_signal_is_erased_with_its_step",
+    ),
     "lets a second signal replace the first": (
         'if place[EARLY] and place[EARLY] ~= value then return "signalled" end',
         "",

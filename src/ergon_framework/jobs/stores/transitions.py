@@ -149,6 +149,12 @@ def copied_stage(
     return waits
 
 
+def early_signal(job: Job) -> bytes | None:
+    """The value of a signal that came before its step was reached; it stands where results do."""
+    is_waited_for = job.step is not None and job.step.signal is not None
+    return job.result if is_waited_for and job.status is not JobStatus.COMPLETED else None
+
+
 DAY = 86_400.0
 FAILED_KEPT = 30 * DAY
 CANCELLED_KEPT = DAY

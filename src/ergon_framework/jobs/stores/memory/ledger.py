@@ -41,6 +41,7 @@ from ergon_framework.jobs.stores.transitions import (
     cancel_running,
     cancel_step,
     check_extension,
+    complete_signal,
     due_at,
     entry_of,
     expire,
@@ -217,10 +218,13 @@ class Ledger:
         # The join has opened while the step was ended: nobody is going to release it again.
         if was.is_final and record.join_id is not None and moves.tables.is_open(record.join_id):
             record.join_id = None
+        # A signal that came before the step was reached stays with it, also while it is cancelled.
+        early = None if record.signal is None else record.result
         self._move(record, transition, settlement.entry, now)
+        record.result = early
         if record.status.is_final:
             # Without a date to be purged at: steps go with their flow.
-            self._finish(record, _result_of(settlement), None, now)
+            self._finish(record, _result_of(settlement) or early, None, now)
             if change is not None and change.counts:
                 # An end counts once. A step that is tried again must not open the same joins twice.
                 record.feeds = ()
@@ -229,6 +233,8 @@ class Ledger:
         if change is not None:
             keep = settlement.keep if record.status.is_final else 0.0  # nobody asks for a result
             moves.accept(flow_id, change, feeds, keep)
+            if early is not None and record.is_joining and record.join_id is None:
+                self.settle(complete_signal(record.position(), early, now), now)
         # It goes back to the queue of a flow that stops. The sweep may be past it, and would not
         # return.
         elif moves.is_stopping(flow_id):

@@ -53,6 +53,7 @@ from ergon_framework.jobs.stores.transitions import (
     SIGNALLING,
     JobPosition,
     cancel_step,
+    complete_signal,
     may_be_cancelled,
 )
 from ergon_framework.ports.flow import Join
@@ -82,6 +83,7 @@ class _Step(NamedTuple):
     feeds: str | None
     join_id: str | None
     signal: str | None
+    early: bytes | None  # the value of a signal that came before it was reached
     unique_key: str | None
     is_key_held: bool  # it has ended, and another job holds its unique key
     is_expired: bool
@@ -280,6 +282,13 @@ class StepSettlement:
             # They went back to the queue of a flow that stops. The sweep may be past them, and
             # would not return.
             self.apply([cancel_step(position, self.at) for position in stopped])
+        answered = [
+            complete_signal(_after(move), bytes(move.step.early), self.at)
+            for move in moved
+            if move.stage == SIGNALLING and move.step.early is not None
+        ]
+        if answered:  # they came back, and their signals had come before they were cancelled
+            self.apply(answered)
 
 
 def _keys(settlements: Sequence[Settlement]) -> dict[str, Any]:

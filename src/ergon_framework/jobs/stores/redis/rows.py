@@ -18,7 +18,7 @@ from ergon_framework.core.claim import QueueLimits
 from ergon_framework.core.job import JobStatus
 from ergon_framework.core.unique import OnDuplicate, UniqueRule, is_held
 from ergon_framework.jobs.stores.documents import column_key, failure_from, text_of
-from ergon_framework.jobs.stores.transitions import JobPosition, copied_stage
+from ergon_framework.jobs.stores.transitions import JobPosition, copied_stage, early_signal
 from ergon_framework.jobs.stores.unreadable import RowError, check_arguments, check_instant, checked
 from ergon_framework.ports.flow import StepPlace
 from ergon_framework.ports.jobstore import (
@@ -244,11 +244,9 @@ def wire_copy(job: Job, changed_at: float, blobs: Blobs) -> tuple[Any, ...]:
     failure = b"" if job.last_error is None else text_of(job.last_error).encode()
     history = b"\n".join(job.history)
     # One that is not due yet is found out by the script.
-    stage, early = copied_stage(job, WAITS, joining=JOINING, signalling=SIGNALLING), None
-    result = job.result
-    # A step that waits for others has no result: what stands there is a signal that came early.
-    if stage == JOINING:
-        result, early = None, blobs.add(result)
+    stage = copied_stage(job, WAITS, joining=JOINING, signalling=SIGNALLING)
+    early = early_signal(job)
+    result = job.result if early is None else None
     has_tale = bool(history or failure or result is not None)
     tale = tale_of(history, failure, result) if has_tale else None
     flags = (
@@ -270,7 +268,8 @@ def wire_copy(job: Job, changed_at: float, blobs: Blobs) -> tuple[Any, ...]:
     if step is not None:
         body = msgspec.structs.replace(body, flow_id=step.flow_id)
         wait = False if step.wait is None else step.wait
-        place = (step.flow_id, step.join_id or False, step.feeds, wait, step.signal or False, early)
+        kept = blobs.add(early)
+        place = (step.flow_id, step.join_id or False, step.feeds, wait, step.signal or False, kept)
     names = (*texts, job.worker or "")
     labels = labels_of(job.tags, job.metadata) or None
     rest = labels, place, wire_rule(job.unique)

@@ -15,18 +15,21 @@ UPDATE ergon_jobs SET
 WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?)
     AND (stage <> 1 OR why = '');
 
--- restart_step: the same as if nothing had happened
+-- restart_step: the same as if nothing had happened; a signal that came early is kept
 UPDATE ergon_jobs SET
     stage = ?, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
     run_at = ?, changed_at = ?, lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
-    last_error = ?, deliveries = 0, result = NULL, purge_at = NULL, expires_at = NULL,
+    last_error = ?, deliveries = 0, purge_at = NULL, expires_at = NULL,
+    result = CASE WHEN signal IS NOT NULL THEN result END,
     history = coalesce(history || char(10), '') || ?
 WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
 
--- end_step: any end of a step; it is kept as long as its flow
+-- end_step: any end of a step; it is kept as long as its flow. A signal that came before a step was
+-- reached stays with the step, which may be retried
 UPDATE ergon_jobs SET
     stage = 0, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
-    result = ?, purge_at = NULL, changed_at = ?,
+    result = coalesce(?, CASE WHEN signal IS NOT NULL THEN result END),
+    purge_at = NULL, changed_at = ?,
     lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
     last_error = coalesce(?, last_error),
     history = coalesce(history || char(10), '') || ?, feeds = ?
@@ -42,7 +45,8 @@ WHERE seq = ?6 AND id = ?7 AND fence = ?8 AND stage = 1;
 
 -- released: a step that came back waits at no join any more; a signal is waited for anew
 UPDATE ergon_jobs SET join_id = NULL, expires_at = CASE WHEN signal IS NOT NULL THEN ?1 + wait END
-WHERE seq = ?2;
+WHERE seq = ?2
+RETURNING seq, id, status, fence, attempts, deliveries, excused, result;
 
 -- position: what is needed to settle a step
 SELECT seq, id, status, fence, attempts, deliveries, excused FROM ergon_jobs WHERE seq = ?;

@@ -43,6 +43,7 @@ from ergon_framework.jobs.stores.transitions import (
     cancel_running,
     cancel_step,
     check_extension,
+    complete_signal,
     due_at,
     expire,
     id_taken,
@@ -242,9 +243,12 @@ class Tx:
             stage = JOINING if waits else SIGNALLING
         if not self._move(settlement, _FLOWS["restart_step"], stage):
             return False
-        if not waits:
-            self.cursor.execute(_FLOWS["released"], (self.now, settlement.key))
         self.flows.accept(flow_id, change)
+        if not waits:
+            rows = self.cursor.execute(_FLOWS["released"], (self.now, settlement.key)).fetchall()
+            for *position, early in rows:
+                if early is not None:  # its signal came before it was cancelled
+                    self.apply(complete_signal(tuple(position), early, self.now))
         return True
 
     def insert_steps(self, steps: Sequence[NewJob]) -> None:

@@ -427,6 +427,70 @@ def early_signal_is_kept(s: JobStoreSubject) -> None:
 
 
 @check("flows")
+def early_signal_outlives_the_stop_of_its_flow(s: JobStoreSubject) -> None:
+    """A flow that failed or was cancelled and is retried has the signal that was sent to it."""
+    client = _client(s)
+    for stop in ("fail", "cancel"):
+        flow = client.chain("a", client.wait_for_signal("ok"), "b").enqueue()
+        same(_flows(s).signal(flow, "ok", b"7"), TAKEN, f"an early signal ({stop})")
+        if stop == "fail":
+            s.ended(step_id(flow, 1), FAILS_FOR_GOOD)
+        else:
+            _flows(s).apply(flow, CancelFlow())
+        same(_statuses(s, flow)[1:], ["cancelled", "cancelled"], f"steps that waited ({stop})")
+        same(dict(_flows(s).results(_ids(flow, 2))), {}, f"results of the cancelled ({stop})")
+        _flows(s).apply(flow, RetryFlow())
+        same(s.status(step_id(flow, 2)), _PENDING, f"its step after the retry ({stop})")
+        same(_flows(s).signal(flow, "ok", b"8"), SIGNALLED, f"another value ({stop})")
+        s.ended(step_id(flow, 1))
+        job = s.get(step_id(flow, 2))
+        same((job.status, job.result), (_COMPLETED, b"7"), f"its step when reached ({stop})")
+        same(s.ids(5), _ids(flow, 3), f"what follows ({stop})")
+
+
+@check("flows")
+def early_signal_completes_a_step_that_comes_back(s: JobStoreSubject) -> None:
+    """At once, where what the step waited for has come while it was cancelled."""
+    client = _client(s)
+    for decision in ("retry", "skip", "step"):
+        policy = "hold" if decision == "step" else "cancel"
+        gate = client.wait_for_signal("ok", timeout=60.0)
+        flow = client.chain("a", gate, "b", on_failure=policy).enqueue()
+        same(_flows(s).signal(flow, "ok", b"7"), TAKEN, f"an early signal ({decision})")
+        first = s.take(step_id(flow, 1))
+        if decision == "retry":
+            _flows(s).apply(flow, CancelFlow())
+        elif decision == "step":
+            s.must(s.get(step_id(flow, 2)), CancelRequested())
+        s.must(first, FAILS_FOR_GOOD if decision == "skip" else SUCCEEDED)
+        same(s.status(step_id(flow, 2)), _CANCELLED, f"its step ({decision})")
+        s.clock.forward(100.0)
+        if decision == "step":
+            s.must(s.get(step_id(flow, 2)), RunRequested())
+        else:
+            _flows(s).apply(flow, RetryFlow() if decision == "retry" else SkipFailed())
+        job = s.get(step_id(flow, 2))
+        same((job.status, job.result), (_COMPLETED, b"7"), f"its step after that ({decision})")
+        s.ended(step_id(flow, 3))
+        same(_flow(s, flow).status, FlowStatus.COMPLETED, f"the flow ({decision})")
+
+
+@check("flows")
+def signal_that_was_taken_is_not_asked_for_again(s: JobStoreSubject) -> None:
+    """A retry runs what failed; the step that had its signal stays completed, with the value."""
+    client = _client(s)
+    flow = client.chain(client.wait_for_signal("ok"), "b").enqueue()
+    same(_flows(s).signal(flow, "ok", b"7"), TAKEN, "the signal")
+    s.ended(step_id(flow, 2), FAILS_FOR_GOOD)
+    same(_flow(s, flow).status, FlowStatus.FAILED, "the flow")
+    _flows(s).apply(flow, RetryFlow())
+    same(_statuses(s, flow), ["completed", "pending"], "steps after the retry")
+    same(dict(_flows(s).results(_ids(flow, 1))), {step_id(flow, 1): b"7"}, "the value")
+    same(_flows(s).signal(flow, "ok", b"8"), UNKNOWN, "the signal a second time")
+    same(s.ids(5), _ids(flow, 2), "what can be claimed")
+
+
+@check("flows")
 def signal_has_a_time_limit(s: JobStoreSubject) -> None:
     """It runs from when the step is reached, and then the step fails."""
     client = _client(s)

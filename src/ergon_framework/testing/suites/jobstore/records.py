@@ -365,6 +365,24 @@ def loaded_flow_can_be_retried(s: JobStoreSubject) -> None:
 
 
 @check(NEEDS, "flows")
+def loaded_step_has_the_signal_that_came_early(s: JobStoreSubject) -> None:
+    """Also one that was cancelled with its flow, and comes back in the new store."""
+    with closing(MemoryJobStore(s.clock)) as other, closing(MemoryJobStore(s.clock)) as last:
+        old = JobStoreSubject(other, s.clock, None, s.patience)
+        client = JobClient(store=other)
+        _add_flow(old, "asked", client.chain("first", client.wait_for_signal("ok"), "last"))
+        flows_of(other).signal("asked", "ok", b"7")
+        flows_of(other).apply("asked", CancelFlow())
+        _copy(records_of(other), _own(s))
+        _copy(_own(s), records_of(last))
+        _compare(records_of(last), records_of(other))
+    flows_of(s.store).apply("asked", RetryFlow())
+    s.ended("asked.1")
+    same(s.get("asked.2").result, b"7", "the signal that came early")
+    same(s.ids(9), ["asked.3"], "what follows")
+
+
+@check(NEEDS, "flows")
 def changed_flows_stay_where_they_stand(s: JobStoreSubject) -> None:
     """A flow that is loaded in another state becomes that, and keeps its place among the others."""
     client = JobClient(store=s.store)

@@ -261,3 +261,19 @@ def step_can_be_erased(s: JobStoreSubject) -> None:
     s.clock.forward(11.0)
     s.store.prune(10)
     same(s.store.count(Search()), 0, "what is left")
+
+
+@check("flows")
+def early_signal_is_erased_with_its_step(s: JobStoreSubject) -> None:
+    """A value that was kept for a step which the flow cancelled: the step waits for it anew."""
+    client = JobClient(store=s.store)
+    flow, flows = client.chain("a", client.wait_for_signal("ok")).enqueue(), flows_of(s.store)
+    flows.signal(flow, "ok", b'"%b"' % ABOUT)
+    s.ended(step_id(flow, 1), FAILS_FOR_GOOD)
+    cancelled = s.get(step_id(flow, 2))
+    expect(_tells(cancelled), "the check finds what it looks for")
+    same(s.store.erase([cancelled]), 1, "erased")
+    expect(not _tells(s.get(step_id(flow, 2))), "it still tells of its subject")
+    flows.apply(flow, RetryFlow())
+    s.ended(step_id(flow, 1))
+    same(s.status(step_id(flow, 2)), JobStatus.PENDING, "the step after a retry")

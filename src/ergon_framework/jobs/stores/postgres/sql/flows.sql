@@ -16,7 +16,7 @@ ORDER BY id FOR NO KEY UPDATE;
 -- of their numbers, as every transaction that changes several jobs does
 SELECT
     j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, j.stage, j.flow_id, j.feeds,
-    j.join_id, j.signal, j.unique_key,
+    j.join_id, j.signal, CASE WHEN j.signal IS NOT NULL THEN j.result END, j.unique_key,
     j.stage = 0 AND j.unique_key IS NOT NULL AND EXISTS (
         SELECT 1 FROM ergon_jobs AS h
         WHERE h.unique_key = j.unique_key AND h.unique_key IS NOT NULL AND h.stage > 0
@@ -28,11 +28,13 @@ ORDER BY j.seq FOR NO KEY UPDATE;
 -- closed_joins: those of these joins that have predecessors left
 SELECT id FROM ergon_flow_joins WHERE id = ANY(%(ids)s::text[]) AND remaining > 0;
 
--- move_steps: transitions of steps that were read and locked before
+-- move_steps: transitions of steps that were read and locked before. A signal that came before a step
+-- was reached stays with the step, also while that is cancelled
 WITH moved AS (
     UPDATE ergon_jobs AS j SET
         stage = s.stage, status = s.status, attempts = s.attempts, excused = s.excused,
-        is_charged = false, is_solo = s.is_solo, why = s.why, result = s.result,
+        is_charged = false, is_solo = s.is_solo, why = s.why,
+        result = coalesce(s.result, CASE WHEN j.signal IS NOT NULL THEN j.result END),
         run_at = CASE WHEN s.stage = 0 THEN j.run_at ELSE %(now)s::float8 + s.delay END,
         purge_at = NULL, changed_at = %(now)s::float8,
         lease_expires_at = NULL, claimed_at = NULL, worker = NULL,

@@ -15,6 +15,7 @@ for _, each in ipairs(args[2]) do
     set_flag(job, IS_UNIQUE, false)
     set_flag(job, HAS_KEY, false)
     set_flag(job, HAS_TALE, true)
+    if has(job, IS_STEP) then flows().erase(id) end
     changed[id], bodies[id], tales[id], unlabelled[id] = job, blob(each[6]), blob(each[7]), job[TAG]
     number = number + 1
   end

@@ -14,6 +14,7 @@ local function open_book()
   local flow_rows, was, is_changed = {}, {}, {} -- by id; how each stood, and those to be written
   local left, is_counted = {}, {} -- by join: predecessors that are left; and those to be written
   local counts, sweeps = {}, {} -- what is still to be done: by join and by flow
+  local answered = {} -- steps that came back, and whose signals had come before they were cancelled
 
   -- ---- reading ----------------------------------------------------------------------------------
 
@@ -157,7 +158,8 @@ local function open_book()
     if is_final(job[STATUS]) then
       job[PURGE_AT] = FOREVER -- it is kept as long as its flow
       if ended(place, job[STATUS], keep) then place[FEEDS] = {} end
-      place[EARLY] = false
+      -- Any other end keeps a signal that came early: the step may be retried.
+      if job[STATUS] == COMPLETED then place[EARLY] = false end
       put_place(job[ID], place)
     elseif is_final(before) then
       machine.step_returned(flow_of(place[FLOW_ID]), before, #place[FEEDS] == 0)
@@ -168,6 +170,7 @@ local function open_book()
         place[JOIN_AT] = false
         put_place(job[ID], place)
         if place[SIGNAL] then expect_signal(job, place) end
+        if place[SIGNAL] and place[EARLY] then answered[#answered + 1] = job end
       end
     end
   end
@@ -215,6 +218,15 @@ local function open_book()
   function book.take_in(job, place)
     put_place(job[ID], place)
     rank(STEPS .. place[FLOW_ID], job[TAG], job[SEQ])
+  end
+
+  -- Nothing is left of a signal that came early.
+  function book.erase(id)
+    local place = place_of(id)
+    if place and place[EARLY] then
+      place[EARLY] = false
+      put_place(id, place)
+    end
   end
 
   -- It leaves the store.
@@ -423,8 +435,14 @@ local function open_book()
 
   -- Do what the moves of steps bring about. After a ``flush``.
   function book.finish()
-    while next(counts) ~= nil or next(sweeps) ~= nil do
-      if next(counts) ~= nil then
+    while next(answered) ~= nil or next(counts) ~= nil or next(sweeps) ~= nil do
+      if next(answered) ~= nil then
+        local found = answered
+        answered = {}
+        for _, job in ipairs(found) do
+          if job[STAGE] == SIGNALLING then complete_signal(job, places[job[ID]][EARLY]) end
+        end
+      elseif next(counts) ~= nil then
         local found = counts
         counts = {}
         count_at(found)
