@@ -26,6 +26,7 @@ from ergon_framework.core.claim import (
     admit,
     deal,
     in_turn,
+    waits_for_token,
 )
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.testing.suites.drivers import START, HandClock
@@ -69,8 +70,12 @@ class KeyState:
 
 @dataclass
 class Planned:
-    """Due jobs, and what the planner takes of them."""
+    """Due jobs, and what the planner takes of them.
 
+    An expired job is ended within the claim that meets it, or, where ``ends_later``, after that.
+    """
+
+    ends_later: bool = False
     jobs: dict[int, NewJob] = field(default_factory=dict)  # by number, in the order of adding
     limits: dict[str, QueueLimits] = field(default_factory=dict)
     turns: Turns = field(default_factory=dict)
@@ -78,6 +83,7 @@ class Planned:
     running: Counter[str] = field(default_factory=Counter)  # by limit key
     key_states: dict[KeyOfQueue, KeyState] = field(default_factory=dict)
     key_turns: dict[ShareKey, str] = field(default_factory=dict)
+    ended_keys: list[str | None] = field(default_factory=list)  # of jobs that have expired
 
     def claim(self, request: ClaimRequest, now: float) -> tuple[list[str], int]:
         """The ids that start, in order, and how many jobs have expired."""
@@ -111,10 +117,10 @@ class Planned:
                         candidates, [room], {pick.queue: room}, self.running, now, key_gates=keys
                     )
                     started += [self._start(self.jobs[number]) for number in found.admitted]
-                    if gate.limits.limits_keys:
-                        self._wait(pick, found.blocked)
-                    for number in (*found.admitted, *found.outdated, *found.blocked):
-                        self.jobs.pop(number, None)
+                    self._end(found.outdated, now)
+                    for number in (*found.admitted, *found.outdated):
+                        del self.jobs[number]
+                    self._wait(pick, found.blocked, gate.limits)
                     expired += len(found.outdated)
                     gate.enter(len(found.admitted), now)
                     taken += len(found.admitted)
@@ -126,6 +132,7 @@ class Planned:
         for queue, gate in gates.items():
             if gate.full_at is not None:
                 self.limits[queue] = replace(self.limits[queue], full_at=gate.full_at)
+        self._wake_waiting(now)
         return started, expired
 
     def _candidates(self, pick: Pick, room: int, limits: QueueLimits) -> list[Candidate]:
@@ -155,15 +162,39 @@ class Planned:
             state = self.key_states[name]
             if state.wakes_at is not None and state.wakes_at <= now:
                 state.wakes_at = None
-                most = gate.room(DEFAULT_BOUNDS.scan_size, now) or 1
-                for executor in ("", *EXECUTORS):
-                    mine = [n for n, job in state.waiting.items() if job.executor == executor]
-                    mine.sort(key=lambda n: _candidate(n, state.waiting[n]))
-                    for number in mine[:most]:
-                        self.jobs[number] = state.waiting.pop(number)
+                self._look_again(state, gate.room(DEFAULT_BOUNDS.scan_size, now) or 1)
 
-    def _wait(self, pick: Pick, blocked: list[int]) -> None:
+    def _end(self, expired: list[int], now: float) -> None:
+        self.ended_keys += [self.jobs[number].limit_key for number in expired]
+        if not self.ends_later:
+            self._wake_waiting(now)
+
+    def _wake_waiting(self, now: float) -> None:
+        """Jobs of some keys have ended, in whatever queue: one of each lane is looked at again.
+
+        Also after the end of a job that did not run: it may be the one that was to be looked at.
+        Jobs that their own limit refused are left out: they would be refused again.
+        """
+        ended, self.ended_keys = self.ended_keys, []
+        for key in ended:
+            for (queue, name), state in self.key_states.items():
+                rate = self.limits[queue].key_rate
+                if name == key and not waits_for_token(state.wakes_at, rate, now):
+                    self._look_again(state, 1)
+
+    def _look_again(self, state: KeyState, most: int) -> None:
+        for executor in ("", *EXECUTORS):
+            mine = [n for n, job in state.waiting.items() if job.executor == executor]
+            mine.sort(key=lambda n: _candidate(n, state.waiting[n]))
+            for number in mine[:most]:
+                self.jobs[number] = state.waiting.pop(number)
+
+    def _wait(self, pick: Pick, blocked: list[int], limits: QueueLimits) -> None:
         """Jobs that their keys refused wait, and all others of these keys with them."""
+        if not limits.limits_keys:
+            for number in blocked:
+                del self.jobs[number]
+            return
         for key in {self.jobs[number].limit_key or "" for number in blocked}:
             state = self.key_states[pick.queue, key]
             state.is_blocked = True
@@ -187,13 +218,13 @@ def _candidate(number: int, job: NewJob) -> Candidate:
     return Candidate(place, 0, job.queue, job.expires_at, job.limit_key, job.limit)
 
 
-def compare(s: JobStoreSubject, clock: HandClock, seed: int) -> None:
-    """One life: limits, jobs, and some claims of a worker with two executors."""
-    dice, pins = random.Random(seed), random.Random(-seed - 1)  # noqa: S311 - a test
-    planned = Planned()
+def compare(s: JobStoreSubject, clock: HandClock, seed: int, *, ends_later: bool = False) -> None:
+    """One life: limits and pins, jobs, and some claims of a worker with two executors."""
+    dice = random.Random(seed)  # noqa: S311 - a test
+    planned = Planned(ends_later)
     for queue in QUEUES:
         changes = dict(dice.choice(LIMITS))
-        if pins.random() < PINNED:
+        if dice.random() < PINNED:
             changes["pinned_version"] = "2"
         if changes:
             s.store.set_queue(queue, **changes)
@@ -206,7 +237,7 @@ def compare(s: JobStoreSubject, clock: HandClock, seed: int) -> None:
         request = ask(
             {executor: dice.randint(0, 12) for executor in EXECUTORS},
             routes={"d": "node"},
-            version=pins.choice(VERSIONS),
+            version=dice.choice(VERSIONS),
         )
         claimed = s.store.settle_and_claim([], request)[1]
         expected = planned.claim(request, clock())
@@ -223,7 +254,7 @@ def _job(n: int, dice: random.Random) -> NewJob:
         executor=executor,
         queue=dice.choice(QUEUES),
         priority=dice.choice((0, 0, 1)),
-        expires_at=dice.choice((None, None, None, START + 0.5)),
-        limit_key=dice.choice((None, None, "k", "l")),
+        expires_at=dice.choice((None, None, START + 0.5)),
+        limit_key=dice.choice((None, "k", "k", "l")),
         limit=2,
     )

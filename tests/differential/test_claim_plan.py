@@ -22,7 +22,8 @@ def test_redis_claims_what_the_planner_would(redis_url: str) -> None:
     for seed in LIVES:
         clock = HandClock()
         with closing(RedisJobStore(redis_url, clock=clock, prefix=f"plan{seed}")) as store:
-            compare(JobStoreSubject(store, clock, None, 15.0), clock, seed)
+            # Its script puts expired jobs aside, and a second one ends them.
+            compare(JobStoreSubject(store, clock, None, 15.0), clock, seed, ends_later=True)
 
 
 def test_sqlite_claims_what_the_planner_would(tmp_path: Path) -> None:

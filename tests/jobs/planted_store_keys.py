@@ -200,6 +200,16 @@ class TurnsBeginAnew(Honest):
             return super().claim(request, now)
 
 
+class TurnsByName(Honest):
+    """Gives the first key by name its turn, whoever had the last one."""
+
+    class Lanes(QueueSet):
+        def _first(self, queue: MemoryQueue, offer: Offer) -> int | None:
+            for turn in sorted(queue.turns):
+                queue.turns.move_to_end(turn)
+            return super()._first(queue, offer)
+
+
 class AgeWithinAKey(Honest):
     """Forgets priorities where keys take turns."""
 
@@ -277,6 +287,7 @@ PLANTED: list[tuple[type[Honest], str]] = [
     (NoTurns, "keys_take_turns"),
     (NoTurns, "many_jobs_of_one_key_starve_no_other"),
     (TurnsBeginAnew, "turns_go_on_with_the_next_claim"),
+    (TurnsByName, "turns_go_on_when_nothing_was_left"),
     (AgeWithinAKey, "priority_counts_within_a_key"),
     (FreeJobsComeLast, "jobs_without_a_key_have_one_turn"),
     (FreeJobsComeLast, "job_without_a_key_is_found_behind_many"),

@@ -364,7 +364,8 @@ class SqliteClaim:
         each = -(-wanted // len(order)) if order else 0
         turns = {key: self._of_key(pick, key, each) if key else free[:each] for key in order}
         rows, last = deal(turns, wanted)
-        self._memory.key_turns[pick.share] = last
+        if rows:  # where nothing is due, the next turn is still that of the next key
+            self._memory.key_turns[pick.share] = last
         return rows
 
     def _next_keys(self, pick: Pick, after: str, wanted: int) -> list[str]:

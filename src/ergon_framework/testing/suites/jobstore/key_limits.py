@@ -319,6 +319,17 @@ def turns_go_on_with_the_next_claim(s: JobStoreSubject) -> None:
 
 
 @check()
+def turns_go_on_when_nothing_was_left(s: JobStoreSubject) -> None:
+    """A claim that took all that was due does not give the first key its turn back."""
+    s.store.set_queue("q", key_max_active=9)
+    s.put("a1", queue="q", limit_key="a")
+    same(s.ids(2), ["a1"], "all that is due")
+    s.put("b1", queue="q", limit_key="b")
+    s.put("a2", queue="q", limit_key="a")
+    same(s.ids(1), ["b1"], "whose turn it is")
+
+
+@check()
 def many_jobs_of_one_key_starve_no_other(s: JobStoreSubject) -> None:
     """A key that comes with ten jobs behind thousands of another's gets every other turn."""
     s.store.set_queue("q", key_max_active=5000)
