@@ -48,6 +48,7 @@ from ergon_framework.app.app_arguments import (
     checked_queues,
 )
 from ergon_framework.app.job_handlers import JobHandler
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.executor import Registry
 from ergon_framework.ports.job_options import HandlerOptions
@@ -150,6 +151,11 @@ class App:
         self._consumers: dict[str, FunctionConsumer[..., Any]] = {}
         self._providers: list[Provider] = []
         self._zones: dict[str, Zone] = {}
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a process that was just forked: a thread of the parent may have held the lock."""
+        self._lock = threading.RLock()
 
     # ---- jobs ----
 

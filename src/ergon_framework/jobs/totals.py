@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ergon_framework.core.job import JobStatus, Transition
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.ports.jobstore import ENDED, JobAdmin, WorkerRecord
 
 OUTCOMES = ("completed", "retrying", "failed", "held", "released", "cancelled")
@@ -133,6 +134,11 @@ class DrainTotals:
         self._recorded_at: float | None = None
         self._started_at = 0.0
         self._totals = WorkerTotals()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a process that was just forked: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
 
     def begin(self, now: float) -> None:
         """A drain begins."""

@@ -27,6 +27,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, cast
 
 from ergon_framework.core.limits import UNLIMITED
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ConfigurationError, HookError
 from ergon_framework.providers.calls import (
     DEFAULT_TENANT,
@@ -226,6 +227,11 @@ class Provider:
         self._async: AsyncFunctionProvider | None = None
         self._opened = OpenedLifespans(dependencies)
         self._check()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a process that was just forked: a thread of the parent may have held the lock."""
+        self._lock = threading.RLock()
 
     # -- declaring ---------------------------------------------------------------------------------
 
