@@ -7,6 +7,7 @@
     │   ├── SettingsError                    a settings file or an environment variable
     │   ├── WiringError                      parts that do not fit together
     │   │   └── HookError (TypeError)        a hook that is missing or of the wrong colour
+    │   ├── UsageError (TypeError)           a call with arguments that it does not take
     │   └── MissingExtraError (ImportError)  an optional dependency is not installed
     ├── LifespanTimeoutError (TimeoutError)  a lifespan took longer to open or to close than it may
     ├── ExecutorError                        an executor does not start, or did not end well
@@ -37,6 +38,7 @@
     ├── JobError (ValueError)                a job, queue or schedule that is refused at the edge
     │   ├── DuplicateJobError                its id or its unique key is taken
     │   ├── JobStateError                    its state does not allow what was asked
+    │   ├── FlowPartError (UsageError)       what a chain or a group was given is no step
     │   └── JobNotFoundError (LookupError)   there is no such job, queue or schedule
     ├── JobFailedError                       the job whose result was asked for did not complete
     ├── ResultTimeoutError (TimeoutError)    no result within the time given; the job goes on
@@ -91,6 +93,7 @@ __all__ = [
     "FactInvalidError",
     "FetchException",
     "FetchTimeoutException",
+    "FlowPartError",
     "FrozenError",
     "HookError",
     "InputException",
@@ -122,6 +125,7 @@ __all__ = [
     "TransactionException",
     "TransactionTimeoutException",
     "UnreadableJobError",
+    "UsageError",
     "WiringError",
     "ZoneMovedError",
     "describe",
@@ -198,6 +202,12 @@ class HookError(WiringError, TypeError):
     """A hook is missing, cannot be called, or has the wrong colour."""
 
     code = "hook"
+
+
+class UsageError(ConfigurationError, TypeError):
+    """A function of Ergon was called with arguments that it does not take; nothing was done."""
+
+    code = "usage"
 
 
 class LifespanTimeoutError(ErgonError, TimeoutError):
@@ -581,6 +591,12 @@ class JobStateError(JobError):
     """The job's state does not allow what was asked."""
 
     code = "job_state"
+
+
+class FlowPartError(JobError, UsageError):
+    """What a chain or a group was given is no step; nothing was stored."""
+
+    code = "flow_part"
 
 
 class JobNotFoundError(JobError, LookupError):

@@ -42,10 +42,15 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, o
 
 from ergon_framework.app.app_arguments import (
     MAX_NAME,
+    check_decorated,
     check_places,
+    check_provider_words,
+    check_schedule_words,
     check_values,
+    check_zone_name,
     checked_name,
     checked_queues,
+    refuse_method,
 )
 from ergon_framework.app.job_handlers import JobHandler
 from ergon_framework.engine.atfork import renew_after_fork
@@ -60,6 +65,7 @@ from ergon_framework.ports.lifespan import (
     LifespanOptions,
 )
 from ergon_framework.ports.middleware import MiddlewareStack
+from ergon_framework.ports.usage import shows
 
 if TYPE_CHECKING:
     from ergon_framework.app.jobs import JobSetup
@@ -165,7 +171,6 @@ class App:
     def job(
         self,
         name: str | None = None,
-        /,
         *,
         heartbeat: float | None = None,
         **options: Unpack[HandlerOptions],
@@ -174,13 +179,13 @@ class App:
     def job(
         self,
         name: str | None = None,
-        /,
         *,
         batch: int,
         linger: float | None = None,
         **options: Unpack[HandlerOptions],
     ) -> Callable[[Callable[[list[A]], Any]], JobHandler[[A], Any]]: ...
-    def job(self, name: Any = None, /, **options: Any) -> Any:
+    @shows('@app.job("resize", attempts=5)')
+    def job(self, name: Any = None, **options: Any) -> Any:
         """Make a function the handler of jobs, under the given name or its own.
 
         The function can be called as before; options are those of all its jobs. With ``batch`` it
@@ -190,9 +195,11 @@ class App:
         so many seconds is ended as a timeout.
         """
         if callable(name):
-            return self._add(name, None, {})
+            return self._add(name, None, options)
+        check_decorated(name, "job", "resize")
         return lambda function: self._add(function, name, options)
 
+    @shows('@app.schedule("*/15 * * * *", name="sweep")', '@app.schedule(every="15m")')
     def schedule(
         self,
         cron: str | None = None,
@@ -226,6 +233,8 @@ class App:
                 remedy=f'write @app.schedule("*/15 * * * *") above def {named}',
             )
 
+        check_schedule_words(options)
+
         def declare(function: Callable[P, T] | JobHandler[P, T]) -> JobHandler[P, T]:
             if isinstance(function, JobHandler):
                 handler = function.options(**options) if options else function
@@ -253,6 +262,7 @@ class App:
 
         return declare
 
+    @shows("app.chain(fetch.step(url), resize.options(queue='slow').step(80))")
     def chain(
         self,
         *parts: Step[Any] | SignalStep | Chain | Group | JobHandler[Any, Any],
@@ -269,6 +279,7 @@ class App:
 
         return Chain(self._flow_clients(), parts, name, on_failure)
 
+    @shows("app.group([resize.step(80), resize.step(160)], then=publish.step())")
     def group(
         self,
         parts: Iterable[Step[Any] | SignalStep | Chain | Group | JobHandler[Any, Any]],
@@ -282,6 +293,7 @@ class App:
 
         return Group(self._flow_clients(), parts, then, name, on_failure)
 
+    @shows('app.wait_for_signal("approved", timeout=3600)')
     def wait_for_signal(self, name: str, *, timeout: float | None = None) -> SignalStep:
         """A step that waits until somebody calls ``flow.signal(name, value)``.
 
@@ -307,6 +319,7 @@ class App:
     def _add(
         self, function: Callable[P, T], name: str | None, options: Mapping[str, Any]
     ) -> JobHandler[P, T]:
+        refuse_method(function, "job")
         known = set(self.registry.names)
         self.registry.add(function, name, **cast("HandlerOptions", options))
         # The registry chooses the name of a function that is given none.
@@ -315,6 +328,7 @@ class App:
 
     # ---- messages ----
 
+    @shows('@app.consumer(connector, name="orders")')
     def consumer(
         self, source: Any, /, *, name: str | None = None, **options: Unpack[ConsumerOptions]
     ) -> ConsumerDecorator:
@@ -334,6 +348,7 @@ class App:
             )
 
         def declare(function: Callable[P, T], /) -> FunctionConsumer[P, T]:
+            refuse_method(function, "consumer")
             made = FunctionConsumer(
                 function,
                 source,
@@ -360,6 +375,7 @@ class App:
 
     # ---- provider calls ----
 
+    @shows('rates = app.provider("rates", timeout=5)')
     def provider(self, name: str, **options: Unpack[ShortProviderOptions]) -> Provider:
         """A service of somebody else, whose calls are guarded and recorded in this App's store.
 
@@ -368,6 +384,7 @@ class App:
         """
         from ergon_framework.providers.functions import Provider
 
+        check_provider_words(options)
         options.setdefault("store", partial(self._call_store, name))
         made = Provider(
             name,
@@ -401,6 +418,7 @@ class App:
 
     # ---- facts ----
 
+    @shows('app.zone("plant"), and say where it is kept under [zones.plant] of the settings')
     def zone(self, name: str) -> Zone:
         """A zone by its name: facts are published into it and read from it.
 
@@ -408,6 +426,7 @@ class App:
         store, or on the server that is its store.
         """
         given: object = name  # what cannot be hashed is no name either
+        check_zone_name(given)
         with self._lock:
             found = self._zones.get(name) if isinstance(given, str) else None
             if found is None:

@@ -29,6 +29,7 @@ from ergon_framework.jobs.cron import check_cron, check_zone, interval
 from ergon_framework.jobs.newjob import check_options
 from ergon_framework.ports.job_fields import MAX_SCHEDULE_NAME, SCHEDULE_NAME, instant, listed
 from ergon_framework.ports.job_options import HandlerOptions, JobOptions, checked_options
+from ergon_framework.ports.usage import shows
 
 if TYPE_CHECKING:
     from ergon_framework.executor import Registry
@@ -126,6 +127,7 @@ class JobHandler(Generic[P, T]):
     def __repr__(self) -> str:
         return f"<handler {self.name!r}>"
 
+    @shows("resize.options(delay=5, queue='slow').enqueue(80)")
     def options(self, **options: Unpack[HandlerOptions]) -> JobHandler[P, T]:
         """The same handler with other options for its jobs: ``resize.options(delay=5)``."""
         given = cast("Mapping[str, Any]", options)
@@ -182,6 +184,7 @@ class JobHandler(Generic[P, T]):
         options = self._options_of(call)
         return await self.app.async_client.enqueue(self.routed, call.args, call.kwargs, **options)
 
+    @shows("resize.enqueue_many([(80,), (160,)])")
     def enqueue_many(
         self, calls: Iterable[HandlerArguments | tuple[Any, ...] | Mapping[str, Any]]
     ) -> list[EnqueuedJob]:
@@ -217,8 +220,13 @@ class JobHandler(Generic[P, T]):
                 remedy=f"the options of its jobs may be {', '.join(sorted(SCHEDULED))}",
             )
         cron, every = fields["cron"], fields["every"]
-        if (cron is None) == (every is None):
+        if cron is None and every is None:
             raise self._no_schedule("it needs either cron or every", 'write every="15m"')
+        if cron is not None and every is not None:
+            raise self._no_schedule(
+                f"it has both cron {shown(cron)} and every {shown(every)}",
+                f"write one of them; what names it is name={shown(cron)}",
+            )
         flaws = {
             "misfire": word_flaw(fields["misfire"], ("once", "skip", "all")),
             "overlap": switch_flaw(fields["overlap"]),

@@ -307,6 +307,7 @@ def named_policy(consumer: str, name: str, settings: Settings) -> ConsumerPolicy
 def _connector_of(consumer: FunctionConsumer[..., Any], settings: Settings) -> Any:
     from ergon_framework.app.factories import connector_factory
     from ergon_framework.app.settings.source import did_you_mean
+    from ergon_framework.core.text import toml_table
 
     name, known = consumer.source, settings.connectors
     if name not in known:
@@ -314,8 +315,8 @@ def _connector_of(consumer: FunctionConsumer[..., Any], settings: Settings) -> A
         raise WiringError(
             f"the consumer {consumer.name!r} reads from the connector {name!r}, and there is no"
             f" such one; {hint}",
-            remedy=f"write a table [connectors.{name}] in ergon.toml, or pass a connector instead"
-            " of its name",
+            remedy=f"write a table {toml_table('connectors', name)} in ergon.toml, or pass a"
+            " connector instead of its name",
         )
     factory = connector_factory(name, known[name], settings)
     factory.check()

@@ -430,7 +430,9 @@ def _dumped(value: Any) -> Any:
         if isinstance(value, base):
             return base(value)
     if not hasattr(value, "model_dump"):
-        raise TypeError(f"{type(value).__name__} has no form in JSON")
+        # A step of a flow says what it is, and where its result may stand.
+        told = getattr(value, "not_json", "")
+        raise TypeError(f"it is {told}" if told else f"{type(value).__name__} has no form in JSON")
     return model_as_json(value)
 
 

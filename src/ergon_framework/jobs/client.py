@@ -40,6 +40,7 @@ from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.encoded_store import with_codec
 from ergon_framework.jobs.finding import JobFilter, refuse_empty, search_of, whole_or_none
 from ergon_framework.jobs.flow_client import (
+    AsyncEnqueuedFlow,
     EnqueuedFlow,
     EnqueuedId,
     flows_of,
@@ -671,12 +672,16 @@ def _adder(
 def _ids_in(after: Any) -> list[str]:
     """The jobs that another one is to wait for; one alone may stand without a list."""
     given = [after] if isinstance(after, str) else listed("after", after, "jobs", "after=[job]")
-    ids = list(dict.fromkeys(given))
-    for each in ids:
+    ids: dict[str, None] = {}
+    for each in given:
+        if isinstance(each, EnqueuedFlow | AsyncEnqueuedFlow):
+            remedy = "put the job into the flow: chain(flow, resize.step(80)), and enqueue that"
+            raise refusal("after", "names a flow, and waits for jobs", remedy)
         if not isinstance(each, str):
             problem = f"names a job by {type(each).__name__}"
             raise refusal("after", problem, "give what enqueue returned, or the ids of jobs")
-    return [str(each) for each in ids]
+        ids[str(each)] = None
+    return list(ids)
 
 
 def _no_external(store: FullJobStore) -> JobError:

@@ -16,18 +16,20 @@ sends the request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from ergon_framework.core.flow import OnFailure
-from ergon_framework.errors import JobError
-from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow
+from ergon_framework.errors import FlowPartError, JobError
+from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow, EnqueuedId
+from ergon_framework.jobs.flow_mistakes import no_list, no_part
 from ergon_framework.jobs.newjob import JobSpec, new_id, spread
 from ergon_framework.ports.flow import Join, NewFlow, StepPlace, as_runs, join_id, step_id
-from ergon_framework.ports.job_fields import choice, name, seconds
+from ergon_framework.ports.job_fields import check_call, choice, name, seconds
 from ergon_framework.ports.jobstore import NewJob
+from ergon_framework.ports.usage import shows
 
 T = TypeVar("T")
 
@@ -41,16 +43,35 @@ _timeout = seconds(0.0, 10 * 366 * 86_400.0, is_above=True)
 CheckCall: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], object]
 
 
-@dataclass(eq=False, slots=True)
 class Step(Generic[T]):
     """One job of a flow: what it calls, and whether it gets the result of what comes before it."""
 
-    handler: str
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    pass_result: bool = True
-    check: CheckCall | None = None  # refuses arguments that its handler could not take
+    # No dataclass: the encoder would write one into the arguments of a job.
+    __slots__ = ("args", "check", "handler", "kwargs", "options", "pass_result")
+    not_json = (
+        "a step of a flow, which runs by itself; pass step.result to another step of its flow"
+    )
+
+    def __init__(
+        self,
+        handler: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        pass_result: bool = True,
+        check: CheckCall | None = None,
+    ) -> None:
+        """``check`` refuses arguments that the handler could not take."""
+        self.handler = handler
+        self.args = args
+        self.kwargs: Mapping[str, Any] = {} if kwargs is None else kwargs
+        self.options: Mapping[str, Any] = {} if options is None else options
+        self.pass_result = pass_result
+        self.check = check
+
+    def __repr__(self) -> str:
+        return f"<step of {self.handler!r}>"
 
     @property
     def result(self) -> Any:
@@ -63,12 +84,18 @@ class Step(Generic[T]):
         return Step(*options, pass_result=False, check=self.check)
 
 
-@dataclass(eq=False, slots=True)
 class SignalStep:
     """A step that runs nothing: a signal completes it, and the value is its result."""
 
-    signal: str
-    timeout: float | None = None
+    __slots__ = ("signal", "timeout")
+    not_json = Step.not_json
+
+    def __init__(self, signal: str, timeout: float | None = None) -> None:
+        self.signal = signal
+        self.timeout = timeout
+
+    def __repr__(self) -> str:
+        return f"<step that waits for the signal {self.signal!r}>"
 
     @property
     def result(self) -> Any:
@@ -76,11 +103,17 @@ class SignalStep:
         return ResultOf(self)
 
 
-@dataclass(frozen=True, slots=True)
 class ResultOf:
     """Stands in the arguments of a step for what another one returns."""
 
-    step: Step[Any] | SignalStep
+    __slots__ = ("step",)
+    not_json = "the result of a step: it stands alone as an argument of a step of the same flow"
+
+    def __init__(self, step: Step[Any] | SignalStep) -> None:
+        self.step = step
+
+    def __repr__(self) -> str:
+        return f"<result of {self.step!r}>"
 
 
 class FlowClient(Protocol):
@@ -117,6 +150,7 @@ class Draft:
         self.name = flow_name and name("name", flow_name)
         self.on_failure = None if on_failure is None else _on_failure("on_failure", on_failure)
 
+    @shows("flow.enqueue()", "resize.options(delay=5).step(80) for the options of a step")
     def enqueue(self, *, connection: Any = None) -> EnqueuedFlow:
         """Store the flow and all its steps in one commit; returns its id, which answers questions.
 
@@ -146,9 +180,11 @@ class Chain(Draft):
         on_failure: str | None = None,
     ) -> None:
         super().__init__(clients, flow_name, on_failure)
-        self.parts = [part_of(each) for each in parts]
+        self.parts = _parts("chain", parts)
         if not self.parts:
-            raise JobError("a chain has no steps", remedy="give it at least one")
+            raise JobError(
+                "a chain has no steps", remedy="give it at least one: chain(resize.step(80))"
+            )
 
 
 class Group(Draft):
@@ -163,8 +199,10 @@ class Group(Draft):
         on_failure: str | None = None,
     ) -> None:
         super().__init__(clients, flow_name, on_failure)
-        self.parts = [part_of(each) for each in parts]
-        self.then = None if then is None else part_of(then)
+        if isinstance(parts, _SINGLE) or not isinstance(parts, Iterable):
+            raise no_list(parts)
+        self.parts = _parts("group", parts)
+        self.then = None if then is None else part_of(then, "group", 0)
 
 
 Part: TypeAlias = Step[Any] | SignalStep | Chain | Group
@@ -172,21 +210,46 @@ Part: TypeAlias = Step[Any] | SignalStep | Chain | Group
 _PARTS = (Step, SignalStep, Chain, Group)
 _STEPS = (Step, SignalStep)
 _SPECS = frozenset({str, tuple, list, dict})
+_SINGLE = (*_PARTS, str, bytes, Mapping)
+"""What could be gone through, or stands for one step, and is no list of them."""
 
 
-def part_of(given: Any) -> Part:
-    """A step, chain or group; a handler's name, a tuple or a dict is a step."""
+def _parts(kind: str, given: Iterable[Any]) -> list[Part]:
+    made: list[Part] = []
+    for each in given:
+        made.append(part_of(each, kind, len(made) + 1))
+    return made
+
+
+def part_of(given: Any, kind: str, number: int) -> Part:
+    """A step, chain or group; a handler's name, a tuple or a dict is a step.
+
+    ``kind`` and ``number`` say where it stands: 1 is the first of a chain, 0 the ``then`` of a
+    group.
+    """
     if type(given) not in _SPECS:
         if isinstance(given, _PARTS):
             return given
+        if isinstance(given, ResultOf):
+            raise FlowPartError(
+                f"part {number} of a {kind} is {given.not_json}",
+                remedy="put the step itself into the flow, and its result into another step",
+            )
         as_step: Any = getattr(given, "step", None)
         # A handler of an App, without a call.
         if callable(as_step) and not isinstance(given, Mapping):
             made = as_step()
             if isinstance(made, Step):
                 return made
+        if isinstance(given, EnqueuedId) or not isinstance(given, str | list | tuple | Mapping):
+            raise no_part(given, kind, number)
     spec: JobSpec = given
+    if isinstance(spec, list | tuple) and not (spec and isinstance(spec[0], str)):
+        raise no_part(given, kind, number)
     handler, args, kwargs, options = spread(spec, {})
+    if not isinstance(handler, str):
+        raise no_part(given, kind, number)
+    check_call(args, kwargs)
     return Step(handler, args, kwargs or {}, options)
 
 
@@ -241,10 +304,16 @@ class FlowPlanner:
         draft = self._draft
         if not isinstance(draft, Chain | Group):
             raise JobError("only a chain or a group can be enqueued as a flow")
-        _, result, tree = self._place(draft, _Wait(), _NOTHING)
+        try:
+            _, result, tree = self._place(draft, _Wait(), _NOTHING)
+            plan = _encode({"tree": tree, "result": None if result is _NOTHING else result})
+        except RecursionError:
+            raise JobError(
+                "chains and groups stand in each other too deeply",
+                remedy="collect steps that follow each other in a list: chain(*steps)",
+            ) from None
         self._end()
         policy = draft.on_failure or OnFailure.CANCEL
-        plan = _encode({"tree": tree, "result": None if result is _NOTHING else result})
         flow = NewFlow(
             id=self.id,
             name=draft.name,

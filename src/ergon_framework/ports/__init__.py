@@ -7,5 +7,5 @@ Where to look first: ``transaction`` is the envelope of a task's work and ``conn
 comes from and goes to; ``context`` is what user code may ask while it runs. ``jobstore``,
 ``factstore``, ``objectstore`` and ``providerstore`` are the stores. ``notice`` is the catalogue of
 everything that is reported about a run, and ``journal`` where notices are kept. ``settings_model``
-is the base of every section of a settings file.
+is the base of every section of a settings file. ``usage`` reports wrong calls of public methods.
 """

@@ -338,7 +338,7 @@ _decode = msgspec.json.decode
 def encode_args(args: Sequence[Any]) -> bytes:
     """Positional arguments as a JSON array."""
     if not isinstance(args, list | tuple):
-        raise refusal("args", "must be a list or a tuple", "write [value] for a single argument")
+        raise _no_args()
     return _encoded("args", list(args)) if args else b"[]"
 
 
@@ -349,7 +349,23 @@ def encode_kwargs(kwargs: Mapping[str, Any] | None) -> bytes:
             return b"{}"
     elif isinstance(kwargs, Mapping):
         return _encoded("kwargs", kwargs if type(kwargs) is dict else dict(kwargs))
-    raise refusal("kwargs", "must be a dict", "name each argument")
+    raise _no_kwargs()
+
+
+def check_call(args: object, kwargs: object) -> None:
+    """Refuse what is no list and no dict: a text would be an argument for each character."""
+    if not isinstance(args, list | tuple):
+        raise _no_args()
+    if not isinstance(kwargs, Mapping | None):
+        raise _no_kwargs()
+
+
+def _no_args() -> JobError:
+    return refusal("args", "must be a list or a tuple", "write [value] for a single argument")
+
+
+def _no_kwargs() -> JobError:
+    return refusal("kwargs", "must be a dict", "name each argument")
 
 
 def encode_value(field: str, value: Any) -> bytes:

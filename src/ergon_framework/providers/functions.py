@@ -235,6 +235,15 @@ class Provider:
 
     # -- declaring ---------------------------------------------------------------------------------
 
+    if not TYPE_CHECKING:  # a type checker says the same where it is written
+
+        def __call__(self, *_: object, **__: object) -> None:
+            """A provider is no decorator; what is above a function is one of its methods."""
+            raise HookError(
+                f"the provider {self.name!r} was called itself",
+                remedy=f"write @{self.name}.call above a function, or @{self.name}.stream",
+            )
+
     @property
     def call(self) -> CallDecorator:
         """Makes a function a guarded call: ``@rates.call``, or ``@rates.call(attempts=2)``.

@@ -232,6 +232,11 @@ def check_source(source: Any) -> None:
     is_name = isinstance(source, str) and bool(source)
     if source is None or is_name or any(callable(getattr(source, each, None)) for each in _FETCH):
         return
+    if callable(getattr(source, "facts", None)):
+        raise WiringError(
+            f"a consumer was given {shown(source)} itself, which has many readers",
+            remedy='pass the facts for one of them: zone.facts("orders")',
+        )
     wrong = "an empty name" if isinstance(source, str) else f"a {type(source).__name__}"
     raise WiringError(
         f"a consumer was given {wrong} to consume from",

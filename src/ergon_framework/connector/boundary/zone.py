@@ -33,8 +33,10 @@ from ergon_framework.errors import (
     BoundaryError,
     ConfigurationError,
     FactInvalidError,
+    UsageError,
 )
 from ergon_framework.ports.factstore import INBOUND, OUTBOUND
+from ergon_framework.ports.usage import shows
 
 if TYPE_CHECKING:
     import asyncio
@@ -152,6 +154,7 @@ class Zone:
 
     # ---- publishing ----
 
+    @shows('plant.publish("WO-1", "released", {"by": "ann"}, to="enterprise", id=("WO-1", 1))')
     def publish(
         self,
         subject: str,
@@ -188,6 +191,7 @@ class Zone:
             lambda: self.publish(subject, predicate, object, to=to, id=id, files=files, **more)
         )
 
+    @shows('plant.publish_many([{"subject": "WO-1", ...}, ...], to="enterprise")')
     def publish_many(
         self, facts: Iterable[FactItem], *, to: str | None = None
     ) -> list[Receipt | BoundaryError]:
@@ -198,6 +202,11 @@ class Zone:
         the error. Raises when the zone cannot be reached: what was committed by then stays, and
         publishing all of it again is harmless.
         """
+        if isinstance(facts, Mapping | str) or not isinstance(facts, Iterable):
+            raise UsageError(
+                f"Zone.publish_many: facts is of type {type(facts).__name__}, and no list of them",
+                remedy="write a list, also for one fact: publish_many([fact])",
+            )
         answers: list[Receipt | BoundaryError | None] = []
         items = []
         for number, each in enumerate(facts):
@@ -221,6 +230,7 @@ class Zone:
 
     # ---- consuming ----
 
+    @shows('@app.consumer(plant.facts("orders"))')
     def facts(
         self, consumer: str, *, from_zone: str | None = None, to: str | None = None, **options: Any
     ) -> BoundaryConnector:
@@ -240,6 +250,7 @@ class Zone:
         self._connectors.add(made)
         return made
 
+    @shows('plant.consume("orders", handle)', '@app.consumer(plant.facts("orders"))')
     def consume(
         self,
         consumer: str,
@@ -267,6 +278,7 @@ class Zone:
         with Consumer(self._reached(), consumer, **given) as reader:
             return reader.run(handler, stop=stop, until_empty=until_empty)
 
+    @shows('for fact in plant.read("orders"): ...')
     def read(
         self, consumer: str, *, from_zone: str | None = None, to: str | None = None
     ) -> Iterator[Transaction]:
