@@ -246,7 +246,8 @@ class JobClient:
                 added = self._added_after(job, ids, on_failure, connection)
             else:
                 (added,) = self._added([job], connection)
-            describe_enqueue(span, job, added.id, is_new=added.is_new)
+            if span.is_recording():
+                describe_enqueue(span, job, added.id, is_new=added.is_new)
         return added
 
     def enqueue_many(

@@ -55,8 +55,6 @@ def with_trace_context(span: Span, options: Mapping[str, Any]) -> Mapping[str, A
 
 def describe_enqueue(span: Span, job: NewJob, job_id: str, *, is_new: bool) -> None:
     """What was stored, or was there already."""
-    if not span.is_recording():
-        return
     span.set_attribute("rrq.job_id", job_id)
     span.set_attribute("rrq.function", job.handler)
     span.set_attribute("rrq.queue", job.queue)

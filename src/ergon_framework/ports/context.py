@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from ergon_framework.ports.transaction import CURRENT, Transaction
 from ergon_framework.ports.unit_of_work import RUNNING, UnitOfWork
@@ -112,9 +112,10 @@ def current_attempt() -> Attempt | None:
     Long-running code looks at ``is_cancelled`` or ``remaining()`` now and then and returns early: a
     thread cannot be killed, and its work after a timeout is thrown away.
     """
-    current = CURRENT.get()
+    current: Any = CURRENT.get()
     if type(current) is not tuple:
-        return cast("Attempt | None", current)
+        found: Attempt | None = current
+        return found
     call, run, phase, number, ticket = current
     attempt = Attempt(call, run, phase, number)
     attempt.ticket = ticket

@@ -208,12 +208,16 @@ def messaging_instruments(
     provider: metrics.MeterProvider | None = None,
 ) -> MessagingInstruments | None:
     """The instruments for messages of the meter provider that is set up; None without one."""
+    if provider is None and not _may_have_meters():
+        return None
     found = _instruments(provider)
     return None if found is None else found[0]
 
 
 def call_instruments() -> CallInstruments | None:
     """The same for provider calls."""
+    if not _may_have_meters():
+        return None
     found = _instruments(None)
     return None if found is None else found[1]
 
@@ -221,8 +225,6 @@ def call_instruments() -> CallInstruments | None:
 def _instruments(
     provider: metrics.MeterProvider | None,
 ) -> tuple[MessagingInstruments, CallInstruments] | None:
-    if provider is None and not _may_have_meters():
-        return None
     chosen = metrics.get_meter_provider() if provider is None else provider
     if not is_real(chosen):
         return None

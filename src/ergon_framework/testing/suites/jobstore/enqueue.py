@@ -164,6 +164,22 @@ def duplicate_id_in_a_batch_is_refused(s: JobStoreSubject) -> None:
 
 
 @check()
+def duplicate_id_in_a_large_batch_is_named(s: JobStoreSubject) -> None:
+    """The refusal of a large batch names the job whose id is taken, wherever it stands."""
+    ids = [f"job-{n:03}" for n in range(120)]
+    for place in (0, 49, 50, 77, 119):
+        taken = f"taken-{place}"
+        s.put(taken)
+        batch = [*ids[:place], taken, *ids[place + 1 :]]
+        error = s.refusal(lambda batch=batch: s.put(*batch))  # type: ignore[misc]
+        expect(isinstance(error, DuplicateJobError), f"no DuplicateJobError, but {error!r}")
+        expect(taken in str(error), f"the error does not name {taken}: {error}")
+    same(s.store.count(Search()), 5, "jobs stored")
+    s.put(*ids)
+    same(s.store.count(Search()), 125, "jobs stored in the end")
+
+
+@check()
 def add_is_all_or_nothing(s: JobStoreSubject) -> None:
     """When one job of a batch is refused, none of them is stored or delivered."""
     s.put("there")
