@@ -21,7 +21,7 @@ from ergon_framework.boundary.http.tls import (
     peer_identity,
     server_context,
 )
-from ergon_framework.boundary.node import certificates_of
+from ergon_framework.boundary.node.node import certificates_of
 from ergon_framework.boundary.reloading import ReloadingFile
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, ErgonError, NotPermittedError

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.node import run_node
+from ergon_framework.boundary.node.node import run_node
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.cli import invoke
 

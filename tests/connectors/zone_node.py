@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Envelope, Fact
-from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport
+from ergon_framework.boundary.node.node import Node
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone

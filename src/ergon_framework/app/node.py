@@ -191,7 +191,7 @@ def serve(setup: ZoneSetup, ready: Callable[[str], None]) -> None:
     """Run the node until a signal asks it to stop; ``ready`` is told where it listens."""
     # Imported late, because a command that only asks for an address needs no node; but before the
     # check, because the node's modules declare its failpoints.
-    from ergon_framework.boundary.node import run_node
+    from ergon_framework.boundary.node.node import run_node
 
     failpoints.check()
     stopping = _NodeStop()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ergon_framework.boundary.client.producer import AsyncProducer, Producer
     from ergon_framework.boundary.facts.ids import message_id, stable_uuid
     from ergon_framework.boundary.model import Batch, Delivery, Envelope, Fact, Receipt
-    from ergon_framework.boundary.node import Node
+    from ergon_framework.boundary.node.node import Node
     from ergon_framework.boundary.settings import ZoneSettings
     from ergon_framework.boundary.store_urls import open_fact_store
     from ergon_framework.boundary.zone import LocalZone
@@ -49,7 +49,7 @@ _HOMES = {
     "Fact": "boundary.model",
     "Inbox": "boundary.client.inbox",
     "LocalZone": "boundary.zone",
-    "Node": "boundary.node",
+    "Node": "boundary.node.node",
     "Outbox": "boundary.client.outbox",
     "Producer": "boundary.client.producer",
     "Receipt": "boundary.model",

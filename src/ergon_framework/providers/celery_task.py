@@ -57,8 +57,7 @@ except ImportError as error:
         remedy='pip install "ergon-framework[celery]"',
     ) from error
 
-from ergon_framework.providers import celery_worker
-from ergon_framework.providers.celery_worker import relay_app
+from ergon_framework.providers.celery_worker import relay_app, relay_letter, remember_task
 
 __all__ = ["CeleryProviderTask", "relay_app"]
 
@@ -152,7 +151,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         if budget is not None and self.soft_time_limit is None and self.time_limit is None:
             self.soft_time_limit = budget + SOFT_MARGIN
             self.time_limit = budget + HARD_MARGIN
-        celery_worker.know(self)
+        remember_task(self)
 
     def run(
         self,
@@ -191,7 +190,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
                 raise
             raise Reject(error, requeue=True) from error
         if ending.letter is not None and self.relays:
-            celery_worker.carry(self, is_now=not call.may_wait)
+            relay_letter(self, is_now=not call.may_wait)
         if not ending.is_final and call.may_wait:
             self._send_again(call, ending.carried, ending.seconds, _told(ending.result.error))
         if ending.result.success:

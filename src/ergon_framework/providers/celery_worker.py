@@ -164,12 +164,12 @@ def _names(app: Any, queue: str) -> set[str]:
     }
 
 
-def know(task: RelayedTask) -> None:
+def remember_task(task: RelayedTask) -> None:
     """A task was made; whether its app ever uses it is another matter."""
     _tasks.add(task)
 
 
-def carry(task: RelayedTask, *, is_now: bool = False) -> None:
+def relay_letter(task: RelayedTask, *, is_now: bool = False) -> None:
     """Have a letter carried soon; with ``is_now`` at once, where no thread would do it later."""
     if not is_now:
         relay_thread().wake()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.node import Node
+from ergon_framework.boundary.node.node import Node
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import WiringError
 

@@ -13,7 +13,7 @@ import pytest
 
 from ergon_framework.boundary.certs import issue, make_ca
 from ergon_framework.boundary.http.addresses import split_address
-from ergon_framework.boundary.node import Node
+from ergon_framework.boundary.node.node import Node
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError
 

@@ -15,8 +15,8 @@ import pytest
 
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.maintenance import collect, run_maintenance
-from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.node.app import NodeApplication
+from ergon_framework.boundary.node.node import Node
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.settings import DAY, RetentionSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone

@@ -13,7 +13,7 @@ import pytest
 
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.http.addresses import split_address
-from ergon_framework.boundary.node import Node
+from ergon_framework.boundary.node.node import Node
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.ports.factstore import OUTBOUND, Fetched

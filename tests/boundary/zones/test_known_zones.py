@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.node import certificates_of
+from ergon_framework.boundary.node.node import certificates_of
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, FactInvalidError

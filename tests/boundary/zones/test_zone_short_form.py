@@ -24,8 +24,8 @@ from ergon_framework.boundary.data_folder import (
 )
 from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.model import Delivery, Receipt
-from ergon_framework.boundary.node import run_node
 from ergon_framework.boundary.node.local_node import LocalNode, LocalTransport
+from ergon_framework.boundary.node.node import run_node
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.connector.boundary.zone import FactItem, Zone, fact_id, settings_of
 from ergon_framework.errors import (

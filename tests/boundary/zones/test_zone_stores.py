@@ -20,7 +20,7 @@ from ergon_framework.boundary.data_folder import LOCK
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.model import Delivery
-from ergon_framework.boundary.node import Node
+from ergon_framework.boundary.node.node import Node
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
 from ergon_framework.boundary.store_urls import check_fact_url, open_fact_store
 from ergon_framework.boundary.verification import Finding, verified

@@ -31,7 +31,7 @@ from ergon_framework.app.zones import (
 )
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.http.addresses import check_plaintext, is_loopback, split_address
-from ergon_framework.boundary.node import certificates_of
+from ergon_framework.boundary.node.node import certificates_of
 from ergon_framework.boundary.node.policy import read_policy
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import (

@@ -10,17 +10,3 @@ Start with ``node`` (``Node``, ``run_node``), then ``app``, which turns a reques
   makes of a peer's page, without I/O.
 - ``inprocess``: a transport without a socket.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from ergon_framework.lazy_exports import lazy_exports
-
-if TYPE_CHECKING:
-    from ergon_framework.boundary.node.node import Node, certificates_of, run_node
-
-__all__ = ["Node", "certificates_of", "run_node"]
-
-if not TYPE_CHECKING:  # late: a policy file or a status is read without a server
-    __getattr__, __dir__ = lazy_exports(__name__, dict.fromkeys(__all__, "boundary.node.node"))

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ergon_framework.boundary.factstore.append_plan import Condition, KnownFact
 from ergon_framework.boundary.factstore.hashchain import NOBODY, Prepared
-from ergon_framework.boundary.factstore.nats import schema
-from ergon_framework.boundary.factstore.nats.schema import Known, ObjectRecord
+from ergon_framework.boundary.factstore.nats.schema import Known, ObjectRecord, encode_entry
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.ports.factstore import NewFact, Reference
 from ergon_framework.storage.nats import Message
@@ -72,7 +71,7 @@ class StreamPlacement:
         alike = log_state.latest.get(new.to_zone, 0)
         offset, total = log_state.head + 1, log_state.total + fact.size
         log_state.risen_at = max(log_state.risen_at, self._now)
-        data, log_state.chain = schema.written(
+        data, log_state.chain = encode_entry(
             log_state.number,
             offset,
             alike,

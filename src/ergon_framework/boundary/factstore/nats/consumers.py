@@ -20,8 +20,14 @@ from ergon_framework.boundary.factstore.consumers import (
     said_of,
     unknown,
 )
-from ergon_framework.boundary.factstore.nats import pages
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
+from ergon_framework.boundary.factstore.nats.pages import (
+    count_waiting,
+    entries_after,
+    entry_at,
+    read_page,
+    unexplained_offsets,
+)
 from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.page_plan import fill_page
@@ -292,7 +298,7 @@ def described(transaction: StreamTransaction, one: ConsumerRecord) -> ConsumerIn
     """A consumer with what is worked out."""
     info, log_state = info_of(one), transaction.log_state(one.log)
     if log_state is not None:
-        info.lag, info.waiting_since = pages.waiting(
+        info.lag, info.waiting_since = count_waiting(
             transaction, log_state, one.cursor, one.to_zone
         )
     return info
@@ -328,7 +334,7 @@ def _spoilt(transaction: StreamTransaction, one: ConsumerRecord) -> bool:
     if log_state is None:
         return False
     for item in _below(transaction, one):
-        entry = pages.entry_at(transaction, log_state, item.offset)
+        entry = entry_at(transaction, log_state, item.offset)
         if entry is None or entry.is_marker:
             item.state, item.reason = "quarantined", "corrupted"
             put(transaction, item)
@@ -343,7 +349,7 @@ def _released(
     below, log_state = _below(transaction, one), transaction.log_state(one.log)
     if not below or log_state is None:
         return None
-    entries = (pages.entry_at(transaction, log_state, item.offset) for item in below)
+    entries = (entry_at(transaction, log_state, item.offset) for item in below)
     kept = (entry for entry in entries if entry is not None)
     max_items = min(limit, MAX_SETTLED)  # each is marked
     given = fill_page(kept, log_state.head, max_items, max_bytes).given
@@ -359,9 +365,9 @@ def _next(
     log_state = transaction.log_state_or_new(one.log)
     passed: list[Gap] = []
     for _ in range(MAX_CORRUPTED):
-        lost = pages.unexplained(transaction, log_state, one.cursor)
+        lost = unexplained_offsets(transaction, log_state, one.cursor)
         refuse_truncated(one, lost)
-        stretch = pages.read(transaction, log_state, one.cursor, limit, max_bytes, one.to_zone)
+        stretch = read_page(transaction, log_state, one.cursor, limit, max_bytes, one.to_zone)
         page, at = stretch.page, stretch.corrupted
         if at is None or page.facts or page.gaps:
             # A gap is reported, and confirmed, before what lies behind it is delivered.
@@ -476,7 +482,5 @@ def next_of(transaction: StreamTransaction, one: ConsumerRecord) -> int | None:
     log_state = transaction.log_state(one.log)
     if log_state is None:
         return None
-    first = next(
-        pages.entries_after(transaction, log_state, one.cursor, one.to_zone, chunk=1), None
-    )
+    first = next(entries_after(transaction, log_state, one.cursor, one.to_zone, chunk=1), None)
     return None if first is None else first.offset

@@ -23,7 +23,6 @@ from ergon_framework.boundary.factstore.group_commit import (
     tell_head,
 )
 from ergon_framework.boundary.factstore.hashchain import Prepared, key_of, prepare
-from ergon_framework.boundary.factstore.nats import pages
 from ergon_framework.boundary.factstore.nats.append import (
     MAX_REFERENCES_PER_COMMIT,
     StreamPlacement,
@@ -31,6 +30,15 @@ from ergon_framework.boundary.factstore.nats.append import (
 )
 from ergon_framework.boundary.factstore.nats.consumers import keep_whole, open_items
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
+from ergon_framework.boundary.factstore.nats.pages import (
+    ENTRIES_PER_READ,
+    all_after,
+    empty_page,
+    gaps_of,
+    place_of,
+    read_page,
+    search_entries,
+)
 from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item, LogState, Place
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.page_plan import Hole
@@ -209,8 +217,8 @@ class NatsLog:
         def work(transaction: StreamTransaction) -> Page:
             log_state = transaction.log_state(log)
             if log_state is None:
-                return pages.empty(after)
-            stretch = pages.read(transaction, log_state, after, limit, max_bytes, to_zone)
+                return empty_page(after)
+            stretch = read_page(transaction, log_state, after, limit, max_bytes, to_zone)
             if stretch.corrupted is not None and not stretch.page.facts:
                 raise corrupted(log, stretch.corrupted, self._database.url)
             return stretch.page
@@ -228,7 +236,7 @@ class NatsLog:
 
         def work(transaction: StreamTransaction) -> list[Gap]:
             found = [each for each in transaction.log_states() if log in {None, each.name}]
-            return [gap for log_state in found for gap in pages.gaps_of(transaction, log_state)]
+            return [gap for log_state in found for gap in gaps_of(transaction, log_state)]
 
         return self._database.read(work)
 
@@ -243,7 +251,7 @@ class NatsLog:
             # back.
             if log_state.cut_risen_at >= before:  # the clock has gone back since: look at each
                 return _aged_one_by_one(transaction, log_state, before)
-            last = pages.search(transaction, log_state, lambda entry: entry.risen_at < before)
+            last = search_entries(transaction, log_state, lambda entry: entry.risen_at < before)
             return log_state.first - 1 if last is None else last.offset
 
         return self._database.read(work)
@@ -412,7 +420,7 @@ def _dropped(
         return 0, 0
     first, place = log_state.first, Place(max(0, log_state.first_seq - 1), b"")
     # Looked for, and not remembered: what lies below this place will be gone.
-    edge = pages.search(transaction, log_state, lambda entry: entry.offset <= last)
+    edge = search_entries(transaction, log_state, lambda entry: entry.offset <= last)
     if edge is not None:
         log_state.cut_total, log_state.cut_at = edge.total, edge.recorded_at
         log_state.cut_risen_at = edge.risen_at
@@ -448,7 +456,7 @@ def _lose(
     transaction: StreamTransaction, log_state: LogState, first: int, reason: str, now: float
 ) -> None:
     """Record that what was dropped from an offset on is lost; a loss that goes on is one."""
-    before = page_plan.continued_gap(pages.gaps_of(transaction, log_state), first, reason)
+    before = page_plan.continued_gap(gaps_of(transaction, log_state), first, reason)
     first = first if before is None else before.first
     log_state.gaps += 1
     gap = Gap(log_state.name, first, log_state.first - 1, reason, now)
@@ -482,8 +490,8 @@ def _leg(
 
     def work(transaction: StreamTransaction) -> tuple[list[Flaw | int], int]:
         found: list[Flaw | int] = []
-        chain, seen = pages.place_of(transaction, log_state, at).chain, at
-        for each in pages.all_after(transaction, log_state, at):
+        chain, seen = place_of(transaction, log_state, at).chain, at
+        for each in all_after(transaction, log_state, at):
             if isinstance(each, Hole):
                 found.append(Flaw(log_state.name, each.offset, "it is not what was stored there"))
                 # What follows a hole cannot be checked against it: the chain begins anew there.
@@ -497,7 +505,7 @@ def _leg(
                 chain = each.chain
             seen = each.offset
             found.append(seen)
-            if len(found) >= pages.ENTRIES_PER_READ:
+            if len(found) >= ENTRIES_PER_READ:
                 break
         return found, seen if found else log_state.head
 
@@ -506,7 +514,7 @@ def _leg(
 
 def _aged_one_by_one(transaction: StreamTransaction, log_state: LogState, before: float) -> int:
     last = log_state.first - 1
-    for each in pages.all_after(transaction, log_state, last):
+    for each in all_after(transaction, log_state, last):
         if isinstance(each, Hole) or each.recorded_at >= before:
             break
         last = each.offset

@@ -14,7 +14,7 @@ ENTRIES_PER_READ = 256
 """Entries of one answer."""
 
 
-def search(
+def search_entries(
     transaction: StreamTransaction, log_state: LogState, is_low: Callable[[LogEntry], bool]
 ) -> LogEntry | None:
     """The last kept entry of those that are low, which all lie before those that are not."""
@@ -42,7 +42,7 @@ def place_of(transaction: StreamTransaction, log_state: LogState, offset: int) -
     found = log_state.edge(offset) or transaction.remembered(log_state, offset)
     if found is not None:
         return found
-    entry = search(transaction, log_state, lambda each: each.offset <= offset)
+    entry = search_entries(transaction, log_state, lambda each: each.offset <= offset)
     if entry is None:
         return Place(max(0, log_state.first_seq - 1), b"")
     return Place(entry.seq, entry.chain if entry.offset == offset else b"")
@@ -108,12 +108,12 @@ def all_after(
     return entries_after(transaction, log_state, after, with_markers=True)
 
 
-def empty(after: int) -> Page:
+def empty_page(after: int) -> Page:
     """A page of a log that is not there."""
     return Page([], 0, 0, NO_CHAIN if after == 0 else b"", NO_CHAIN)
 
 
-def read(
+def read_page(
     transaction: StreamTransaction,
     log_state: LogState,
     after: int,
@@ -136,7 +136,7 @@ def read(
     return PageRead(Page(facts, through, log_state.head, chain, end, gaps), found.corrupted)
 
 
-def waiting(
+def count_waiting(
     transaction: StreamTransaction, log_state: LogState, cursor: int, to_zone: str | None
 ) -> tuple[int, float | None]:
     """How many facts of a view lie above a cursor, and since when the first of them does."""
@@ -169,7 +169,7 @@ def gaps_within(
     ]
 
 
-def unexplained(
+def unexplained_offsets(
     transaction: StreamTransaction, log_state: LogState, cursor: int
 ) -> tuple[int, int] | None:
     """The first and the last offset above a cursor that are gone and that no gap explains."""

@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any, cast
 
 from ergon_framework.boundary.factstore.hashchain import new_of, prepare
-from ergon_framework.boundary.factstore.nats import pages, schema
 from ergon_framework.boundary.factstore.nats.append import StreamPlacement
 from ergon_framework.boundary.factstore.nats.consumers import items_of, quarantined, whole_mark
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.log import NatsLog
+from ergon_framework.boundary.factstore.nats.pages import all_after
 from ergon_framework.boundary.factstore.nats.registry import drop_name, put_name
 from ergon_framework.boundary.factstore.nats.schema import (
     LAST,
@@ -27,6 +27,7 @@ from ergon_framework.boundary.factstore.nats.schema import (
     Note,
     ObjectRecord,
     ZoneRecord,
+    read_id,
 )
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.nats.setup import MOVED_TO
@@ -425,8 +426,7 @@ def _sealed(transaction: StreamTransaction, after: bytes) -> Iterator[FactIdReco
             found = transaction.stream.latest([transaction.subjects.ids(*part)])
             keys = (bytes.fromhex("".join(each.subject.split(".")[-3:])) for each in found)
             records = (
-                _id_copy(key, schema.read_id(each.data))
-                for key, each in zip(keys, found, strict=True)
+                _id_copy(key, read_id(each.data)) for key, each in zip(keys, found, strict=True)
             )
             yield from sorted(records, key=_key)
 
@@ -461,7 +461,7 @@ def _facts(
         if log_state.number < number:
             continue
         start = offset if log_state.number == number else 0
-        for each in pages.all_after(transaction, log_state, start):
+        for each in all_after(transaction, log_state, start):
             if isinstance(each, Hole):
                 raise corrupted(log_state.name, each.offset, place)
             yield FactRecord(log_state.number, log_state.name, each.seen(None), each.chain)

@@ -114,7 +114,7 @@ class Known:
     """Of a fact that is kept."""
 
 
-def written(
+def encode_entry(
     log: int,
     offset: int,
     alike: int,
@@ -161,7 +161,7 @@ def _parts(data: bytes) -> _Parts | None:
     return _Parts((offset, alike, total, now, risen), zone, proof, data[proof_end:end], data[end:])
 
 
-def repaired(log: int, data: bytes, duplicate: Prepared) -> bytes | None:
+def repaired_entry(log: int, data: bytes, duplicate: Prepared) -> bytes | None:
     """The message of a damaged entry as it was, by a duplicate of its fact; None if not known."""
     parts = _parts(data)
     if parts is None:
@@ -176,7 +176,7 @@ def repaired(log: int, data: bytes, duplicate: Prepared) -> bytes | None:
     return b"".join((head, zone, parts.proof, *pair))
 
 
-def read(log: int, seq: int, data: bytes) -> LogEntry | None:
+def read_entry(log: int, seq: int, data: bytes) -> LogEntry | None:
     """An entry out of its message; None when nothing of it can be read."""
     parts = _parts(data)
     proof = None if parts is None else read_proof(parts.proof)
@@ -195,7 +195,7 @@ def read(log: int, seq: int, data: bytes) -> LogEntry | None:
     )
 
 
-def id_record(known: Known) -> bytes:
+def encode_id(known: Known) -> bytes:
     """What is kept of an id for ever."""
     return _ID.pack(_FORM, known.offset, known.seq) + known.digest
 

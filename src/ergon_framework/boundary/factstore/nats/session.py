@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ergon_framework.boundary.factstore.hashchain import Prepared
-from ergon_framework.boundary.factstore.nats import schema
 from ergon_framework.boundary.factstore.nats.schema import (
     Counters,
     Known,
@@ -24,6 +23,10 @@ from ergon_framework.boundary.factstore.nats.schema import (
     Subjects,
     decode,
     encode,
+    encode_id,
+    read_entry,
+    read_id,
+    repaired_entry,
 )
 from ergon_framework.errors import StoreBrokenError
 from ergon_framework.ports.factstore import OUTBOUND
@@ -242,7 +245,7 @@ class StreamTransaction:
             return None
         start = max(log_state.head_seq + 1, log_state.first_seq)
         for found in self.stream.walk(self.subjects.entries(log), start):
-            entry = schema.read(log_state.number, found.seq, found.data)
+            entry = read_entry(log_state.number, found.seq, found.data)
             if entry is None:
                 raise StoreBrokenError(
                     f"one of the last facts of {log} cannot be read, so nobody knows its offset",
@@ -287,14 +290,14 @@ class StreamTransaction:
 
     def add_id(self, key: bytes, known: Known) -> None:
         """Write an id alone, which must not be there yet."""
-        data = schema.id_record(known)
+        data = encode_id(known)
         # Refused if the id is there by now, so that no id is entered twice, whatever the cache
         # says.
         self._others.append(Message(self.subjects.id(key), data, {EXPECTED: "0"}))
 
     def entry(self, log_state: LogState, found: Stored) -> LogEntry | None:
         """An entry out of its message."""
-        entry = schema.read(log_state.number, found.seq, found.data)
+        entry = read_entry(log_state.number, found.seq, found.data)
         if entry is None or entry.seal is None:
             entry = self._repaired(log_state, found.seq) or entry
         if entry is not None:
@@ -304,7 +307,7 @@ class StreamTransaction:
     def _repaired(self, log_state: LogState, seq: int) -> LogEntry | None:
         """The copy that was written for a damaged entry, if there is one."""
         found = self.stream.last(self.subjects.repair(log_state.name, seq))
-        return None if found is None else schema.read(log_state.number, seq, found.data)
+        return None if found is None else read_entry(log_state.number, seq, found.data)
 
     def known_entry(self, log_state: LogState, known: Known) -> LogEntry | None:
         """The entry of an id that was asked for in this step, as far as it can be read."""
@@ -314,11 +317,11 @@ class StreamTransaction:
     def repair(self, log_state: LogState, known: Known, duplicate: Prepared) -> LogEntry | None:
         """Restore a damaged entry from a duplicate of its fact; None when that is not possible."""
         stored = self._asked.get(known.seq)
-        data = None if stored is None else schema.repaired(log_state.number, stored.data, duplicate)
+        data = None if stored is None else repaired_entry(log_state.number, stored.data, duplicate)
         if data is None:
             return None
         self._others.append(Message(self.subjects.repair(log_state.name, known.seq), data))
-        return schema.read(log_state.number, known.seq, data)
+        return read_entry(log_state.number, known.seq, data)
 
     def remember(self, log_state: LogState, entry: LogEntry) -> None:
         """Cache where an entry is."""
@@ -346,11 +349,11 @@ class StreamTransaction:
         found: dict[bytes, Known] = {}
         for each in self.stream.latest([self.subjects.id(key) for key in keys]):
             key = bytes.fromhex("".join(each.subject.split(".")[-3:]))
-            found[key] = schema.read_id(each.data)
+            found[key] = read_id(each.data)
         self._ask(found.values())
         for key, known in list(found.items()):
             stored = self._asked.get(known.seq)
-            entry = None if stored is None else schema.read(0, stored.seq, stored.data)
+            entry = None if stored is None else read_entry(0, stored.seq, stored.data)
             if entry is not None and entry.proof.digest.startswith(known.digest):
                 found[key] = replace(known, envelope=entry.envelope)
         return found
@@ -377,7 +380,7 @@ class StreamTransaction:
                 if key not in there:
                     self.add_id(key, known)
                 elif not there[key].seq:  # a move has copied the id before its fact
-                    self._others.append(Message(self.subjects.id(key), schema.id_record(known)))
+                    self._others.append(Message(self.subjects.id(key), encode_id(known)))
             log_state.young.clear()
             self._puts[self.subjects.log_state(log_state.name)] = encode(log_state)
         return bool(self._entries or self._others or self._puts)
