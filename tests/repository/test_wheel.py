@@ -22,9 +22,14 @@ from tests.docs.pages import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.req("ONE:wheel"), pytest.mark.timeout(300)]
 
 EXTRA_OF = {
+    "aio_pika": "rabbitmq",
+    "aiobotocore": "sqs",
+    "aiomqtt": "mqtt",
     "asgiref": "django",
+    "boto3": "sqs",
     "celery": "celery",
     "click": "flask",
+    "confluent_kafka": "kafka",
     "django": "django",
     "fastapi": "api",
     "flask": "flask",
@@ -35,6 +40,8 @@ EXTRA_OF = {
     "obstore": "s3",
     "opentelemetry.exporter": "otel",
     "opentelemetry.sdk": "otel",
+    "paho": "mqtt",
+    "pika": "rabbitmq",
     "prometheus_client": "prometheus",
     "psycopg": "postgres",
     "pyarrow": "parquet",

@@ -34,14 +34,18 @@ EXTRAS = {
     "django": ("django",),
     "flask": ("flask",),
     "httpx": ("httpx",),
+    "kafka": ("confluent_kafka",),
+    "mqtt": ("aiomqtt", "paho.mqtt"),
     "nats": ("nats",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "parquet": ("pyarrow",),
     "postgres": ("psycopg",),
     "prometheus": ("opentelemetry.exporter.prometheus", "opentelemetry.sdk", "prometheus_client"),
+    "rabbitmq": ("aio_pika", "pika"),
     "redis": ("redis",),
     "s3": ("obstore",),
     "sentry": ("sentry_sdk",),
+    "sqs": ("aiobotocore", "boto3"),
     "structlog": ("structlog",),
 }
 """What each extra of the distribution brings."""
