@@ -59,7 +59,7 @@ ERGON = (
     ),
     *("cli.boundary_consumers", "cli.boundary_facts", "cli.boundary_node", "cli.boundary_objects"),
     *("cli.boundary_serve", "cli.dlq", "cli.enqueue", "cli.jobs", "cli.move", "cli.record_files"),
-    *("cli.worker", "cli.workers", "executor", "jobs.stores.sqlite", "jobs.worker"),
+    *("cli.worker", "executor", "jobs.stores.sqlite", "jobs.worker"),
     *("providers.stores.database", "storage.journal.sqlite", "telemetry.journal"),
 )
 """What most commands import; servers, stores on them and telemetry of others come when needed."""

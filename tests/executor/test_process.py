@@ -214,7 +214,7 @@ def test_the_operator_may_ask_for_a_log() -> None:
 
 def test_it_serves_behind_the_command_line() -> None:
     """``ergon executor`` is the same, found by another way."""
-    code = "import typer; from ergon_framework.cli.executor import executor; typer.run(executor)"
+    code = "import typer; from ergon_framework.cli.worker import executor; typer.run(executor)"
     with Child([sys.executable, "-c", code, "--app", APP]) as executor:
         assert executor.ask("echo", 1)["result"] == {"args": [1], "kwargs": {}}
 

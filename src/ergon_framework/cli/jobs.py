@@ -9,11 +9,10 @@ import typer
 
 from ergon_framework.cli import (
     conform,
-    executor,
     job_filters,
     jobs_archive,
     jobs_bulk,
-    workers,
+    worker,
 )
 from ergon_framework.cli.job_client import (
     JobId,
@@ -83,7 +82,7 @@ def retry(
 app.command()(jobs_bulk.requeue)
 app.command()(jobs_bulk.reschedule)
 app.command()(jobs_bulk.delete)
-app.command()(workers.workers)
+app.command()(worker.workers)
 
 
 @app.command()
@@ -137,7 +136,7 @@ def unreadable(
 
 
 app.add_typer(jobs_archive.app, name="archive")
-app.command()(executor.executor)
+app.command()(worker.executor)
 app.command()(conform.conform)
 
 

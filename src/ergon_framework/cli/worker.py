@@ -1,16 +1,19 @@
-"""``ergon worker``: run jobs."""
+"""Workers of jobs: ``ergon worker`` is one, ``ergon jobs workers`` lists them all.
+
+``ergon executor`` is what a worker starts to run the handlers of a registry.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from ergon_framework.cli import completion
-from ergon_framework.cli.job_client import StoreUrl
-from ergon_framework.cli.output import keep_stdout, show_one
+from ergon_framework.cli.job_client import StoreUrl, opened
+from ergon_framework.cli.output import keep_stdout, show_list, show_one
 from ergon_framework.cli.session import (
     ConfigPath,
     JsonFlag,
@@ -18,8 +21,12 @@ from ergon_framework.cli.session import (
     LogLevel,
     finite,
     is_supervised,
+    session_of,
     tell_parent,
 )
+
+_ABOUT = ["id", "host", "pid", "app_version", "state"]
+_COLUMNS = [*_ABOUT, "queues", "busy", "executors", "started_at", "seen_at"]
 
 
 def worker(
@@ -125,3 +132,58 @@ def worker(
         finish_telemetry()
     if not is_supervised():
         show_one(msgspec.structs.asdict(report), as_json=as_json)
+
+
+def workers(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
+    """List workers with their executors and counters."""
+    from ergon_framework.jobs.views import worker_view
+
+    with opened(config, url, reads=True) as client:
+        now = client.store.now()
+        rows = [worker_view(record, now) for record in client.store.workers()]
+    if not as_json:
+        rows = [
+            {
+                **row,
+                "queues": row["queues"] or "all",
+                "executors": [
+                    _executor_text(name, pool) for name, pool in row["executors"].items()
+                ],
+            }
+            for row in rows
+        ]
+    show_list(rows, _COLUMNS, as_json=as_json)
+
+
+def _executor_text(name: str, pool: Any) -> str:
+    """An executor in a few words."""
+    from ergon_framework.jobs.totals import recycled_of
+
+    if not isinstance(pool, dict):
+        return name
+    text = f"{name} {pool.get('processes', '?')}/{pool.get('pool_size', '?')}"
+    recycled = recycled_of({name: pool}).get(name)
+    if recycled:
+        text += ", recycled " + ", ".join(
+            f"{number} by {reason}" for reason, number in recycled.items()
+        )
+    return f"{text} does not start: {pool['reason']}" if pool.get("opens_at") else text
+
+
+def executor(
+    context: typer.Context,
+    app: Annotated[
+        str,
+        typer.Option(metavar="MODULE:REGISTRY", help="Where the handlers are; FILE.py:NAME works."),
+    ],
+) -> int:
+    """Run handlers for an orchestrator.
+
+    Answers execution requests on the standard input with outcomes on the standard output. An
+    orchestrator starts this; by hand, end it with the end of input. SIGTERM lets what was taken
+    finish, a second one ends it at once.
+    """
+    from ergon_framework.executor.process import serve
+
+    session = session_of(context)
+    return serve(app, is_debug=session.is_debug, is_process=session.is_process)
