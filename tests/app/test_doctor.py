@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.diagnostics.doctor import EXTRAS, examine, wal_reset
-from ergon_framework.app.diagnostics.findings import Finding, Status
+from ergon_framework.app.diagnostics.findings import Finding, FindingStatus
 from tests.app.workplace import Workplace
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -27,12 +27,12 @@ def test_this_machine_is_fine(workplace: Workplace) -> None:
     """Every check has a finding, and none of them is bad where the tests run."""
     found = findings()
     assert {"python", "sqlite", "sqlite json", "time zones", "file locks", "settings"} <= set(found)
-    assert [each for each in found.values() if each.status is Status.BAD] == []
+    assert [each for each in found.values() if each.status is FindingStatus.BAD] == []
 
 
 def test_what_is_wrong_has_a_remedy(workplace: Workplace) -> None:
     """A finding that is not in order says what to do."""
-    assert all(each.remedy for each in findings().values() if each.status is not Status.OK)
+    assert all(each.remedy for each in findings().values() if each.status is not FindingStatus.OK)
 
 
 def test_the_extras_are_those_of_the_distribution() -> None:
@@ -45,7 +45,7 @@ def test_a_missing_extra(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) 
     """It is a note with the command that installs it."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     found = findings()["extra otel"]
-    assert found.status is Status.NOTE
+    assert found.status is FindingStatus.NOTE
     assert found.remedy == "pip install 'ergon-framework[otel]'"
 
 
@@ -60,7 +60,7 @@ def test_the_defect_of_old_sqlite(version: tuple[int, ...], status: str) -> None
 def test_a_sqlite_that_is_too_old(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without STRICT tables the stores cannot work."""
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
-    assert findings()["sqlite"].status is Status.BAD
+    assert findings()["sqlite"].status is FindingStatus.BAD
 
 
 def test_few_open_files(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_broken_settings_are_a_finding(workplace: Workplace) -> None:
     """The doctor names the mistake and goes on."""
     workplace.settings("[taks]\n")
     found = findings()["settings"]
-    assert found.status is Status.BAD
+    assert found.status is FindingStatus.BAD
     assert "unknown section 'taks'" in found.found
 
 
@@ -87,7 +87,7 @@ def test_a_check_that_breaks_is_a_finding(
 
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", broken)
     found = findings()
-    assert found["locking"].status is Status.BAD
+    assert found["locking"].status is FindingStatus.BAD
     assert "settings" in found
 
 
@@ -99,12 +99,12 @@ def test_executors_and_the_job_store_are_looked_at(tmp_path: Path) -> None:
     config.write_text(text.format("work.db", "sh", ""), encoding="utf-8")
     found = {finding.check: finding for finding in examine(config)}
     names = ("executor a", "default executor", "job store")
-    assert [found[name].status for name in names] == [Status.OK] * 3
+    assert [found[name].status for name in names] == [FindingStatus.OK] * 3
     assert "synced to disk" in found["job store"].found
     text = text.format("missing/work.db", "no-such-program", 'default_executor = "b"')
     config.write_text(text, encoding="utf-8")
     found = {finding.check: finding for finding in examine(config)}
-    assert [found[name].status for name in names] == [Status.BAD] * 3
+    assert [found[name].status for name in names] == [FindingStatus.BAD] * 3
     assert all(found[name].remedy for name in names)
     assert "job store" not in {each.check for each in examine(config, connects=False)}
 
@@ -122,7 +122,7 @@ def test_the_store_of_providers_is_looked_at(tmp_path: Path) -> None:
     text = '[providers]\nstore = "{}"\n'
     good = found(text.format("sqlite:///calls.db"))
     assert good is not None
-    assert (good.status, "on the database's disk" in good.found) == (Status.OK, True)
+    assert (good.status, "on the database's disk" in good.found) == (FindingStatus.OK, True)
     assert (tmp_path / "calls.db").exists()
     for url, told in (
         ("sqlite:///missing/calls.db", "no folder"),
@@ -131,13 +131,16 @@ def test_the_store_of_providers_is_looked_at(tmp_path: Path) -> None:
     ):
         bad = found(text.format(url))
         assert bad is not None
-        assert (bad.status, told in bad.found, bool(bad.remedy)) == (Status.BAD, True, True)
+        assert (bad.status, told in bad.found, bool(bad.remedy)) == (FindingStatus.BAD, True, True)
         assert "hush" not in f"{bad}"
     assert found(text.format("sqlite:///missing/calls.db"), connects=False) is None
     assert found("[providers]\n") is None
     shared = found('[store]\nurl = "redis://127.0.0.1:1/0"\n[providers]\n')
     assert shared is not None
-    assert (shared.status, "does not keep provider calls" in shared.found) == (Status.BAD, True)
+    assert (shared.status, "does not keep provider calls" in shared.found) == (
+        FindingStatus.BAD,
+        True,
+    )
 
 
 @pytest.mark.req("ONE:settings")
@@ -149,6 +152,6 @@ def test_the_own_store_of_a_provider_is_looked_at(tmp_path: Path) -> None:
     tables = (f'[providers.p{n}]\n{provider}\nstore = "{url}"\n' for n, url in enumerate(stores))
     config.write_text("".join(tables), encoding="utf-8")
     found = {each.check: each.status for each in examine(config)}
-    assert found["provider store of p0"] is Status.OK
-    assert found["provider store of p1"] is Status.BAD
+    assert found["provider store of p0"] is FindingStatus.OK
+    assert found["provider store of p1"] is FindingStatus.BAD
     assert "provider store" not in found

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.diagnostics.doctor import examine
-from ergon_framework.app.diagnostics.findings import Finding, Status
+from ergon_framework.app.diagnostics.findings import Finding, FindingStatus
 from ergon_framework.app.diagnostics.servers import engines_of, examine_engines
 from ergon_framework.app.settings import load_settings
 from ergon_framework.jobs.store_urls import open_store
@@ -31,16 +31,16 @@ def test_a_postgresql_server_is_looked_at(tmp_path: Path, postgres_url: str) -> 
     """Version, durability, latency and clock; what is unsafe says what to do."""
     seen = found(tmp_path, f'[store]\nurl = "{postgres_url}"\n{WORKER}')
     for what in ("version", "role", "connections", "vacuum", "latency", "clock"):
-        assert seen[f"postgresql (jobs) {what}"].status is Status.OK
+        assert seen[f"postgresql (jobs) {what}"].status is FindingStatus.OK
     unsafe = seen["postgresql (jobs) durability"]
-    assert unsafe.status is Status.BAD
+    assert unsafe.status is FindingStatus.BAD
     assert unsafe.remedy == "set fsync = on"
 
 
 def test_a_redis_server_is_looked_at(tmp_path: Path, redis_url: str) -> None:
     """One that syncs every write is fine."""
     seen = found(tmp_path, f'[store]\nurl = "{redis_url}"\n{WORKER}')
-    assert {each.status for each in seen.values()} == {Status.OK}
+    assert {each.status for each in seen.values()} == {FindingStatus.OK}
     assert {f"redis (jobs) {what}" for what in ("version", "durability", "latency", "clock")} <= {
         *seen
     }
@@ -51,7 +51,7 @@ def test_a_redis_server_that_keeps_nothing_is_unsafe(
 ) -> None:
     """A restart would take every job."""
     seen = found(tmp_path, f'[store]\nurl = "{redis_server.url}"\n{WORKER}')
-    assert seen["redis (jobs) durability"].status is Status.BAD
+    assert seen["redis (jobs) durability"].status is FindingStatus.BAD
     assert "appendonly" in seen["redis (jobs) durability"].remedy
 
 
@@ -68,7 +68,7 @@ def test_objects_are_looked_at(tmp_path: Path, s3_url: str) -> None:
     """Whether the bucket is there, and puts only where nothing is."""
     seen = found(tmp_path, f'[zones.plant]\nobjects = "{s3_url}"\nlisten = "127.0.0.1:0"\n')
     assert any(check.startswith("s3 (zone plant)") for check in seen)
-    assert {each.status for each in seen.values()} <= {Status.OK, Status.NOTE}
+    assert {each.status for each in seen.values()} <= {FindingStatus.OK, FindingStatus.NOTE}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_objects_are_looked_at(tmp_path: Path, s3_url: str) -> None:
 def test_a_server_that_is_away_is_told(tmp_path: Path, url: str, name: str) -> None:
     """With what to look at, and without its password."""
     seen = found(tmp_path, f'[store]\nurl = "{url}"\n{WORKER}')[name]
-    assert seen.status is Status.BAD
+    assert seen.status is FindingStatus.BAD
     assert seen.remedy
     assert "hunter2" not in json.dumps(seen.to_dict())
 
@@ -125,7 +125,7 @@ def test_nobody_waits_longer_for_a_frozen_server_than_was_said(tmp_path: Path, t
     names = {"redis (jobs)", "job store"} if text else {"redis (store)"}
     late = {name for name, each in seen.items() if "did not answer within 0.2 s" in each.found}
     assert late == names
-    assert all(seen[name].status is Status.BAD and seen[name].remedy for name in names)
+    assert all(seen[name].status is FindingStatus.BAD and seen[name].remedy for name in names)
 
 
 @pytest.mark.parametrize("jobs", [WORKER, ""])
@@ -141,7 +141,10 @@ def test_no_part_is_in_order_on_an_unsafe_server(
     )
     seen = {each.check: each for each in examine(file)}
     for check in ("job store", "provider store", "zone plant"):
-        assert (seen[check].status, "durability" in seen[check].remedy) == (Status.NOTE, True)
+        assert (seen[check].status, "durability" in seen[check].remedy) == (
+            FindingStatus.NOTE,
+            True,
+        )
         assert set(seen[check].to_dict()) == {"check", "status", "found", "remedy"}
 
 
@@ -149,4 +152,4 @@ def test_parts_on_a_safe_server_are_in_order(tmp_path: Path, redis_url: str) -> 
     """Whatever another server is like."""
     file = tmp_path / "ergon.toml"
     file.write_text(f'[store]\nurl = "{redis_url}"\n{WORKER}')
-    assert {each.check: each.status for each in examine(file)}["job store"] is Status.OK
+    assert {each.check: each.status for each in examine(file)}["job store"] is FindingStatus.OK

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.diagnostics.findings import Finding, Status
+from ergon_framework.app.diagnostics.findings import Finding, FindingStatus
 from ergon_framework.app.diagnostics.servers import (
     ENDPOINT,
     address_of,
@@ -135,7 +135,7 @@ def test_a_part_is_closed_also_when_it_cannot_be_opened(workplace: Workplace) ->
 def test_ill_health(workplace: Workplace) -> None:
     """A part that says it cannot be used is believed."""
     finding = look(workplace, "connectors", 'type = "parts:Server"\nhealth = false')
-    assert (finding.check, finding.status) == ("connector it", Status.BAD)
+    assert (finding.check, finding.status) == ("connector it", FindingStatus.BAD)
     assert "health()" in finding.found
 
 
@@ -149,7 +149,7 @@ def test_a_part_that_hangs(workplace: Workplace) -> None:
     never: threading.Event | None = getattr(sys.modules.get("parts"), "never", None)
     if never is not None:  # the import itself may have taken longer
         never.set()
-    assert finding.status is Status.BAD
+    assert finding.status is FindingStatus.BAD
     assert "did not answer within 0.01 s" in finding.found
 
 
@@ -175,14 +175,14 @@ def test_nothing_secret_is_told(workplace: Workplace) -> None:
 def test_an_inbox(workplace: Workplace) -> None:
     """One that a run has right now is in order; one that is not there is not."""
     options = 'type = "jsonl"\ninbox = "in"'
-    assert look(workplace, "connectors", options).status is Status.BAD
+    assert look(workplace, "connectors", options).status is FindingStatus.BAD
     Path("in").mkdir()
-    assert look(workplace, "connectors", options).status is Status.OK
+    assert look(workplace, "connectors", options).status is FindingStatus.OK
     from ergon_framework.connector.jsonl import JsonlConnector
 
     with JsonlConnector("in"):
         finding = look(workplace, "connectors", options)
-    assert finding.status is Status.NOTE
+    assert finding.status is FindingStatus.NOTE
     assert "is already being read" in finding.found
 
 
@@ -209,12 +209,12 @@ def test_addresses(url: str, address: tuple[str, int] | None) -> None:
 def test_a_store_that_is_a_server(listener: int, closed_port: int) -> None:
     """It answers or not; its URL is not repeated."""
     finding = examine_store(f"db://me:secret@127.0.0.1:{listener}/shop", PATIENCE)
-    assert (finding.status, finding.found) == (Status.OK, f"127.0.0.1:{listener} answers")
+    assert (finding.status, finding.found) == (FindingStatus.OK, f"127.0.0.1:{listener} answers")
     finding = examine_store(f"db://me:secret@127.0.0.1:{closed_port}/shop", PATIENCE)
-    assert finding.status is Status.BAD
+    assert finding.status is FindingStatus.BAD
     assert finding.found == f"127.0.0.1:{closed_port}: Connection refused"
     finding = examine_store("db:secret", PATIENCE)
-    assert finding.status is Status.NOTE
+    assert finding.status is FindingStatus.NOTE
     assert "secret" not in json.dumps(finding.to_dict())
 
 
@@ -224,7 +224,7 @@ def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "create_connection", lambda *_: never.wait())
     finding = examine_server("store", "db://127.0.0.1:1", 0.01)
     never.set()
-    assert finding.status is Status.BAD
+    assert finding.status is FindingStatus.BAD
     assert "did not answer within 0.01 s" in finding.found
 
 
@@ -257,4 +257,4 @@ def test_the_telemetry_endpoint(closed_port: int) -> None:
     """It is looked at when it is set."""
     assert list(examine_endpoint({})) == []
     (finding,) = examine_endpoint({ENDPOINT: f"http://127.0.0.1:{closed_port}"}, PATIENCE)
-    assert (finding.check, finding.status) == ("telemetry endpoint", Status.BAD)
+    assert (finding.check, finding.status) == ("telemetry endpoint", FindingStatus.BAD)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ergon_framework import App
-from ergon_framework.app.diagnostics.findings import Status
+from ergon_framework.app.diagnostics.findings import FindingStatus
 from ergon_framework.app.diagnostics.zones import examine_zones
 from ergon_framework.app.node import node_address
 from ergon_framework.app.settings import Settings, load_settings
@@ -179,7 +179,7 @@ def test_commands_find_the_zone_of_a_script_from_below(
     assert (row["kind"], row["name"]) == ("zone", "plant")
     assert row["where"] == str(tmp_path / "ergon.zones" / "plant")
     [seen] = examine_zones(load_settings(tmp_path), connects=True)
-    assert (seen.check, seen.status) == ("zone plant", Status.OK)
+    assert (seen.check, seen.status) == ("zone plant", FindingStatus.OK)
     assert list(below.iterdir()) == []
 
 

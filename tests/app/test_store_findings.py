@@ -12,7 +12,7 @@ import pytest
 
 from ergon_framework.app.diagnostics.check import check
 from ergon_framework.app.diagnostics.doctor import examine
-from ergon_framework.app.diagnostics.findings import Finding, Status
+from ergon_framework.app.diagnostics.findings import Finding, FindingStatus
 from ergon_framework.cli import invoke
 from ergon_framework.errors import SettingsError
 from ergon_framework.jobs.store_urls import open_store
@@ -35,15 +35,15 @@ def test_a_store_beside_that_of_the_jobs_is_looked_at(tmp_path: Path) -> None:
     """Commands and parts without a store of their own still use it."""
     url = "postgresql://me:hunter2@127.0.0.1:1/none"
     seen = found(tmp_path, f'[store]\nurl = "{url}"\n[jobs]\nstore = "sqlite:///work.db"\n')
-    assert seen["job store"].status is Status.OK
-    assert seen["postgresql (store)"].status is Status.BAD
+    assert seen["job store"].status is FindingStatus.OK
+    assert seen["postgresql (store)"].status is FindingStatus.BAD
     assert "hunter2" not in f"{seen}"
 
 
 def refused_jobs(tmp_path: Path, url: str) -> None:
     """What a command that enqueues is refused, the doctor says beforehand."""
     seen = found(tmp_path, f'[store]\nurl = "{url}"\n')["job store"]
-    assert (seen.status, "99" in seen.found, bool(seen.remedy)) == (Status.BAD, True, True)
+    assert (seen.status, "99" in seen.found, bool(seen.remedy)) == (FindingStatus.BAD, True, True)
     assert invoke(["enqueue", "mail", "--config", str(tmp_path / "ergon.toml")]) != 0
 
 
@@ -51,7 +51,7 @@ def test_tables_in_a_file_that_are_too_new(tmp_path: Path) -> None:
     """Also when the settings name nothing but the store."""
     url = f"sqlite:///{tmp_path}/work.db"
     open_store(url).close()
-    assert found(tmp_path, f'[store]\nurl = "{url}"\n')["job store"].status is Status.OK
+    assert found(tmp_path, f'[store]\nurl = "{url}"\n')["job store"].status is FindingStatus.OK
     with closing(sqlite3.connect(tmp_path / "work.db")) as connection:
         connection.execute("UPDATE ergon_schema SET version = 99 WHERE part = 'jobs'")
         connection.commit()
@@ -66,9 +66,9 @@ def test_a_queue_that_is_pinned_to_a_version_of_no_worker(tmp_path: Path, jobs: 
     with closing(open_store(url)) as store:
         store.set_queue("mail", pinned_version="2")
         seen = found(tmp_path, text)
-        assert seen["job store"].status is Status.OK
+        assert seen["job store"].status is FindingStatus.OK
         pinned = seen["queue mail"]
-        assert pinned.status is Status.NOTE
+        assert pinned.status is FindingStatus.NOTE
         assert "pinned to version '2', and no living worker runs that version" in pinned.found
         assert "ergon worker --version 2 --store" in pinned.remedy
         assert "ergon queues unpin mail --store" in pinned.remedy
@@ -93,11 +93,15 @@ def test_tables_of_provider_calls_that_are_too_new(
         text = f'[store]\nurl = "{url}"\n{providers}'
         with database_of(url).connect(creates=True) as connection:
             upgrade(connection)
-        assert found(tmp_path, text)["provider store"].status is not Status.BAD
+        assert found(tmp_path, text)["provider store"].status is not FindingStatus.BAD
         with database_of(url).connect() as connection:
             connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0099'")  # noqa: S608
         seen = found(tmp_path, text)["provider store"]
-        assert (seen.status, "0099" in seen.found, bool(seen.remedy)) == (Status.BAD, True, True)
+        assert (seen.status, "0099" in seen.found, bool(seen.remedy)) == (
+            FindingStatus.BAD,
+            True,
+            True,
+        )
 
 
 def test_a_store_without_tables_gets_none_by_looking(tmp_path: Path, postgres_url: str) -> None:
@@ -117,7 +121,7 @@ def test_a_store_without_tables_gets_none_by_looking(tmp_path: Path, postgres_ur
 def test_a_store_of_no_known_kind(tmp_path: Path, url: str) -> None:
     """Whether somebody answers there does not matter: no part could use it."""
     seen = found(tmp_path, f'[store]\nurl = "{url}"\n')["store"]
-    assert (seen.status, bool(seen.remedy)) == (Status.BAD, True)
+    assert (seen.status, bool(seen.remedy)) == (FindingStatus.BAD, True)
     assert "store" in seen.found
     assert "hunter2" not in f"{seen}"
     with pytest.raises(SettingsError, match=r"store\.url"):
@@ -131,4 +135,4 @@ def test_the_file_of_a_store_is_beside_the_settings(
     (tmp_path / "etc" / "data").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     seen = found(tmp_path / "etc", '[store]\nurl = "sqlite:///data/work.db"\n')["store"]
-    assert seen.status is Status.OK
+    assert seen.status is FindingStatus.OK

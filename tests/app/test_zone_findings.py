@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ergon_framework.app.diagnostics.findings import Finding, Status
+from ergon_framework.app.diagnostics.findings import Finding, FindingStatus
 from ergon_framework.app.diagnostics.zones import examine_zones
 from ergon_framework.app.settings import load_settings
 from ergon_framework.boundary.factstore.nats import NatsFactStore
@@ -28,14 +28,14 @@ def found(tmp_path: Path, text: str, *, connects: bool = True) -> Finding:
     file.write_text(f"[zones.plant]\n{text}\n")
     [finding] = examine_zones(load_settings(file, {}), connects=connects)
     assert finding.check == "zone plant"
-    assert (finding.status is Status.BAD) == bool(finding.remedy)
+    assert (finding.status is FindingStatus.BAD) == bool(finding.remedy)
     return finding
 
 
 def test_a_zone_that_is_not_there_yet(tmp_path: Path) -> None:
     """Its folder is not made by looking."""
     seen = found(tmp_path, 'data = "new/data"')
-    assert (seen.status, "when its node first starts" in seen.found) == (Status.OK, True)
+    assert (seen.status, "when its node first starts" in seen.found) == (FindingStatus.OK, True)
     assert not (tmp_path / "new").exists()
 
 
@@ -43,8 +43,8 @@ def test_a_zone_in_a_file_says_what_it_acknowledges(tmp_path: Path) -> None:
     """Also while its node runs; nothing is locked and nothing is written."""
     with LocalZone.open("plant", ZoneSettings(data=str(tmp_path / "data"))):
         seen = found(tmp_path, 'data = "data"')
-    assert (seen.status, "disk" in seen.found) == (Status.OK, True)
-    assert found(tmp_path, 'data = "data"', connects=False).status is Status.OK
+    assert (seen.status, "disk" in seen.found) == (FindingStatus.OK, True)
+    assert found(tmp_path, 'data = "data"', connects=False).status is FindingStatus.OK
 
 
 def test_a_file_that_holds_no_facts(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_file_that_holds_no_facts(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/facts.db").write_bytes(b"garbage" * 1000)
     seen = found(tmp_path, 'data = "data"')
-    assert (seen.status, "not an SQLite database" in seen.found) == (Status.BAD, True)
+    assert (seen.status, "not an SQLite database" in seen.found) == (FindingStatus.BAD, True)
 
 
 @pytest.mark.parametrize("connects", [True, False])
@@ -65,7 +65,7 @@ def test_a_file_in_the_place_of_a_folder(tmp_path: Path, text: str, connects: bo
     """For facts and for objects."""
     (tmp_path / "taken").write_text("a file")
     seen = found(tmp_path, text, connects=connects)
-    assert (seen.status, "taken is no folder" in seen.found) == (Status.BAD, True)
+    assert (seen.status, "taken is no folder" in seen.found) == (FindingStatus.BAD, True)
 
 
 @pytest.mark.parametrize(
@@ -82,19 +82,19 @@ def test_what_may_not_be_written(
     refused = {str(tmp_path / "locked"), str(tmp_path / "here/facts.db")}
     monkeypatch.setattr(os, "access", lambda path, _: str(path) not in refused)
     seen = found(tmp_path, f'data = "{data}"')
-    assert (seen.status, told in seen.found) == (Status.BAD, True)
+    assert (seen.status, told in seen.found) == (FindingStatus.BAD, True)
 
 
 def test_a_store_that_keeps_no_facts(tmp_path: Path) -> None:
     """However well its server is set up; nobody has to be asked."""
     seen = found(tmp_path, 'store = "redis://127.0.0.1:1"', connects=False)
-    assert (seen.status, "Redis does not keep facts" in seen.found) == (Status.BAD, True)
+    assert (seen.status, "Redis does not keep facts" in seen.found) == (FindingStatus.BAD, True)
 
 
 def test_a_zone_on_a_server(tmp_path: Path, postgres_url: str) -> None:
     """It is opened as its node would open it."""
     seen = found(tmp_path, f'data = "data"\nstore = "{postgres_url}"')
-    assert (seen.status, "PostgreSQL" in seen.found) == (Status.OK, True)
+    assert (seen.status, "PostgreSQL" in seen.found) == (FindingStatus.OK, True)
     with closing(open_fact_store(postgres_url, zone="plant", read_only=True)) as store:
         assert store.logs()
 
@@ -107,7 +107,7 @@ def test_a_server_that_takes_less_than_the_settings_allow(
     file = tmp_path / "ergon.toml"
     file.write_text(f'[zones.plant]\ndata = "data"\nstore = "{nats_url}"\n')
     [seen] = examine_zones(load_settings(file, {}), connects=True)
-    assert seen.status is Status.NOTE
+    assert seen.status is FindingStatus.NOTE
     assert "1,000 bytes" in seen.found
     assert "max_payload" in seen.remedy
 
@@ -123,7 +123,7 @@ def test_a_user_who_may_make_no_tables(tmp_path: Path, postgres_server: Postgres
             user = connection.info.user
         weak = url.replace(f"//{user}@", "//weak@")
         seen = found(tmp_path, f'data = "data"\nstore = "{weak}"')
-        assert (seen.status, "permission denied" in seen.found) == (Status.BAD, True)
+        assert (seen.status, "permission denied" in seen.found) == (FindingStatus.BAD, True)
     finally:
         postgres_server.drop_database(url)
         with psycopg.connect(postgres_server.url(), autocommit=True) as connection:

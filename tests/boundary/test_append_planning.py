@@ -12,7 +12,7 @@ from ergon_framework.boundary.factstore.append_plan import (
     KnownFact,
     judge_known,
 )
-from ergon_framework.boundary.factstore.hashchain import Prepared, prepare
+from ergon_framework.boundary.factstore.hashchain import PreparedFact, prepare
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,
@@ -46,26 +46,26 @@ class Target:
     def size(self, log: str) -> int:
         return 10 * len(self.placed)
 
-    def known(self, log: str, fact: Prepared) -> KnownFact | None:
+    def known(self, log: str, fact: PreparedFact) -> KnownFact | None:
         return self._known.get(fact.new.message_id)
 
     def object(self, wanted: Reference) -> Reference | None:
         return self._objects.get((wanted.bucket, wanted.key))
 
-    def place(self, log: str, fact: Prepared) -> int:
+    def place(self, log: str, fact: PreparedFact) -> int:
         self.placed.append(fact.new.message_id)
         self.fresh[fact.key] = len(self.placed), fact.new
         return len(self.placed)
 
 
-def fact(message_id: str, body: bytes = b"0123456789", **fields: object) -> Prepared:
+def fact(message_id: str, body: bytes = b"0123456789", **fields: object) -> PreparedFact:
     """A fact of ten bytes, if nothing else is said."""
     digest = hashlib.sha256(body).digest()
     new = NewFact("a", message_id, "b", digest, b"", body, **fields)  # type: ignore[arg-type]
     return prepare(OUTBOUND, new)
 
 
-def appended(target: Target, *facts: Prepared, capacity: int | None = None) -> list[Outcome]:
+def appended(target: Target, *facts: PreparedFact, capacity: int | None = None) -> list[Outcome]:
     """The outcomes of one append."""
     return AppendPlanner(target).append(OUTBOUND, facts, capacity)
 

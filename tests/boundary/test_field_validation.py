@@ -15,7 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.boundary.facts import admission, schema
-from ergon_framework.boundary.facts.admission import Admission, admitted, parse_append, parse_batch
+from ergon_framework.boundary.facts.admission import (
+    AdmittedFact,
+    admitted,
+    parse_append,
+    parse_batch,
+)
 from ergon_framework.boundary.facts.canonical import MAX_DEPTH, canonical
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import LimitSettings
@@ -40,7 +45,7 @@ FACT: dict[str, Any] = {
     "object_json": {"b": 1, "a": [1.5, None]},
 }
 GONE = object()
-Way = Callable[..., Admission]
+Way = Callable[..., AdmittedFact]
 
 
 def changed(path: str, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -53,23 +58,23 @@ def changed(path: str, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return whole["envelope"], whole["fact"]
 
 
-def by_wire(envelope: Any, fact: Any, **options: Any) -> Admission:
+def by_wire(envelope: Any, fact: Any, **options: Any) -> AdmittedFact:
     """As a request with compact JSON."""
     body = json.dumps({"envelope": envelope, "fact": fact}, separators=(",", ":")).encode()
     return by_body(body, **options)
 
 
-def by_body(body: bytes, limits: LimitSettings = LIMITS, **options: Any) -> Admission:
+def by_body(body: bytes, limits: LimitSettings = LIMITS, **options: Any) -> AdmittedFact:
     """As a request."""
     return admitted(*parse_append(body, limits), limits, clock=lambda: NOW, **options)
 
 
-def by_value(envelope: Any, fact: Any, **options: Any) -> Admission:
+def by_value(envelope: Any, fact: Any, **options: Any) -> AdmittedFact:
     """As dicts of a program."""
     return admitted(envelope, fact, LIMITS, clock=lambda: NOW, **options)
 
 
-def by_record(envelope: Any, fact: Any, **options: Any) -> Admission:
+def by_record(envelope: Any, fact: Any, **options: Any) -> AdmittedFact:
     """As records of a program, which nobody has checked yet."""
     return by_value(Envelope(**envelope), Fact(**fact), **options)
 

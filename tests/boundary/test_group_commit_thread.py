@@ -11,7 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from ergon_framework.boundary.factstore.group_commit import AnsweredCallers, GroupCommit, Waiter
+from ergon_framework.boundary.factstore.group_commit import (
+    AnsweredCallers,
+    GroupCommit,
+    QueuedRequest,
+)
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from tests.boundary.test_group_commit import WAIT, Caller, PausedCommits, crowd, in_line
 from tests.waiting import until
@@ -450,7 +454,7 @@ class InterruptedOnce:
 
 def test_a_wake_up_that_is_interrupted_is_done_again() -> None:
     """Nobody is forgotten before it is woken."""
-    first, second = Waiter[int, int](1), Waiter[int, int](2)
+    first, second = QueuedRequest[int, int](1), QueuedRequest[int, int](2)
     interrupted = InterruptedOnce(first.wake)
     first.wake = interrupted  # type: ignore[assignment]
     answered = AnsweredCallers()

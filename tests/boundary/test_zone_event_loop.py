@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.facts.admission import Admission
+from ergon_framework.boundary.facts.admission import AdmittedFact
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.zone import LocalZone
@@ -77,7 +77,7 @@ class WatchedZone(LocalZone):
         self.checked: list[bool] = []
         """Of each fact that was checked during the wait, whether it was found to be good."""
 
-    def admit(self, envelope: Any, fact: Any) -> Admission:
+    def admit(self, envelope: Any, fact: Any) -> AdmittedFact:
         """Check one fact, and note it."""
         if not self.is_waiting:
             return super().admit(envelope, fact)

@@ -26,7 +26,12 @@ from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.boundary.node.status import status as status_of
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
-from ergon_framework.boundary.verification import Finding, Progress, size_of, verified
+from ergon_framework.boundary.verification import (
+    VerificationFinding,
+    VerificationProgress,
+    size_of,
+    verified,
+)
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.transfer import MoveState, records_of
@@ -140,7 +145,11 @@ def test_status_of_a_zone_that_was_moved(
 
 def test_verify_moves_a_bar(zone: LocalZone) -> None:
     """How far it is never goes back, and ends where the whole was said to end."""
-    seen = [told.facts + told.objects for told in verified(zone) if isinstance(told, Progress)]
+    seen = [
+        told.facts + told.objects
+        for told in verified(zone)
+        if isinstance(told, VerificationProgress)
+    ]
     assert seen == sorted(seen)
     assert seen[-1] == size_of(zone) == 6
 
@@ -159,7 +168,7 @@ def test_an_orphan_collected_meanwhile_is_no_flaw(
         return check(digest, size)
 
     monkeypatch.setattr(zone.objects, "verify", collected)
-    assert [told for told in verified(zone) if isinstance(told, Finding)] == []
+    assert [told for told in verified(zone) if isinstance(told, VerificationFinding)] == []
 
 
 @pytest.mark.req("BOUNDARY:badinput")

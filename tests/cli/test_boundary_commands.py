@@ -17,7 +17,7 @@ from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.cli import invoke
 from ergon_framework.cli.boundary_facts import append_lines
-from ergon_framework.cli.boundary_node import Node
+from ergon_framework.cli.boundary_node import NodeClient
 from tests.cli.boundary_node import BoundaryCommands, message, running
 
 pytestmark = pytest.mark.req("BOUNDARY:operator")
@@ -163,7 +163,7 @@ def test_a_request_that_is_too_large_is_sent_in_halves(
 ) -> None:
     """A node may take less at once than the command sends."""
     lines = [message(f"m-{n}-x", value="x" * 200_000) for n in range(60)]
-    with closing(Node(url=commands.url)) as node:
+    with closing(NodeClient(url=commands.url)) as node:
         assert append_lines(node, lines, as_json=True, max_bytes=1 << 30) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["offset"] for row in rows] == [*range(1, 61)]
@@ -173,7 +173,7 @@ def test_append_many_in_several_requests(commands: BoundaryCommands) -> None:
     """A long file is cut into requests the node takes."""
     sent: list[int] = []
 
-    class Counted(Node):
+    class Counted(NodeClient):
         def send(self, method: str, body: bytes, *, wait: float = 0.0) -> Any:
             sent.append(len(json.loads(body)["items"]))
             return super().send(method, body, wait=wait)

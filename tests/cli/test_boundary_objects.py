@@ -243,11 +243,11 @@ def test_a_broken_transfer_keeps_its_part(tmp_path: Path) -> None:
     target = tmp_path / "copy"
     broken: Any = Pretender(BLOB[:5000], breaks=True)
     with pytest.raises(NodeUnavailableError):
-        boundary_objects.Download(broken, "b", "k", target).run(lambda _done: None)
+        boundary_objects.ObjectDownload(broken, "b", "k", target).run(lambda _done: None)
     assert (target.exists(), (tmp_path / "copy.part").stat().st_size) == (False, 5000)
     whole: Any = Pretender(BLOB)
     moved: list[int] = []
-    boundary_objects.Download(whole, "b", "k", target).run(moved.append)
+    boundary_objects.ObjectDownload(whole, "b", "k", target).run(moved.append)
     assert (target.read_bytes(), moved[-1]) == (BLOB, len(BLOB))
 
 
@@ -263,7 +263,7 @@ def test_wrong_bytes_leave_nothing_behind(tmp_path: Path) -> None:
     """Neither the file nor a part that could spoil the next run."""
     liar: Any = Pretender(b"x" * len(BLOB))
     with pytest.raises(DataLossError):
-        boundary_objects.Download(liar, "b", "k", tmp_path / "copy").run(lambda _done: None)
+        boundary_objects.ObjectDownload(liar, "b", "k", tmp_path / "copy").run(lambda _done: None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -276,7 +276,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("ergon_framework.cli.boundary_objects.sync_file", full)
     whole: Any = Pretender(BLOB)
     with pytest.raises(ConfigurationError, match="No space left"):
-        boundary_objects.Download(whole, "b", "k", tmp_path / "copy").run(lambda _done: None)
+        boundary_objects.ObjectDownload(whole, "b", "k", tmp_path / "copy").run(lambda _done: None)
     assert not (tmp_path / "copy").exists()
 
 

@@ -19,7 +19,7 @@ import pytest
 from ergon_framework.app.signals import REPEAT_WINDOW
 from ergon_framework.boundary.backup import back_up, open_read_only
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.verification import Finding, verified
+from ergon_framework.boundary.verification import VerificationFinding, verified
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.cli import invoke
 from tests import fork_server
@@ -276,7 +276,7 @@ def test_a_backup_that_is_killed(tmp_path: Path, failpoint: str, is_made: bool) 
     assert back_up(tmp_path / "data", tmp_path / "copy-2").facts == 1
     for copy in ("copy", "copy-2")[not is_made :]:
         with open_read_only(tmp_path / copy) as zone:
-            assert not [told for told in verified(zone) if isinstance(told, Finding)]
+            assert not [told for told in verified(zone) if isinstance(told, VerificationFinding)]
             assert zone.found("batch-files", "k").size == 5
 
 

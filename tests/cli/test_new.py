@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.new_project import Project, new_project, next_commands, origin, package_of
+from ergon_framework.app.new_project import (
+    NewProject,
+    new_project,
+    next_commands,
+    origin,
+    package_of,
+)
 from ergon_framework.cli import invoke
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs import JobClient
@@ -161,7 +167,7 @@ def test_it_prints_the_next_three_commands(
 
 def test_the_next_commands_can_be_pasted() -> None:
     """Also where the folder's name has a space."""
-    project = Project("shop", "shop", Path("my shop"), ())
+    project = NewProject("shop", "shop", Path("my shop"), ())
     assert next_commands(project) == ["cd 'my shop'", "make setup", "make test"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.core.drain import DRAIN_BACKOFF, Answered, DrainMachine, Wait
+from ergon_framework.core.drain import DRAIN_BACKOFF, Answered, DrainMachine, DrainWait
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import Backoff
 
@@ -56,15 +56,20 @@ def test_waits_grow_until_there_is_progress() -> None:
     """And are never shortened below the first one by new facts."""
     machine = DrainMachine(Backoff(base=1.0, factor=2.0, cap=4.0, low=1.0, high=1.0))
     waits = [machine.wait(AWAY, 0.5) for _ in range(4)]
-    assert waits == [Wait(1.0, 1.0), Wait(2.0, 1.0), Wait(4.0, 1.0), Wait(4.0, 1.0)]
+    assert waits == [
+        DrainWait(1.0, 1.0),
+        DrainWait(2.0, 1.0),
+        DrainWait(4.0, 1.0),
+        DrainWait(4.0, 1.0),
+    ]
     machine.answered(1, [])
-    assert machine.wait(AWAY, 0.5) == Wait(1.0, 1.0)
+    assert machine.wait(AWAY, 0.5) == DrainWait(1.0, 1.0)
 
 
 def test_a_peer_that_names_a_time_is_not_disturbed_before() -> None:
     """But it cannot name any time."""
     machine = DrainMachine(Backoff(base=1.0, factor=2.0, cap=4.0, low=1.0, high=1.0))
     asked = Failure(Kind.THROTTLED, "unavailable", retry_after=30.0)
-    assert machine.wait(asked, 0.5) == Wait(30.0, 30.0)
+    assert machine.wait(asked, 0.5) == DrainWait(30.0, 30.0)
     forever = Failure(Kind.THROTTLED, "unavailable", retry_after=1e9)
-    assert machine.wait(forever, 0.5) == Wait(60.0, 60.0)
+    assert machine.wait(forever, 0.5) == DrainWait(60.0, 60.0)

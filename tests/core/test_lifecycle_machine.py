@@ -25,19 +25,19 @@ from ergon_framework.core.lifecycle import (
     STOPPED,
     WOKE,
     Action,
-    Call,
-    Cursor,
+    CallHook,
     Discarded,
     End,
     Ending,
     Event,
     Expired,
+    LifecycleCursor,
     LifecycleRule,
     Raised,
-    Scope,
     Sleep,
     Step,
     StepRule,
+    TimeoutScope,
     advance,
     deadline,
     first_to_expire,
@@ -70,7 +70,7 @@ backoffs = st.builds(
     free=st.sampled_from([0, 0, 1]),
 )
 anything = st.one_of(
-    st.sampled_from([BEGAN, RETURNED, WOKE, STOPPED, *map(Expired, Scope)]),
+    st.sampled_from([BEGAN, RETURNED, WOKE, STOPPED, *map(Expired, TimeoutScope)]),
     failures.map(Raised),
     failures.map(Discarded),
 )
@@ -118,7 +118,7 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     def begin_one(self) -> None:
         """A transaction gets its permit."""
-        self.cursor = Cursor(self.now)
+        self.cursor = LifecycleCursor(self.now)
         self.calls: Counter[Step] = Counter()  # those that count as attempts
         self.path: list[Step] = []  # the steps in the order in which they were entered
         self.ends: list[End] = []
@@ -126,7 +126,9 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.action: Action | None = None
         self.deadline_at = deadline(self.rule, self.cursor)
         self.step_began_at = self.now
-        assert self.send(BEGAN, 0.0, 0.5) == Call(Step.PROCESS, 0, self.steps[Step.PROCESS].timeout)
+        assert self.send(BEGAN, 0.0, 0.5) == CallHook(
+            Step.PROCESS, 0, self.steps[Step.PROCESS].timeout
+        )
 
     def send(self, event: Event, passed: float, roll: float) -> Action:
         """Let time pass, ask the machine, and write down what it says."""
@@ -134,11 +136,11 @@ class LifecycleMachine(RuleBasedStateMachine):
         before = self.path[-1] if self.path else None
         action = advance(self.rule, self.cursor, event, self.now, roll)
         self.action = action
-        if isinstance(action, Call):
+        if isinstance(action, CallHook):
             if action.step is not before:
                 self.path.append(action.step)
                 self.step_began_at = self.now
-            assert action == Call(
+            assert action == CallHook(
                 action.step, self.calls[action.step], self.steps[action.step].timeout
             )
             self.calls[action.step] += 1
@@ -154,7 +156,7 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     def is_calling(self) -> bool:
         """Whether a hook runs."""
-        return isinstance(self.action, Call)
+        return isinstance(self.action, CallHook)
 
     def is_sleeping(self) -> bool:
         """Whether the driver waits before the next attempt."""
@@ -173,7 +175,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         step = self.step
         action = self.send(RETURNED, passed, 0.5)
         if step is Step.PROCESS:
-            assert action == Call(Step.ON_SUCCESS, 0, self.steps[Step.ON_SUCCESS].timeout)
+            assert action == CallHook(Step.ON_SUCCESS, 0, self.steps[Step.ON_SUCCESS].timeout)
         elif step is Step.ON_SUCCESS:
             assert action == End(Ending.SUCCEEDED)
         else:
@@ -206,18 +208,20 @@ class LifecycleMachine(RuleBasedStateMachine):
     def attempt_expires(self, passed: float, roll: float) -> None:
         """The step's own timeout is a failed attempt too."""
         step = self.step
-        action = self.send(Expired(Scope.STEP), passed, roll)
+        action = self.send(Expired(TimeoutScope.STEP), passed, roll)
         self.attempt_failed(step, STEP_TIMEOUT, action, roll)
 
     def attempt_failed(self, step: Step, failure: Failure, action: Action, roll: float) -> None:
         """What must follow: a wait, another call, the exception phase or the end."""
         retry = self.steps[step].retry
-        failed = self.calls[step] - (1 if isinstance(action, Call) and action.step is step else 0)
+        failed = self.calls[step] - (
+            1 if isinstance(action, CallHook) and action.step is step else 0
+        )
         if failure.kind in NEVER_RETRIED[step] or failed == retry.attempts:
             self.step_failed(step, failure, action)
             return
         wait = max(retry.backoff.delay(failed - 1, roll), failure.retry_after or 0.0)
-        again = Call(step, failed, self.steps[step].timeout)
+        again = CallHook(step, failed, self.steps[step].timeout)
         assert action == (Sleep(wait) if wait else again)
 
     def step_failed(self, step: Step, failure: Failure, action: Action) -> None:
@@ -226,7 +230,7 @@ class LifecycleMachine(RuleBasedStateMachine):
             assert action == End(self.failed_ending(), self.cause, failure)
         else:
             self.cause = failure
-            assert action == Call(Step.ON_EXCEPTION, 0, self.steps[Step.ON_EXCEPTION].timeout)
+            assert action == CallHook(Step.ON_EXCEPTION, 0, self.steps[Step.ON_EXCEPTION].timeout)
 
     @precondition(is_sleeping)
     @rule()
@@ -235,17 +239,19 @@ class LifecycleMachine(RuleBasedStateMachine):
         assert isinstance(self.action, Sleep)
         step, number = self.step, self.calls[self.step]
         action = self.send(WOKE, self.action.seconds, 0.5)
-        assert action == Call(step, number, self.steps[step].timeout)
+        assert action == CallHook(step, number, self.steps[step].timeout)
 
     @precondition(lambda self: not self.is_over())
     @rule(passed=passing)
     def lifecycle_expires(self, passed: float) -> None:
         """From process and success to the exception phase, from there to the end."""
         step = self.step
-        self.step_failed(step, LIFECYCLE_TIMEOUT, self.send(Expired(Scope.LIFECYCLE), passed, 0.5))
+        self.step_failed(
+            step, LIFECYCLE_TIMEOUT, self.send(Expired(TimeoutScope.LIFECYCLE), passed, 0.5)
+        )
 
     @precondition(lambda self: not self.is_over())
-    @rule(event=st.sampled_from([STOPPED, Expired(Scope.LOOP)]), passed=passing)
+    @rule(event=st.sampled_from([STOPPED, Expired(TimeoutScope.LOOP)]), passed=passing)
     def call_is_aborted(self, event: Event, passed: float) -> None:
         """The end, from anywhere, and no handler is called."""
         assert self.send(event, passed, 0.5) == End(Ending.ABORTED, self.cause)
@@ -319,8 +325,8 @@ class LifecycleMachine(RuleBasedStateMachine):
         assert (at is None) == (self.rule.timeout is None)
         if at is not None and self.deadline_at is not None:
             assert at >= self.deadline_at
-            assert first_to_expire(at - 0.5, at) is Scope.STEP
-            assert first_to_expire(at + 0.5, at) is Scope.LIFECYCLE
+            assert first_to_expire(at - 0.5, at) is TimeoutScope.STEP
+            assert first_to_expire(at + 0.5, at) is TimeoutScope.LIFECYCLE
         self.deadline_at = at
 
 

@@ -15,15 +15,15 @@ from ergon_framework.core.lifecycle import (
     STOPPED,
     WOKE,
     Action,
-    Call,
-    Cursor,
+    CallHook,
     Event,
     Expired,
+    LifecycleCursor,
     LifecycleRule,
     Raised,
-    Scope,
     Sleep,
     StepRule,
+    TimeoutScope,
     advance,
 )
 from ergon_framework.core.retry import RFC_SUCCESS_RETRIES, Backoff, RetryRule
@@ -35,8 +35,8 @@ LETTERS: dict[str, Event] = {
     "ok": RETURNED,
     "business": Raised(Failure(Kind.REJECTED, "business")),
     "system": Raised(Failure(Kind.TRANSIENT, "system")),
-    "step_timeout": Expired(Scope.STEP),
-    "lifecycle_timeout": Expired(Scope.LIFECYCLE),
+    "step_timeout": Expired(TimeoutScope.STEP),
+    "lifecycle_timeout": Expired(TimeoutScope.LIFECYCLE),
     "stop": STOPPED,
 }
 INTERRUPTS = ("lifecycle_timeout", "stop")
@@ -63,7 +63,7 @@ class ScriptTooShortError(Exception):
 def machine(script: Script, attempts: Attempts, waits: Waits) -> list[str]:
     """What the machine under test answers to the letters, as lines."""
     rule = rule_for(attempts, waits)
-    cursor = Cursor(0.0)
+    cursor = LifecycleCursor(0.0)
     action = advance(rule, cursor, BEGAN, 0.0, 0.5)
     lines = [line(action)]
     for letter in script:
@@ -87,7 +87,7 @@ def rule_for(attempts: Attempts, waits: Waits) -> LifecycleRule:
 
 def line(action: Action) -> str:
     """An action as a line of text."""
-    if isinstance(action, Call):
+    if isinstance(action, CallHook):
         return f"call {action.step.value} {action.attempt}"
     if isinstance(action, Sleep):
         return f"sleep {action.seconds}"

@@ -17,20 +17,20 @@ from ergon_framework.core.lifecycle import (
     STOPPED,
     WOKE,
     Action,
-    Call,
+    CallHook,
     Cue,
-    Cursor,
     Discarded,
     End,
     Ending,
     Event,
     Expired,
+    LifecycleCursor,
     LifecycleRule,
     Raised,
-    Scope,
     Sleep,
     Step,
     StepRule,
+    TimeoutScope,
     advance,
     deadline,
     first_to_expire,
@@ -44,7 +44,7 @@ EVENTS: list[Event] = [
     STOPPED,
     *(Raised(Failure(kind, "test")) for kind in Kind),
     Discarded(Failure(Kind.REJECTED, "discarded")),
-    *(Expired(scope) for scope in Scope),
+    *(Expired(scope) for scope in TimeoutScope),
 ]
 SYSTEM = Raised(Failure(Kind.TRANSIENT, "system"))
 BUSINESS = Raised(Failure(Kind.REJECTED, "business"))
@@ -63,25 +63,25 @@ def rules(attempts: int = 2, base: float = 0.0, timeout: float | None = None) ->
     return LifecycleRule(step, success, step, 10.0)
 
 
-def reached_by(rule: LifecycleRule, *events: Event) -> Cursor:
+def reached_by(rule: LifecycleRule, *events: Event) -> LifecycleCursor:
     """A cursor after these events, all of them at 0."""
-    cursor = Cursor(0.0)
+    cursor = LifecycleCursor(0.0)
     for event in (BEGAN, *events):
         advance(rule, cursor, event, 0.0, 0.5)
     return cursor
 
 
-def place(cursor: Cursor) -> object:
+def place(cursor: LifecycleCursor) -> object:
     """What tells two cursors apart, as far as the machine can decide anything by it."""
     kind = cursor.failure.kind if cursor.failure else None
     end = (cursor.end.how, cursor.end.handler_failure is None) if cursor.end else None
     return cursor.step, cursor.attempt, cursor.is_held, kind, end
 
 
-def reachable(rule: LifecycleRule) -> Iterator[Cursor]:
+def reachable(rule: LifecycleRule) -> Iterator[LifecycleCursor]:
     """Every cursor any events lead to, in whatever order a confused driver sends them."""
     seen: set[object] = set()
-    waiting = deque([Cursor(0.0)])
+    waiting = deque([LifecycleCursor(0.0)])
     while waiting:
         cursor = waiting.popleft()
         if place(cursor) in seen or cursor.attempt > LATEST_ATTEMPT:
@@ -144,7 +144,7 @@ def test_every_event_has_an_answer_wherever_it_arrives(attempts: int, base: floa
         for event in EVENTS:
             successor = copy.copy(cursor)
             action = advance(rule, successor, event, 1.0, 0.5)
-            assert isinstance(action, Call | Sleep | End)
+            assert isinstance(action, CallHook | Sleep | End)
             assert (successor.end is not None) == isinstance(action, End)
     assert places == {(step, is_running) for step in Step for is_running in (True, False)}
 
@@ -168,13 +168,13 @@ def test_after_the_end_nothing_changes() -> None:
 def test_only_the_first_step_can_discard() -> None:
     """It ends at once there; in a handler it is a failure of the handler."""
     rule, discarded = rules(2, 0.0), Discarded(Failure(Kind.REJECTED, "discarded", "pointless"))
-    cursor = Cursor(0.0)
+    cursor = LifecycleCursor(0.0)
     advance(rule, cursor, BEGAN, 0.0, 0.5)
     assert advance(rule, cursor, discarded, 1.0, 0.5) == End(Ending.DISCARDED, discarded.failure)
-    cursor = Cursor(0.0)
+    cursor = LifecycleCursor(0.0)
     advance(rule, cursor, RETURNED, 0.0, 0.5)
     assert cursor.step is Step.ON_SUCCESS
-    assert advance(rule, cursor, discarded, 1.0, 0.5) == Call(Step.ON_SUCCESS, 1, None)
+    assert advance(rule, cursor, discarded, 1.0, 0.5) == CallHook(Step.ON_SUCCESS, 1, None)
 
 
 @pytest.mark.req("R3-D3", "RFC-004:14f")
@@ -191,9 +191,9 @@ def test_the_same_event_in_the_same_place_has_the_same_answer() -> None:
 def test_lifecycles_share_nothing() -> None:
     """What one goes through leaves another, older or younger, as it was."""
     rule = rules()
-    older = Cursor(0.0)
+    older = LifecycleCursor(0.0)
     reached_by(rule, SYSTEM, SYSTEM, STOPPED)
-    for cursor in (older, Cursor(0.0)):
+    for cursor in (older, LifecycleCursor(0.0)):
         fresh = [Step.PROCESS, 0, 0.0, 0.0, False, None, None]
         assert [getattr(cursor, name) for name in STATE] == fresh
 
@@ -204,7 +204,9 @@ def test_lifecycles_share_nothing() -> None:
 @pytest.mark.req("RFC-004:10b", "RFC-005:12e")
 def test_it_begins_with_the_first_attempt_of_process() -> None:
     """The first attempt has the number 0 and the step's own time."""
-    assert advance(rules(timeout=3.0), Cursor(5.0), BEGAN, 5.0, 0.5) == Call(Step.PROCESS, 0, 3.0)
+    assert advance(rules(timeout=3.0), LifecycleCursor(5.0), BEGAN, 5.0, 0.5) == CallHook(
+        Step.PROCESS, 0, 3.0
+    )
 
 
 @pytest.mark.req("RFC-004:6b", "R3-ST1", "R3-RT1", "R3-D5")
@@ -214,13 +216,13 @@ def test_each_step_is_called_under_its_own_rule() -> None:
         StepRule(RetryRule(2), 1.0), StepRule(RetryRule(3), 2.0), StepRule(RetryRule(4), 3.0)
     )
     assert [rule.of(step).timeout for step in Step] == [1.0, 2.0, 3.0]
-    cursor = Cursor(0.0)
+    cursor = LifecycleCursor(0.0)
     events: list[Event] = [BEGAN, SYSTEM, RETURNED, SYSTEM, SYSTEM, SYSTEM, SYSTEM, SYSTEM, SYSTEM]
     calls: list[Action] = [advance(rule, cursor, event, 0.0, 0.5) for event in events]
     assert calls == [
-        *(Call(Step.PROCESS, k, 1.0) for k in range(2)),
-        *(Call(Step.ON_SUCCESS, k, 2.0) for k in range(3)),
-        *(Call(Step.ON_EXCEPTION, k, 3.0) for k in range(4)),
+        *(CallHook(Step.PROCESS, k, 1.0) for k in range(2)),
+        *(CallHook(Step.ON_SUCCESS, k, 2.0) for k in range(3)),
+        *(CallHook(Step.ON_EXCEPTION, k, 3.0) for k in range(4)),
     ]
 
 
@@ -232,8 +234,8 @@ def test_an_expired_lifecycle_goes_to_the_exception_phase_whatever_is_left(
     """Unused attempts are not tried, and a timeout is what the handler is told."""
     rule = rules(attempts=5)
     cursor = reached_by(rule, *events)
-    action = advance(rule, cursor, Expired(Scope.LIFECYCLE), 7.0, 0.5)
-    assert action == Call(Step.ON_EXCEPTION, 0, None)
+    action = advance(rule, cursor, Expired(TimeoutScope.LIFECYCLE), 7.0, 0.5)
+    assert action == CallHook(Step.ON_EXCEPTION, 0, None)
     assert cursor.failure is not None
     assert (cursor.failure.kind, cursor.failure.code) == (Kind.TIMEOUT, "lifecycle_timeout")
     assert "lifecycle ran out of time" in cursor.failure.message
@@ -245,7 +247,7 @@ def test_an_expired_exception_phase_is_the_end() -> None:
     """The cause stays the outcome's failure; that the handler ran out of time stands beside it."""
     rule = rules(attempts=5)
     cursor = reached_by(rule, BUSINESS)
-    end = advance(rule, cursor, Expired(Scope.LIFECYCLE), 20.0, 0.5)
+    end = advance(rule, cursor, Expired(TimeoutScope.LIFECYCLE), 20.0, 0.5)
     assert isinstance(end, End)
     assert (end.how, end.failure) == (Ending.FAILED, BUSINESS.failure)
     assert end.handler_failure is not None
@@ -257,8 +259,12 @@ def test_an_expired_attempt_is_a_failure_like_any_other() -> None:
     """It is retried, and when no attempt is left the transaction has timed out."""
     rule = rules(attempts=2)
     cursor = reached_by(rule)
-    assert advance(rule, cursor, Expired(Scope.STEP), 1.0, 0.5) == Call(Step.PROCESS, 1, None)
-    assert advance(rule, cursor, Expired(Scope.STEP), 2.0, 0.5) == Call(Step.ON_EXCEPTION, 0, None)
+    assert advance(rule, cursor, Expired(TimeoutScope.STEP), 1.0, 0.5) == CallHook(
+        Step.PROCESS, 1, None
+    )
+    assert advance(rule, cursor, Expired(TimeoutScope.STEP), 2.0, 0.5) == CallHook(
+        Step.ON_EXCEPTION, 0, None
+    )
     end = advance(rule, cursor, RETURNED, 3.0, 0.5)
     assert end == End(Ending.TIMED_OUT, cursor.failure)
     assert cursor.failure is not None
@@ -267,7 +273,7 @@ def test_an_expired_attempt_is_a_failure_like_any_other() -> None:
 
 
 @pytest.mark.req("T3.17", "R3-CL2")
-@pytest.mark.parametrize("event", [Expired(Scope.LOOP), STOPPED])
+@pytest.mark.parametrize("event", [Expired(TimeoutScope.LOOP), STOPPED])
 def test_the_loop_s_end_aborts_from_anywhere(event: Event) -> None:
     """No handler is started any more; what led to an exception phase is still told."""
     rule = rules(3, 1.0)
@@ -287,22 +293,24 @@ def test_the_retry_budget_of_a_step_starts_with_the_step() -> None:
     """Time another step used up does not count."""
     budget = StepRule(RetryRule(5, budget=2.0, on=RFC_SUCCESS_RETRIES))
     rule = LifecycleRule(budget, budget, budget)
-    cursor = Cursor(0.0)
+    cursor = LifecycleCursor(0.0)
     advance(rule, cursor, BEGAN, 0.0, 0.5)
     advance(rule, cursor, RETURNED, 100.0, 0.5)
-    assert advance(rule, cursor, SYSTEM, 101.0, 0.5) == Call(Step.ON_SUCCESS, 1, None)
-    assert advance(rule, cursor, SYSTEM, 102.0, 0.5) == Call(Step.ON_EXCEPTION, 0, None)
-    assert advance(rule, cursor, SYSTEM, 103.0, 0.5) == Call(Step.ON_EXCEPTION, 1, None)
+    assert advance(rule, cursor, SYSTEM, 101.0, 0.5) == CallHook(Step.ON_SUCCESS, 1, None)
+    assert advance(rule, cursor, SYSTEM, 102.0, 0.5) == CallHook(Step.ON_EXCEPTION, 0, None)
+    assert advance(rule, cursor, SYSTEM, 103.0, 0.5) == CallHook(Step.ON_EXCEPTION, 1, None)
 
 
 @pytest.mark.req("R3-BO")
 def test_no_wait_means_no_sleep() -> None:
     """A retry without backoff is called at once; one with backoff first sleeps, and once."""
-    assert advance(rules(2), reached_by(rules(2)), SYSTEM, 0.0, 0.5) == Call(Step.PROCESS, 1, None)
+    assert advance(rules(2), reached_by(rules(2)), SYSTEM, 0.0, 0.5) == CallHook(
+        Step.PROCESS, 1, None
+    )
     waiting = rules(2, 0.25)
     cursor = reached_by(waiting)
     assert advance(waiting, cursor, SYSTEM, 0.0, 0.5) == Sleep(0.25)
-    assert advance(waiting, cursor, WOKE, 0.25, 0.5) == Call(Step.PROCESS, 1, None)
+    assert advance(waiting, cursor, WOKE, 0.25, 0.5) == CallHook(Step.PROCESS, 1, None)
 
 
 @pytest.mark.req("R3-BO", "RFC-004:10c", "RFC-004:14e", "RFC-005:12c", "RFC-005:16e")
@@ -310,18 +318,18 @@ def test_waits_follow_the_schedule_and_none_follows_the_last_attempt() -> None:
     """Base, factor and cap come from the step's rule, and the power from the failed attempt."""
     step = StepRule(RetryRule(4, Backoff(1.0, 2.0, 3.0)))
     rule = LifecycleRule(step, step, step)
-    cursor = Cursor(0.0)
+    cursor = LifecycleCursor(0.0)
     events: list[Event] = [BEGAN, SYSTEM, WOKE, SYSTEM, WOKE, SYSTEM, WOKE, SYSTEM]
     actions = [advance(rule, cursor, event, 0.0, 0.5) for event in events]
     waits = [action.seconds for action in actions if isinstance(action, Sleep)]
     assert waits == [1.0, 2.0, 3.0]
-    assert actions[-1] == Call(Step.ON_EXCEPTION, 0, None)
+    assert actions[-1] == CallHook(Step.ON_EXCEPTION, 0, None)
 
 
 def test_dice_reach_the_step_s_backoff() -> None:
     """A jittered schedule is jittered by the driver's dice, which nothing here rolls itself."""
     rule = LifecycleRule(StepRule(RetryRule(2, Backoff(8.0, low=0.0, high=1.0))))
-    waits = [advance(rule, Cursor(0.0), SYSTEM, 0.0, dice) for dice in (0.25, 0.75)]
+    waits = [advance(rule, LifecycleCursor(0.0), SYSTEM, 0.0, dice) for dice in (0.25, 0.75)]
     assert waits == [Sleep(2.0), Sleep(6.0)]
 
 
@@ -336,7 +344,7 @@ def test_a_lifecycle_has_one_timeout_and_its_exception_phase_a_second(
 ) -> None:
     """The deadline is the same for process and success, and one timeout later for the handler."""
     rule = LifecycleRule(timeout=timeout)
-    cursor = Cursor(began_at)
+    cursor = LifecycleCursor(began_at)
     at = []
     for step in Step:
         cursor.step = step
@@ -348,7 +356,7 @@ def test_a_lifecycle_has_one_timeout_and_its_exception_phase_a_second(
 def test_the_lifecycle_s_clock_runs_from_its_beginning() -> None:
     """Entering another step gives nobody more time, but for the one timeout of the handler."""
     rule = rules(1)
-    cursor = Cursor(100.0)
+    cursor = LifecycleCursor(100.0)
     at = [deadline(rule, cursor)]
     for now, event in ((104.0, RETURNED), (109.0, SYSTEM)):
         advance(rule, cursor, event, now, 0.5)
@@ -360,7 +368,7 @@ def test_the_lifecycle_s_clock_runs_from_its_beginning() -> None:
 @pytest.mark.parametrize("step", list(Step))
 def test_without_a_timeout_there_is_no_deadline(step: Step) -> None:
     """Nothing is bounded by default."""
-    cursor = Cursor(1.0)
+    cursor = LifecycleCursor(1.0)
     cursor.step = step
     assert deadline(LifecycleRule(), cursor) is None
 
@@ -372,7 +380,10 @@ def test_the_earlier_deadline_acts(step_at: float | None, lifecycle_at: float | 
     """Neither scope shortens the other: whichever comes first acts, the wider one on a tie."""
     known = [
         (at, order, scope)
-        for at, order, scope in ((lifecycle_at, 0, Scope.LIFECYCLE), (step_at, 1, Scope.STEP))
+        for at, order, scope in (
+            (lifecycle_at, 0, TimeoutScope.LIFECYCLE),
+            (step_at, 1, TimeoutScope.STEP),
+        )
         if at is not None
     ]
     expected = min(known)[2] if known else None
@@ -382,4 +393,4 @@ def test_the_earlier_deadline_acts(step_at: float | None, lifecycle_at: float | 
 @pytest.mark.req("RFC-004:9d")
 def test_a_tie_belongs_to_the_lifecycle() -> None:
     """Another attempt would have no time at all."""
-    assert first_to_expire(5.0, 5.0) is Scope.LIFECYCLE
+    assert first_to_expire(5.0, 5.0) is TimeoutScope.LIFECYCLE

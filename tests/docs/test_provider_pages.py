@@ -16,7 +16,7 @@ import typer
 import ergon_framework.providers as package
 from ergon_framework.cli.commands import app
 from ergon_framework.core.circuit_breaker import CircuitState, Vote
-from ergon_framework.core.guard import RetryBudget, Stopped
+from ergon_framework.core.guard import GuardEnd, RetryBudget
 from ergon_framework.ports.notice import CATALOGUE
 from ergon_framework.ports.providerstore import ABANDONED, AttemptOutcome, LetterStatus
 from ergon_framework.providers.base import ProviderBase
@@ -213,7 +213,7 @@ def test_the_reference_has_every_error_with_its_reason() -> None:
 
 def test_the_reference_has_every_stop_reason() -> None:
     """No more, no less."""
-    assert rows(section("### Stop reasons")).keys() == {*Stopped} | {ABANDONED, "stop_reason"}
+    assert rows(section("### Stop reasons")).keys() == {*GuardEnd} | {ABANDONED, "stop_reason"}
 
 
 def test_the_reference_has_every_http_status_with_a_reason_of_its_own() -> None:

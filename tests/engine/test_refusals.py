@@ -12,10 +12,10 @@ import pytest
 
 from ergon_framework.core.lifecycle import (
     BEGAN,
-    Cursor,
     Expired,
+    LifecycleCursor,
     LifecycleRule,
-    Scope,
+    TimeoutScope,
     advance,
     deadline,
 )
@@ -208,9 +208,9 @@ def test_a_fetch_failure_has_no_inner_context() -> None:
 @pytest.mark.req("T3.4")
 def test_an_expiry_noticed_late_leaves_the_handler_its_time() -> None:
     """Blocking code may hold an event loop for longer than any timeout."""
-    rule, cursor = LifecycleRule(timeout=1.0), Cursor(0.0)
+    rule, cursor = LifecycleRule(timeout=1.0), LifecycleCursor(0.0)
     advance(rule, cursor, BEGAN, 0.0, 0.0)
-    advance(rule, cursor, Expired(Scope.LIFECYCLE), 2.5, 0.0)
+    advance(rule, cursor, Expired(TimeoutScope.LIFECYCLE), 2.5, 0.0)
     assert deadline(rule, cursor) == 3.5
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import ClaimResult, LaneKey, RecordBatch
+from ergon_framework.ports.providerstore import KeyClaimResult, LaneKey, RecordBatch
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS
 from ergon_framework.providers.pipeline.request import fingerprint
@@ -34,7 +34,7 @@ class FlakyStore(MemoryProviderStore):
         if what in self.refuses:
             raise StoreUnavailableError(f"{what} was told to fail")
 
-    def claim(self, *arguments: Any) -> ClaimResult:
+    def claim(self, *arguments: Any) -> KeyClaimResult:
         self._check("claim")
         return super().claim(*arguments)
 

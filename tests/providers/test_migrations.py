@@ -27,7 +27,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.migrations import HEAD, REVISIONS, VERSION_TABLE, commands
-from ergon_framework.providers.migrations.database import Database, database_of
+from ergon_framework.providers.migrations.database import MigrationDatabase, database_of
 from ergon_framework.providers.models import ProviderExecutionMetric, metadata
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.synthetic import SyntheticProvider
@@ -47,26 +47,26 @@ VALUES ('m', 't', 'e1', 'rank', 'snapshot', 'fetch', 'c', 1, 1, 5, 'success', fa
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> MigrationDatabase:
     """An empty database of each kind."""
     if request.param == "sqlite":
         return database_of(f"sqlite:///{tmp_path}/work.db")
     return database_of(request.getfixturevalue("postgres_url"))
 
 
-def upgraded(database: Database) -> str | None:
+def upgraded(database: MigrationDatabase) -> str | None:
     """Upgrade it; what it was before."""
     with database.connect(creates=True) as connection:
         return commands.upgrade(connection)
 
 
-def tables_of(database: Database) -> set[str]:
+def tables_of(database: MigrationDatabase) -> set[str]:
     """The names of its tables."""
     with database.connect(creates=True) as connection:
         return set(inspect(connection).get_table_names())
 
 
-def test_an_empty_database_gets_the_tables(database: Database) -> None:
+def test_an_empty_database_gets_the_tables(database: MigrationDatabase) -> None:
     """Once; a second upgrade finds nothing to do."""
     assert upgraded(database) is None
     assert tables_of(database) == OURS
@@ -92,7 +92,7 @@ def test_a_file_that_a_migration_makes_is_private(
 
 
 @pytest.mark.req("PEF:G-1")
-def test_the_models_are_what_the_migration_makes(database: Database) -> None:
+def test_the_models_are_what_the_migration_makes(database: MigrationDatabase) -> None:
     """Down to types, defaults, checks and names; and Alembic itself finds no difference."""
     with database.connect(creates=True) as connection:
         commands.upgrade(connection)
@@ -107,7 +107,7 @@ def test_the_models_are_what_the_migration_makes(database: Database) -> None:
 
 
 @pytest.mark.req("PEF:G-1", "PEF:G-6", "PEF:A-24")
-def test_a_host_keeps_everything_it_has(database: Database) -> None:
+def test_a_host_keeps_everything_it_has(database: MigrationDatabase) -> None:
     """Its tables, rows and Alembic version are as before; going back removes exactly ours."""
     with database.connect(creates=True) as connection:
         build_host(connection)
@@ -127,7 +127,7 @@ def test_a_host_keeps_everything_it_has(database: Database) -> None:
 
 
 @pytest.mark.req("PEF:A-24")
-def test_a_task_that_is_deleted_leaves_its_attempts(database: Database) -> None:
+def test_a_task_that_is_deleted_leaves_its_attempts(database: MigrationDatabase) -> None:
     """With a host's tasks there is a foreign key, which forgets a deleted one."""
     with database.connect(creates=True) as connection:
         build_host(connection)
@@ -157,7 +157,7 @@ def test_a_task_that_is_deleted_leaves_its_attempts(database: Database) -> None:
         "CREATE VIEW task_executions AS SELECT 'e1' AS id",
     ],
 )
-def test_tasks_that_cannot_be_referred_to(database: Database, tasks: str) -> None:
+def test_tasks_that_cannot_be_referred_to(database: MigrationDatabase, tasks: str) -> None:
     """The tables come without a foreign key, and rows may name any task."""
     with database.connect(creates=True) as connection:
         connection.execute(text(tasks))
@@ -178,7 +178,7 @@ def test_tasks_with_another_kind_of_id(postgres_url: str) -> None:
 
 
 @pytest.mark.req("PEF:A-24")
-def test_a_unique_id_is_enough(database: Database) -> None:
+def test_a_unique_id_is_enough(database: MigrationDatabase) -> None:
     """A primary key is not asked for."""
     with database.connect(creates=True) as connection:
         connection.execute(text("CREATE TABLE task_executions (number INT, id VARCHAR(36) UNIQUE)"))
@@ -189,7 +189,7 @@ def test_a_unique_id_is_enough(database: Database) -> None:
 # ---- what is refused ----------------------------------------------------------------------------
 
 
-def test_a_newer_revision_is_refused(database: Database) -> None:
+def test_a_newer_revision_is_refused(database: MigrationDatabase) -> None:
     """Nothing is changed, up or down, and the remedy is a newer program."""
     upgraded(database)
     with database.connect() as connection:
@@ -205,7 +205,7 @@ def test_a_newer_revision_is_refused(database: Database) -> None:
 
 
 @pytest.mark.req("PEF:G-1")
-def test_somebody_elses_tables_of_our_names(database: Database) -> None:
+def test_somebody_elses_tables_of_our_names(database: MigrationDatabase) -> None:
     """They are named and left alone, and nothing is made beside them."""
     with database.connect(creates=True) as connection:
         connection.execute(text("CREATE TABLE provider_health_states (id INT)"))
@@ -216,7 +216,9 @@ def test_somebody_elses_tables_of_our_names(database: Database) -> None:
 
 @pytest.mark.req("PEF:G-1")
 @pytest.mark.parametrize("names", [[*metadata.tables], [METRICS, "provider_quota_states"]])
-def test_tables_that_a_host_made_from_the_models(database: Database, names: list[str]) -> None:
+def test_tables_that_a_host_made_from_the_models(
+    database: MigrationDatabase, names: list[str]
+) -> None:
     """They are taken over with what is in them, and are then as the migration would make them."""
     with database.connect(creates=True) as connection:
         metadata.create_all(connection, [metadata.tables[name] for name in names])
@@ -241,7 +243,7 @@ def test_tables_that_a_host_made_from_the_models(database: Database, names: list
         "DROP INDEX ix_provider_execution_metrics_correlation",
     ],
 )
-def test_tables_from_the_models_that_were_changed(database: Database, change: str) -> None:
+def test_tables_from_the_models_that_were_changed(database: MigrationDatabase, change: str) -> None:
     """They are refused: nobody knows what else the host did; those that are ours are not named."""
     with database.connect(creates=True) as connection:
         metadata.create_all(connection)
@@ -254,7 +256,7 @@ def test_tables_from_the_models_that_were_changed(database: Database, change: st
 
 
 @pytest.mark.req("PEF:G-1")
-def test_a_provider_on_tables_that_a_host_made(database: Database) -> None:
+def test_a_provider_on_tables_that_a_host_made(database: MigrationDatabase) -> None:
     """Its store just works."""
     with database.connect(creates=True) as connection:
         metadata.create_all(connection)
@@ -274,7 +276,7 @@ def test_a_provider_on_tables_that_a_host_made(database: Database) -> None:
 
 
 @pytest.mark.req("PEF:G-1")
-def test_a_migration_that_fails_half_way_leaves_nothing(database: Database) -> None:
+def test_a_migration_that_fails_half_way_leaves_nothing(database: MigrationDatabase) -> None:
     """On SQLite too: here the last index of all has a name that is taken."""
     with database.connect(creates=True) as connection:
         connection.execute(text("CREATE TABLE mine (x INT)"))
@@ -287,7 +289,7 @@ def test_a_migration_that_fails_half_way_leaves_nothing(database: Database) -> N
         assert things_in(connection) == before
 
 
-def test_the_callers_transaction_decides(database: Database) -> None:
+def test_the_callers_transaction_decides(database: MigrationDatabase) -> None:
     """What it takes back was never there."""
     with database.connect(creates=True) as connection:
         commands.upgrade(connection)
@@ -297,7 +299,9 @@ def test_the_callers_transaction_decides(database: Database) -> None:
 
 
 @pytest.mark.parametrize("revision", ["0002", "head", "", "0001; DROP TABLE x"])
-def test_going_back_to_a_revision_that_is_not_known(database: Database, revision: str) -> None:
+def test_going_back_to_a_revision_that_is_not_known(
+    database: MigrationDatabase, revision: str
+) -> None:
     """It is refused, and the known ones are named."""
     upgraded(database)
     with (
@@ -309,7 +313,7 @@ def test_going_back_to_a_revision_that_is_not_known(database: Database, revision
     assert tables_of(database) == OURS
 
 
-def test_going_back_to_where_it_is(database: Database) -> None:
+def test_going_back_to_where_it_is(database: MigrationDatabase) -> None:
     """Nothing changes; with no tables at all, nothing is taken away either."""
     with database.connect(creates=True) as connection:
         assert commands.downgrade(connection) is None
@@ -321,7 +325,7 @@ def test_going_back_to_where_it_is(database: Database) -> None:
 # ---- several at once ----------------------------------------------------------------------------
 
 
-def test_several_that_upgrade_at_once(database: Database) -> None:
+def test_several_that_upgrade_at_once(database: MigrationDatabase) -> None:
     """One makes the tables, the others find them."""
     ready, before, errors = threading.Barrier(4), [], list[StoreError]()
 
@@ -342,7 +346,7 @@ def test_several_that_upgrade_at_once(database: Database) -> None:
     assert tables_of(database) == OURS
 
 
-def test_a_database_that_is_up_to_date_is_only_read(database: Database) -> None:
+def test_a_database_that_is_up_to_date_is_only_read(database: MigrationDatabase) -> None:
     """Opening a store costs no lock and no migration once the tables are there."""
     upgraded(database)
     said: list[str] = []
@@ -360,7 +364,7 @@ def test_a_database_that_is_up_to_date_is_only_read(database: Database) -> None:
 # ---- without a connection -----------------------------------------------------------------------
 
 
-def execute_script(database: Database, script: str) -> None:
+def execute_script(database: MigrationDatabase, script: str) -> None:
     """Run it as psql or sqlite3 would."""
     with database.connect(creates=True) as connection:
         driver: Any = connection.connection.dbapi_connection
@@ -372,7 +376,7 @@ def execute_script(database: Database, script: str) -> None:
                 cursor.execute(script)
 
 
-def test_the_scripts_do_the_same(database: Database) -> None:
+def test_the_scripts_do_the_same(database: MigrationDatabase) -> None:
     """What ``--sql`` prints makes the same tables, known to later upgrades, and removes them."""
     execute_script(database, commands.upgrade_script(database.dialect))
     with database.connect() as connection:
@@ -425,7 +429,7 @@ def test_a_user_who_may_make_no_tables(postgres_url: str) -> None:
         connection.execute(text("REVOKE CREATE ON SCHEMA public FROM PUBLIC"))
     try:
         with pytest.raises(StoreReadOnlyError, match="permission denied"):
-            upgraded(Database(database.url.set(username="visitor")))
+            upgraded(MigrationDatabase(database.url.set(username="visitor")))
     finally:
         with database.connect() as connection:
             connection.execute(text("DROP ROLE visitor"))

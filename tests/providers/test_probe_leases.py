@@ -15,7 +15,7 @@ from ergon_framework.core.circuit_breaker import Permit, Vote
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
-from ergon_framework.providers.pipeline.lanes import Lane
+from ergon_framework.providers.pipeline.lanes import ProviderLane
 from ergon_framework.providers.shared_circuit import PROBE_LEASE, Circuit, ProbeRenewer
 from ergon_framework.providers.store_urls import open_store
 from tests.providers.scripted import ONCE, Scripted, call
@@ -121,7 +121,7 @@ def test_a_place_that_nobody_knows_of_is_not_renewed(
     call(provider)
     time.now += 1.0
     with monkeypatch.context() as patch:
-        patch.setattr(Lane, "admit", interrupted(Lane.admit))
+        patch.setattr(ProviderLane, "admit", interrupted(ProviderLane.admit))
         with pytest.raises(KeyboardInterrupt):
             call(provider)
     for _ in range(3):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import Breaker, CircuitState, Probe, Vote
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState, ProbeLease, Vote
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import ALL_TENANTS, LaneKey, ProviderStore
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
@@ -272,7 +272,7 @@ def test_a_restart_finds_it_open(clock: VirtualClock, store: ProviderStore) -> N
 @pytest.mark.req("PEF:C-8", "PEF:A-13", "PEF:C-11")
 def test_a_restart_finds_it_half_open(clock: VirtualClock, store: ProviderStore) -> None:
     """With the probe of a process that died: its place comes free with its lease."""
-    dead = Probe("dead", EPOCH + 4.0)
+    dead = ProbeLease("dead", EPOCH + 4.0)
     assert store.compare_and_set(
         LANE, 0, Breaker(CircuitState.HALF_OPEN, 3, probes=(dead,), generation=2)
     )
@@ -305,7 +305,7 @@ def test_a_lease_of_another_clock_does_not_keep_a_place(
     clock: VirtualClock, store: ProviderStore
 ) -> None:
     """The same for the probe of somebody who died and whose clock was ahead."""
-    dead = Probe("dead", EPOCH + 3600.0)
+    dead = ProbeLease("dead", EPOCH + 3600.0)
     assert store.compare_and_set(
         LANE, 0, Breaker(CircuitState.HALF_OPEN, 3, probes=(dead,), generation=2)
     )

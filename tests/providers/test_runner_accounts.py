@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.ports.providerstore import ClaimResult
+from ergon_framework.ports.providerstore import KeyClaimResult
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.tasks import TaskEnd
@@ -23,7 +23,7 @@ def test_the_rows_tell_the_whole_budget(clock: VirtualClock, own: float, budget:
     """Not what the store left of it when the key was claimed; the provider's own if it is less."""
 
     class SlowStore(FlakyStore):
-        def claim(self, *arguments: Any) -> ClaimResult:
+        def claim(self, *arguments: Any) -> KeyClaimResult:
             clock.sleep(0.25)
             return super().claim(*arguments)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState, Permit, Vote
-from ergon_framework.core.guard import Do, Guard, GuardRule
+from ergon_framework.core.guard import Guard, GuardAction, GuardRule
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.ports.providerstore import QuotaGrant
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
@@ -263,7 +263,7 @@ def test_not_everybody_goes_on_at_the_end_of_a_pause() -> None:
     ends = []
     for number in range(10):
         guard = Guard(rule, 0.0, 60.0)
-        assert guard.begun(0.0, None, 20.0, number / 10) is Do.WAIT
+        assert guard.begun(0.0, None, 20.0, number / 10) is GuardAction.WAIT
         ends.append(guard.until)
     assert len(set(ends)) == 10
     assert min(ends) == 20.0

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import ClaimResult, QuotaGrant, RecordBatch
+from ergon_framework.ports.providerstore import KeyClaimResult, QuotaGrant, RecordBatch
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionResult
@@ -170,7 +170,7 @@ class Asked(MemoryProviderStore):
         super().__init__()
         self.waits: list[tuple[str, float]] = []
 
-    def claim(self, *given: Any) -> ClaimResult:
+    def claim(self, *given: Any) -> KeyClaimResult:
         self.waits.append(("claim", PROVIDER_BUDGET.at_most(PATIENT)))
         return super().claim(*given)
 

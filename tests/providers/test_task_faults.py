@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.ports.providerstore import ClaimResult, LetterStatus
+from ergon_framework.ports.providerstore import KeyClaimResult, LetterStatus
 from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS, OwnerLocks
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.retry import RetryPolicy
@@ -99,7 +99,7 @@ def test_a_task_that_is_cancelled_while_it_claims_frees_its_key(place: Path) -> 
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(MemoryProviderStore):
-        def claim(self, *arguments: Any) -> ClaimResult:
+        def claim(self, *arguments: Any) -> KeyClaimResult:
             inside.set()
             assert go_on.wait(30)
             return super().claim(*arguments)

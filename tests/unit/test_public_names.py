@@ -11,7 +11,6 @@ import pytest
 PACKAGES = [
     "ergon_framework",
     "ergon_framework.boundary",
-    "ergon_framework.boundary.node",
     "ergon_framework.connector",
     "ergon_framework.connector.boundary",
     "ergon_framework.jobs",

@@ -37,7 +37,7 @@ declare("app.scaffold.written")
 
 
 @dataclass(frozen=True, slots=True)
-class Project:
+class NewProject:
     """A project that was made."""
 
     name: str
@@ -46,7 +46,7 @@ class Project:
     files: tuple[str, ...]
 
 
-def new_project(name: str, parent: Path, source: str | None = None) -> Project:
+def new_project(name: str, parent: Path, source: str | None = None) -> NewProject:
     """Make the folder ``name`` in ``parent``: a project whose tests pass at once.
 
     ``source`` is where Ergon itself came from, unless from an index: ``make setup`` installs that
@@ -64,7 +64,7 @@ def new_project(name: str, parent: Path, source: str | None = None) -> Project:
             f"the project cannot be written to {folder}: {reason}",
             remedy="give a folder you may write to: --dir PATH",
         ) from error
-    return Project(name, package, folder, written)
+    return NewProject(name, package, folder, written)
 
 
 def package_of(name: str) -> str:
@@ -96,7 +96,7 @@ def _is_installed(package: str) -> bool:
     return PathFinder.find_spec(package, [*places]) is not None
 
 
-def next_commands(project: Project) -> list[str]:
+def next_commands(project: NewProject) -> list[str]:
     """What to type next."""
     return [f"cd {shlex.quote(str(project.folder))}", "make setup", "make test"]
 

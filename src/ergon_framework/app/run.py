@@ -27,7 +27,7 @@ from ergon_framework.app.processes import (
 )
 from ergon_framework.app.settings import Settings, load_settings
 from ergon_framework.app.signals import Shutdown, end_stuck_process
-from ergon_framework.app.wiring import Overrides, Target, Wiring, execution_of, target_of, wire
+from ergon_framework.app.wiring import Overrides, RunTarget, Wiring, execution_of, target_of, wire
 from ergon_framework.core.restart import RestartRule
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.engine.time_limit import giving_up_by
@@ -255,7 +255,7 @@ class Run:
         target, settings = self._found()
         return observed(settings, f"task {target.name}")
 
-    def _found(self) -> tuple[Target, Settings]:
+    def _found(self) -> tuple[RunTarget, Settings]:
         settings = load_settings(self.config)
         return target_of(self.target, settings), settings
 

@@ -20,7 +20,7 @@ from ergon_framework.storage.postgres.address import address_of
 from ergon_framework.storage.urls import file_of
 
 if TYPE_CHECKING:
-    from ergon_framework.providers.migrations.database import Database
+    from ergon_framework.providers.migrations.database import MigrationDatabase
     from ergon_framework.storage.postgres.migrations import PostgresSchema
 
 
@@ -53,7 +53,7 @@ class CallTables:
     part: str = "providers"
 
     @property
-    def database(self) -> Database:
+    def database(self) -> MigrationDatabase:
         """Where they are."""
         from ergon_framework.providers.migrations.database import database_of
 

@@ -16,7 +16,7 @@ _EVERYTHING = "*"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-class Binding(NamedTuple):
+class NameBinding(NamedTuple):
     """A name that a statement binds, and where the statement stands; empty: where imports run."""
 
     name: str
@@ -70,28 +70,28 @@ def _called_at_import(statements: Sequence[ast.stmt]) -> set[str]:
     return found
 
 
-def _bindings(statements: Sequence[ast.stmt], where: str) -> Iterator[Binding]:
+def _bindings(statements: Sequence[ast.stmt], where: str) -> Iterator[NameBinding]:
     for node in statements:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield Binding(name, where)
+                yield NameBinding(name, where)
                 yield from _global_bindings(node, name)
             case ast.ClassDef(name=name):
-                yield Binding(name, where)
+                yield NameBinding(name, where)
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 for alias in names:
-                    yield Binding(alias.asname or alias.name.partition(".")[0], where)
+                    yield NameBinding(alias.asname or alias.name.partition(".")[0], where)
             case _:
                 for body, place in _blocks(node, where):
                     yield from _bindings(body, place)
-                yield from (Binding(name, where) for name in _stored(node))
+                yield from (NameBinding(name, where) for name in _stored(node))
 
 
-def _global_bindings(function: ast.AST, name: str) -> Iterator[Binding]:
+def _global_bindings(function: ast.AST, name: str) -> Iterator[NameBinding]:
     """The names that a function binds outside of itself."""
     for node in ast.walk(function):
         if isinstance(node, ast.Global):
-            yield from (Binding(each, f"in {name}()", name) for each in node.names)
+            yield from (NameBinding(each, f"in {name}()", name) for each in node.names)
 
 
 def _apps(statements: Sequence[ast.stmt], where: str) -> Iterator[str]:

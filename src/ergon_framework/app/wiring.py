@@ -293,7 +293,7 @@ Group = Mapping[str, Factory] | Builder
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RunTarget:
     """What is to be run: a name in the settings, or a reference to a class."""
 
     name: str
@@ -352,12 +352,12 @@ class Wiring:
         return execution_of(task, self.kind)(*policies[: policies_taken(task, self.kind)])
 
 
-def target_of(text: str, settings: Settings) -> Target:
+def target_of(text: str, settings: Settings) -> RunTarget:
     """What ``text`` means, found without importing anything of the user's."""
     refuse_ambiguous_names(settings)
     name = text if text in settings.tasks else text.removeprefix(_SECTION)
     if name in settings.tasks:
-        return Target(name, settings.tasks[name].task, settings.tasks[name])
+        return RunTarget(name, settings.tasks[name].task, settings.tasks[name])
     if not is_reference(text):
         hint = did_you_mean(text, list(settings.tasks))
         raise WiringError(
@@ -370,10 +370,10 @@ def target_of(text: str, settings: Settings) -> Target:
             f"{text} stands in the settings under several names: {', '.join(named)}",
             remedy="run it by one of these names",
         )
-    return Target(named[0], text, settings.tasks[named[0]]) if named else Target(text, text)
+    return RunTarget(named[0], text, settings.tasks[named[0]]) if named else RunTarget(text, text)
 
 
-def wire(target: Target, settings: Settings, overrides: Overrides | None = None) -> Wiring:
+def wire(target: RunTarget, settings: Settings, overrides: Overrides | None = None) -> Wiring:
     """Import the task, choose its parts and policies, and check that all of them fit."""
     module = module_of(target.reference)
     found = find(module, target.reference)
@@ -445,7 +445,7 @@ def _task_of(found: Any) -> Any:
     return found.task_type() if is_named else found.task()
 
 
-def _given_policies(target: Target, settings: Settings, kind: TaskKind) -> Policies:
+def _given_policies(target: RunTarget, settings: Settings, kind: TaskKind) -> Policies:
     entry = target.settings
     given = Policies() if entry is None else Policies(entry.consumer, entry.producer)
     if entry is not None and entry.policy is not None:
@@ -473,7 +473,7 @@ def _service_factory(settings: Settings) -> Callable[[str, ServiceSettings | Non
 
 def _group(
     what: str,
-    target: Target,
+    target: RunTarget,
     task: Any,
     available: Mapping[str, Any],
     make: Callable[[str, Any], Factory],

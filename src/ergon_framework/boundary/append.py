@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from ergon_framework.boundary.facts.admission import Admission, unreadable
+from ergon_framework.boundary.facts.admission import AdmittedFact, unreadable
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.factstore.group_commit import GroupCommit
 from ergon_framework.boundary.model import Envelope, EnvelopeLike, Fact, FactLike, Receipt
@@ -169,7 +169,7 @@ class Receipts:
         self._events = events
 
     def many(
-        self, admissions: Sequence[Admission], outcomes: Sequence[Outcome], seconds: float
+        self, admissions: Sequence[AdmittedFact], outcomes: Sequence[Outcome], seconds: float
     ) -> list[Receipt | BoundaryError]:
         """The answers to appends that took so many seconds together."""
         is_watched = is_traced() or has_listeners()
@@ -184,7 +184,7 @@ class Receipts:
         ]
 
     def one(
-        self, admission: Admission, outcome: Outcome, seconds: float
+        self, admission: AdmittedFact, outcome: Outcome, seconds: float
     ) -> Receipt | BoundaryError:
         """The answer to an append that took so many seconds; counts and reports it."""
         new, events = admission.new_fact, self._events
@@ -234,7 +234,7 @@ class PendingFact:
     def __init__(self, envelope: EnvelopeLike, fact: FactLike) -> None:
         self.envelope = envelope
         self.fact = fact
-        self.admission: Admission | None = None
+        self.admission: AdmittedFact | None = None
 
 
 class AppendTarget(Protocol):
@@ -248,16 +248,16 @@ class AppendTarget(Protocol):
     def answering(self) -> Receipts:
         """Counts answers, and reports them to listeners."""
 
-    def admit(self, envelope: EnvelopeLike, fact: FactLike) -> Admission:
+    def admit(self, envelope: EnvelopeLike, fact: FactLike) -> AdmittedFact:
         """Check one fact, without a look into the store."""
 
-    def prepared(self, admission: Admission) -> NewFact:
+    def prepared(self, admission: AdmittedFact) -> NewFact:
         """The fact as the store takes it."""
 
     def check_bytes(self, fact: NewFact) -> None:
         """Refuse a fact whose artifacts are not where they should be."""
 
-    def append_all(self, admissions: Sequence[Admission | BoundaryError]) -> list[Answer]:
+    def append_all(self, admissions: Sequence[AdmittedFact | BoundaryError]) -> list[Answer]:
         """Append in order in one commit; each has an answer of its own."""
 
     def failed(self, error: StoreError, *, is_append: bool = False) -> BoundaryError:
@@ -293,7 +293,7 @@ class AppendBatcher:
         admissions = []
         for asked in group:
             found = asked.admission or self._checked(asked)
-            if isinstance(found, Admission) and found.new_fact.references:
+            if isinstance(found, AdmittedFact) and found.new_fact.references:
                 found = self._with_bytes(found)
             admissions.append(found)
             if time.perf_counter() > until:  # callers of the group before have waited long enough
@@ -310,7 +310,7 @@ class AppendBatcher:
             with suppress(Exception):
                 asked.admission = self._zone.admit(asked.envelope, asked.fact)
 
-    def _checked(self, asked: PendingFact) -> Admission | BoundaryError:
+    def _checked(self, asked: PendingFact) -> AdmittedFact | BoundaryError:
         """Check a fact without the store: its admission, or why it is refused."""
         try:
             return self._zone.admit(asked.envelope, asked.fact)
@@ -321,7 +321,7 @@ class AppendBatcher:
         except READ_ERRORS as error:  # only this fact is refused, not the others of its group
             return self._refused(unreadable(error))
 
-    def _with_bytes(self, admission: Admission) -> Admission | BoundaryError:
+    def _with_bytes(self, admission: AdmittedFact) -> AdmittedFact | BoundaryError:
         """The admission, if the artifacts that it refers to are in the object store."""
         zone = self._zone
         self.grouping.let_go()  # the store will be asked

@@ -22,7 +22,7 @@ NAMES_PER_READ = 500
 """Objects looked at in one go."""
 
 
-class Kept(NamedTuple):
+class MaintenanceResult(NamedTuple):
     """What one round let go of."""
 
     facts: int = 0
@@ -36,7 +36,7 @@ def run_maintenance(
     *,
     is_thorough: bool = False,
     is_stopping: Callable[[], bool] = lambda: False,
-) -> Kept:
+) -> MaintenanceResult:
     """One round; a thorough one also looks for bytes that have no name at all."""
     zone.tell_new_epoch()
     facts, lost = truncate(zone)
@@ -46,7 +46,7 @@ def run_maintenance(
     if is_thorough:
         objects += _sweep_nameless(zone, is_stopping)
     uploads = zone.objects.sweep(zone.settings.retention.uploads)
-    return Kept(facts, lost, objects, uploads)
+    return MaintenanceResult(facts, lost, objects, uploads)
 
 
 def truncate(zone: LocalZone) -> tuple[int, int]:

@@ -32,7 +32,7 @@ from ergon_framework.boundary.data_folder import (
     RestoreMark,
     Unfinished,
 )
-from ergon_framework.boundary.verification import Finding, named_objects, verified
+from ergon_framework.boundary.verification import VerificationFinding, named_objects, verified
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreUnavailableError
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -209,7 +209,7 @@ def _remove_drafts(draft: str) -> None:
 
 
 def _check_whole(source: Path, zone: LocalZone) -> None:
-    flaws = [told for told in verified(zone) if isinstance(told, Finding)]
+    flaws = [told for told in verified(zone) if isinstance(told, VerificationFinding)]
     if flaws:
         raise DataLossError(
             f"the backup {source} is damaged: {flaws[0].where}: {flaws[0].what}"

@@ -20,7 +20,7 @@ NAMES_PER_READ = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class VerificationFinding:
     """Something that is not as it was acknowledged: a fact, an object, or the store as a whole."""
 
     kind: str
@@ -34,7 +34,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class VerificationProgress:
     """How much has been looked at so far."""
 
     facts: int
@@ -47,22 +47,24 @@ def size_of(zone: LocalZone) -> int:
     return facts + sum(1 for _ in named_objects(zone))
 
 
-def verified(zone: LocalZone) -> Iterator[Finding | Progress]:
+def verified(zone: LocalZone) -> Iterator[VerificationFinding | VerificationProgress]:
     """Walk every log and read every object; what is wrong as it is found, and how far it is."""
     facts = objects = 0
     lost = _lost(zone)
     if lost:
-        yield Finding("store", zone.name, f"it has lost what it acknowledged: {lost}", {})
+        yield VerificationFinding(
+            "store", zone.name, f"it has lost what it acknowledged: {lost}", {}
+        )
     mark = move_state_of(zone.store)
     if mark.is_incomplete:
         what = f"{mark.what_is_incomplete} into it has not ended: {mark.resume_remedy}"
-        yield Finding("store", zone.name, what, {})
+        yield VerificationFinding("store", zone.name, what, {})
     for log in zone.store.logs():
         for found in zone.store.verify(log.name):
             if isinstance(found, Flaw):
                 yield _fact(found)
             else:
-                yield Progress(facts + _walked(log, found), objects)
+                yield VerificationProgress(facts + _walked(log, found), objects)
         yield from _absent(zone, log.name)
         facts += log.head - log.first + 1
     sound: set[bytes] = set()
@@ -75,7 +77,7 @@ def verified(zone: LocalZone) -> Iterator[Finding | Progress]:
             else:
                 yield _object(stored, wrong)
         objects += 1
-        yield Progress(facts, objects)
+        yield VerificationProgress(facts, objects)
 
 
 def _lost(zone: LocalZone) -> str:
@@ -85,7 +87,7 @@ def _lost(zone: LocalZone) -> str:
     return "".join(each.lost(zone.store.info().epoch, heads) for each in anchors)
 
 
-def _absent(zone: LocalZone, log: str) -> Iterator[Finding]:
+def _absent(zone: LocalZone, log: str) -> Iterator[VerificationFinding]:
     """What the facts of a log refer to and is not there, or is something else."""
     for facts in stored_facts(zone.store, log):
         for fact in facts:
@@ -94,7 +96,7 @@ def _absent(zone: LocalZone, log: str) -> Iterator[Finding]:
                 if what is not None:
                     about = {"log": log, "offset": fact.offset}
                     about |= {"bucket": wanted.bucket, "key": wanted.key}
-                    yield Finding("reference", f"{log} {fact.offset}", what, about)
+                    yield VerificationFinding("reference", f"{log} {fact.offset}", what, about)
 
 
 def _missing(zone: LocalZone, wanted: Reference) -> str | None:
@@ -133,16 +135,16 @@ def _wrong(zone: LocalZone, stored: StoredObject) -> str | None:
     return wrong if is_there else None
 
 
-def _fact(flaw: Flaw) -> Finding:
+def _fact(flaw: Flaw) -> VerificationFinding:
     about = {"log": flaw.log, "offset": flaw.offset}
-    return Finding("fact", f"{flaw.log} {flaw.offset}", flaw.what, about)
+    return VerificationFinding("fact", f"{flaw.log} {flaw.offset}", flaw.what, about)
 
 
-def _object(stored: StoredObject, what: str) -> Finding:
+def _object(stored: StoredObject, what: str) -> VerificationFinding:
     about = {
         "bucket": stored.bucket,
         "key": stored.key,
         "digest": spelled(stored.digest),
         "is_referenced": stored.is_referenced,
     }
-    return Finding("object", f"{stored.bucket}/{stored.key}", what, about)
+    return VerificationFinding("object", f"{stored.bucket}/{stored.key}", what, about)

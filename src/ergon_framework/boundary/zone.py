@@ -18,7 +18,7 @@ from ergon_framework.boundary.anchor import Anchor
 from ergon_framework.boundary.append import AppendBatcher, Receipts, answer, store_trouble
 from ergon_framework.boundary.arguments import FUNCTION, NAME, check_given, of
 from ergon_framework.boundary.data_folder import DataFolder
-from ergon_framework.boundary.facts.admission import Admission, admitted, refuse_larger
+from ergon_framework.boundary.facts.admission import AdmittedFact, admitted, refuse_larger
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.factstore.consumers import no_fact, no_object
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
@@ -227,7 +227,7 @@ class LocalZone:
 
     # ---- producers ----
 
-    def admit(self, envelope: EnvelopeLike, fact: FactLike) -> Admission:
+    def admit(self, envelope: EnvelopeLike, fact: FactLike) -> AdmittedFact:
         """Check one fact; ``FactInvalidError`` names every field that is wrong."""
         limits, strict = self.settings.limits, self.settings.strict_ids
         found = admitted(
@@ -292,11 +292,11 @@ class LocalZone:
         return told  # not reported yet: the caller may still roll back
 
     def append_all(
-        self, admissions: Sequence[Admission | BoundaryError]
+        self, admissions: Sequence[AdmittedFact | BoundaryError]
     ) -> list[Receipt | BoundaryError]:
         """Append in order in one commit; each has an answer of its own."""
         began = time.perf_counter()
-        good = [each for each in admissions if isinstance(each, Admission)]
+        good = [each for each in admissions if isinstance(each, AdmittedFact)]
         try:
             facts = [self.prepared(each) for each in good]
             outcomes = self.store.append(OUTBOUND, facts, capacity=self.capacity) if facts else []
@@ -308,9 +308,9 @@ class LocalZone:
         if len(told) == len(admissions):
             return told
         answers = iter(told)
-        return [next(answers) if isinstance(each, Admission) else each for each in admissions]
+        return [next(answers) if isinstance(each, AdmittedFact) else each for each in admissions]
 
-    def prepared(self, admission: Admission) -> NewFact:
+    def prepared(self, admission: AdmittedFact) -> NewFact:
         """The fact as the store takes it."""
         new = admission.new_fact
         if new.references and not self.settings.verify_refs:

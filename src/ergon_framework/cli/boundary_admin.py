@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.boundary_consumers import CONSUMER_COLUMNS as CONSUMER
-from ergon_framework.cli.boundary_node import ADMIN, DataFolder, Node, ZoneName, asks_node
+from ergon_framework.cli.boundary_node import ADMIN, DataFolder, NodeClient, ZoneName, asks_node
 from ergon_framework.cli.output import printable, progress, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError
@@ -40,7 +40,7 @@ Reason = Annotated[str, typer.Option(metavar="TEXT", help="Goes into the journal
 
 
 @asks_node
-def status(node: Node, data: DataFolder = None, as_json: JsonFlag = False) -> int:
+def status(node: NodeClient, data: DataFolder = None, as_json: JsonFlag = False) -> int:
     """Show how a zone stands. Exit code 1 when something deserves an alert.
 
     With --data the folder is looked at without its node; then nothing is known about links.
@@ -62,7 +62,7 @@ def status(node: Node, data: DataFolder = None, as_json: JsonFlag = False) -> in
 
 @asks_node
 def gaps(
-    node: Node,
+    node: NodeClient,
     log: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this log.")] = None,
     data: DataFolder = None,
     as_json: JsonFlag = False,
@@ -94,7 +94,9 @@ def _gap(view: dict[str, Any]) -> dict[str, Any]:
 
 
 @asks_node
-def seal(node: Node, peer: Peer = None, reason: Reason = "", as_json: JsonFlag = False) -> None:
+def seal(
+    node: NodeClient, peer: Peer = None, reason: Reason = "", as_json: JsonFlag = False
+) -> None:
     """Shut the link to a peer, or every link.
 
     It stays shut until an operator opens it. Appends go on.
@@ -104,7 +106,7 @@ def seal(node: Node, peer: Peer = None, reason: Reason = "", as_json: JsonFlag =
 
 @asks_node
 def open_gate(
-    node: Node,
+    node: NodeClient,
     peer: Peer = None,
     reason: Reason = "",
     accept_epoch: Annotated[
@@ -171,16 +173,21 @@ def verify(
 
     Nothing is changed, and the node may run meanwhile. JSON is the list of what is wrong.
     """
-    from ergon_framework.boundary.verification import Finding, Progress, size_of, verified
+    from ergon_framework.boundary.verification import (
+        VerificationFinding,
+        VerificationProgress,
+        size_of,
+        verified,
+    )
 
     found: list[dict[str, Any]] = []
-    done = Progress(0, 0)
+    done = VerificationProgress(0, 0)
     with (
         _looked_at(data, config, zone) as looked,
         progress("verified", size_of(looked)) as move,
     ):
         for step in verified(looked):
-            if isinstance(step, Finding):
+            if isinstance(step, VerificationFinding):
                 found.append(step.view())
             else:
                 done = step

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ergon_framework.cli.boundary_node import ADMIN, DataFolder, Node, asks_node
+from ergon_framework.cli.boundary_node import ADMIN, DataFolder, NodeClient, asks_node
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import JsonFlag
 
@@ -27,7 +27,7 @@ class Start(StrEnum):
 
 @consumers_app.command("list")
 @asks_node
-def list_consumers(node: Node, as_json: JsonFlag = False) -> None:
+def list_consumers(node: NodeClient, as_json: JsonFlag = False) -> None:
     """List consumers with their cursors and what waits for them."""
     show_list(node.ask(ADMIN + "ListConsumers")["consumers"], CONSUMER_COLUMNS, as_json=as_json)
 
@@ -35,7 +35,7 @@ def list_consumers(node: Node, as_json: JsonFlag = False) -> None:
 @consumers_app.command()
 @asks_node
 def create(
-    node: Node,
+    node: NodeClient,
     name: Name,
     log: Annotated[
         str, typer.Option(metavar="LOG", help="outbound, or inbound:ZONE of a peer.")
@@ -64,7 +64,7 @@ def create(
 
 @consumers_app.command()
 @asks_node
-def delete(node: Node, name: Name, as_json: JsonFlag = False) -> None:
+def delete(node: NodeClient, name: Name, as_json: JsonFlag = False) -> None:
     """Forget a consumer, its cursor and its quarantine.
 
     Retention no longer waits for it.
@@ -76,7 +76,7 @@ def delete(node: Node, name: Name, as_json: JsonFlag = False) -> None:
 @consumers_app.command()
 @asks_node
 def seek(
-    node: Node,
+    node: NodeClient,
     name: Name,
     offset: Annotated[
         int, typer.Argument(metavar="OFFSET", min=0, help="The last handled one; 0 is the start.")
@@ -137,7 +137,7 @@ class QuarantineState(StrEnum):
 @quarantine_app.command("list")
 @asks_node
 def list_items(
-    node: Node,
+    node: NodeClient,
     consumer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only of this consumer.")
     ] = None,
@@ -152,7 +152,7 @@ def list_items(
 
 
 def _items(
-    node: Node, consumer: str | None, state: QuarantineState, data: Path | None
+    node: NodeClient, consumer: str | None, state: QuarantineState, data: Path | None
 ) -> list[dict[str, Any]]:
     """What was set aside, as the node or the folder has it."""
     if data is None:
@@ -169,7 +169,9 @@ def _items(
 
 @quarantine_app.command()
 @asks_node
-def show(node: Node, item: ItemId, data: DataFolder = None, as_json: JsonFlag = False) -> None:
+def show(
+    node: NodeClient, item: ItemId, data: DataFolder = None, as_json: JsonFlag = False
+) -> None:
     """Tell why a fact was set aside, and what helps. Content is not shown."""
     from ergon_framework.errors import BoundaryNotFoundError
 
@@ -193,13 +195,13 @@ def help_for(reason: str) -> str:
 
 @quarantine_app.command()
 @asks_node
-def release(node: Node, item: ItemId, reason: Reason = "", as_json: JsonFlag = False) -> None:
+def release(node: NodeClient, item: ItemId, reason: Reason = "", as_json: JsonFlag = False) -> None:
     """Deliver a fact that was set aside once more."""
     show_one(node.ask(ADMIN + "ReleaseQuarantine", id=item, reason=reason), as_json=as_json)
 
 
 @quarantine_app.command()
 @asks_node
-def discard(node: Node, item: ItemId, reason: Reason = "", as_json: JsonFlag = False) -> None:
+def discard(node: NodeClient, item: ItemId, reason: Reason = "", as_json: JsonFlag = False) -> None:
     """Give a fact that was set aside up for good, for that consumer."""
     show_one(node.ask(ADMIN + "DiscardQuarantine", id=item, reason=reason), as_json=as_json)

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli.boundary_node import ADMIN, CORE, DataFolder, Node, asks_node, request
+from ergon_framework.cli.boundary_node import (
+    ADMIN,
+    CORE,
+    DataFolder,
+    NodeClient,
+    asks_node,
+    request,
+)
 from ergon_framework.cli.output import (
     is_stdout_closed,
     progress,
@@ -25,7 +32,7 @@ from ergon_framework.cli.session import JsonFlag, finite
 from ergon_framework.errors import BoundaryError, ConfigurationError, FactInvalidError
 
 if TYPE_CHECKING:
-    from ergon_framework.cli.boundary_node import Node
+    from ergon_framework.cli.boundary_node import NodeClient
 
 
 MAX_ITEMS, MAX_BYTES = 500, 4 << 20
@@ -36,7 +43,7 @@ Numbered = tuple[int, bytes]
 
 
 def append_lines(
-    node: Node,
+    node: NodeClient,
     lines: Iterable[bytes],
     *,
     as_json: bool,
@@ -77,7 +84,7 @@ def _batches(lines: Iterable[bytes], max_items: int, max_bytes: int) -> Iterator
         yield batch
 
 
-def _sent(node: Node, batch: list[Numbered]) -> tuple[list[dict[str, Any]], bool]:
+def _sent(node: NodeClient, batch: list[Numbered]) -> tuple[list[dict[str, Any]], bool]:
     """What became of each line, and whether it is better to stop."""
     # Looked at here: in one request with the others, a line that is no JSON would have all of them
     # refused.
@@ -89,7 +96,7 @@ def _sent(node: Node, batch: list[Numbered]) -> tuple[list[dict[str, Any]], bool
     return rows, is_over
 
 
-def _answers(node: Node, good: list[bytes]) -> tuple[list[dict[str, Any]], bool]:
+def _answers(node: NodeClient, good: list[bytes]) -> tuple[list[dict[str, Any]], bool]:
     """What the node says to each of these lines, in order, and whether it is better to stop.
 
     A request that it will not have is about its lines, and is sent in halves: one that is too
@@ -151,7 +158,7 @@ Holder = Annotated[
 
 @asks_node
 def append(
-    node: Node,
+    node: NodeClient,
     file: Annotated[
         Path | None,
         typer.Argument(metavar="FILE", help='JSON {"envelope", "fact"}; - is standard input.'),
@@ -221,7 +228,7 @@ def append(
 
 @asks_node
 def fetch(
-    node: Node,
+    node: NodeClient,
     consumer: Consumer,
     limit: Annotated[int, typer.Option(min=1, help="At most so many facts.")] = 100,
     wait: Annotated[
@@ -262,7 +269,7 @@ def fetch(
 
 @asks_node
 def confirm(
-    node: Node,
+    node: NodeClient,
     consumer: Consumer,
     offset: Annotated[int, typer.Argument(metavar="OFFSET", min=0)],
     holder: Holder = None,
@@ -278,7 +285,7 @@ def confirm(
 
 @asks_node
 def lookup(
-    node: Node,
+    node: NodeClient,
     from_zone: Annotated[str, typer.Argument(metavar="FROM_ZONE", help="Who told the fact.")],
     message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.")],
     log: Annotated[

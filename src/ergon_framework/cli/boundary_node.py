@@ -69,7 +69,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 
-class Node:
+class NodeClient:
     """A node as one command talks to it; nothing is looked up or sent before the first call."""
 
     def __init__(
@@ -123,7 +123,7 @@ def request(**fields: Any) -> bytes:
 
 
 def asks_node(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command, whose first parameter is a ``Node``, the options that say which node.
+    """Give a command, whose first parameter is a ``NodeClient``, the options that say which node.
 
     Every command has the same ones, so they are written down once; Typer reads the signature.
     """
@@ -138,7 +138,7 @@ def asks_node(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
-        node = Node(**{name: given.pop(name) for name in _OPTIONS})
+        node = NodeClient(**{name: given.pop(name) for name in _OPTIONS})
         try:
             return command(node, **given)
         finally:

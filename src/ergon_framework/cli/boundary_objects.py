@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from ergon_framework.cli.boundary_node import Node, asks_node
+from ergon_framework.cli.boundary_node import NodeClient, asks_node
 from ergon_framework.cli.output import StdoutBytes, progress, show_one, standard_input
 from ergon_framework.cli.session import JsonFlag
 from ergon_framework.errors import ConfigurationError, DataLossError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20
 
 
-class Download:
+class ObjectDownload:
     """One object and the file it is to become."""
 
     def __init__(self, transport: Transport, bucket: str, key: str, target: Path) -> None:
@@ -151,7 +151,7 @@ Name = Annotated[str, typer.Argument(metavar="KEY", help="The name in the bucket
 
 @asks_node
 def put(
-    node: Node,
+    node: NodeClient,
     bucket: Bucket,
     name: Name,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The bytes; - is standard input.")],
@@ -177,7 +177,7 @@ def put(
 
 @asks_node
 def get(
-    node: Node,
+    node: NodeClient,
     bucket: Bucket,
     name: Name,
     output: Annotated[
@@ -199,7 +199,7 @@ def get(
             )
         copied_out(node.transport, bucket, name, StdoutBytes())
         return
-    download = Download(node.transport, bucket, name, output)
+    download = ObjectDownload(node.transport, bucket, name, output)
     if not download.is_done(force=force):
         with progress(f"get {name}", download.about.size, in_bytes=True) as move:
             download.run(move)

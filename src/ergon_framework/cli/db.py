@@ -16,7 +16,7 @@ from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ergon_framework.app.schema import Tables
-    from ergon_framework.providers.migrations.database import Database
+    from ergon_framework.providers.migrations.database import MigrationDatabase
 
 app = typer.Typer(
     help="Upgrade tables or look at their version; export and import stores; forget a subject."
@@ -111,7 +111,7 @@ app.command("import")(record_files.import_)
 app.command()(forget.forget)
 
 
-def _database(config: Path | None, store: str | None) -> Database:
+def _database(config: Path | None, store: str | None) -> MigrationDatabase:
     from ergon_framework.providers.migrations.database import database_of
 
     return database_of(store or store_in_settings(config))

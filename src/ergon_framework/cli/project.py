@@ -138,14 +138,14 @@ def doctor(
     Exit code 1 when something will not work.
     """
     from ergon_framework.app.diagnostics.doctor import examine
-    from ergon_framework.app.diagnostics.findings import Status
+    from ergon_framework.app.diagnostics.findings import FindingStatus
     from ergon_framework.app.signals import exit_within
 
     with keep_stdout(as_json), waiting("examining"):
         findings = list(examine(config, connects=not no_connect, timeout=timeout))
     rows = [finding.to_dict() for finding in findings]
     show_list(rows, ["check", "status", "found", "remedy"], as_json=as_json)
-    code = 1 if any(finding.status is Status.BAD for finding in findings) else 0
+    code = 1 if any(finding.status is FindingStatus.BAD for finding in findings) else 0
     if session_of(context).is_process:
         exit_within(code)  # whatever did not answer may hang in a thread that has to be joined
     return code

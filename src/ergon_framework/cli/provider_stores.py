@@ -14,7 +14,7 @@ from ergon_framework.errors import ConfigurationError, SettingsError, StoreSchem
 
 if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import ProviderInspector, ProviderStore
-    from ergon_framework.providers.migrations.database import Database
+    from ergon_framework.providers.migrations.database import MigrationDatabase
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def named_store(config: Path | None, url: str | None) -> str:
     return named
 
 
-def check_tables(database: Database) -> None:
+def check_tables(database: MigrationDatabase) -> None:
     """Refuse a database without our tables; ``StoreUnavailableError`` when it cannot be asked."""
     from ergon_framework.providers.migrations import commands
 

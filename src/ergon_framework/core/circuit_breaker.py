@@ -65,7 +65,7 @@ class BreakerRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeLease:
     """One place of a half-open circuit that is taken."""
 
     token: str
@@ -109,7 +109,7 @@ class Breaker:
     open_until: float | None = None
     successes: int = 0
     """Probes that succeeded since it became half-open."""
-    probes: tuple[Probe, ...] = ()
+    probes: tuple[ProbeLease, ...] = ()
     generation: int = 0
     """Grows with every change of state: a report from before it is void."""
     held_for: float = 0.0
@@ -186,7 +186,7 @@ class Breaker:
         """With a fresh lease for a probe that is still under way."""
         if permit.generation != self.generation:
             return self
-        fresh = Probe(permit.token, now + rule.probe_lease)
+        fresh = ProbeLease(permit.token, now + rule.probe_lease)
         probes = tuple(fresh if probe.token == permit.token else probe for probe in self.probes)
         return self if probes == self.probes else replace(self, probes=probes)
 
@@ -311,11 +311,11 @@ class Breaker:
     def _half_open(self) -> Breaker:
         return Breaker(CircuitState.HALF_OPEN, self.failures, generation=self.generation + 1)
 
-    def live_probes(self, rule: BreakerRule, now: float) -> tuple[Probe, ...]:
+    def live_probes(self, rule: BreakerRule, now: float) -> tuple[ProbeLease, ...]:
         """The places that are taken, without those whose lease has run out."""
         latest = now + rule.probe_lease  # … and no lease grows when the clock is set back
         return tuple(
-            probe if probe.expires_at <= latest else Probe(probe.token, latest)
+            probe if probe.expires_at <= latest else ProbeLease(probe.token, latest)
             for probe in self.probes
             if probe.expires_at > now
         )
@@ -332,11 +332,11 @@ def _probe(
     if len(taken) >= rule.half_open_max_calls:
         kept = circuit if taken == circuit.probes else replace(circuit, probes=taken)
         return kept, _full(taken, now)
-    probe = Probe(token, now + rule.probe_lease)
+    probe = ProbeLease(token, now + rule.probe_lease)
     return replace(circuit, probes=(*taken, probe)), Permit(circuit.generation, token)
 
 
-def _full(taken: tuple[Probe, ...], now: float) -> CircuitRefusal:
+def _full(taken: tuple[ProbeLease, ...], now: float) -> CircuitRefusal:
     """All places are taken; a probe mostly ends long before its lease, so look again soon."""
     # ``min`` with the delay: callers come back soon, and do not all wait for the lease of a probe
     # that ends in milliseconds.

@@ -20,7 +20,7 @@ _MIN_DELAY_CAP = 60.0  # seconds that a peer may ask for, however short the back
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class DrainWait:
     """Wait ``delay`` seconds; what wakes the sender earlier counts after ``least`` of them."""
 
     delay: float
@@ -88,7 +88,7 @@ class DrainMachine:
         goes_on = not again and not (refused and self._stops_at_refusal)
         return Answered(refused, again[0] if again else None, has_progress, goes_on)
 
-    def wait(self, failure: Failure, dice: float) -> Wait:
+    def wait(self, failure: Failure, dice: float) -> DrainWait:
         """How long to wait after a failure that passes.
 
         New facts are a reason to look again, but not to knock at a dead peer for each of them. A
@@ -98,4 +98,4 @@ class DrainMachine:
         backoff = self._rule.backoff
         delay = verdict.delay if isinstance(verdict, RetryAfter) else backoff.cap
         least = min(delay, backoff.base) if failure.retry_after is None else delay
-        return Wait(delay, least)
+        return DrainWait(delay, least)

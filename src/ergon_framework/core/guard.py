@@ -18,7 +18,7 @@ from ergon_framework.core.retry import GiveUp, GiveUpReason, RetryRule, judge
 from ergon_framework.errors import ConfigurationError
 
 
-class Do(StrEnum):
+class GuardAction(StrEnum):
     """What the driver does next."""
 
     RESERVE = "reserve"  # take quota
@@ -35,7 +35,7 @@ class Scope(StrEnum):
     EXECUTION = "execution"
 
 
-class Stopped(StrEnum):
+class GuardEnd(StrEnum):
     """Why a call ended."""
 
     SUCCEEDED = "succeeded"
@@ -53,9 +53,9 @@ _NEVER = float("-inf")
 """Before any deadline."""
 
 _STOPPED_BY = {
-    GiveUpReason.NOT_RETRYABLE: Stopped.NOT_RETRYABLE,
-    GiveUpReason.ATTEMPTS_SPENT: Stopped.ATTEMPTS_SPENT,
-    GiveUpReason.BUDGET_SPENT: Stopped.BUDGET_SPENT,
+    GiveUpReason.NOT_RETRYABLE: GuardEnd.NOT_RETRYABLE,
+    GiveUpReason.ATTEMPTS_SPENT: GuardEnd.ATTEMPTS_SPENT,
+    GiveUpReason.BUDGET_SPENT: GuardEnd.BUDGET_SPENT,
 }
 
 
@@ -122,7 +122,7 @@ class Guard:
         """Attempts made by this call."""
         self.failure: Failure | None = None
         """The last failure of an attempt: a gate that refuses later does not hide it."""
-        self.stop: Stopped | None = None
+        self.stop: GuardEnd | None = None
         self.until = 0.0
         """The end of a wait, or from when it is worth calling again."""
         self.delay: float | None = None
@@ -132,45 +132,45 @@ class Guard:
 
     def begun(
         self, now: float, refused_until: float | None, cooldown_until: float, dice: float = 0.0
-    ) -> Do:
+    ) -> GuardAction:
         """The driver looked at the circuit and at the cooldown, and changed neither."""
         # ``_offset`` counts the attempts of earlier deliveries: a call that comes back from a queue
         # does not begin anew.
         if self._offset >= self._rule.retry.attempts:
-            return self._end(Stopped.ATTEMPTS_SPENT)
+            return self._end(GuardEnd.ATTEMPTS_SPENT)
         if self._deadline is not None and now >= self._deadline:
-            return self._end(Stopped.BUDGET_SPENT)
+            return self._end(GuardEnd.BUDGET_SPENT)
         if refused_until is not None:
-            return self._end(Stopped.CIRCUIT_OPEN, refused_until)
+            return self._end(GuardEnd.CIRCUIT_OPEN, refused_until)
         return self._after_cooldown(now, cooldown_until, dice)
 
-    def reserved(self, refused_until: float | None, now: float = _NEVER) -> Do:
+    def reserved(self, refused_until: float | None, now: float = _NEVER) -> GuardAction:
         """Quota was reserved, or refused until the window ends; a store may take its time."""
         if refused_until is not None:
-            return self._end(Stopped.QUOTA, refused_until)
+            return self._end(GuardEnd.QUOTA, refused_until)
         if self._deadline is not None and now >= self._deadline:
-            return self._end(Stopped.BUDGET_SPENT)
+            return self._end(GuardEnd.BUDGET_SPENT)
         self._is_reserved = True
         return self._enter()
 
-    def unreserved(self) -> Do:
+    def unreserved(self) -> GuardAction:
         """The store could not be asked for quota."""
-        return self._end(Stopped.STORE)
+        return self._end(GuardEnd.STORE)
 
-    def admitted(self, refused_until: float | None, now: float = _NEVER) -> Do:
+    def admitted(self, refused_until: float | None, now: float = _NEVER) -> GuardAction:
         """The circuit let the call in, or refused it; no attempt begins after the deadline."""
         if refused_until is not None:
-            return self._end(Stopped.CIRCUIT_OPEN, refused_until)
+            return self._end(GuardEnd.CIRCUIT_OPEN, refused_until)
         if self._deadline is not None and now >= self._deadline:
-            return self._end(Stopped.BUDGET_SPENT)
+            return self._end(GuardEnd.BUDGET_SPENT)
         self._is_admitted = True
-        return Do.ATTEMPT
+        return GuardAction.ATTEMPT
 
-    def succeeded(self) -> Do:
+    def succeeded(self) -> GuardAction:
         """An attempt succeeded, late or not."""
         self.attempts += 1
         self.failure = None
-        return self._end(Stopped.SUCCEEDED)
+        return self._end(GuardEnd.SUCCEEDED)
 
     def failed(
         self,
@@ -180,7 +180,7 @@ class Guard:
         *,
         may_retry: bool = True,
         is_time_up: bool = False,
-    ) -> Do:
+    ) -> GuardAction:
         """An attempt failed; ``may_retry`` is the answer of the retry budget.
 
         ``is_time_up``: the caller ends the call now, however much time it was given.
@@ -192,9 +192,9 @@ class Guard:
         if isinstance(verdict, GiveUp):
             return self._end(_STOPPED_BY[verdict.why])
         if is_time_up or (self._deadline is not None and now + verdict.delay >= self._deadline):
-            return self._end(Stopped.BUDGET_SPENT)
+            return self._end(GuardEnd.BUDGET_SPENT)
         if not may_retry:
-            return self._end(Stopped.RETRY_BUDGET)
+            return self._end(GuardEnd.RETRY_BUDGET)
         self.delay = verdict.delay
         self.until = now + verdict.delay
         # The permit went back with the report of this failure: the circuit may be open by the next
@@ -203,31 +203,31 @@ class Guard:
             self._is_admitted = False
         if self._rule.has_quota and self._rule.quota_unit is Scope.ATTEMPT:
             self._is_reserved = False
-        return Do.WAIT
+        return GuardAction.WAIT
 
     def waited(
         self, now: float, refused_until: float | None, cooldown_until: float, dice: float = 0.0
-    ) -> Do:
+    ) -> GuardAction:
         """The wait is over; the circuit and the cooldown may have changed meanwhile."""
         if self._deadline is not None and now >= self._deadline:
-            return self._end(Stopped.BUDGET_SPENT)
+            return self._end(GuardEnd.BUDGET_SPENT)
         # A call that keeps its permit for all attempts was let in before the circuit opened, and
         # goes on.
         if refused_until is not None and not self._is_admitted:
-            return self._end(Stopped.CIRCUIT_OPEN, refused_until)
+            return self._end(GuardEnd.CIRCUIT_OPEN, refused_until)
         return self._after_cooldown(now, cooldown_until, dice)
 
-    def out_of_time(self) -> Do:
+    def out_of_time(self) -> GuardAction:
         """The time of the call was over before the next step could begin."""
-        return self._end(Stopped.BUDGET_SPENT)
+        return self._end(GuardEnd.BUDGET_SPENT)
 
     # -- what follows --------------------------------------------------------------------------
 
-    def _after_cooldown(self, now: float, cooldown_until: float, dice: float) -> Do:
+    def _after_cooldown(self, now: float, cooldown_until: float, dice: float) -> GuardAction:
         if now >= cooldown_until:
             return self._enter()
         if not self._may_sit_out(cooldown_until):
-            return self._end(Stopped.COOLDOWN, cooldown_until)
+            return self._end(GuardEnd.COOLDOWN, cooldown_until)
         # Spread out: callers that all come at one instant would be told to wait again.
         spread = (cooldown_until - now) * self._rule.retry.asked_spread * dice
         until = cooldown_until + spread
@@ -235,7 +235,7 @@ class Guard:
         # up.
         is_in_time = self._deadline is None or until < self._deadline
         self.until = until if is_in_time else cooldown_until
-        return Do.WAIT
+        return GuardAction.WAIT
 
     def _may_sit_out(self, cooldown_until: float) -> bool:
         if self._deadline is not None:
@@ -244,16 +244,16 @@ class Guard:
         # told to come back does, since its own wait may end a moment before the pause.
         return self.attempts > 0
 
-    def _enter(self) -> Do:
+    def _enter(self) -> GuardAction:
         if not self._is_reserved:
-            return Do.RESERVE
-        return Do.ATTEMPT if self._is_admitted else Do.ADMIT
+            return GuardAction.RESERVE
+        return GuardAction.ATTEMPT if self._is_admitted else GuardAction.ADMIT
 
-    def _end(self, stop: Stopped, until: float = 0.0) -> Do:
+    def _end(self, stop: GuardEnd, until: float = 0.0) -> GuardAction:
         self.stop = stop
         self.until = until
         self.delay = None
-        return Do.END
+        return GuardAction.END
 
 
 def vote_of(wanted: Vote, scope: Scope, *, is_last: bool) -> Vote | None:

@@ -3,12 +3,12 @@
 Rules for editors: what follows what stands in ``ROUTES`` and nowhere else; whether a failed attempt
 is repeated is decided by ``judge`` and nowhere else. ``advance`` only combines the two.
 
-Theory of operation. A driver owns a :class:`Cursor` and asks ``advance`` what to do about an event.
-The answer is one action: call a hook, sleep, or end. The driver does it and comes back with the
-next event. Time reaches the machine only as ``now``. There are three scopes of timeout: a *step's*
-is a failed attempt like any other and goes to the judge; the *lifecycle's* leads to the one
-exception phase; the *loop's* aborts, because starting a handler would overrun the very bound that
-passed.
+Theory of operation. A driver owns a :class:`LifecycleCursor` and asks ``advance`` what to do about
+an event. The answer is one action: call a hook, sleep, or end. The driver does it and comes back
+with the next event. Time reaches the machine only as ``now``. There are three scopes of timeout: a
+*step's* is a failed attempt like any other and goes to the judge; the *lifecycle's* leads to the
+one exception phase; the *loop's* aborts, because starting a handler would overrun the very bound
+that passed.
 
 A failure of the kind HELD says that nothing was attempted: a gate was closed. It costs no attempt.
 A transaction whose source can keep it for a while is *parked*: it ends without an outcome and comes
@@ -68,7 +68,7 @@ class Ending(StrEnum):
     PARKED = "parked"
 
 
-class Scope(StrEnum):
+class TimeoutScope(StrEnum):
     """Whose time ran out."""
 
     STEP = "step"
@@ -160,7 +160,7 @@ class Woke:
 class Expired:
     """Time ran out during a call or a wait."""
 
-    scope: Scope
+    scope: TimeoutScope
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ STOPPED = Stopped()
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallHook:
     """Call the hook of a step; ``attempt`` counts from 0."""
 
     step: Step
@@ -204,10 +204,10 @@ class End:
 SUCCEEDED = End(Ending.SUCCEEDED)
 """The one ending of the happy path, shared by all runs."""
 
-Action: TypeAlias = Call | Sleep | End
+Action: TypeAlias = CallHook | Sleep | End
 
 
-class Cursor:
+class LifecycleCursor:
     """Where one lifecycle stands. Mutable, owned by one driver at a time.
 
     What is the same at every beginning stands on the class: most lifecycles never change it.
@@ -223,7 +223,7 @@ class Cursor:
         self.began_at = self.step_began_at = began_at
 
 
-def deadline(rule: LifecycleRule, cursor: Cursor) -> float | None:
+def deadline(rule: LifecycleRule, cursor: LifecycleCursor) -> float | None:
     """When the lifecycle's own time is over, seen from the step it stands in."""
     if rule.timeout is None:
         return None
@@ -235,15 +235,17 @@ def deadline(rule: LifecycleRule, cursor: Cursor) -> float | None:
     return max(cursor.began_at + 2 * rule.timeout, cursor.step_began_at + rule.timeout)
 
 
-def first_to_expire(step_at: float | None, lifecycle_at: float | None) -> Scope | None:
+def first_to_expire(step_at: float | None, lifecycle_at: float | None) -> TimeoutScope | None:
     """Which of the two deadlines acts first; the wider scope wins a tie."""
     # A tie goes to the lifecycle: a retry of the step would have no time left.
     if lifecycle_at is not None and (step_at is None or lifecycle_at <= step_at):
-        return Scope.LIFECYCLE
-    return None if step_at is None else Scope.STEP
+        return TimeoutScope.LIFECYCLE
+    return None if step_at is None else TimeoutScope.STEP
 
 
-def advance(rule: LifecycleRule, cursor: Cursor, event: Event, now: float, dice: float) -> Action:
+def advance(
+    rule: LifecycleRule, cursor: LifecycleCursor, event: Event, now: float, dice: float
+) -> Action:
     """What to do about ``event``. After the end, every event gets the same end again."""
     if cursor.end is not None:
         return cursor.end
@@ -266,10 +268,10 @@ def advance(rule: LifecycleRule, cursor: Cursor, event: Event, now: float, dice:
             return cursor.end
         case Raised(failure) | Discarded(failure):  # a handler has nothing to discard
             return _retry_or_leave(rule, cursor, failure, now, dice)
-        case Expired(Scope.STEP):
-            return _retry_or_leave(rule, cursor, _timeout(Scope.STEP, cursor), now, dice)
-        case Expired(Scope.LIFECYCLE):
-            failure = _timeout(Scope.LIFECYCLE, cursor)
+        case Expired(TimeoutScope.STEP):
+            return _retry_or_leave(rule, cursor, _timeout(TimeoutScope.STEP, cursor), now, dice)
+        case Expired(TimeoutScope.LIFECYCLE):
+            failure = _timeout(TimeoutScope.LIFECYCLE, cursor)
             return _leave(rule, cursor, Cue.EXPIRED, failure, now)
         # Of the loop: the transaction has no outcome and goes back to its source.
         case Expired() | Stopped():
@@ -279,7 +281,7 @@ def advance(rule: LifecycleRule, cursor: Cursor, event: Event, now: float, dice:
 
 
 def _retry_or_leave(
-    rule: LifecycleRule, cursor: Cursor, failure: Failure, now: float, dice: float
+    rule: LifecycleRule, cursor: LifecycleCursor, failure: Failure, now: float, dice: float
 ) -> Action:
     retry = rule.of(cursor.step).retry
     verdict = judge(retry, cursor.attempt, cursor.step_began_at, failure, now, dice)
@@ -291,7 +293,7 @@ def _retry_or_leave(
     return _call(rule, cursor)
 
 
-def _hold(rule: LifecycleRule, cursor: Cursor, failure: Failure) -> Action:
+def _hold(rule: LifecycleRule, cursor: LifecycleCursor, failure: Failure) -> Action:
     hold, longest = hold_of(failure), rule.max_hold
     leaves = rule.parks if longest is None else hold > longest
     # A parked transaction starts from its first step when it comes back. Once processing has
@@ -310,7 +312,7 @@ def hold_of(failure: Failure | None) -> float:
 
 
 def _leave(
-    rule: LifecycleRule, cursor: Cursor, cue: Cue, failure: Failure | None, now: float
+    rule: LifecycleRule, cursor: LifecycleCursor, cue: Cue, failure: Failure | None, now: float
 ) -> Action:
     came_from = cursor.step
     route = ROUTES[came_from, cue]
@@ -325,7 +327,9 @@ def _leave(
     return cursor.end
 
 
-def _end(cursor: Cursor, came_from: Step, how: Ending, cue: Cue, failure: Failure | None) -> End:
+def _end(
+    cursor: LifecycleCursor, came_from: Step, how: Ending, cue: Cue, failure: Failure | None
+) -> End:
     if came_from is not Step.ON_EXCEPTION or how is Ending.ABORTED:
         return End(how, failure)
     if cursor.failure is not None and cursor.failure.kind is Kind.TIMEOUT:
@@ -333,12 +337,12 @@ def _end(cursor: Cursor, came_from: Step, how: Ending, cue: Cue, failure: Failur
     return End(how, cursor.failure, None if cue is Cue.OK else failure)
 
 
-def _call(rule: LifecycleRule, cursor: Cursor) -> Call:
-    return Call(cursor.step, cursor.attempt, rule.of(cursor.step).timeout)
+def _call(rule: LifecycleRule, cursor: LifecycleCursor) -> CallHook:
+    return CallHook(cursor.step, cursor.attempt, rule.of(cursor.step).timeout)
 
 
-def _timeout(scope: Scope, cursor: Cursor) -> Failure:
-    if scope is Scope.LIFECYCLE:
+def _timeout(scope: TimeoutScope, cursor: LifecycleCursor) -> Failure:
+    if scope is TimeoutScope.LIFECYCLE:
         return Failure(Kind.TIMEOUT, "lifecycle_timeout", "the lifecycle ran out of time")
     message = f"attempt {cursor.attempt + 1} ran out of time"
     return Failure(Kind.TIMEOUT, "step_timeout", message)

@@ -20,13 +20,13 @@ from ergon_framework.core.lifecycle import (
     STOPPED,
     SUCCEEDED,
     WOKE,
-    Call,
+    CallHook,
     End,
     Event,
     Expired,
-    Scope,
     Sleep,
     Step,
+    TimeoutScope,
     Verb,
     deadline,
 )
@@ -46,7 +46,7 @@ from ergon_framework.engine.run import (
     FETCH,
     EngineWorker,
     InProgress,
-    Run,
+    LifecycleRun,
     SettlementAttempt,
 )
 from ergon_framework.engine.time_limit import keep
@@ -103,7 +103,12 @@ class Suspended:
     __slots__ = ("doing", "ours", "rest", "run", "step", "worker")
 
     def __init__(
-        self, worker: EngineWorker, doing: InProgress, run: Run, step: Step, rest: Awaitable[Any]
+        self,
+        worker: EngineWorker,
+        doing: InProgress,
+        run: LifecycleRun,
+        step: Step,
+        rest: Awaitable[Any],
     ) -> None:
         self.worker = worker
         self.ours = worker.cancels
@@ -381,12 +386,12 @@ class AsyncioEngine(EngineCall):
                 return await self._finish(worker, run, SUCCEEDED)
         return event is not None and await self._drive(worker, run, event)
 
-    async def _drive(self, worker: EngineWorker, run: Run, event: Event) -> bool:
+    async def _drive(self, worker: EngineWorker, run: LifecycleRun, event: Event) -> bool:
         """Do what the machine says until the end; starts at any event."""
         next_event: Event | None = event
         while next_event is not None:
             action = self.decider.decide(run, next_event)
-            if isinstance(action, Call):
+            if isinstance(action, CallHook):
                 if action.attempt:  # retries without a wait must not keep the event loop either
                     await self._breathe()
                 next_event = await self._attempt(worker, run, self.steps[action.step])
@@ -396,12 +401,16 @@ class AsyncioEngine(EngineCall):
                 return await self._finish(worker, run, action)
         return False
 
-    async def _attempt(self, worker: EngineWorker, run: Run, step: StepPlan) -> Event | None:
+    async def _attempt(
+        self, worker: EngineWorker, run: LifecycleRun, step: StepPlan
+    ) -> Event | None:
         """One call of a hook, off the happy path."""
         event = self._try(worker, run, step)
         return await self._resume(event) if isinstance(event, Suspended) else event
 
-    def _try(self, worker: EngineWorker, run: Run, step: StepPlan) -> Event | Suspended | None:
+    def _try(
+        self, worker: EngineWorker, run: LifecycleRun, step: StepPlan
+    ) -> Event | Suspended | None:
         """``_attempt`` as far as it gets without suspending."""
         if step.hook is None:
             return RETURNED
@@ -412,7 +421,7 @@ class AsyncioEngine(EngineCall):
     def _call(
         self,
         worker: EngineWorker,
-        run: Run,
+        run: LifecycleRun,
         step: StepPlan,
         doing: InProgress,
         current: Any,
@@ -492,7 +501,7 @@ class AsyncioEngine(EngineCall):
             return STOPPED
         return super()._failed(attempt, step, error)
 
-    async def _sleep(self, worker: EngineWorker, run: Run, seconds: float) -> Event | None:
+    async def _sleep(self, worker: EngineWorker, run: LifecycleRun, seconds: float) -> Event | None:
         """Wait before the next attempt; a wait that outlives the grace of a stop ends at once."""
         nap = Attempt(self.call, run, BACKOFF, run.attempt)
         worker.attempt = nap
@@ -508,15 +517,17 @@ class AsyncioEngine(EngineCall):
             return None
         if self.is_aborted or until > self.grace_at:
             return STOPPED
-        return WOKE if until == wake_at and until != lifecycle_at else Expired(Scope.LIFECYCLE)
+        return (
+            WOKE if until == wake_at and until != lifecycle_at else Expired(TimeoutScope.LIFECYCLE)
+        )
 
-    async def _finish(self, worker: EngineWorker, run: Run, end: End) -> bool:
+    async def _finish(self, worker: EngineWorker, run: LifecycleRun, end: End) -> bool:
         verb = None if self.settlement is None else self.decider.verb_for(end)
         if verb is not None and not await self._settle(worker, run, verb):
             return False
         return self._close(worker, run)
 
-    async def _settle(self, worker: EngineWorker, run: Run, verb: Verb) -> bool:
+    async def _settle(self, worker: EngineWorker, run: LifecycleRun, verb: Verb) -> bool:
         """Settle the run with its source. False when the source did not answer in time and another
         worker took over.
         """
@@ -619,7 +630,7 @@ class AsyncioEngine(EngineCall):
         attempt.began_at = self.now()
         timeout = self.plan.bounds.fetch_timeout
         if timeout is not None:
-            attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
+            attempt.scope, attempt.deadline_at = TimeoutScope.STEP, attempt.began_at + timeout
         self._publish(worker, attempt)
         self.instrumentation.emit("fetch.began", attempt=attempt, requested=at_most)
         self.intake.reading = delivery = FetchResult(at_most)

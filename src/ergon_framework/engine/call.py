@@ -58,9 +58,9 @@ from ergon_framework.engine.run import (
     SETTLE,
     EngineWorker,
     InProgress,
+    LifecycleRun,
     OutcomeCounts,
     ProduceRun,
-    Run,
     SettlementAttempt,
 )
 from ergon_framework.engine.settlement import Settlements, Wakeup
@@ -115,7 +115,7 @@ class EngineCall:
         plan = self.plan
         self.rule = plan.lifecycle
         self.settlement = plan.settlement
-        self.make_run = ProduceRun if plan.role == "producer" else Run
+        self.make_run = ProduceRun if plan.role == "producer" else LifecycleRun
         self.on_process, self.on_success, self.on_exception = steps = plan.steps()
         self.steps = {each.step: each for each in steps}
         self.is_watched = self.sink is not None or plan.ended is not None
@@ -459,7 +459,7 @@ class EngineCall:
         """Let a worker begin, with something to finish first if ``first`` is given."""
 
     @abstractmethod
-    def _drive(self, worker: EngineWorker, run: Run, event: Event) -> Any:
+    def _drive(self, worker: EngineWorker, run: LifecycleRun, event: Event) -> Any:
         """Do what the machine says until the end; starts at any event."""
 
     @abstractmethod
@@ -554,7 +554,7 @@ class EngineCall:
                 )
             self.start_again_at = self.instant() + START_RETRY_DELAY
 
-    def _start_worker(self, first: Continuation | None, run: Run | None = None) -> None:
+    def _start_worker(self, first: Continuation | None, run: LifecycleRun | None = None) -> None:
         """Start one more worker, which goes on with ``run`` if one is given. The lock is held."""
         worker = EngineWorker()
         worker.run = run
@@ -633,7 +633,7 @@ class EngineCall:
 
     def _replace_worker(self, worker: EngineWorker, attempt: InProgress) -> None:
         """The supervisor claimed an attempt that hangs: another worker goes on with its run."""
-        run: Run | None = attempt.run
+        run: LifecycleRun | None = attempt.run
         try:
             # Counted before the successor starts: the deadlines allow only so many workers beside
             # those that hang.
@@ -651,7 +651,7 @@ class EngineCall:
 
     def _go_on_without(self, attempt: InProgress) -> None:
         """A new worker takes over the run of the abandoned one."""
-        run: Run | None = attempt.run
+        run: LifecycleRun | None = attempt.run
         if run is None:
             self.fetch_hangs(attempt)
             self._start_worker(None)
@@ -681,7 +681,9 @@ class EngineCall:
             return self.decider.expired(attempt)
         return self.decider.raised(attempt, step, error)
 
-    def _returned(self, doing: InProgress, run: Run, step: Step, result: Any) -> Event | None:
+    def _returned(
+        self, doing: InProgress, run: LifecycleRun, step: Step, result: Any
+    ) -> Event | None:
         """A hook returned. None when the supervisor took the run away meanwhile."""
         try:
             # ``list.pop`` is atomic: of the worker and the supervisor exactly one gets the ticket,
@@ -738,7 +740,7 @@ class EngineCall:
         """The call is aborted while this attempt runs, and the supervisor claimed it."""
         # The supervisor holds the ticket, so the worker that hangs can do nothing to this run any
         # more.
-        run: Run | None = attempt.run
+        run: LifecycleRun | None = attempt.run
         if run is None:
             self.loop.fetching = False
             return
@@ -757,13 +759,13 @@ class EngineCall:
             self.instrumentation.attempt_ended(attempt, Failure(Kind.CANCELLED, "aborted"), None)
         self.instrumentation.ended(run, end)
 
-    def _stopped(self, run: Run) -> End:
+    def _stopped(self, run: LifecycleRun) -> End:
         action = advance(self.rule, run, STOPPED, self.instant(), 0.0)
         if isinstance(action, End):
             return action
         raise AssertionError(f"a stop led to {action}")
 
-    def end_early(self, run: Run, end: End, *, is_source_told: bool) -> bool:
+    def end_early(self, run: LifecycleRun, end: End, *, is_source_told: bool) -> bool:
         """Account for a run that its worker will not end. False when that was done before."""
         transaction = run.transaction
         key = transaction.transaction_id
@@ -804,7 +806,7 @@ class EngineCall:
 
     # -- the end of a run --------------------------------------------------------------------
 
-    def _close(self, worker: EngineWorker, run: Run) -> bool:
+    def _close(self, worker: EngineWorker, run: LifecycleRun) -> bool:
         """Record the outcome and let the next one with the same id go."""
         end = run.end
         if end is None:
@@ -819,7 +821,7 @@ class EngineCall:
             is_ours = self._account_for(worker, run, end)
         return is_ours
 
-    def _account_for(self, worker: EngineWorker, run: Run, end: End) -> bool:
+    def _account_for(self, worker: EngineWorker, run: LifecycleRun, end: End) -> bool:
         """Count an outcome; False when the call has ended without this worker."""
         transaction = run.transaction
         key = transaction.transaction_id
@@ -851,7 +853,7 @@ class EngineCall:
         with self.lock:
             self.intake.pass_on(key)
 
-    def _begin(self, worker: EngineWorker, transaction: Transaction) -> Run:
+    def _begin(self, worker: EngineWorker, transaction: Transaction) -> LifecycleRun:
         """Note that a worker has taken a transaction from ``ready``."""
         try:
             run = self.make_run(transaction, self.now() if self.is_timed else 0.0)
@@ -861,7 +863,7 @@ class EngineCall:
         worker.run = run
         return run
 
-    def _is_over(self, run: Run) -> bool:
+    def _is_over(self, run: LifecycleRun) -> bool:
         """Whether the call has ended without the worker that is about to tell the source."""
         return self.is_aborted and run.transaction.transaction_id not in self.live
 

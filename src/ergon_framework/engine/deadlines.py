@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ergon_framework.core.lifecycle import Scope, deadline, first_to_expire
+from ergon_framework.core.lifecycle import TimeoutScope, deadline, first_to_expire
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.plan import EnginePlan
-from ergon_framework.engine.run import EngineWorker, InProgress, Run
+from ergon_framework.engine.run import EngineWorker, InProgress, LifecycleRun
 
 NEVER = math.inf
 MIN_ABANDONED_LIMIT = 4
@@ -43,7 +43,7 @@ class AttemptDeadlines:
 
     # -- deadlines ---------------------------------------------------------------------------
 
-    def arm(self, attempt: InProgress, run: Run, timeout: float | None) -> bool:
+    def arm(self, attempt: InProgress, run: LifecycleRun, timeout: float | None) -> bool:
         """Give the attempt its deadline. False when the lifecycle's time is over already."""
         # On the happy path the run is its own attempt, and its instant has just been read: that
         # saves a call of the clock.
@@ -59,7 +59,7 @@ class AttemptDeadlines:
         step_at = None if timeout is None else now + timeout
         lifecycle_at = deadline(self.rule, run)
         attempt.scope = first_to_expire(step_at, lifecycle_at)
-        attempt.deadline_at = lifecycle_at if attempt.scope is Scope.LIFECYCLE else step_at
+        attempt.deadline_at = lifecycle_at if attempt.scope is TimeoutScope.LIFECYCLE else step_at
         return attempt.deadline_at is None or now < attempt.deadline_at
 
     def overdue(self, now: float) -> list[tuple[EngineWorker, InProgress]]:
@@ -108,7 +108,7 @@ class AttemptDeadlines:
 
     def give_up_on(self, attempt: InProgress) -> None:
         """The supervisor claimed this attempt: the call is abandoned, and counted as such."""
-        if isinstance(attempt, Run):
+        if isinstance(attempt, LifecycleRun):
             attempt.lost_in = attempt.phase
         for call in () if attempt.run is None else attempt.run.inner:
             call.request_stop()  # a thread cannot be stopped, but what it is calling can:

@@ -20,9 +20,9 @@ from ergon_framework.core.lifecycle import (
     Event,
     Expired,
     Raised,
-    Scope,
     Sleep,
     Step,
+    TimeoutScope,
     Verb,
     advance,
     hold_of,
@@ -30,7 +30,7 @@ from ergon_framework.core.lifecycle import (
 from ergon_framework.engine.classify import classify, is_a, timeout_exception, unclassified
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.plan import ON_SUCCESS, PROCESS, EnginePlan
-from ergon_framework.engine.run import InProgress, Run
+from ergon_framework.engine.run import InProgress, LifecycleRun
 from ergon_framework.errors import Discard, text_of
 from ergon_framework.ports.transaction import CURRENT
 
@@ -53,7 +53,7 @@ class Decider:
         self.now = now
         self.instrumentation = instrumentation
 
-    def decide(self, run: Run, event: Event) -> Action:
+    def decide(self, run: LifecycleRun, event: Event) -> Action:
         """Ask the core what follows, and note what only a driver knows about it."""
         step, attempt = run.step, run.attempt
         backoff = self.rule.of(step).retry.backoff
@@ -66,7 +66,7 @@ class Decider:
         return action
 
     def _tell_retry(
-        self, run: Run, event: Raised | Expired, step: Step, attempt: int, action: Action
+        self, run: LifecycleRun, event: Raised | Expired, step: Step, attempt: int, action: Action
     ) -> None:
         if isinstance(action, End) or run.step is not step:
             return
@@ -79,7 +79,7 @@ class Decider:
 
     def raised(self, attempt: InProgress, step: Step, error: BaseException) -> Event:
         """A hook raised, and the caller owns the attempt."""
-        run: Run = attempt.run
+        run: LifecycleRun = attempt.run
         # Ctrl-C is raised in whichever hook runs and says nothing about its transaction, which is
         # handed back.
         if is_a(error, KeyboardInterrupt):
@@ -106,8 +106,8 @@ class Decider:
 
     def expired(self, attempt: InProgress) -> Expired:
         """The attempt's time is over, and the caller owns it."""
-        scope: Scope = attempt.scope
-        if isinstance(attempt, Run):
+        scope: TimeoutScope = attempt.scope
+        if isinstance(attempt, LifecycleRun):
             attempt.expired = False  # the attempts that follow have flags of their own
         self.instrumentation.attempt_ended(attempt, timed_out(scope), None)
         return Expired(scope)
@@ -122,14 +122,14 @@ class Decider:
         return verb if verb in self.settlement.verbs else None
 
 
-def arguments(run: Run, step: Step) -> tuple[Any, ...]:
+def arguments(run: LifecycleRun, step: Step) -> tuple[Any, ...]:
     """What the hook of a step is called with."""
     if step is PROCESS:
         return (run.transaction,)
     return (run.transaction, run.result if step is ON_SUCCESS else run.exception)
 
 
-def verb_arguments(run: Run, verb: Verb) -> tuple[Any, ...]:
+def verb_arguments(run: LifecycleRun, verb: Verb) -> tuple[Any, ...]:
     """What the source is given with the verb."""
     if verb is Verb.NACK:
         return (run.transaction, run.exception)
@@ -138,12 +138,12 @@ def verb_arguments(run: Run, verb: Verb) -> tuple[Any, ...]:
     return (run.transaction,)
 
 
-def timed_out(scope: Scope) -> Failure:
+def timed_out(scope: TimeoutScope) -> Failure:
     """The failure of an engine deadline, for those who listen."""
     return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", f"the {scope.value} ran out of time")
 
 
-def _note_timeout(run: Run, step: Step, action: Action) -> None:
+def _note_timeout(run: LifecycleRun, step: Step, action: Action) -> None:
     key = run.transaction.transaction_id
     if isinstance(action, End):
         if action.handler_failure is not None:

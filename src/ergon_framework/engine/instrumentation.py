@@ -15,7 +15,7 @@ from ergon_framework.core.failure import Failure
 from ergon_framework.core.lifecycle import SUCCEEDED, End, Ending, Verb
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import FETCH, InProgress, Run, SettlementAttempt
+from ergon_framework.engine.run import FETCH, InProgress, LifecycleRun, SettlementAttempt
 from ergon_framework.ports.context import Call
 from ergon_framework.ports.notice import LifecycleSink, Notice, Sink
 from ergon_framework.ports.transaction import Transaction
@@ -54,7 +54,7 @@ class Instrumentation:
 
     def enter(self, attempt: InProgress, context: contextvars.Context) -> None:
         """Let the sink make its span current for the attempt."""
-        if self.sink is None or isinstance(attempt, Run):
+        if self.sink is None or isinstance(attempt, LifecycleRun):
             return
         try:
             self.sink.enter(attempt, context)
@@ -63,7 +63,7 @@ class Instrumentation:
 
     # -- lifecycles --------------------------------------------------------------------------
 
-    def began(self, run: Run) -> None:
+    def began(self, run: LifecycleRun) -> None:
         """Tell the sink that a lifecycle started."""
         if self.lifecycle_sink is None:
             self.emit("transaction.began", run=run)
@@ -82,7 +82,7 @@ class Instrumentation:
         at: float | None = None,
     ) -> None:
         """Tell the sink how an attempt ended: now, or at an instant the caller has just read."""
-        if self.lifecycle_sink is not None and not isinstance(attempt, Run):
+        if self.lifecycle_sink is not None and not isinstance(attempt, LifecycleRun):
             try:
                 ended_at = self.now() if at is None else at
                 self.lifecycle_sink.left(attempt, ended_at, failure, error, result)
@@ -93,7 +93,7 @@ class Instrumentation:
                 "attempt.ended", attempt=attempt, failure=failure, exception=error, result=result
             )
 
-    def ended(self, run: Run, end: End) -> None:
+    def ended(self, run: LifecycleRun, end: End) -> None:
         """Report an ending to the sink, and log it where no other log line does."""
         key = run.transaction.transaction_id
         if end.handler_failure is not None:
@@ -176,7 +176,7 @@ class Instrumentation:
     def came_back(self, attempt: InProgress) -> None:
         """An abandoned call returned after all."""
         self.emit("attempt.late", attempt=attempt)
-        phase = (isinstance(attempt, Run) and attempt.lost_in) or attempt.phase
+        phase = (isinstance(attempt, LifecycleRun) and attempt.lost_in) or attempt.phase
         addition = "" if phase == FETCH else "; its result is dropped"
         details = (phase, self.plan.task, addition)
         logger.warning("%s of %s came back too late%s", *details, extra=_ids(attempt))
@@ -196,7 +196,7 @@ class Instrumentation:
         self,
         transaction: Transaction,
         verb: Verb,
-        run: Run | None,
+        run: LifecycleRun | None,
         attempts: int,
         since: float,
         failure: Failure | None,

@@ -10,7 +10,7 @@ from typing import Any
 from ergon_framework.core.lifecycle import LifecycleRule, Step, Verb, settlement_rule
 from ergon_framework.core.loop import LoopRule
 from ergon_framework.core.retry import RetryRule
-from ergon_framework.engine.run import Run
+from ergon_framework.engine.run import LifecycleRun
 
 Hook = Callable[..., Any]
 
@@ -38,7 +38,7 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class SettlementPlan:
     """How the source is told about outcomes. A verb it does not offer is absent."""
 
     verbs: dict[Verb, Hook]
@@ -75,11 +75,11 @@ class EnginePlan:
     lifecycle: LifecycleRule = LifecycleRule()
     loop: LoopRule = LoopRule()
     bounds: Bounds = Bounds()
-    settlement: Settlement | None = None
+    settlement: SettlementPlan | None = None
     duplicates: Callable[[], Iterable[str]] = tuple
     leftovers: Callable[[], Iterable[str]] = tuple
     malformed: Callable[[], tuple[int, str]] = lambda: (0, "")  # set aside so far, and where
-    ended: Callable[[Run], None] | None = None  # told about every ending
+    ended: Callable[[LifecycleRun], None] | None = None  # told about every ending
     wake: Callable[[], object] | None = None  # lets a fetch return that waits for work
     stop_reading: Callable[[], object] | None = None  # nothing more is taken from the input
     compiled: bool = True  # False drives every step through the machine: for the test that compares

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.lifecycle import Cursor, End, Ending, Scope, Step, Verb
+from ergon_framework.core.lifecycle import End, Ending, LifecycleCursor, Step, TimeoutScope, Verb
 from ergon_framework.errors import TransactionException
 from ergon_framework.ports.context import Attempt, Call, claim_ticket
 from ergon_framework.ports.transaction import Transaction
@@ -15,7 +15,7 @@ from ergon_framework.ports.transaction import Transaction
 FETCH, BACKOFF, SETTLE = "fetch", "backoff", "settle"  # phases beside the lifecycle's own
 
 
-class Run(Cursor):
+class LifecycleRun(LifecycleCursor):
     """One lifecycle: the core's cursor, plus what only a driver can hold.
 
     On the happy path it is its own attempt, with a ticket, a deadline and a phase, since an object
@@ -27,7 +27,7 @@ class Run(Cursor):
     handler_exception: TransactionException | None = None
     note: Any = None  # belongs to the sink
     deadline_at: float | None = None
-    scope: Any = Scope.STEP
+    scope: Any = TimeoutScope.STEP
     inner: tuple[Any, ...] = ()  # calls that its hooks are making right now
     lost_in: str | None = None  # the phase in which the supervisor gave up on it
     expired = False
@@ -42,7 +42,7 @@ class Run(Cursor):
     claim = claim_ticket
 
     @property
-    def run(self) -> Run:
+    def run(self) -> LifecycleRun:
         """Itself: as an attempt, it belongs to this run."""
         return self
 
@@ -57,7 +57,7 @@ class Run(Cursor):
         return self.attempt
 
 
-class ProduceRun(Run):
+class ProduceRun(LifecycleRun):
     """The run of a producer, whose first step has another name."""
 
     @property
@@ -71,7 +71,9 @@ class SettlementAttempt(Attempt):
 
     __slots__ = ("channel", "failure", "since", "verb", "wake_at")
 
-    def __init__(self, call: Call, run: Run, verb: Verb, since: float, channel: int) -> None:
+    def __init__(
+        self, call: Call, run: LifecycleRun, verb: Verb, since: float, channel: int
+    ) -> None:
         super().__init__(call, run, SETTLE, 0)
         self.verb = verb
         self.since = self.began_at = since  # when the first attempt began
@@ -93,7 +95,7 @@ class SettlementAttempt(Attempt):
         return attempt
 
 
-InProgress: TypeAlias = Attempt | Run
+InProgress: TypeAlias = Attempt | LifecycleRun
 """What a worker does right now."""
 
 
@@ -156,7 +158,9 @@ class EngineWorker(OutcomeCounts):
     def __init__(self) -> None:
         super().__init__()
         self.attempt: InProgress | None = None  # what it does now; the supervisor looks here
-        self.run: Run | None = None  # the lifecycle it drives, from its beginning to its outcome
+        self.run: LifecycleRun | None = (
+            None  # the lifecycle it drives, from its beginning to its outcome
+        )
         self.cancels = 0  # asyncio: how often the engine itself has cancelled its task
         self.handle: Any = None  # asyncio: the task, to cancel it
         self.stepper: Any = None  # asyncio: runs its hooks

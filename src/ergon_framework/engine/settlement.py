@@ -20,8 +20,8 @@ from ergon_framework.core.lifecycle import Verb, judge_settlement
 from ergon_framework.core.retry import RetryAfter, Verdict
 from ergon_framework.engine.classify import is_fatal, settlement_failure
 from ergon_framework.engine.instrumentation import Instrumentation
-from ergon_framework.engine.plan import Settlement
-from ergon_framework.engine.run import SETTLE, EngineWorker, Run, SettlementAttempt
+from ergon_framework.engine.plan import SettlementPlan
+from ergon_framework.engine.run import SETTLE, EngineWorker, LifecycleRun, SettlementAttempt
 from ergon_framework.errors import describe
 from ergon_framework.ports.context import Call
 from ergon_framework.ports.transaction import Transaction
@@ -57,7 +57,7 @@ class Settlements:
     def __init__(
         self,
         call: SettlingCall,
-        settlement: Settlement | None,
+        settlement: SettlementPlan | None,
         instrumentation: Instrumentation,
         stop: Callable[[BaseException], None],
     ) -> None:
@@ -69,7 +69,7 @@ class Settlements:
         self.channel_losses = 0
         """How often the source said that its channel is gone."""
 
-    def first_attempt(self, run: Run, verb: Verb, timeout: float) -> SettlementAttempt:
+    def first_attempt(self, run: LifecycleRun, verb: Verb, timeout: float) -> SettlementAttempt:
         """The first attempt to tell the source how a run ended. Needs no lock."""
         call = self._call
         attempt = SettlementAttempt(call.call, run, verb, call.now(), self.channel_losses)

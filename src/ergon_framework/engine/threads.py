@@ -19,12 +19,12 @@ from ergon_framework.core.lifecycle import (
     STOPPED,
     SUCCEEDED,
     WOKE,
-    Call,
+    CallHook,
     End,
     Event,
     Expired,
-    Scope,
     Sleep,
+    TimeoutScope,
     Verb,
     deadline,
 )
@@ -45,7 +45,7 @@ from ergon_framework.engine.run import (
     FETCH,
     EngineWorker,
     InProgress,
-    Run,
+    LifecycleRun,
     SettlementAttempt,
 )
 from ergon_framework.errors import describe
@@ -299,12 +299,12 @@ class ThreadEngine(EngineCall):
                 return self._finish(worker, run, SUCCEEDED)
         return event is not None and self._drive(worker, run, event)
 
-    def _drive(self, worker: EngineWorker, run: Run, event: Event) -> bool:
+    def _drive(self, worker: EngineWorker, run: LifecycleRun, event: Event) -> bool:
         """Do what the machine says until the end; starts at any event."""
         next_event: Event | None = event
         while next_event is not None:
             action = self.decider.decide(run, next_event)
-            if isinstance(action, Call):
+            if isinstance(action, CallHook):
                 next_event = self._attempt(worker, run, self.steps[action.step])
             elif isinstance(action, Sleep):
                 next_event = self._sleep(worker, run, action.seconds)
@@ -312,7 +312,7 @@ class ThreadEngine(EngineCall):
                 return self._finish(worker, run, action)
         return False
 
-    def _attempt(self, worker: EngineWorker, run: Run, step: StepPlan) -> Event | None:
+    def _attempt(self, worker: EngineWorker, run: LifecycleRun, step: StepPlan) -> Event | None:
         """One call of a hook, off the happy path."""
         if step.hook is None:
             return RETURNED
@@ -323,7 +323,7 @@ class ThreadEngine(EngineCall):
     def _call(
         self,
         worker: EngineWorker,
-        run: Run,
+        run: LifecycleRun,
         step: StepPlan,
         doing: InProgress,
         current: Any,
@@ -354,7 +354,7 @@ class ThreadEngine(EngineCall):
             return self._failed(doing, step.step, never_awaited(result, step.phase))
         return self._returned(doing, run, step.step, result)
 
-    def _sleep(self, worker: EngineWorker, run: Run, seconds: float) -> Event | None:
+    def _sleep(self, worker: EngineWorker, run: LifecycleRun, seconds: float) -> Event | None:
         """Wait before the next attempt; a wait that outlives the grace of a stop ends at once."""
         nap = Attempt(self.call, run, BACKOFF, run.attempt)
         worker.attempt = nap
@@ -371,15 +371,17 @@ class ThreadEngine(EngineCall):
         if self.is_aborted or until > self.grace_at:
             return STOPPED
         # Both at the same instant count as expired: the attempt would have no time.
-        return WOKE if until == wake_at and until != lifecycle_at else Expired(Scope.LIFECYCLE)
+        return (
+            WOKE if until == wake_at and until != lifecycle_at else Expired(TimeoutScope.LIFECYCLE)
+        )
 
-    def _finish(self, worker: EngineWorker, run: Run, end: End) -> bool:
+    def _finish(self, worker: EngineWorker, run: LifecycleRun, end: End) -> bool:
         verb = None if self.settlement is None else self.decider.verb_for(end)
         if verb is not None and not self._settle(worker, run, verb):
             return False
         return self._close(worker, run)
 
-    def _settle(self, worker: EngineWorker, run: Run, verb: Verb) -> bool:
+    def _settle(self, worker: EngineWorker, run: LifecycleRun, verb: Verb) -> bool:
         """Settle the run with its source. False when the source did not answer in time and another
         worker took over.
         """
@@ -441,7 +443,7 @@ class ThreadEngine(EngineCall):
         attempt.began_at = self.now()
         timeout = self.plan.bounds.fetch_timeout
         if timeout is not None:
-            attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
+            attempt.scope, attempt.deadline_at = TimeoutScope.STEP, attempt.began_at + timeout
         self._publish(worker, attempt)
         # Published first, as in ``_call``: either the abort sees this fetch, or the fetch sees the
         # abort.

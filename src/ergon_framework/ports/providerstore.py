@@ -178,7 +178,7 @@ class ResultNote(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimResult:
+class KeyClaimResult:
     """The answer to a claim."""
 
     state: ClaimState
@@ -316,7 +316,7 @@ class ProviderStore(Protocol):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         """Take a key for ``lease`` seconds; remember it for ``keep``."""
 
     def finish(

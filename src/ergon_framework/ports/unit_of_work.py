@@ -75,20 +75,20 @@ def observed(
 
         @functools.wraps(function)
         async def around(*args: Any, **kwargs: Any) -> Any:
-            with Observation(unit_of(kwargs)):
+            with ObservedAttempt(unit_of(kwargs)):
                 return await function(*args, **kwargs)
 
     else:
 
         @functools.wraps(function)
         def around(*args: Any, **kwargs: Any) -> Any:
-            with Observation(unit_of(kwargs)):
+            with ObservedAttempt(unit_of(kwargs)):
                 return function(*args, **kwargs)
 
     return around
 
 
-class Observation:
+class ObservedAttempt:
     """The observers around one attempt. What one of them raises never reaches the attempt.
 
     One that is entered in a context has to be left in the same one.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.guard import Do, Guard, GuardRule, RetryBudget, Stopped
+from ergon_framework.core.guard import Guard, GuardAction, GuardEnd, GuardRule, RetryBudget
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.engine.clocks import current_clock, sleep_until
 from ergon_framework.errors import ConfigurationError
@@ -122,8 +122,8 @@ def run_with_retries(
     log: list[ProviderAttempt] = []
     value, error = None, None
     do = guard.begun(began_at, None, began_at)
-    while do is not Do.END:
-        if do is Do.WAIT:
+    while do is not GuardAction.END:
+        if do is GuardAction.WAIT:
             sleep_until(clock, guard.until)
             now = clock.now()
             do = guard.waited(now, None, now)
@@ -139,7 +139,7 @@ def run_with_retries(
         log.append(_attempt(guard, started_at, clock.now(), error))
     if not log:
         error = ProviderTimeoutError("the deadline passed before an attempt", never_sent=True)
-    return RetryOutcome(value, error, tuple(log), (guard.stop or Stopped.SUCCEEDED).value)
+    return RetryOutcome(value, error, tuple(log), (guard.stop or GuardEnd.SUCCEEDED).value)
 
 
 def _failure(error: ProviderError) -> Failure:

@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ergon_framework.core.guard import Stopped
+from ergon_framework.core.guard import GuardEnd
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.providerstore import (
     AttemptOutcome,
-    ClaimResult,
     ClaimState,
     DeadLetter,
+    KeyClaimResult,
     KeyEnding,
     LaneKey,
     RecordBatch,
@@ -121,7 +121,7 @@ class CallDelivery:
     """
     is_outcome_unknown_before: bool = False
     """Whether the key was taken from a delivery that may have made the call."""
-    overtaken_by: ClaimResult | None = None
+    overtaken_by: KeyClaimResult | None = None
     """The claim of another delivery, if this one stood still for longer than its lease."""
     verdict: DeliveryDecision = DONE
     held: OwnerLock | None = None
@@ -183,7 +183,7 @@ def not_called(
         duration_ms=0.0,
         correlation_id=correlation_id,
         retry_after_seconds=None if error is None else error.retry_after_seconds,
-        stop_reason=(Stopped.SUCCEEDED if error is None else Stopped.NOT_RETRYABLE).value,
+        stop_reason=(GuardEnd.SUCCEEDED if error is None else GuardEnd.NOT_RETRYABLE).value,
         replayed=error is None,
     )
 
@@ -448,7 +448,7 @@ class ProviderTaskRunner:
 
     def _claimed(self, run: CallDelivery) -> CallDelivery | TaskEnding:
         guard, options, keep = run.guard, self.options, self._keep(run)
-        claim = ClaimResult(ClaimState.MINE)
+        claim = KeyClaimResult(ClaimState.MINE)
         if options.idempotent:
             claim = self._claim_key(run, keep)
         is_open = claim.state in {ClaimState.MINE, ClaimState.RUNNING}
@@ -465,7 +465,7 @@ class ProviderTaskRunner:
             run.mark = mark if claim.state is ClaimState.MINE else None
         return run if claim.state is ClaimState.MINE else self._end_unclaimed(run, claim)
 
-    def _claim_key(self, run: CallDelivery, keep: float) -> ClaimResult:
+    def _claim_key(self, run: CallDelivery, keep: float) -> KeyClaimResult:
         guard, lease = run.guard, self.lease_seconds
         # An ending that waits on disk goes first: claimed without it, the call would be made a
         # second time.
@@ -520,7 +520,7 @@ class ProviderTaskRunner:
         error = ProviderInternalError(f"its worker was lost {times} times during this call")
         return self._bury(run, error, lost=times)
 
-    def _end_unclaimed(self, run: CallDelivery, claim: ClaimResult) -> TaskEnding:
+    def _end_unclaimed(self, run: CallDelivery, claim: KeyClaimResult) -> TaskEnding:
         if claim.state is ClaimState.REPLAY:
             kept = self._result_storage.read(run.guard, claim)
             if isinstance(kept, ProviderError):

@@ -16,7 +16,7 @@ import msgspec
 
 from ergon_framework.core import redelivery
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.guard import Stopped
+from ergon_framework.core.guard import GuardEnd
 from ergon_framework.core.redelivery import (
     DeliveryCounts,
     Redelivery,
@@ -273,10 +273,10 @@ TaskOptions.__init__ = refusing_renamed(TaskOptions.__init__)  # type: ignore[me
 
 
 _GATE_OF_STOP = {
-    Stopped.CIRCUIT_OPEN: TaskGate.CIRCUIT,
-    Stopped.COOLDOWN: TaskGate.COOLDOWN,
-    Stopped.QUOTA: TaskGate.WINDOW,
-    Stopped.STORE: TaskGate.STORE,
+    GuardEnd.CIRCUIT_OPEN: TaskGate.CIRCUIT,
+    GuardEnd.COOLDOWN: TaskGate.COOLDOWN,
+    GuardEnd.QUOTA: TaskGate.WINDOW,
+    GuardEnd.STORE: TaskGate.STORE,
 }
 _GATE_OF_REQUEUE = {
     Requeue.OPEN_UNTIL: TaskGate.CIRCUIT,
@@ -386,7 +386,7 @@ def _redelivered(
 
 
 def _gate(result: ProviderExecutionResult, decision: Decision) -> TaskGate | None:
-    at_gate = _GATE_OF_STOP.get(Stopped(result.stop_reason))
+    at_gate = _GATE_OF_STOP.get(GuardEnd(result.stop_reason))
     if at_gate is not None:
         return at_gate
     # The provider said itself until when it does not want to be called.

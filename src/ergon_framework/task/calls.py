@@ -13,7 +13,7 @@ from ergon_framework.engine.asyncio_engine import AsyncioEngine
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import Run
+from ergon_framework.engine.run import LifecycleRun
 from ergon_framework.engine.threads import ThreadEngine
 from ergon_framework.errors import EnvelopeError, WiringError
 from ergon_framework.ports.context import Attempt, current_attempt
@@ -90,7 +90,7 @@ class Single:
                 remedy="Transaction(transaction_id=..., payload=...)",
             )
         self._waiting: list[Transaction] = [transaction]
-        self._run: Run | None = None
+        self._run: LifecycleRun | None = None
         self.plan = replace(
             plan,
             fetch=self._fetch,
@@ -104,7 +104,7 @@ class Single:
         taken, self._waiting = self._waiting, []
         return taken
 
-    def _ended(self, run: Run) -> None:
+    def _ended(self, run: LifecycleRun) -> None:
         self._run = run
 
     def answer(self) -> tuple[bool, Any]:

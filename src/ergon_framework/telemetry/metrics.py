@@ -13,7 +13,7 @@ from typing import Any
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import Scope
+from ergon_framework.core.lifecycle import TimeoutScope
 from ergon_framework.errors import LoopTimeoutException
 from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import Notice
@@ -51,7 +51,9 @@ _SECONDS = (
 _SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 _HOOKS = {"process", "produce", "success", "exception"}
-_LIFECYCLE = f"{Scope.LIFECYCLE}_timeout"  # the code of a failure that a lifecycle's deadline made
+_LIFECYCLE = (
+    f"{TimeoutScope.LIFECYCLE}_timeout"  # the code of a failure that a lifecycle's deadline made
+)
 
 _SUMS = {
     "ergon.transactions": (

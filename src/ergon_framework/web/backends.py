@@ -48,7 +48,7 @@ from ergon_framework.storage.urls import file_of
 if TYPE_CHECKING:
     from ergon_framework.boundary.settings import ZoneSettings
     from ergon_framework.boundary.zone import LocalZone
-    from ergon_framework.providers.migrations.database import Database
+    from ergon_framework.providers.migrations.database import MigrationDatabase
 
 
 class JobBackend:
@@ -121,7 +121,7 @@ class ProviderBackend:
         self._file: tuple[int, int] | None = None
 
     @property
-    def database(self) -> Database | None:
+    def database(self) -> MigrationDatabase | None:
         """Where its tables are; None when it has none, as in the sandbox of a test."""
         return None if self._is_substituted() else self._database
 
@@ -130,7 +130,7 @@ class ProviderBackend:
         return isinstance(store, str) and find_substitute("providers", store) is not None
 
     @cached_property
-    def _database(self) -> Database | None:
+    def _database(self) -> MigrationDatabase | None:
         if not isinstance(self._store, str) or self._store.lower().startswith("memory:"):
             return None
         from ergon_framework.providers.migrations.database import database_of

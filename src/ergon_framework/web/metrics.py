@@ -432,7 +432,7 @@ def _gauge(name: str, text: str, series: list[Series]) -> Family:
     return Family(name, "gauge", text, series)
 
 
-class Question(NamedTuple):
+class MetricQuestion(NamedTuple):
     """What is asked of one part."""
 
     ask: Callable[[], Sequence[Exposed]]
@@ -440,7 +440,7 @@ class Question(NamedTuple):
     """What is exposed from the last answer, while the part does not answer."""
 
 
-Questions = dict[str, Question]
+Questions = dict[str, MetricQuestion]
 
 
 def metric_routes(pool: BackendPool) -> APIRouter:
@@ -508,20 +508,23 @@ def _heard(task: asyncio.Task[Any]) -> None:
 
 
 def _questions(backends: Backends) -> Questions:
-    def each() -> Iterator[tuple[str, Question]]:
+    def each() -> Iterator[tuple[str, MetricQuestion]]:
         if backends.jobs is not None:
             jobs = JobCounters()
-            yield "jobs", Question(partial(job_metrics, backends.jobs, jobs), lambda: jobs.known)
+            yield (
+                "jobs",
+                MetricQuestion(partial(job_metrics, backends.jobs, jobs), lambda: jobs.known),
+            )
         for name, store in backends.providers.items():
             yield name, _of_calls_in(store, CallCounters())
         for name, zone in backends.zones.items():
-            yield zone_name(name), Question(partial(zone_metrics, zone))
+            yield zone_name(name), MetricQuestion(partial(zone_metrics, zone))
 
     return dict(each())
 
 
-def _of_calls_in(store: ProviderBackend, counters: CallCounters) -> Question:
-    return Question(partial(provider_metrics, store, counters), lambda: counters.known)
+def _of_calls_in(store: ProviderBackend, counters: CallCounters) -> MetricQuestion:
+    return MetricQuestion(partial(provider_metrics, store, counters), lambda: counters.known)
 
 
 def _of_parts(found: Mapping[str, Sequence[Exposed] | None], errors: Counter[str]) -> list[Family]:

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.boundary.http.connection import ServerConnection
-from ergon_framework.boundary.http.exchange import Caller, Exchange, Request
+from ergon_framework.boundary.http.exchange import Caller, Exchange, HttpRequest
 from ergon_framework.boundary.http.parser import RequestParser
 from ergon_framework.boundary.http.server_state import (
     MAX_HEAD_BYTES,
@@ -41,7 +41,7 @@ class Deposit:
 class ParserOnly(RequestParser):
     """An intake that lets the parser see every byte."""
 
-    def _straight(self, request: Request) -> int:
+    def _straight(self, request: HttpRequest) -> int:
         return 0
 
 
@@ -49,7 +49,7 @@ class Reading:
     """One connection's bytes, and what became of them."""
 
     def __init__(self, kind: type[RequestParser], service: ServerState) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[HttpRequest] = []
         line = cast("ServerConnection", None)
         caller = Caller(address="somewhere")
         self.intake = kind(service, caller, line, self.requests.append, lambda: None)
@@ -62,7 +62,7 @@ class Reading:
         return [*told, self.intake.is_deaf, self.intake.is_receiving]
 
 
-def _shape(request: Request) -> tuple[Any, ...]:
+def _shape(request: HttpRequest) -> tuple[Any, ...]:
     upload = request.upload
     body = request.body if upload is None else b"".join(upload.take())
     known = ("host", "content-length", "connection", "expect", "origin", "transfer-encoding")

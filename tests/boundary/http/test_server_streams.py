@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.boundary.http.exchange import HIGH_WATER, Request
+from ergon_framework.boundary.http.exchange import HIGH_WATER, HttpRequest
 from tests.boundary.http.workbench import run, serving
 
 pytestmark = pytest.mark.req("BOUNDARY:http")
@@ -51,7 +51,7 @@ def test_an_upload_waits_for_a_slow_application() -> None:
             exchange = await bench.app.held.get()
             connection = bench.connection
             await bench.until(lambda: not connection.is_reading)
-            assert isinstance(exchange, Request)
+            assert isinstance(exchange, HttpRequest)
             assert exchange.upload is not None
             assert exchange.upload.size < HIGH_WATER + (1 << 19)
             bench.later(1000)  # the client is not to blame

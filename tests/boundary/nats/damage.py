@@ -12,7 +12,7 @@ from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.boundary.factstore.nats.pages import entry_at
 from ergon_framework.ports.factstore import FactStore
 from ergon_framework.storage.nats import Stored, stream
-from ergon_framework.storage.nats.client import Reply
+from ergon_framework.storage.nats.client import NatsReply
 
 
 def seq_of(store: FactStore, log: str, offset: int) -> int:
@@ -46,7 +46,7 @@ class Disk:
         assert isinstance(store, NatsFactStore)
         self._damaged.add((store.database.stream.name, seq_of(store, log, offset)))
 
-    def _stored(self, reply: Reply) -> Stored:
+    def _stored(self, reply: NatsReply) -> Stored:
         found = self._read(reply)
         name: Mapping[str, str] = reply.headers
         if (name["Nats-Stream"], found.seq) in self._damaged:

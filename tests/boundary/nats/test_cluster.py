@@ -9,7 +9,7 @@ import pytest
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, FactStore, Flaw
-from ergon_framework.storage.nats import Reply
+from ergon_framework.storage.nats import NatsReply
 from ergon_framework.testing.suites.factstore import exercise_fact_store
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.nats.test_outage import Producer
@@ -79,14 +79,14 @@ def test_an_answer_that_lags_behind_is_not_taken(
     store.append(OUTBOUND, [new("a"), new("b")])
     ask, late = store.database.stream.client.request_many, 0
 
-    def lagging(subject: str, data: bytes) -> list[Reply]:
+    def lagging(subject: str, data: bytes) -> list[NatsReply]:
         nonlocal late
         replies = ask(subject, data)
         if late:
             late -= 1
             replies = [replies[0], replies[-1]] if len(replies) > 2 else replies
             end = {**replies[-1].headers, "Nats-UpTo-Sequence": "1", "Nats-Num-Pending": "0"}
-            replies[-1] = Reply(end, b"")
+            replies[-1] = NatsReply(end, b"")
         return replies
 
     monkeypatch.setattr(store.database.stream.client, "request_many", lagging)

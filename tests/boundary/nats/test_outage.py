@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Flaw
-from ergon_framework.storage.nats import Message, NatsTimeouts
+from ergon_framework.storage.nats import NatsTimeouts, StreamMessage
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.servers.nats import NatsServer
 
@@ -159,9 +159,9 @@ def test_a_batch_that_the_server_stored_in_part(server: NatsServer, store: NatsF
     store.confirm("c", 1)
     stream, subjects = store.database.stream, store.database.subjects
     left = [
-        Message(subjects.entry(OUTBOUND, "plant-b"), b"torn"),
-        Message(subjects.consumer("c"), b'{"torn":1}'),
-        Message(subjects.mark, b"the end"),
+        StreamMessage(subjects.entry(OUTBOUND, "plant-b"), b"torn"),
+        StreamMessage(subjects.consumer("c"), b'{"torn":1}'),
+        StreamMessage(subjects.mark, b"the end"),
     ]
     stream.delete(stream.commit(left, stream.state().last))  # type: ignore[union-attr]
     server.kill()

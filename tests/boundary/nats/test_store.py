@@ -21,7 +21,7 @@ from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.boundary.factstore.nats.append import StreamPlacement
 from ergon_framework.boundary.factstore.nats.consumers import MAX_SETTLED
 from ergon_framework.boundary.factstore.nats.records import ids_after
-from ergon_framework.boundary.factstore.nats.schema import Note
+from ergon_framework.boundary.factstore.nats.schema import JournalNote
 from ergon_framework.boundary.factstore.nats.session import MAX_YOUNG, StreamTransaction
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import ZoneSettings
@@ -49,7 +49,7 @@ from ergon_framework.ports.transfer import (
     FactRecord,
     QuarantineRecord,
 )
-from ergon_framework.storage.nats import Message
+from ergon_framework.storage.nats import StreamMessage
 from ergon_framework.testing.suites.factstore.subject import new, other, sent
 from tests.boundary.nats.conftest import Open
 from tests.boundary.nats.damage import lose
@@ -289,7 +289,7 @@ def test_one_of_the_last_facts_that_cannot_be_read(open_store: Open) -> None:
     store = open_store()
     store.append(OUTBOUND, [new("a")])
     subject = store.database.subjects.entry(OUTBOUND, "plant-b")
-    store.database.stream.commit([Message(subject, b"rubbish")], None)
+    store.database.stream.commit([StreamMessage(subject, b"rubbish")], None)
     with pytest.raises(StoreBrokenError, match="cannot be read"):
         store.append(OUTBOUND, [new("b")])
 
@@ -304,7 +304,7 @@ def test_who_dies_between_two_commits_of_a_move_is_followed_by_another(
     store = open_store()
     commit, calls = store.database.stream.commit, count(1)
 
-    def dying(messages: Sequence[Message], expected: int | None) -> int:
+    def dying(messages: Sequence[StreamMessage], expected: int | None) -> int:
         if next(calls) == 2:
             raise KeyboardInterrupt
         return commit(messages, expected)
@@ -498,7 +498,7 @@ def test_a_step_that_is_too_large_is_refused(open_store: Open) -> None:
 
     def work(transaction: StreamTransaction) -> None:
         for n in range(1001):
-            transaction.put(transaction.subjects.note(n), Note(1.0, "test", ""))
+            transaction.put(transaction.subjects.note(n), JournalNote(1.0, "test", ""))
 
     with pytest.raises(StoreError, match="at once"):
         store.database.transaction(work, "desk")

@@ -16,7 +16,7 @@ from ergon_framework.boundary.http.codec import error_of_answer
 from ergon_framework.boundary.model import Loss
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport
-from ergon_framework.boundary.node.policy import EVERYTHING, Permit, Policy
+from ergon_framework.boundary.node.policy import EVERYTHING, Permissions, Policy
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, BufferFullError
 from ergon_framework.storage.objectstore.memory import MemoryObjectStore
@@ -35,7 +35,7 @@ from tests.boundary.node.processes import fact
 BOTH = pytest.mark.parametrize("colour", ["threads", "tasks"])
 OK = b'{"offset":42,"duplicate":false,"digest":"sha256:00"}'
 EVERY = EVERYTHING
-BUSY = Permit("mes", frozenset({"GetStatus"}), EVERY, EVERY, EVERY, EVERY, EVERY)
+BUSY = Permissions("mes", frozenset({"GetStatus"}), EVERY, EVERY, EVERY, EVERY, EVERY)
 POLICIES = {
     "an identity that is not known": Policy(identities={}),
     "an operation that is not allowed": Policy(identities={"mes": BUSY}),
@@ -163,7 +163,7 @@ def test_an_outbox_waits_until_the_policy_knows_it(forgetful: Policy, tmp_path: 
 def test_an_outbox_sets_aside_what_its_owner_may_not_say(tmp_path: Path) -> None:
     """A fact that speaks for another zone is refused for good, and the next one passes."""
     clock = VirtualClock()
-    permit = Permit(
+    permit = Permissions(
         "mes", frozenset({"AppendFact", "AppendFacts"}), asserts=EVERY, buckets=EVERY
     )  # to no zone
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.facts.admission import Admission
+from ergon_framework.boundary.facts.admission import AdmittedFact
 from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.storage.objectstore.memory import MemoryObjectStore
@@ -23,7 +23,7 @@ def test_each_producer_hears_of_its_own_facts(
     checked: list[str] = []
     admit = zone.admit
 
-    def counted(envelope: Any, fact: Any) -> Admission:
+    def counted(envelope: Any, fact: Any) -> AdmittedFact:
         admission = admit(envelope, fact)
         checked.append(envelope["message_id"])
         return admission

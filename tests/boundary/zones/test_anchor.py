@@ -19,7 +19,7 @@ from ergon_framework.boundary.anchor import FILE, Anchor
 from ergon_framework.boundary.backup import open_read_only
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.verification import Finding, verified
+from ergon_framework.boundary.verification import VerificationFinding, verified
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError
 from tests.boundary.node.processes import ADMIN, NodeProcess
@@ -195,10 +195,10 @@ def test_verify_tells_what_is_gone_from_the_end(tmp_path: Path) -> None:
         fill(zone, "a", "b")
         restore = older(folder)
         fill(zone, "c", "d")
-        assert not [each for each in verified(zone) if isinstance(each, Finding)]
+        assert not [each for each in verified(zone) if isinstance(each, VerificationFinding)]
     restore()
     with open_read_only(folder) as zone:
-        [found] = [each for each in verified(zone) if isinstance(each, Finding)]
+        [found] = [each for each in verified(zone) if isinstance(each, VerificationFinding)]
     assert (found.kind, found.what) == (
         "store",
         "it has lost what it acknowledged: outbound ends at 2 and ended at 4",

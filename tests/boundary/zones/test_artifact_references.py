@@ -10,7 +10,7 @@ import pytest
 
 from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.verification import Finding, verified
+from ergon_framework.boundary.verification import VerificationFinding, verified
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import OUTBOUND, NewFact
@@ -70,7 +70,7 @@ def names(zone: LocalZone) -> list[str]:
 
 def findings(zone: LocalZone) -> list[tuple[str, str]]:
     """What verification finds: the kind, and where."""
-    found = (each for each in verified(zone) if isinstance(each, Finding))
+    found = (each for each in verified(zone) if isinstance(each, VerificationFinding))
     return [(each.kind, each.where) for each in found]
 
 

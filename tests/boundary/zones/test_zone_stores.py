@@ -23,7 +23,7 @@ from ergon_framework.boundary.model import Delivery
 from ergon_framework.boundary.node.node import Node
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
 from ergon_framework.boundary.store_urls import check_fact_url, open_fact_store
-from ergon_framework.boundary.verification import Finding, verified
+from ergon_framework.boundary.verification import VerificationFinding, verified
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, MissingExtraError
 from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
@@ -216,7 +216,7 @@ def test_a_zone_on_each_store_with_objects_in_a_bucket(
         assert zone.objects.stat(stored.digest) is not None
         with looked_at("plant-a", settings) as looked:
             found = list(verified(looked))
-        assert not [each for each in found if isinstance(each, Finding)]
+        assert not [each for each in found if isinstance(each, VerificationFinding)]
         assert run_maintenance(zone, is_thorough=True).objects == 0
     assert not (tmp_path / "data").exists()
 
@@ -435,7 +435,7 @@ def test_objects_outlive_a_log_that_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "facts.db").rename(folder / "facts.db")
     with LocalZone.open("plant-a", ZoneSettings(data=str(folder))) as zone:
         assert swept(zone) == 0
-        assert not [each for each in verified(zone) if isinstance(each, Finding)]
+        assert not [each for each in verified(zone) if isinstance(each, VerificationFinding)]
         upload = zone.objects.upload()  # of a put that died before it gave them a name
         upload.write(b"nobody's")
         [path] = folder.glob(f"objects/sha256/*/*/{upload.finish(None).digest.hex()}")
@@ -474,4 +474,4 @@ def test_a_folder_of_objects_belongs_to_one_zone(tmp_path: Path) -> None:
         LocalZone.open("plant-b", given(data=str(tmp_path / "b"), objects=objects))
     assert caught.value.remedy
     with looked_at("plant-a", given(data=str(tmp_path / "a"), objects=objects)) as zone:
-        assert not [each for each in verified(zone) if isinstance(each, Finding)]
+        assert not [each for each in verified(zone) if isinstance(each, VerificationFinding)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import Breaker, BreakerRule, CircuitState, Probe
+from ergon_framework.core.circuit_breaker import Breaker, BreakerRule, CircuitState, ProbeLease
 from ergon_framework.ports.providerstore import (
     LaneKey,
     LaneState,
@@ -18,7 +18,12 @@ from tests.providers.stores.store_factory import LANE, START, HandClock, attempt
 OPEN = Breaker(CircuitState.OPEN, 5, START + 30.123456789, generation=3)
 HELD = Breaker(CircuitState.OPEN, 0, START + 3600.1, generation=5, held_for=3600.1)
 HALF_OPEN = Breaker(
-    CircuitState.HALF_OPEN, 5, None, 1, (Probe("one", START + 7.7), Probe("two", START + 8.1)), 4
+    CircuitState.HALF_OPEN,
+    5,
+    None,
+    1,
+    (ProbeLease("one", START + 7.7), ProbeLease("two", START + 8.1)),
+    4,
 )
 CIRCUITS = [Breaker(failures=2), OPEN, HELD, HALF_OPEN, Breaker(generation=9)]
 
@@ -114,7 +119,7 @@ def test_one_of_twenty_racing_swaps_wins(opened: Opener) -> None:
     stores = [opened(), opened()]
 
     def compare_and_set(number: int) -> bool:
-        mine = Breaker(CircuitState.HALF_OPEN, 5, None, 0, (Probe(f"{number}", START),), 1)
+        mine = Breaker(CircuitState.HALF_OPEN, 5, None, 0, (ProbeLease(f"{number}", START),), 1)
         return stores[number % 2].compare_and_set(LANE, version, mine)
 
     for version in range(3):

@@ -4,8 +4,8 @@ import pytest
 
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
-    ClaimResult,
     ClaimState,
+    KeyClaimResult,
     LetterStatus,
     ProviderStore,
     RecordBatch,
@@ -17,7 +17,7 @@ from tests.providers.stores.store_factory import START, HandClock, letter, race
 NAME = ("tenant", "key")
 
 
-def claim(store: ProviderStore, owner: str, fingerprint: str = "print") -> ClaimResult:
+def claim(store: ProviderStore, owner: str, fingerprint: str = "print") -> KeyClaimResult:
     """For ten seconds, to be remembered for a hundred."""
     return store.claim(*NAME, fingerprint, owner, 10, 100)
 
@@ -25,8 +25,8 @@ def claim(store: ProviderStore, owner: str, fingerprint: str = "print") -> Claim
 @pytest.mark.req("PEF:A-16", "PEF:T-3")
 def test_a_key_has_one_holder(store: ProviderStore, clock: HandClock) -> None:
     """The second is told until when the first may hold it."""
-    assert claim(store, "one") == ClaimResult(ClaimState.MINE, "one", START + 10)
-    assert claim(store, "two") == ClaimResult(ClaimState.RUNNING, lease_expires_at=START + 10)
+    assert claim(store, "one") == KeyClaimResult(ClaimState.MINE, "one", START + 10)
+    assert claim(store, "two") == KeyClaimResult(ClaimState.RUNNING, lease_expires_at=START + 10)
     assert store.claim("other", "key", "print", "two", 10, 100).state is ClaimState.MINE
 
 
@@ -35,7 +35,7 @@ def test_the_holder_may_claim_again(store: ProviderStore, clock: HandClock) -> N
     """One who does not know whether its claim was written asks again, and holds it for longer."""
     claim(store, "one")
     clock.at += 4
-    assert claim(store, "one") == ClaimResult(ClaimState.MINE, "one", START + 14)
+    assert claim(store, "one") == KeyClaimResult(ClaimState.MINE, "one", START + 14)
 
 
 @pytest.mark.req("PEF:A-16")
@@ -75,7 +75,7 @@ def test_a_lease_that_ran_out_is_taken_over(store: ProviderStore, clock: HandClo
     """The old holder's end no longer counts."""
     claim(store, "one")
     clock.at = START + 10
-    assert claim(store, "two") == ClaimResult(ClaimState.MINE, "two", START + 20)
+    assert claim(store, "two") == KeyClaimResult(ClaimState.MINE, "two", START + 20)
     assert not store.finish(*NAME, "one", {"late": True}, None)
     assert store.finish(*NAME, "two", {}, None)
 

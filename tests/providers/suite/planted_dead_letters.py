@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ergon_framework.ports.providerstore import (
-    ClaimResult,
     ClaimState,
+    KeyClaimResult,
     LetterStatus,
     RecordBatch,
     ResultNote,
@@ -34,7 +34,7 @@ class KeysForAllTenants(Claims):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         return super().claim("", key, fingerprint, owner, lease, keep)
 
     def finish(self, tenant_id: str, *rest: Any, **options: Any) -> bool:
@@ -46,7 +46,7 @@ class KeysWithoutCase(Claims):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         return super().claim(tenant_id, key.lower(), fingerprint, owner, lease, keep)
 
 
@@ -55,7 +55,7 @@ class NoFingerprint(Claims):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         return super().claim(tenant_id, key, "", owner, lease, keep)
 
 
@@ -64,7 +64,7 @@ class LeasesForEver(Claims):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         return super().claim(tenant_id, key, fingerprint, owner, 1e6 * lease, keep)
 
 
@@ -73,7 +73,7 @@ class LeasesByTheClockAlone(Claims):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         record = self.found(tenant_id, key)
         if record is not None:
             record.written_at = 0.0
@@ -96,10 +96,10 @@ class LeaseStands(Claims):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         record = self.found(tenant_id, key)
         if record is not None and record.owner == owner and record.lease_expires_at > self.now():
-            return ClaimResult(ClaimState.MINE, owner, record.lease_expires_at)
+            return KeyClaimResult(ClaimState.MINE, owner, record.lease_expires_at)
         return super().claim(tenant_id, key, fingerprint, owner, lease, keep)
 
 
@@ -108,10 +108,10 @@ class OwnKeyIsRunning(Claims):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         record = self.found(tenant_id, key)
         if record is not None and record.lease_expires_at > self.now() and record.owner == owner:
-            return ClaimResult(ClaimState.RUNNING, lease_expires_at=record.lease_expires_at)
+            return KeyClaimResult(ClaimState.RUNNING, lease_expires_at=record.lease_expires_at)
         return super().claim(tenant_id, key, fingerprint, owner, lease, keep)
 
 
@@ -120,7 +120,7 @@ class ClaimsWithoutALock(Claims):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         record = self.found(tenant_id, key)
         if record is None:
             self.meet()
@@ -133,7 +133,7 @@ class TakesOverWithoutALock(Claims):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         record = self.found(tenant_id, key)
         if record is not None and record.lease_expires_at <= self.now():
             self.meet()
@@ -146,7 +146,7 @@ class NeverForgets(Claims):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         return super().claim(tenant_id, key, fingerprint, owner, lease, 1e9)
 
 
@@ -155,7 +155,7 @@ class ForgetsTheRunning(Claims):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         found = super().claim(tenant_id, key, fingerprint, owner, lease, keep)
         record = self.found(tenant_id, key)
         if found.state is ClaimState.MINE and record is not None:
@@ -277,7 +277,7 @@ class KeepsReferences(Claims):
         self._results[tenant_id, key] = result
         return done
 
-    def claim(self, tenant_id: str, key: str, *rest: Any, **options: Any) -> ClaimResult:
+    def claim(self, tenant_id: str, key: str, *rest: Any, **options: Any) -> KeyClaimResult:
         found = super().claim(tenant_id, key, *rest, **options)
         is_replay = found.state is ClaimState.REPLAY
         return replace(found, result=self._results[tenant_id, key]) if is_replay else found

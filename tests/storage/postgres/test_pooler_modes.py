@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from ergon_framework.app.diagnostics.findings import Status
+from ergon_framework.app.diagnostics.findings import FindingStatus
 from ergon_framework.app.diagnostics.servers import examine_engines
 from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import ConfigurationError, StoreError
@@ -110,7 +110,7 @@ def test_a_store_behind_transaction_mode_is_refused(
     settings.write_text(f'[store]\nurl = "{url}"\n[executors.python]\ncommand = ["true"]\n')
     findings = list(examine_engines(load_settings(settings, {})))
     [finding] = [each for each in findings if "encryption" not in each.check]
-    assert finding.status is Status.BAD
+    assert finding.status is FindingStatus.BAD
     assert "pooler in transaction mode" in finding.found
     assert "pool_mode = session" in finding.remedy
 

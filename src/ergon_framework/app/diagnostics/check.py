@@ -19,7 +19,7 @@ from ergon_framework.app.settings import examine_settings
 from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import ConnectorSettings, TaskSettings
 from ergon_framework.app.settings.stores import base_of, check_folder, store_url
-from ergon_framework.app.wiring import Target, refuse_ambiguous_names, wire
+from ergon_framework.app.wiring import RunTarget, refuse_ambiguous_names, wire
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.storage.urls import check_kind, file_of
 from ergon_framework.task.mixins.plans import check_copies, check_retry_owner
@@ -259,7 +259,7 @@ def _check_tasks(checking: SettingsCheck) -> None:
             if any(checking.has_problem(*path) for path in _used(name, task)):
                 check_attempts(checking, name, task)
             else:
-                wiring = wire(Target(name, task.task, task), checking.settings)
+                wiring = wire(RunTarget(name, task.task, task), checking.settings)
                 wiring.check_workers(task.workers)
 
 

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, Status
+from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, FindingStatus
 from ergon_framework.app.diagnostics.jobs import examine_jobs
 from ergon_framework.app.diagnostics.providers import examine_providers
 from ergon_framework.app.diagnostics.servers import (
@@ -91,13 +91,13 @@ def examine(
             yield from check()
         except Exception as error:
             name = getattr(check, "__name__", "check").strip("_")
-            yield Finding(name, Status.BAD, f"could not be looked at: {describe(error)}")
+            yield Finding(name, FindingStatus.BAD, f"could not be looked at: {describe(error)}")
 
 
 def _python() -> Iterator[Finding]:
     found = f"{platform.python_implementation()} {platform.python_version()}"
     is_fine = sys.version_info >= (3, 11)
-    status = Status.OK if is_fine else Status.BAD
+    status = FindingStatus.OK if is_fine else FindingStatus.BAD
     yield Finding("python", status, found, "" if is_fine else "use Python 3.11 or newer")
 
 
@@ -106,7 +106,9 @@ def _extras() -> Iterator[Finding]:
         missing = [module for module in modules if not _is_there(module)]
         remedy = f"pip install 'ergon-framework[{extra}]'" if missing else ""
         found = f"without {', '.join(missing)}" if missing else "installed"
-        yield Finding(f"extra {extra}", Status.NOTE if missing else Status.OK, found, remedy)
+        yield Finding(
+            f"extra {extra}", FindingStatus.NOTE if missing else FindingStatus.OK, found, remedy
+        )
 
 
 def _is_there(module: str) -> bool:
@@ -121,23 +123,25 @@ def _sqlite() -> Iterator[Finding]:
     text = sqlite3.sqlite_version
     newer = "use a Python built with a newer SQLite"
     strict = version >= (3, 37, 0)
-    yield Finding("sqlite", Status.OK if strict else Status.BAD, text, "" if strict else newer)
+    yield Finding(
+        "sqlite", FindingStatus.OK if strict else FindingStatus.BAD, text, "" if strict else newer
+    )
     with closing(sqlite3.connect(":memory:")) as connection:
         try:
             connection.execute("select json_extract('{\"a\": 1}', '$.a')").fetchone()
-            yield Finding("sqlite json", Status.OK, "supported")
+            yield Finding("sqlite json", FindingStatus.OK, "supported")
         except sqlite3.OperationalError:
-            yield Finding("sqlite json", Status.BAD, "not supported", newer)
+            yield Finding("sqlite json", FindingStatus.BAD, "not supported", newer)
     yield wal_reset(version)
 
 
 def wal_reset(version: tuple[int, ...]) -> Finding:
     """Whether this SQLite library has the defect in how it resets its write-ahead log."""
     if version >= _WAL_RESET_FIXED:
-        return Finding("sqlite wal-reset", Status.OK, "corrected in this version")
+        return Finding("sqlite wal-reset", FindingStatus.OK, "corrected in this version")
     return Finding(
         "sqlite wal-reset",
-        Status.NOTE,
+        FindingStatus.NOTE,
         "may corrupt under concurrent checkpoints from several processes; Ergon lets one process "
         "checkpoint",
         "let no other program checkpoint the file; SQLite 3.51.3 and backports have it corrected",
@@ -147,9 +151,9 @@ def wal_reset(version: tuple[int, ...]) -> Finding:
 def _time_zones() -> Iterator[Finding]:
     try:
         ZoneInfo("Europe/Berlin")
-        yield Finding("time zones", Status.OK, "data found")
+        yield Finding("time zones", FindingStatus.OK, "data found")
     except ZoneInfoNotFoundError:
-        yield Finding("time zones", Status.BAD, "no data found", "pip install tzdata")
+        yield Finding("time zones", FindingStatus.BAD, "no data found", "pip install tzdata")
 
 
 def _locking() -> Iterator[Finding]:
@@ -162,10 +166,10 @@ def _locking() -> Iterator[Finding]:
         command = [sys.executable, "-I", "-c", _LOCK_CHILD, file.name]
         child = subprocess.run(command, check=False, timeout=30)  # noqa: S603 - our own program
     if child.returncode == _REFUSED:
-        yield Finding("file locks", Status.OK, f"work in {where}")
+        yield Finding("file locks", FindingStatus.OK, f"work in {where}")
     else:
         remedy = "set TMPDIR to a directory on a local disk, and keep stores there"
-        yield Finding("file locks", Status.BAD, f"do not work in {where}", remedy)
+        yield Finding("file locks", FindingStatus.BAD, f"do not work in {where}", remedy)
 
 
 def _open_files() -> Iterator[Finding]:
@@ -173,17 +177,17 @@ def _open_files() -> Iterator[Finding]:
     is_fine = soft == resource.RLIM_INFINITY or soft >= MIN_OPEN_FILES
     found = "without a limit" if soft == resource.RLIM_INFINITY else f"at most {soft}"
     remedy = "" if is_fine else f"ulimit -n {4 * MIN_OPEN_FILES}"
-    yield Finding("open files", Status.OK if is_fine else Status.NOTE, found, remedy)
+    yield Finding("open files", FindingStatus.OK if is_fine else FindingStatus.NOTE, found, remedy)
 
 
 def _settings(config: Path | None, timeout: float | None) -> Iterator[Finding]:
     try:
         settings = load_settings(config)
     except SettingsError as error:
-        yield Finding("settings", Status.BAD, error.message.strip(), error.remedy)
+        yield Finding("settings", FindingStatus.BAD, error.message.strip(), error.remedy)
         return
     found = "none needed" if settings.file is None else f"{settings.file} is in order"
-    yield Finding("settings", Status.OK, found)
+    yield Finding("settings", FindingStatus.OK, found)
     connects, seconds = timeout is not None, TIMEOUT if timeout is None else timeout
     parts = [
         *examine_jobs(settings, connects=connects, timeout=seconds),

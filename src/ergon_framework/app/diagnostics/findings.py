@@ -17,7 +17,7 @@ from ergon_framework.errors import ErgonError
 from ergon_framework.task.mixins.utils import run_with_timeout
 
 
-class Status(StrEnum):
+class FindingStatus(StrEnum):
     """How a finding is."""
 
     OK = "ok"
@@ -30,7 +30,7 @@ class Finding:
     """One thing that was looked at."""
 
     check: str
-    status: Status
+    status: FindingStatus
     found: str
     remedy: str = ""
     store: str = field(default="", repr=False, compare=False)
@@ -68,12 +68,12 @@ def all_within(
 
 def overdue(check: str, timeout: float) -> Finding:
     """The finding about what did not answer."""
-    return Finding(check, Status.BAD, f"did not answer within {timeout:g} s", _REMEDY)
+    return Finding(check, FindingStatus.BAD, f"did not answer within {timeout:g} s", _REMEDY)
 
 
 def of_error(check: str, error: ErgonError) -> Finding:
     """The finding about what was refused."""
-    return Finding(check, Status.BAD, error.message, error.remedy)
+    return Finding(check, FindingStatus.BAD, error.message, error.remedy)
 
 
 def of_store(

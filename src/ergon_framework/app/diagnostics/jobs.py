@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from ergon_framework.app.diagnostics.findings import (
     TIMEOUT,
     Finding,
+    FindingStatus,
     SettingsCheck,
-    Status,
     all_within,
     of_error,
     of_store,
@@ -245,7 +245,7 @@ def examine_jobs(
     """
     earlier = earlier_store(settings) if connects else None
     if earlier is not None:
-        yield Finding("earlier job store", Status.NOTE, earlier.found, earlier.remedy())
+        yield Finding("earlier job store", FindingStatus.NOTE, earlier.found, earlier.remedy())
     if not {"executors", "jobs"} & settings.extensions.keys():
         if connects:
             yield from of_store(store_url(settings), check_url, _looked_into, timeout)
@@ -258,13 +258,13 @@ def examine_jobs(
     for name, executor in setup.executors.items():
         try:
             found = checked(name, executor).command[0]
-            yield Finding(f"executor {name}", Status.OK, found)
+            yield Finding(f"executor {name}", FindingStatus.OK, found)
         except ErgonError as error:
             yield of_error(f"executor {name}", error)
     if setup.executors:
         try:
             default = default_executor(setup.jobs, setup.executors)
-            yield Finding("default executor", Status.OK, default)
+            yield Finding("default executor", FindingStatus.OK, default)
         except ErgonError as error:
             yield of_error("default executor", error)
     if not connects or not setup.url:
@@ -285,9 +285,9 @@ def _opened(url: str) -> Sequence[Finding]:
 def _kept(store: FullJobStore, url: str) -> Finding:
     """What an acknowledgement means there."""
     if not is_in_memory(url):  # of a server, the row of its durability tells
-        return Finding(STORE, Status.OK, store.durability, store=url)
+        return Finding(STORE, FindingStatus.OK, store.durability, store=url)
     remedy = "fine for trials; for work that may not be lost write sqlite:///jobs.db"
-    return Finding(STORE, Status.NOTE, store.durability, remedy, store=url)
+    return Finding(STORE, FindingStatus.NOTE, store.durability, remedy, store=url)
 
 
 def _looked_into(url: str) -> Sequence[Finding]:
@@ -313,7 +313,7 @@ def _of(store: FullJobStore, url: str) -> Finding:
     number = "1 row" if aside == 1 else f"{aside:,} rows"
     found = f"{number} of jobs cannot be read and were set aside"
     remedy = f"this lists them:  ergon jobs unreadable{given_options(None, url)}"
-    return Finding(STORE, Status.BAD, found, remedy, store=url)
+    return Finding(STORE, FindingStatus.BAD, found, remedy, store=url)
 
 
 def _pins(store: FullJobStore, url: str) -> Iterator[Finding]:
@@ -327,7 +327,7 @@ def _pins(store: FullJobStore, url: str) -> Iterator[Finding]:
         start = f"ergon worker --version {shlex.quote(version)}{options}"
         remedy = f"start one:  {start}  or let all workers in:  "
         remedy += pasteable("queues unpin", queue, options)
-        yield Finding(f"queue {queue}", Status.NOTE, found, remedy, store=url)
+        yield Finding(f"queue {queue}", FindingStatus.NOTE, found, remedy, store=url)
 
 
 def _are_there(url: str) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 from ergon_framework.app.diagnostics.findings import (
     TIMEOUT,
     Finding,
-    Status,
+    FindingStatus,
     of_error,
     of_store,
     within,
@@ -70,4 +70,4 @@ def _opened(label: str, url: str) -> Finding:
     with closing(open_store(url, clock=time.time)) as store:
         store.letters(limit=1)
         said = store.durability if isinstance(store, HasDurability) else "answers"
-        return Finding(label, Status.OK, said, store=url)
+        return Finding(label, FindingStatus.OK, said, store=url)

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, Status, of_error, overdue
+from ergon_framework.app.diagnostics.findings import (
+    TIMEOUT,
+    Finding,
+    FindingStatus,
+    of_error,
+    overdue,
+)
 from ergon_framework.app.factories import Factory, connector_factory, service_factory
 from ergon_framework.app.lifespan import offered
 from ergon_framework.app.settings import revealed
@@ -54,16 +60,20 @@ def examine_server(check: str, url: str, timeout: float) -> Finding:
     address = address_of(url)
     if address is None:
         found = "its URL names no host and port that could be tried"
-        return Finding(check, Status.NOTE, found, "write scheme://host:port to have it checked")
+        return Finding(
+            check, FindingStatus.NOTE, found, "write scheme://host:port to have it checked"
+        )
     where = f"{address[0]}:{address[1]}"
     remedy = "start the server, or correct the address; a firewall may be in between"
     try:
         run_with_timeout(lambda: socket.create_connection(address, timeout).close(), timeout)
     except TimeoutError:
-        return Finding(check, Status.BAD, f"{where} did not answer within {timeout:g} s", remedy)
+        return Finding(
+            check, FindingStatus.BAD, f"{where} did not answer within {timeout:g} s", remedy
+        )
     except OSError as error:
-        return Finding(check, Status.BAD, f"{where}: {error.strerror or error}", remedy)
-    return Finding(check, Status.OK, f"{where} answers")
+        return Finding(check, FindingStatus.BAD, f"{where}: {error.strerror or error}", remedy)
+    return Finding(check, FindingStatus.OK, f"{where} answers")
 
 
 def address_of(url: str) -> tuple[str, int] | None:
@@ -86,7 +96,7 @@ def _file(url: str) -> Finding:
     text = url.partition(":")[2].partition("?")[0]
     path = unquote(text.removeprefix("//").removeprefix("/") if text[:2] == "//" else text)
     if path in ("", ":memory:"):
-        return Finding("store", Status.OK, "in memory")
+        return Finding("store", FindingStatus.OK, "in memory")
     try:
         refuse_secrets(path)
     except ConfigurationError as error:
@@ -95,11 +105,11 @@ def _file(url: str) -> Finding:
     try:
         # By trying it: permissions say nothing of a full disk.
         with tempfile.TemporaryFile(dir=directory):
-            return Finding("store", Status.OK, f"{directory} can be written")
+            return Finding("store", FindingStatus.OK, f"{directory} can be written")
     except OSError as error:
         found = f"{directory} cannot be written: {error.strerror}"
         remedy = "create the directory, and let this user write there"
-        return Finding("store", Status.BAD, found, remedy)
+        return Finding("store", FindingStatus.BAD, found, remedy)
 
 
 Observe = Callable[[str], Iterator[Observation]]
@@ -138,11 +148,11 @@ def downgrade_on_unsafe_server(
     unsafe = {
         each.store
         for each in engines
-        if each.status is Status.BAD and each.check.endswith(" durability")
+        if each.status is FindingStatus.BAD and each.check.endswith(" durability")
     }
     for each in parts:
-        if each.status is Status.OK and each.store in unsafe:
-            yield replace(each, status=Status.NOTE, remedy=_SERVER)
+        if each.status is FindingStatus.OK and each.store in unsafe:
+            yield replace(each, status=FindingStatus.NOTE, remedy=_SERVER)
         else:
             yield each
 
@@ -225,14 +235,14 @@ def _looked(name: str, look: Callable[[], None], timeout: float) -> Finding | No
     except ErgonError as error:
         return of_error(name, error)
     except Exception as error:
-        return Finding(name, Status.BAD, f"could not be looked at: {describe(error)}")
+        return Finding(name, FindingStatus.BAD, f"could not be looked at: {describe(error)}")
     return None
 
 
-def _status(seen: Observation) -> Status:
+def _status(seen: Observation) -> FindingStatus:
     if seen.is_grave:
-        return Status.BAD
-    return Status.NOTE if seen.remedy else Status.OK
+        return FindingStatus.BAD
+    return FindingStatus.NOTE if seen.remedy else FindingStatus.OK
 
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -275,11 +285,13 @@ def _part(
     try:
         status, found, remedy = run_with_timeout(lambda: _attempt(make, options), timeout)
     except TimeoutError:
-        status, found, remedy = Status.BAD, f"did not answer within {timeout:g} s", _REMEDY
+        status, found, remedy = FindingStatus.BAD, f"did not answer within {timeout:g} s", _REMEDY
     return Finding(check, status, masked(found, options), masked(remedy, options))
 
 
-def _attempt(make: Callable[[], Factory], options: Mapping[str, Any]) -> tuple[Status, str, str]:
+def _attempt(
+    make: Callable[[], Factory], options: Mapping[str, Any]
+) -> tuple[FindingStatus, str, str]:
     """Status, finding and remedy. It never raises: user code may do anything."""
     is_exclusive = False
     try:
@@ -289,21 +301,21 @@ def _attempt(make: Callable[[], Factory], options: Mapping[str, Any]) -> tuple[S
         return _judged(*_visit(maker.make()))
     except ConnectorError as error:
         if is_exclusive and error.code.endswith("locked"):
-            return Status.NOTE, error.message, "nothing, if a run of yours has it"
-        return Status.BAD, error.message, error.remedy or _REMEDY
+            return FindingStatus.NOTE, error.message, "nothing, if a run of yours has it"
+        return FindingStatus.BAD, error.message, error.remedy or _REMEDY
     except ErgonError as error:
-        return Status.BAD, error.message, error.remedy or _REMEDY
+        return FindingStatus.BAD, error.message, error.remedy or _REMEDY
     except BaseException as error:
-        return Status.BAD, described(error, options), _REMEDY
+        return FindingStatus.BAD, described(error, options), _REMEDY
 
 
-def _judged(is_tried: bool, health: Any) -> tuple[Status, str, str]:
+def _judged(is_tried: bool, health: Any) -> tuple[FindingStatus, str, str]:
     if not is_tried:
         found = "could be made, but has neither open() nor health() to try"
-        return Status.NOTE, found, "give it health(), and it will be asked"
+        return FindingStatus.NOTE, found, "give it health(), and it will be asked"
     if health is not None and not health:
-        return Status.BAD, "health() says that it cannot be used", _REMEDY
-    return Status.OK, "can be used", ""
+        return FindingStatus.BAD, "health() says that it cannot be used", _REMEDY
+    return FindingStatus.OK, "can be used", ""
 
 
 def _visit(part: Any) -> tuple[bool, Any]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from ergon_framework.app.diagnostics.findings import (
     TIMEOUT,
     Finding,
+    FindingStatus,
     SettingsCheck,
-    Status,
     of_error,
     within,
 )
@@ -238,9 +238,9 @@ def _found(check: str, zone: ZoneSetup, connects: bool) -> Finding:
         _refuse_unusable(folder)
     file = fact_file(settings)
     if file is not None and not file.exists():
-        return Finding(check, Status.OK, "will be made when its node first starts")
+        return Finding(check, FindingStatus.OK, "will be made when its node first starts")
     if not connects:
-        return Finding(check, Status.OK, "has its stores named")
+        return Finding(check, FindingStatus.OK, "has its stores named")
     return _opened(check, zone.name, settings, file)
 
 
@@ -259,11 +259,11 @@ def _opened(check: str, name: str, settings: ZoneSettings, file: Path | None) ->
     if largest is not None and largest < allowed:
         found = f"its server takes facts of {largest:,} bytes, and limits.fact_bytes is {allowed:,}"
         remedy = "raise max_payload of the server, or lower fact_bytes"
-        return Finding(check, Status.NOTE, found, remedy)
+        return Finding(check, FindingStatus.NOTE, found, remedy)
     if is_in_memory:  # of a server, the row of its durability tells
         remedy = "fine for trials; for facts that may not be lost leave store out, or name a file"
-        return Finding(check, Status.NOTE, acknowledgement, remedy)
-    return Finding(check, Status.OK, acknowledgement, store=revealed(settings.store) or "")
+        return Finding(check, FindingStatus.NOTE, acknowledgement, remedy)
+    return Finding(check, FindingStatus.OK, acknowledgement, store=revealed(settings.store) or "")
 
 
 def _operand(settings: ZoneSettings, file: Path | None) -> str:

@@ -51,12 +51,12 @@ from ergon_framework.boundary.client.outbox_drain import (
 from ergon_framework.boundary.client.outbox_store import (
     Entry,
     Figures,
-    Kept,
     OutboxFile,
     OutboxFiles,
     OutboxItem,
     OutboxStore,
     Refused,
+    SentItems,
     Waiting,
 )
 from ergon_framework.boundary.client.publish_flow import Publication, check_object, fact_of, placed
@@ -386,7 +386,7 @@ class Outbox:
         """
         return self._spool.resend(since)
 
-    def kept(self) -> Kept:
+    def kept(self) -> SentItems:
         """What could be sent again: how many facts, their bytes, and when they were sent."""
         return self._spool.kept()
 

@@ -104,7 +104,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SentItems:
     """What a spool still has of what the node took."""
 
     items: int = 0
@@ -439,9 +439,9 @@ class OutboxStore:
         self.notify()
         return count
 
-    def kept(self) -> Kept:
+    def kept(self) -> SentItems:
         """What is still there of what the node took."""
-        return Kept(*self._read(lambda cursor: cursor.execute(_SQL["kept"]).fetchone()))
+        return SentItems(*self._read(lambda cursor: cursor.execute(_SQL["kept"]).fetchone()))
 
     def forget_outlived(self, limit: int = 1000) -> int:
         """Remove what was kept for long enough, with its files; how many."""

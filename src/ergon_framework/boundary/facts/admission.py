@@ -28,7 +28,7 @@ from ergon_framework.boundary.facts.ids import (
 )
 from ergon_framework.boundary.facts.schema import (
     MAX_INT64,
-    Problem,
+    FactProblem,
     Problems,
     identity_digest,
     kind,
@@ -58,7 +58,7 @@ def references(value: Any, field: str = OBJECT) -> tuple[Reference, ...]:
     distinct = tuple(dict.fromkeys(each for each in found if each is not None))
     if len(distinct) > MAX_REFERENCES:
         text = f"refers to {len(distinct)} artifacts, and the limit is {MAX_REFERENCES}"
-        raise refusal(Problem(field, "length", text, "spread them over several facts"))
+        raise refusal(FactProblem(field, "length", text, "spread them over several facts"))
     return distinct
 
 
@@ -94,7 +94,7 @@ def _name(item: dict[str, Any], path: str, name: str, problems: Problems) -> str
         return value
     reason = "length" if value == "" else "type"
     text = "is empty" if value == "" else f"is {kind(value)} instead of text"
-    problems.append(Problem(place(path, name), reason, text, "name the artifact as it was put"))
+    problems.append(FactProblem(place(path, name), reason, text, "name the artifact as it was put"))
     return None
 
 
@@ -102,12 +102,12 @@ def _digest(item: dict[str, Any], path: str, problems: Problems) -> bytes | None
     at, value = place(path, "digest"), item.get("digest")
     if value is None:
         remedy = "give the digest that was answered when the artifact was put"
-        problems.append(Problem(at, "missing", "is missing", remedy))
+        problems.append(FactProblem(at, "missing", "is missing", remedy))
         return None
     try:
         return parsed(value, at)
     except FactInvalidError as error:
-        problems.append(Problem(at, error.reason, "is not a digest", error.remedy))
+        problems.append(FactProblem(at, error.reason, "is not a digest", error.remedy))
         return None
 
 
@@ -115,12 +115,12 @@ def _size(item: dict[str, Any], path: str, problems: Problems) -> int | None:
     at, value = place(path, "size"), item.get("size")
     remedy = "give the size in bytes that was answered when the artifact was put"
     if value is None:
-        problems.append(Problem(at, "missing", "is missing", remedy))
+        problems.append(FactProblem(at, "missing", "is missing", remedy))
     elif isinstance(value, bool) or not isinstance(value, int):
         text = f"is {kind(value)} instead of a whole number"
-        problems.append(Problem(at, "type", text, remedy))
+        problems.append(FactProblem(at, "type", text, remedy))
     elif not 0 <= value <= MAX_INT64:
-        problems.append(Problem(at, "range", "is negative", remedy))
+        problems.append(FactProblem(at, "range", "is negative", remedy))
     else:
         return value
     return None
@@ -141,7 +141,7 @@ _MAX_HASHED = 64 * 1024
 """Bytes of the largest object whose usual spellings are hashed."""
 
 
-class Admission(NamedTuple):
+class AdmittedFact(NamedTuple):
     """A fact that may be stored, and warnings about it."""
 
     new_fact: NewFact
@@ -250,7 +250,7 @@ def admitted(
     is_thorough: bool = True,
     source_offset: int | None = None,
     clock: Callable[[], float] = time.time,
-) -> Admission:
+) -> AdmittedFact:
     """Check one fact and make it ready for a log; ``FactInvalidError`` names what is wrong.
 
     ``known_zones`` are those that may be addressed; ``strict_ids`` refuses ids that would differ
@@ -266,7 +266,7 @@ def admitted(
     if known_zones is not None and envelope.to_zone not in known_zones:
         text = "is not a zone that is known here"
         raise refusal(
-            Problem("envelope.to_zone", "range", text, "correct it, or add it to known_zones")
+            FactProblem("envelope.to_zone", "range", text, "correct it, or add it to known_zones")
         )
     given = fact.object_json
     form, raw = _spellings(given, limits) if isinstance(given, Raw) else (canonical(given), None)
@@ -287,7 +287,7 @@ def admitted(
     if found is None and is_thorough and is_digest(message_id) and len(form) <= _MAX_HASHED:
         value = decode(raw or form) if isinstance(given, Raw) else given
         found = hash_of_python(message_id, value)
-    return Admission(new_fact, _warnings(envelope, found, strict_ids, clock))
+    return AdmittedFact(new_fact, _warnings(envelope, found, strict_ids, clock))
 
 
 def _typed(
@@ -308,7 +308,7 @@ def unreadable(error: Exception) -> FactInvalidError:
     """The refusal of something that only looks like a fact, say with a text of one's own kind."""
     text = f"cannot be read: {type(error).__name__}: {error}"
     remedy = "use plain text, numbers, booleans, null, and lists and dicts of these"
-    return refusal(Problem("fact", "type", text, remedy))
+    return refusal(FactProblem("fact", "type", text, remedy))
 
 
 def refuse_larger(fact: NewFact, largest: int) -> None:
@@ -317,7 +317,7 @@ def refuse_larger(fact: NewFact, largest: int) -> None:
     if size > largest:
         text = f"takes {size:,} bytes with its envelope, and the server of the store {largest:,}"
         remedy = "put the data as an artifact and refer to it, or raise max_payload of the server"
-        raise refusal(Problem(OBJECT, "too_large", text, remedy))
+        raise refusal(FactProblem(OBJECT, "too_large", text, remedy))
 
 
 def _parsed(decode: Callable[[bytes], T], body: bytes) -> T | None:
@@ -358,7 +358,7 @@ def _raw_items(body: bytes) -> list[bytes]:
     if not isinstance(items, list):
         reason = "missing" if items is None else "type"
         text = "is missing" if items is None else f"is {schema.kind(items)} instead of an array"
-        raise refusal(Problem("items", reason, text, "give an array of facts"))
+        raise refusal(FactProblem("items", reason, text, "give an array of facts"))
     # Written with escapes only, so that text UTF-8 cannot carry spoils its own item alone.
     return [json.dumps(item).encode() for item in items]
 
@@ -373,7 +373,7 @@ def _attempted(item: bytes, limits: LimitSettings | None) -> Message | FactInval
 def _check_count(count: int, limits: LimitSettings | None) -> None:
     if limits is not None and count > limits.batch_items:
         text = f"has {count:,} facts, and the limit is {limits.batch_items:,}"
-        raise refusal(Problem("items", "length", text, "send several smaller batches"))
+        raise refusal(FactProblem("items", "length", text, "send several smaller batches"))
 
 
 def _is_sound(envelope: Envelope, fact: Fact) -> bool:
@@ -427,7 +427,9 @@ def _check_spelling(size: int, limits: LimitSettings) -> None:
 
 def _too_large(problem: str, limit: int) -> FactInvalidError:
     remedy = "put the data as an artifact and refer to it"
-    return refusal(Problem(OBJECT, "too_large", f"{problem}, and the limit is {limit:,}", remedy))
+    return refusal(
+        FactProblem(OBJECT, "too_large", f"{problem}, and the limit is {limit:,}", remedy)
+    )
 
 
 def _spellings(given: Raw, limits: LimitSettings) -> tuple[bytes, bytes | None]:
@@ -449,7 +451,7 @@ def _warnings(
         text = f"looks like {looks_like}, which another attempt would not make again"
         if strict_ids:
             remedy = "derive it from the event, for example with message_id(...)"
-            raise refusal(Problem("envelope.message_id", UNSTABLE, text, remedy))
+            raise refusal(FactProblem("envelope.message_id", UNSTABLE, text, remedy))
         warnings += (f"envelope.message_id {text}",)
     elif doubted := doubt(envelope.message_id):
         text = f"may be {doubted}, which another attempt would not make again"

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import rfc8785
 
-from ergon_framework.boundary.facts.schema import Problem, kind, place, refusal
+from ergon_framework.boundary.facts.schema import FactProblem, kind, place, refusal
 
 MAX_INTEGER = 2**53 - 1
 """The largest whole number that every JSON reader keeps exact."""
@@ -145,33 +145,35 @@ def load(raw: bytes, field: str) -> Any:
     return value
 
 
-def _unreadable(field: str, error: Exception) -> Problem:
+def _unreadable(field: str, error: Exception) -> FactProblem:
     if isinstance(error, RecursionError):
         return _too_deep(field)
     if isinstance(error, UnicodeDecodeError):
-        return Problem(field, "encoding", f"is not UTF-8 at byte {error.start}", _REMEDY)
+        return FactProblem(field, "encoding", f"is not UTF-8 at byte {error.start}", _REMEDY)
     if isinstance(error, json.JSONDecodeError):
         text = f"is not JSON at character {error.pos}: {error.msg}"
-        return Problem(field, "encoding", text, _REMEDY)
-    return Problem(field, "range", "holds a number of thousands of digits", _REMEDY)
+        return FactProblem(field, "encoding", text, _REMEDY)
+    return FactProblem(field, "range", "holds a number of thousands of digits", _REMEDY)
 
 
-def flaws(value: Any, path: str, deepest: int = MAX_DEPTH) -> Iterator[Problem]:
+def flaws(value: Any, path: str, deepest: int = MAX_DEPTH) -> Iterator[FactProblem]:
     """What JSON cannot say so that everybody understands the same, with the place of each."""
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, str):
         if _SURROGATE.search(value):
-            yield Problem(path, "encoding", "holds a lone surrogate", "decode the text properly")
+            yield FactProblem(
+                path, "encoding", "holds a lone surrogate", "decode the text properly"
+            )
     elif isinstance(value, int | float):
         if not _is_sayable(value):
             text = "is beyond the numbers that every JSON reader keeps exact"
             remedy = "stay within ±(2^53 - 1), or write it as text"
-            yield Problem(path, "range", text, remedy)
+            yield FactProblem(path, "range", text, remedy)
     elif not isinstance(value, dict | list | tuple):
         remedy = "use text, numbers, booleans, null, and lists and dicts of these"
         text = f"is of type {type(value).__name__}, which JSON does not have"
-        yield Problem(path, "type", text, remedy)
+        yield FactProblem(path, "type", text, remedy)
     elif not deepest:
         yield _too_deep(path)
     elif isinstance(value, dict):
@@ -181,24 +183,24 @@ def flaws(value: Any, path: str, deepest: int = MAX_DEPTH) -> Iterator[Problem]:
             yield from flaws(item, place(path, n), deepest - 1)
 
 
-def _flaws_of_members(members: dict[Any, Any], path: str, deepest: int) -> Iterator[Problem]:
+def _flaws_of_members(members: dict[Any, Any], path: str, deepest: int) -> Iterator[FactProblem]:
     if isinstance(members, _Doubled):
         at = place(path, members.name)
-        yield Problem(at, "duplicate_key", "is given twice", "give each name once")
+        yield FactProblem(at, "duplicate_key", "is given twice", "give each name once")
     for name, item in members.items():
         if not isinstance(name, str):
             text = f"has a key that is {kind(name)}, and JSON keys are text"
-            yield Problem(path, "type", text, "write the key as text")
+            yield FactProblem(path, "type", text, "write the key as text")
         elif _SURROGATE.search(name):
             text = "has a key with a lone surrogate"
-            yield Problem(path, "encoding", text, "decode the text properly")
+            yield FactProblem(path, "encoding", text, "decode the text properly")
         else:
             yield from flaws(item, place(path, name), deepest)
 
 
-def _too_deep(path: str) -> Problem:
+def _too_deep(path: str) -> FactProblem:
     at = path if len(path) <= 200 else path[:200] + "…"
-    return Problem(at, "depth", f"is nested more than {MAX_DEPTH} deep", "make it flatter")
+    return FactProblem(at, "depth", f"is nested more than {MAX_DEPTH} deep", "make it flatter")
 
 
 def _is_sayable(value: float) -> bool:

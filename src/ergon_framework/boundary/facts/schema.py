@@ -1,6 +1,6 @@
 """The fields of a fact: their types and limits, and the digests that identify a fact.
 
-A field that breaks its rule is reported as a ``Problem``, by name. ``identity_digest`` is what
+A field that breaks its rule is reported as a ``FactProblem``, by name. ``identity_digest`` is what
 makes two facts of one id the same fact or a conflict.
 """
 
@@ -38,7 +38,7 @@ NOTE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,255}")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
-class Problem(NamedTuple):
+class FactProblem(NamedTuple):
     """One thing that is wrong, and where; never the value itself."""
 
     field: str
@@ -48,11 +48,11 @@ class Problem(NamedTuple):
     remedy: str
 
 
-Problems: TypeAlias = list[Problem]
+Problems: TypeAlias = list[FactProblem]
 Check: TypeAlias = Callable[[str, Any, Problems], Any]
 
 
-def refusal(*problems: Problem) -> FactInvalidError:
+def refusal(*problems: FactProblem) -> FactInvalidError:
     """The error that names all of them, the first one in front."""
     problems = tuple(each._replace(field=each.field or BODY) for each in problems)
     first = problems[0]
@@ -88,7 +88,7 @@ def named(
     if not isinstance(given, Mapping):
         reason = "missing" if given is None else "type"
         text = "is missing" if given is None else f"is {kind(given)} instead of an object"
-        problems.append(Problem(path, reason, text, "give an object with its fields"))
+        problems.append(FactProblem(path, reason, text, "give an object with its fields"))
         return {}
     found: dict[str, Any] = {}
     for key, value in given.items():
@@ -97,7 +97,7 @@ def named(
             problems.append(_unknown(place(path, str(key)), name, checks))
         elif name in found:
             text = f"is given twice, as {name} and as {_camel(name)}"
-            problems.append(Problem(place(path, name), "duplicate_key", text, "give it once"))
+            problems.append(FactProblem(place(path, name), "duplicate_key", text, "give it once"))
         else:
             found[name] = value
     return _checked(found, path, checks, problems)
@@ -112,7 +112,7 @@ def _checked(
         value = found.get(name)
         if value is None and not (name in found and check is anything):
             if is_required:
-                problems.append(Problem(place(path, name), "missing", "is missing", "give it"))
+                problems.append(FactProblem(place(path, name), "missing", "is missing", "give it"))
         else:
             fields[name] = check(place(path, name), value, problems)
     return fields
@@ -141,7 +141,7 @@ def shaped(pattern: re.Pattern[str], longest: int, remedy: str) -> Check:
 
     def check(field: str, value: Any, problems: Problems) -> Any:
         if _is_text(field, value, longest, problems) and not pattern.fullmatch(value):
-            problems.append(Problem(field, "pattern", "is not of the right form", remedy))
+            problems.append(FactProblem(field, "pattern", "is not of the right form", remedy))
         return value
 
     return check
@@ -164,9 +164,9 @@ def milliseconds(field: str, value: Any, problems: Problems) -> Any:
     remedy = "give whole milliseconds since 1970"
     if isinstance(value, bool) or not isinstance(value, int):
         text = f"is {kind(value)} instead of a whole number"
-        problems.append(Problem(field, "type", text, remedy))
+        problems.append(FactProblem(field, "type", text, remedy))
     elif not 0 < value <= MAX_INT64:
-        problems.append(Problem(field, "range", "is not between 1 and 2^63 - 1", remedy))
+        problems.append(FactProblem(field, "range", "is not between 1 and 2^63 - 1", remedy))
     return value
 
 
@@ -175,11 +175,11 @@ def labels(field: str, value: Any, problems: Problems) -> Any:
     remedy = f"give at most {MAX_LABELS} names with text"
     if not isinstance(value, Mapping):
         text = f"is {kind(value)} instead of an object"
-        problems.append(Problem(field, "type", text, remedy))
+        problems.append(FactProblem(field, "type", text, remedy))
         return value
     if len(value) > MAX_LABELS:
         text = f"has {len(value)} entries, and the limit is {MAX_LABELS}"
-        problems.append(Problem(field, "length", text, remedy))
+        problems.append(FactProblem(field, "length", text, remedy))
         return value
     for name, item in value.items():
         at = place(field, str(name))
@@ -193,25 +193,25 @@ def _is_text(
 ) -> bool:
     if not isinstance(value, str):
         text = f"is {kind(value)} instead of text"
-        problems.append(Problem(field, "type", text, "write it as text"))
+        problems.append(FactProblem(field, "type", text, "write it as text"))
     elif len(value) > longest:
         text = f"has {len(value):,} characters, and the limit is {longest:,}"
-        problems.append(Problem(field, "length", text, "shorten it"))
+        problems.append(FactProblem(field, "length", text, "shorten it"))
     elif len(value) < at_least:
-        problems.append(Problem(field, "length", "is empty", "give it at least one character"))
+        problems.append(FactProblem(field, "length", "is empty", "give it at least one character"))
     elif found := _UNPRINTABLE.search(value):
         reason = "pattern" if found[0].isascii() else "encoding"
         text = f"holds the character {found[0]!a} at position {found.start()}"
-        problems.append(Problem(field, reason, text, "use printable characters only"))
+        problems.append(FactProblem(field, reason, text, "use printable characters only"))
     else:
         return True
     return False
 
 
-def _unknown(path: str, name: str, checks: Mapping[str, Any]) -> Problem:
+def _unknown(path: str, name: str, checks: Mapping[str, Any]) -> FactProblem:
     near = get_close_matches(name, checks, 1)
     remedy = f"did you mean {near[0]!r}?" if near else "known are " + ", ".join(checks)
-    return Problem(path, "unknown_field", "is not a field", remedy)
+    return FactProblem(path, "unknown_field", "is not a field", remedy)
 
 
 def _camel(name: str) -> str:
@@ -304,5 +304,5 @@ def parsed(text: object, field: str) -> bytes:
     found = _DIGEST.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         remedy = "write sha256: and 64 hexadecimal digits"
-        raise refusal(Problem(field, "pattern", "is not a digest", remedy))
+        raise refusal(FactProblem(field, "pattern", "is not a digest", remedy))
     return bytes.fromhex(found[1])

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from ergon_framework.boundary.factstore.hashchain import Prepared
+from ergon_framework.boundary.factstore.hashchain import PreparedFact
 from ergon_framework.ports.factstore import (
     Appended,
     CapacityExceeded,
@@ -63,13 +63,13 @@ class Placement(Protocol[L]):
     def size(self, log: L) -> int:
         """The bytes that a log keeps."""
 
-    def known(self, log: L, fact: Prepared) -> KnownFact | None:
+    def known(self, log: L, fact: PreparedFact) -> KnownFact | None:
         """What lies under the id of a fact, if it was ever appended before this transaction."""
 
     def object(self, wanted: Reference) -> Reference | None:
         """What a name stands for."""
 
-    def place(self, log: L, fact: Prepared) -> int:
+    def place(self, log: L, fact: PreparedFact) -> int:
         """Put a new fact at the end of a log; its offset. What it refers to is marked."""
 
 
@@ -81,7 +81,9 @@ class AppendPlanner(Generic[L]):
     def __init__(self, placement: Placement[L]) -> None:
         self._placement = placement
 
-    def append(self, log: str, facts: Sequence[Prepared], capacity: int | None) -> list[Outcome]:
+    def append(
+        self, log: str, facts: Sequence[PreparedFact], capacity: int | None
+    ) -> list[Outcome]:
         """Take in what is new, whose artifacts are there, and for which there is room."""
         placement = self._placement
         found, fresh, place = placement.log(log), placement.fresh, placement.place
@@ -101,12 +103,12 @@ class AppendPlanner(Generic[L]):
             outcomes.append(outcome or Appended(place(found, fact)))
         return outcomes
 
-    def receive(self, log: str, facts: Iterable[Prepared]) -> list[Outcome]:
+    def receive(self, log: str, facts: Iterable[PreparedFact]) -> list[Outcome]:
         """Take in what is new, of what a peer sent: nothing else is asked of it."""
         found = self._placement.log(log)
         return [self._received(found, fact) for fact in facts]
 
-    def _received(self, log: L, fact: Prepared) -> Outcome:
+    def _received(self, log: L, fact: PreparedFact) -> Outcome:
         placement = self._placement
         if fact.key in placement.fresh:
             return _twin(placement.fresh, fact)
@@ -115,7 +117,7 @@ class AppendPlanner(Generic[L]):
             return Appended(placement.place(log, fact))
         return judge_known(fact.new, known)
 
-    def _refused(self, log: L, fact: Prepared, capacity: int | None) -> Outcome | None:
+    def _refused(self, log: L, fact: PreparedFact, capacity: int | None) -> Outcome | None:
         """What is wrong with a new fact; None when it may enter."""
         for reference in fact.new.references if fact.new.needs_artifacts else ():
             found = self._placement.object(reference)
@@ -138,7 +140,7 @@ def judge_known(new: NewFact, known: KnownFact) -> Appended | Conflict:
     return Appended(offset, True, envelope, is_damaged=condition is Condition.DAMAGED)
 
 
-def _twin(fresh: Mapping[bytes, tuple[int, NewFact]], fact: Prepared) -> Appended | Conflict:
+def _twin(fresh: Mapping[bytes, tuple[int, NewFact]], fact: PreparedFact) -> Appended | Conflict:
     """A duplicate of a fact that was placed in this very transaction."""
     offset, first = fresh[fact.key]
     if fact.new.digest != first.digest:

@@ -64,7 +64,7 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 
-class Waiter(Generic[Request, Answer]):
+class QueuedRequest(Generic[Request, Answer]):
     """A queued request whose caller sleeps until ``wake`` is released."""
 
     __slots__ = ("answer", "error", "is_gone", "request", "wake")
@@ -112,7 +112,7 @@ class Callback(Generic[Request, Answer]):
     fail = tell
 
 
-Pending: TypeAlias = Waiter[Request, Answer] | Callback[Request, Answer]
+Pending: TypeAlias = QueuedRequest[Request, Answer] | Callback[Request, Answer]
 
 
 MAX_GROUP = 512
@@ -137,12 +137,12 @@ class AnsweredCallers:
     __slots__ = ("_callers",)
 
     def __init__(self) -> None:
-        self._callers: deque[Waiter[Any, Any]] = deque()
+        self._callers: deque[QueuedRequest[Any, Any]] = deque()
 
     def __len__(self) -> int:
         return len(self._callers)
 
-    def add(self, callers: Sequence[Waiter[Any, Any]]) -> None:
+    def add(self, callers: Sequence[QueuedRequest[Any, Any]]) -> None:
         """Add callers that have their answer."""
         self._callers.extend(callers)
 
@@ -259,7 +259,7 @@ class GroupCommit(Generic[Request, Answer]):
                     raise
         if before_waiting is not None:
             before_waiting()
-        waiting: Waiter[Request, Answer] = Waiter(request)
+        waiting: QueuedRequest[Request, Answer] = QueuedRequest(request)
         # Closed, or no thread can be had. A caller that waits can still serve itself; one with a
         # callback cannot, and ``call_soon`` raises.
         if not self._stands_in_line(waiting):
@@ -476,7 +476,7 @@ class GroupCommit(Generic[Request, Answer]):
         return asked
 
     def _serve_group(self, group: Sequence[Pending[Request, Answer]]) -> None:
-        waiting = [each for each in group if isinstance(each, Waiter)]
+        waiting = [each for each in group if isinstance(each, QueuedRequest)]
         try:
             answers = self._serve([each.request for each in group]) if group else ()
             pairs = list(zip(group, answers, strict=True))

@@ -39,7 +39,7 @@ _PROOF = struct.Struct(">I32s32sq")
 _NO_SOURCE = -1
 
 
-class Prepared(msgspec.Struct, gc=False):
+class PreparedFact(msgspec.Struct, gc=False):
     """A fact and all that can be known about it without looking into the store."""
 
     new: NewFact
@@ -62,14 +62,14 @@ class Proof:
     message_id: str
 
 
-def prepare(log: str, new: NewFact) -> Prepared:
+def prepare(log: str, new: NewFact) -> PreparedFact:
     """Work out what needs no transaction."""
     envelope, fact, source = new.envelope, new.fact, new.source_offset
     names = f"{new.from_zone}\0{new.message_id}".encode()
     key = blake2b(log.encode() + b"\0" + names, digest_size=16).digest()
     tail = _TAIL.pack(new.digest, _NO_SOURCE if source is None else source) + names
     record = sha256(b"\0".join((tail, new.to_zone.encode(), envelope, fact))).digest()
-    return Prepared(new, key, tail, record, len(envelope) + len(fact))
+    return PreparedFact(new, key, tail, record, len(envelope) + len(fact))
 
 
 def new_of(fact: StoredFact) -> NewFact:
@@ -97,7 +97,7 @@ def next_chain(chain: bytes, seal: bytes) -> bytes:
 
 
 def linked(
-    number: int, total: int, recorded_at: float, fact: Prepared, chain: bytes
+    number: int, total: int, recorded_at: float, fact: PreparedFact, chain: bytes
 ) -> tuple[bytes, bytes]:
     """The proof of a new row, and the chain after it."""
     seal = _SEAL.pack(number, total, recorded_at, fact.record)
@@ -123,7 +123,7 @@ def mended(
     recorded_at: float,
     proof: bytes,
     stored: tuple[bytes, bytes],
-    duplicate: Prepared,
+    duplicate: PreparedFact,
 ) -> tuple[bytes, bytes] | None:
     """Envelope and fact as they were stored first, out of a damaged row and a duplicate of it.
 
@@ -146,7 +146,7 @@ def relinked(
     before: tuple[bytes, int],
     leads_on: Callable[[bytes], bool],
     stored: tuple[bytes, bytes],
-    duplicate: Prepared,
+    duplicate: PreparedFact,
 ) -> tuple[int, bytes, tuple[bytes, bytes]] | None:
     """The same for a row whose proof is damaged: it is known by the hash chain around it.
 
@@ -159,7 +159,9 @@ def relinked(
         total = base + len(pair[0]) + len(pair[1])
         try:
             record = sha256(b"\0".join((duplicate.tail, new.to_zone.encode(), *pair))).digest()
-            fact = Prepared(new, duplicate.key, duplicate.tail, record, len(pair[0]) + len(pair[1]))
+            fact = PreparedFact(
+                new, duplicate.key, duplicate.tail, record, len(pair[0]) + len(pair[1])
+            )
             proof, after = linked(number, total, recorded_at, fact, chain)
         except (TypeError, struct.error):  # a column is not even of its kind
             return None
@@ -176,7 +178,7 @@ def proof_chain(proof: bytes) -> bytes:
         return b""
 
 
-def contents(stored: tuple[bytes, bytes], duplicate: Prepared) -> list[tuple[bytes, bytes]]:
+def contents(stored: tuple[bytes, bytes], duplicate: PreparedFact) -> list[tuple[bytes, bytes]]:
     """What a damaged row may have held, by itself and by a duplicate of its fact."""
     (envelope, fact), new = stored, duplicate.new
     pairs = [(envelope, new.fact), (new.envelope, new.fact), (new.envelope, fact), stored]

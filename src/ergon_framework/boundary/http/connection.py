@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ergon_framework.boundary.http import responses
-from ergon_framework.boundary.http.exchange import Caller, Request
+from ergon_framework.boundary.http.exchange import Caller, HttpRequest
 from ergon_framework.boundary.http.parser import RequestParser
 from ergon_framework.boundary.http.responses import Headers
 from ergon_framework.boundary.http.server_state import ServerState
@@ -59,7 +59,7 @@ class ResponseWriter:
             self._transport.write(data)
 
     async def write_stream(
-        self, request: Request, head: bytes, length: int, chunks: AsyncIterator[bytes]
+        self, request: HttpRequest, head: bytes, length: int, chunks: AsyncIterator[bytes]
     ) -> None:
         """Send head and pieces.
 
@@ -167,8 +167,8 @@ class ServerConnection(asyncio.Protocol):
         self._intake: RequestParser | None = None
         self._outflow: ResponseWriter | None = None
         self._early = b""
-        self._current: Request | None = None
-        self._pending: deque[Request] = deque()
+        self._current: HttpRequest | None = None
+        self._pending: deque[HttpRequest] = deque()
         self._lingers_until: float | None = None
         self._is_advancing = False
         self._is_at_end = False
@@ -268,7 +268,7 @@ class ServerConnection(asyncio.Protocol):
     # --- answering --------------------------------------------------------------------------------
 
     def answer(
-        self, request: Request, status: int, body: bytes, content_type: str, headers: Headers
+        self, request: HttpRequest, status: int, body: bytes, content_type: str, headers: Headers
     ) -> None:
         """Write the whole answer, and go on to the next request."""
         sent = body if responses.has_body(request.method, status) else b""
@@ -276,7 +276,7 @@ class ServerConnection(asyncio.Protocol):
 
     async def answer_stream(
         self,
-        request: Request,
+        request: HttpRequest,
         status: int,
         length: int,
         chunks: AsyncIterator[bytes],
@@ -294,7 +294,7 @@ class ServerConnection(asyncio.Protocol):
         await self._outflow.write_stream(request, head, length, chunks)
         self._finish(request, is_kept=is_kept)
 
-    def fail(self, request: Request, error: BaseException) -> None:
+    def fail(self, request: HttpRequest, error: BaseException) -> None:
         """Answer with an error, or cut an answer short that has begun."""
         is_gone = self._transport is None and isinstance(error, ConnectionError)
         told = error if isinstance(error, BoundaryError) else responses.internal()
@@ -306,7 +306,7 @@ class ServerConnection(asyncio.Protocol):
         status, headers = responses.status_of(told), responses.error_headers(told)
         self.answer(request, status, responses.error_body(told), responses.JSON, headers)
 
-    def send_continue(self, request: Request) -> None:
+    def send_continue(self, request: HttpRequest) -> None:
         """Tell a client that waits for it to send the body."""
         request.expects_continue = False
         # Only while nothing of the body is there: a client that did not wait needs no permission.
@@ -315,7 +315,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _answer(
         self,
-        request: Request,
+        request: HttpRequest,
         status: int,
         length: int,
         body: bytes,
@@ -330,13 +330,13 @@ class ServerConnection(asyncio.Protocol):
             self._outflow.write(head + body)
         self._finish(request, is_kept=is_kept)
 
-    def _is_kept(self, request: Request) -> bool:
+    def _is_kept(self, request: HttpRequest) -> bool:
         # A request that is not complete leaves bytes on the line that would look like another one.
         if not (request.is_kept and request.is_complete) or self._is_retired:
             return False
         return not self._service.is_stopping and not (self._is_at_end and not self._pending)
 
-    def _finish(self, request: Request, *, is_kept: bool) -> None:
+    def _finish(self, request: HttpRequest, *, is_kept: bool) -> None:
         self._current = None
         if request.held:
             self._service.held_bytes -= request.held
@@ -393,7 +393,7 @@ class ServerConnection(asyncio.Protocol):
         self._is_advancing = False
         self._pace()
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: HttpRequest) -> None:
         refusal = request.refusal or self._guest.denial
         if refusal is None and self._service.is_stopping:
             refusal = responses.stopping()
@@ -409,7 +409,7 @@ class ServerConnection(asyncio.Protocol):
             if work is not None:
                 self._service.spawn(self._run(request, work), work)
 
-    async def _run(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, request: HttpRequest, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except asyncio.CancelledError:

@@ -1,8 +1,8 @@
 """One request with its response: what the server and the application say to each other.
 
 The server knows HTTP and nothing of facts; the node knows operations and nothing of sockets. Both
-see an ``Exchange``. ``Request`` is the one that comes from a socket, and ``RequestBody`` is a body
-that is read while it arrives.
+see an ``Exchange``. ``HttpRequest`` is the one that comes from a socket, and ``RequestBody`` is a
+body that is read while it arrives.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ergon_framework.boundary.http.responses import JSON, Headers, Refusal
+from ergon_framework.boundary.http.responses import JSON, Headers, HttpRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +179,13 @@ class Responder(Protocol):
         """Whether the client has hung up, or has said that it sends nothing more."""
 
     def answer(
-        self, request: Request, status: int, body: bytes, content_type: str, headers: Headers
+        self, request: HttpRequest, status: int, body: bytes, content_type: str, headers: Headers
     ) -> None:
         """Write the whole answer, and go on to the next request."""
 
     async def answer_stream(
         self,
-        request: Request,
+        request: HttpRequest,
         status: int,
         length: int,
         chunks: AsyncIterator[bytes],
@@ -194,14 +194,14 @@ class Responder(Protocol):
     ) -> None:
         """Write the answer piece by piece, and go on to the next request."""
 
-    def fail(self, request: Request, error: BaseException) -> None:
+    def fail(self, request: HttpRequest, error: BaseException) -> None:
         """Answer with an error, or cut an answer short that has begun."""
 
-    def send_continue(self, request: Request) -> None:
+    def send_continue(self, request: HttpRequest) -> None:
         """Tell a client that waits for it to send the body."""
 
 
-class Request:
+class HttpRequest:
     """See ``Exchange``; what begins with ``is_`` is the server's own book-keeping."""
 
     __slots__ = (
@@ -236,7 +236,7 @@ class Request:
         self.body = b""
         self.parts: list[bytes] = []
         self.upload: RequestBody | None = None
-        self.refusal: Refusal | None = None
+        self.refusal: HttpRefusal | None = None
         self.held = 0
         """Bytes of it that count against the memory for all bodies."""
         self.received = 0

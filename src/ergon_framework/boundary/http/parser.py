@@ -8,8 +8,8 @@ from httptools import HttpParserError, HttpParserInvalidMethodError, HttpParserU
 from httptools import HttpRequestParser as Parser
 
 from ergon_framework.boundary.http import responses
-from ergon_framework.boundary.http.exchange import Caller, Request, RequestBody, Responder
-from ergon_framework.boundary.http.responses import Refusal
+from ergon_framework.boundary.http.exchange import Caller, HttpRequest, RequestBody, Responder
+from ergon_framework.boundary.http.responses import HttpRefusal
 from ergon_framework.boundary.http.server_state import Head, ServerState
 
 _MAX_CHUNK_OVERHEAD = 16
@@ -52,7 +52,7 @@ class RequestParser:
         service: ServerState,
         caller: Caller,
         line: Responder,
-        enqueue: Callable[[Request], None],
+        enqueue: Callable[[HttpRequest], None],
         repace: Callable[[], None],
     ) -> None:
         self._service = service
@@ -66,11 +66,11 @@ class RequestParser:
         self._fed = self._first = self._span = self._left = 0
         self.heard_at = self._began_at = service.clock()
         self._is_final = False  # nothing may follow what came last
-        self._last: Request | None = None
+        self._last: HttpRequest | None = None
         self.is_in_head = False
         """Whether a request has begun whose headers are not complete."""
         self.is_deaf = False
-        self.incoming: Request | None = None
+        self.incoming: HttpRequest | None = None
         """The request whose body is being received."""
         self._parser = Parser(self)
 
@@ -116,13 +116,13 @@ class RequestParser:
         if known is None:
             return False
         head, body = known
-        request = Request(self._line, self._caller, head.method, head.url, head.headers)
+        request = HttpRequest(self._line, self._caller, head.method, head.url, head.headers)
         request.body, request.received = body, head.length
         request.is_kept = request.is_complete = True
         self._enqueue(request)
         return True
 
-    def _learn(self, data: bytes, request: Request) -> None:
+    def _learn(self, data: bytes, request: HttpRequest) -> None:
         """Remember the head of a request that may come again, if ``data`` is all there was."""
         is_usual = request.upload is None and not request.is_chunked and request.refusal is None
         if is_usual and not self._is_final and self._headers.keys().isdisjoint(_UNUSUAL):
@@ -130,7 +130,7 @@ class RequestParser:
             head = Head(request.method, url, self._headers, request.received)
             self._service.heads.remember(data, head)
 
-    def _unparsed_length(self, request: Request) -> int:
+    def _unparsed_length(self, request: HttpRequest) -> int:
         """How many bytes of a blob follow that need no parser: it would only copy them."""
         if request.upload is None or request.is_chunked or not request.is_kept:
             return 0
@@ -146,14 +146,14 @@ class RequestParser:
             self.on_message_complete()
         return rest
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: HttpRefusal) -> None:
         """Answer the request that is being received with an error, and ignore further bytes."""
         if self.is_deaf:
             return
         self.is_deaf = True
         request, self.incoming, self.is_in_head = self.incoming, None, False
         if request is None:
-            request = Request(self._line, self._caller, "", "", {})
+            request = HttpRequest(self._line, self._caller, "", "", {})
             self._enqueue(request)
         request.refusal, request.is_kept = refusal, False
         request.parts = []
@@ -161,7 +161,7 @@ class RequestParser:
         if request.upload is not None:
             request.upload.fail(refusal)
 
-    def let_go(self, request: Request) -> None:
+    def let_go(self, request: HttpRequest) -> None:
         """The bytes of a request are no longer needed."""
         self._service.held_bytes -= request.held
         request.held = 0
@@ -206,7 +206,7 @@ class RequestParser:
         self.is_in_head = False
         method, headers = self._parser.get_method().decode(), self._headers
         url = self._url if self._url.startswith(b"/") else _origin_form(self._url)
-        request = Request(self._line, self._caller, method, url.decode("latin-1"), headers)
+        request = HttpRequest(self._line, self._caller, method, url.decode("latin-1"), headers)
         self.incoming = self._last = request
         request.is_kept = self._parser.should_keep_alive()
         request.is_chunked = b"transfer-encoding" in headers
@@ -252,7 +252,9 @@ class RequestParser:
 
     # --- limits -----------------------------------------------------------------------------------
 
-    def _head_problem(self, request: Request, headers: dict[bytes, bytes]) -> Refusal | None:
+    def _head_problem(
+        self, request: HttpRequest, headers: dict[bytes, bytes]
+    ) -> HttpRefusal | None:
         if self._is_head_too_large(headers):
             return responses.head_too_large(self._limits.header_bytes)
         # Browsers send it: a page of another site must not reach a node without authentication on
@@ -277,8 +279,8 @@ class RequestParser:
         return self._body_problem(request, headers, version)
 
     def _body_problem(
-        self, request: Request, headers: dict[bytes, bytes], version: str
-    ) -> Refusal | None:
+        self, request: HttpRequest, headers: dict[bytes, bytes], version: str
+    ) -> HttpRefusal | None:
         # One coding only: a proxy and this server must not read the same bytes as two different
         # requests.
         if request.is_chunked and headers[b"transfer-encoding"].strip().lower() != b"chunked":
@@ -305,17 +307,17 @@ class RequestParser:
         size = len(self._url) + sum(len(name) + len(headers[name]) + 4 for name in headers)
         return size > self._limits.header_bytes
 
-    def _count_wire(self, request: Request, size: int) -> None:
+    def _count_wire(self, request: HttpRequest, size: int) -> None:
         """Chunk extensions and trailers are thrown away, but not without end."""
         request.wire_bytes += size
         if request.wire_bytes > self._limits.header_bytes + _MAX_CHUNK_OVERHEAD * request.received:
             self.refuse(responses.malformed("its chunks carry too little"))
 
-    def _body_limit(self, request: Request) -> int:
+    def _body_limit(self, request: HttpRequest) -> int:
         is_blob = request.upload is not None
         return self._limits.object_bytes if is_blob else self._limits.body_bytes
 
-    def _too_large(self, request: Request) -> Refusal:
+    def _too_large(self, request: HttpRequest) -> HttpRefusal:
         setting = "body_bytes" if request.upload is None else "object_bytes"
         return responses.body_too_large(self._body_limit(request), setting)
 
@@ -336,7 +338,7 @@ def _origin_form(url: bytes) -> bytes:
     return (parts.path or b"/") + query
 
 
-def _explained(error: HttpParserError, data: bytes) -> Refusal:
+def _explained(error: HttpParserError, data: bytes) -> HttpRefusal:
     if data.startswith(_TLS_RECORD):
         return responses.tls_expected_elsewhere()
     if isinstance(error, HttpParserInvalidMethodError):

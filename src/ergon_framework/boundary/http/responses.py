@@ -38,7 +38,7 @@ STATUS = {
 """The names and numbers of the Connect protocol."""
 
 
-class Refusal(BoundaryError):
+class HttpRefusal(BoundaryError):
     """An error whose HTTP status is not the usual one of its code."""
 
     def __init__(
@@ -65,19 +65,19 @@ class Refusal(BoundaryError):
 
 def status_of(error: BoundaryError) -> int:
     """The HTTP status an error is answered with."""
-    return error.status if isinstance(error, Refusal) else STATUS.get(error.code, 500)
+    return error.status if isinstance(error, HttpRefusal) else STATUS.get(error.code, 500)
 
 
-def malformed(problem: str) -> Refusal:
+def malformed(problem: str) -> HttpRefusal:
     """The bytes are no HTTP request."""
-    return Refusal(
+    return HttpRefusal(
         400, "invalid_argument", "malformed_request", f"the request is malformed: {problem}"
     )
 
 
-def tls_expected_elsewhere() -> Refusal:
+def tls_expected_elsewhere() -> HttpRefusal:
     """The error for a client that speaks TLS to a plain port."""
-    return Refusal(
+    return HttpRefusal(
         400,
         "invalid_argument",
         "malformed_request",
@@ -86,9 +86,9 @@ def tls_expected_elsewhere() -> Refusal:
     )
 
 
-def unknown_method() -> Refusal:
+def unknown_method() -> HttpRefusal:
     """A word that is no HTTP method."""
-    return Refusal(
+    return HttpRefusal(
         501,
         "unimplemented",
         "unknown_method",
@@ -97,9 +97,9 @@ def unknown_method() -> Refusal:
     )
 
 
-def no_upgrade() -> Refusal:
+def no_upgrade() -> HttpRefusal:
     """The client wants to speak something else on this connection."""
-    return Refusal(
+    return HttpRefusal(
         501,
         "unimplemented",
         "no_upgrade",
@@ -108,9 +108,9 @@ def no_upgrade() -> Refusal:
     )
 
 
-def unmet_expectation() -> Refusal:
+def unmet_expectation() -> HttpRefusal:
     """An Expect header other than 100-continue."""
-    return Refusal(
+    return HttpRefusal(
         417,
         "invalid_argument",
         "unmet_expectation",
@@ -119,9 +119,9 @@ def unmet_expectation() -> Refusal:
     )
 
 
-def unknown_coding() -> Refusal:
+def unknown_coding() -> HttpRefusal:
     """A body that would have to be unpacked before it is what the client means."""
-    return Refusal(
+    return HttpRefusal(
         501,
         "unimplemented",
         "unknown_coding",
@@ -130,9 +130,9 @@ def unknown_coding() -> Refusal:
     )
 
 
-def from_a_browser() -> Refusal:
+def from_a_browser() -> HttpRefusal:
     """The error for a request of a web page: a browser must not speak to an insecure node."""
-    return Refusal(
+    return HttpRefusal(
         403,
         "permission_denied",
         "cross_origin",
@@ -141,9 +141,9 @@ def from_a_browser() -> Refusal:
     )
 
 
-def foreign_host() -> Refusal:
+def foreign_host() -> HttpRefusal:
     """The error for a host name that is not one of the node's own."""
-    return Refusal(
+    return HttpRefusal(
         403,
         "permission_denied",
         "foreign_host",
@@ -152,9 +152,9 @@ def foreign_host() -> Refusal:
     )
 
 
-def head_too_large(limit: int) -> Refusal:
+def head_too_large(limit: int) -> HttpRefusal:
     """The request line and the headers."""
-    return Refusal(
+    return HttpRefusal(
         431,
         "invalid_argument",
         "headers_too_large",
@@ -164,9 +164,9 @@ def head_too_large(limit: int) -> Refusal:
     )
 
 
-def body_too_large(limit: int, setting: str) -> Refusal:
+def body_too_large(limit: int, setting: str) -> HttpRefusal:
     """The body, by its announced or its real length."""
-    return Refusal(
+    return HttpRefusal(
         413,
         "invalid_argument",
         "body_too_large",
@@ -176,9 +176,9 @@ def body_too_large(limit: int, setting: str) -> Refusal:
     )
 
 
-def too_slow(what: str) -> Refusal:
+def too_slow(what: str) -> HttpRefusal:
     """The rest of a request did not come in time."""
-    return Refusal(
+    return HttpRefusal(
         408,
         "deadline_exceeded",
         "request_timeout",
@@ -187,9 +187,9 @@ def too_slow(what: str) -> Refusal:
     )
 
 
-def stopping() -> Refusal:
+def stopping() -> HttpRefusal:
     """The node shuts down."""
-    return Refusal(
+    return HttpRefusal(
         503,
         "unavailable",
         "stopping",
@@ -199,9 +199,9 @@ def stopping() -> Refusal:
     )
 
 
-def too_many_connections(limit: int, why: str) -> Refusal:
+def too_many_connections(limit: int, why: str) -> HttpRefusal:
     """There is no room for one more connection."""
-    return Refusal(
+    return HttpRefusal(
         503,
         "unavailable",
         "too_many_connections",
@@ -212,9 +212,9 @@ def too_many_connections(limit: int, why: str) -> Refusal:
     )
 
 
-def no_room() -> Refusal:
+def no_room() -> HttpRefusal:
     """All requests that are arriving take too much memory together."""
-    return Refusal(
+    return HttpRefusal(
         503,
         "unavailable",
         "no_room",
@@ -224,9 +224,9 @@ def no_room() -> Refusal:
     )
 
 
-def internal() -> Refusal:
+def internal() -> HttpRefusal:
     """Something went wrong that is not the caller's business."""
-    return Refusal(
+    return HttpRefusal(
         500,
         "internal",
         "",

@@ -22,10 +22,10 @@ from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from ergon_framework.boundary.facts.admission import Admission, parse_append, parse_batch
+from ergon_framework.boundary.facts.admission import AdmittedFact, parse_append, parse_batch
 from ergon_framework.boundary.http.codec import ZONE_HEADER
 from ergon_framework.boundary.http.exchange import Caller, Exchange
-from ergon_framework.boundary.http.responses import Refusal
+from ergon_framework.boundary.http.responses import HttpRefusal
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.node import contract, operations
 from ergon_framework.boundary.node.metrics import metrics
@@ -43,7 +43,7 @@ from ergon_framework.boundary.node.operations import (
     holder_name,
     lease_seconds,
 )
-from ergon_framework.boundary.node.policy import Permit, Policy
+from ergon_framework.boundary.node.policy import Permissions, Policy
 from ergon_framework.boundary.node.wire import page_json
 from ergon_framework.boundary.zone import PEER, LocalZone
 from ergon_framework.errors import (
@@ -134,7 +134,7 @@ class TokenApplication:
         return self._application.handle(exchange)
 
 
-class Fetch:
+class WaitingFetch:
     """One fetch that waits, or is about to."""
 
     __slots__ = ("log", "news", "seen", "to_zone")
@@ -158,7 +158,7 @@ class WaitingFetches:
         self._store = store
         self._in_thread = in_thread
         self._loop = asyncio.get_running_loop()
-        self._fetches: set[Fetch] = set()
+        self._fetches: set[WaitingFetch] = set()
         self._is_due = False
         self._looking: asyncio.Task[None] | None = None
 
@@ -166,9 +166,9 @@ class WaitingFetches:
         return len(self._fetches)
 
     @contextmanager
-    def fetch(self) -> Iterator[Fetch]:
+    def fetch(self) -> Iterator[WaitingFetch]:
         """A fetch that is woken for anything until it says what it waits for."""
-        fetch = Fetch(self._loop.create_future())
+        fetch = WaitingFetch(self._loop.create_future())
         self._fetches.add(fetch)
         try:
             yield fetch
@@ -237,13 +237,13 @@ def _news(store: FactStore, waiting: set[View]) -> dict[View, int | None]:
     return found
 
 
-def _wake(fetch: Fetch) -> None:
+def _wake(fetch: WaitingFetch) -> None:
     if not fetch.news.done():
         fetch.news.set_result(None)
 
 
 T = TypeVar("T")
-Pending: TypeAlias = tuple[Exchange, Admission, float]
+Pending: TypeAlias = tuple[Exchange, AdmittedFact, float]
 """An append on its way to disk, and when it came."""
 
 
@@ -254,7 +254,7 @@ class AppendRoutes:
         self,
         zone: LocalZone,
         in_thread: Offload,
-        permitted: Callable[[Caller, str], Permit],
+        permitted: Callable[[Caller, str], Permissions],
         denied: Callable[[Caller, str], None],
     ) -> None:
         self._zone = zone
@@ -296,7 +296,9 @@ class AppendRoutes:
         except StoreError as error:
             self._answer(gathered, error)
 
-    async def _append_founded(self, exchange: Exchange, admission: Admission, began: float) -> None:
+    async def _append_founded(
+        self, exchange: Exchange, admission: AdmittedFact, began: float
+    ) -> None:
         """An append whose artifacts must be on disk, where they have to be looked for first."""
         zone, loop = self._zone, self._loop
         new = admission.new_fact
@@ -334,7 +336,7 @@ class AppendRoutes:
     def _reply(
         self,
         exchange: Exchange,
-        admission: Admission,
+        admission: AdmittedFact,
         outcome: Outcome | BaseException,
         seconds: float,
     ) -> None:
@@ -352,7 +354,7 @@ class AppendRoutes:
             return
         exchange.reply(200, _shown(answer))
 
-    def _check_zones(self, permit: Permit, caller: Caller, admission: Admission) -> None:
+    def _check_zones(self, permit: Permissions, caller: Caller, admission: AdmittedFact) -> None:
         fact = admission.new_fact
         is_allowed = permit.may_assert(fact.from_zone)
         if not is_allowed or not permit.may_target(fact.to_zone):
@@ -383,12 +385,12 @@ class AppendRoutes:
         exchange.reply(200, answer)
         self._zone.events.append_seconds.add(perf_counter() - began, count)
 
-    def _append_batch(self, permit: Permit, caller: Caller, body: bytes) -> tuple[int, bytes]:
+    def _append_batch(self, permit: Permissions, caller: Caller, body: bytes) -> tuple[int, bytes]:
         """How many were asked for, and the answer."""
         zone = self._zone
         items = parse_batch(body, zone.settings.limits)
         zone.events.count("appends", times=len(items))
-        admissions: list[Admission | BoundaryError] = []
+        admissions: list[AdmittedFact | BoundaryError] = []
         for item in items:
             try:
                 if isinstance(item, BoundaryError):
@@ -517,7 +519,7 @@ class NodeApplication:
             raise _no_such(exchange)
         return self._operate(operation, exchange)
 
-    def permitted(self, caller: Caller, operation: str) -> Permit:
+    def permitted(self, caller: Caller, operation: str) -> Permissions:
         """What the caller may do, when it includes this operation."""
         permit = self._policy().permit(caller.identity)
         if permit is None:
@@ -683,7 +685,7 @@ def _renewal(lease: float) -> float:
 def _no_such(exchange: Exchange) -> BoundaryError:
     if exchange.path[1:] in OPERATIONS or exchange.path in (APPEND, APPENDS, FETCH):
         message = f"{exchange.path} is called with POST, not with {exchange.method}"
-        return Refusal(405, "unimplemented", "method", message, remedy="use POST")
+        return HttpRefusal(405, "unimplemented", "method", message, remedy="use POST")
     return BoundaryNotFoundError(
         f"there is nothing at {exchange.path[:200]}",
         code="unimplemented",

@@ -22,7 +22,7 @@ import msgspec
 from ergon_framework.boundary.facts.admission import REFERENCE_MARK, references
 from ergon_framework.boundary.facts.schema import parsed, spelled
 from ergon_framework.boundary.http.exchange import Caller, Exchange
-from ergon_framework.boundary.http.responses import Refusal
+from ergon_framework.boundary.http.responses import HttpRefusal
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.node.operations import (
     ADMIN,
@@ -32,7 +32,7 @@ from ergon_framework.boundary.node.operations import (
     demand,
     operation,
 )
-from ergon_framework.boundary.node.policy import Permit
+from ergon_framework.boundary.node.policy import Permissions
 from ergon_framework.boundary.node.wire import object_view
 from ergon_framework.boundary.zone import PEER, LocalZone
 from ergon_framework.errors import BoundaryError, DataLossError, FactInvalidError, NotPermittedError
@@ -87,7 +87,7 @@ def _size(key: str) -> int:
 
 def allowed_digest(
     zone: LocalZone,
-    permit: Permit,
+    permit: Permissions,
     name: tuple[str, str],
     wanted: bytes | None,
     fact_offset: int | None,
@@ -120,7 +120,7 @@ def allowed_digest(
     )
 
 
-def _facts(zone: LocalZone, permit: Permit, offset: int | None) -> Iterator[StoredFact]:
+def _facts(zone: LocalZone, permit: Permissions, offset: int | None) -> Iterator[StoredFact]:
     """The facts that may open an object to the caller: the one it names, or those it was served."""
     if not permit.may_read(OUTBOUND):
         return
@@ -133,7 +133,7 @@ def _facts(zone: LocalZone, permit: Permit, offset: int | None) -> Iterator[Stor
             yield fact
 
 
-def _served(zone: LocalZone, permit: Permit) -> Iterator[StoredFact]:
+def _served(zone: LocalZone, permit: Permissions) -> Iterator[StoredFact]:
     """What a peer has been given and has not confirmed: peers of an older version name no fact."""
     name = f"{PEER}{permit.identity}"
     if not permit.identity or not permit.may_consume(name):
@@ -241,7 +241,7 @@ class ObjectName(OperationRequest):
 
 
 @operation(CORE, PutObject)
-def put_object(zone: LocalZone, permit: Permit, asked: PutObject) -> dict[str, Any]:
+def put_object(zone: LocalZone, permit: Permissions, asked: PutObject) -> dict[str, Any]:
     """Store bytes under a name, for ever; the answer means they are on disk."""
     bucket, key = _named(permit, asked.bucket, asked.key)
     try:
@@ -259,7 +259,7 @@ def put_object(zone: LocalZone, permit: Permit, asked: PutObject) -> dict[str, A
 
 
 @operation(ADMIN, ObjectName)
-def head_object(zone: LocalZone, permit: Permit, asked: ObjectName) -> dict[str, Any]:
+def head_object(zone: LocalZone, permit: Permissions, asked: ObjectName) -> dict[str, Any]:
     """Size and digest of an object."""
     stored = _found(zone, permit, asked)
     blob = zone.objects.stat(stored.digest)
@@ -269,7 +269,7 @@ def head_object(zone: LocalZone, permit: Permit, asked: ObjectName) -> dict[str,
 
 
 @operation(ADMIN, ObjectName)
-def get_object(zone: LocalZone, permit: Permit, asked: ObjectName) -> dict[str, Any]:
+def get_object(zone: LocalZone, permit: Permissions, asked: ObjectName) -> dict[str, Any]:
     """A small object in one call; larger ones are streamed from /v1/objects."""
     stored = _found(zone, permit, asked)
     if stored.size > zone.settings.limits.body_bytes // 2:
@@ -303,12 +303,12 @@ def damaged(bucket: str, key: str) -> DataLossError:
     )
 
 
-def _found(zone: LocalZone, permit: Permit, asked: ObjectName) -> StoredObject:
+def _found(zone: LocalZone, permit: Permissions, asked: ObjectName) -> StoredObject:
     name = checked_name(asked.bucket, asked.key)
     return zone.found(*name, allowed_digest(zone, permit, name, None, asked.fact_offset))
 
 
-def _named(permit: Permit, bucket: str, key: str) -> tuple[str, str]:
+def _named(permit: Permissions, bucket: str, key: str) -> tuple[str, str]:
     name = checked_name(bucket, key)
     demand(permit.may_use_bucket(bucket), permit, f"use the bucket {bucket}", bucket=bucket)
     return name
@@ -329,7 +329,7 @@ class ObjectRoutes:
     """What stands behind ``/v1/objects/``."""
 
     def __init__(
-        self, zone: LocalZone, in_thread: Offload, permitted: Callable[[Caller, str], Permit]
+        self, zone: LocalZone, in_thread: Offload, permitted: Callable[[Caller, str], Permissions]
     ) -> None:
         self._zone = zone
         self._in_thread = in_thread
@@ -358,7 +358,7 @@ class ObjectRoutes:
         demand(permit.may_use_bucket(bucket), permit, f"use the bucket {bucket}", bucket=bucket)
         return bucket, key
 
-    def _found(self, exchange: Exchange, permit: Permit) -> StoredObject:
+    def _found(self, exchange: Exchange, permit: Permissions) -> StoredObject:
         """The object that the caller asks for and may get; in a thread."""
         name, query = object_name(exchange.path), parse_qs(exchange.query)
         wanted = _digest(next(iter(query.get("digest", ())), None))
@@ -398,7 +398,7 @@ class ObjectRoutes:
         """How many bytes were announced; None when they come in chunks."""
         if length is None and encoding is None:
             message = "the request says nothing about the length of the object"
-            raise Refusal(411, "invalid_argument", "length_required", message)
+            raise HttpRefusal(411, "invalid_argument", "length_required", message)
         most = self._zone.settings.limits.object_bytes
         if length is None or not length.isdigit():
             return None

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from ergon_framework.boundary.node.policy import Permit
+from ergon_framework.boundary.node.policy import Permissions
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.node.wire import (
     consumer_view,
@@ -259,7 +259,7 @@ class Operation(NamedTuple):
     name: str
     service: str
     kind: type[OperationRequest]
-    run: Callable[[LocalZone, Permit, Any], dict[str, Any]]
+    run: Callable[[LocalZone, Permissions, Any], dict[str, Any]]
 
 
 OPERATIONS: dict[str, Operation] = {}
@@ -268,11 +268,13 @@ OPERATIONS: dict[str, Operation] = {}
 
 def operation(
     service: str, kind: type[R]
-) -> Callable[[Callable[[LocalZone, Permit, R], dict[str, Any]]], Callable[..., dict[str, Any]]]:
+) -> Callable[
+    [Callable[[LocalZone, Permissions, R], dict[str, Any]]], Callable[..., dict[str, Any]]
+]:
     """Make a function an operation of that service, under its own name in CamelCase."""
 
     def register(
-        run: Callable[[LocalZone, Permit, R], dict[str, Any]],
+        run: Callable[[LocalZone, Permissions, R], dict[str, Any]],
     ) -> Callable[..., dict[str, Any]]:
         name = "".join(part.capitalize() for part in run.__name__.split("_"))
         OPERATIONS[f"{service}/{name}"] = Operation(name, service, kind, run)
@@ -281,7 +283,7 @@ def operation(
     return register
 
 
-def demand(is_allowed: bool, permit: Permit, what: str, **details: Any) -> None:
+def demand(is_allowed: bool, permit: Permissions, what: str, **details: Any) -> None:
     """Refuse what a caller may not do, and say what that was."""
     if is_allowed:
         return
@@ -308,7 +310,7 @@ def _view(name: str, to_zone: str | None) -> str | None:
     )
 
 
-def check_use(zone: LocalZone, permit: Permit, name: str) -> str:
+def check_use(zone: LocalZone, permit: Permissions, name: str) -> str:
     """Refuse a consumer that the caller may not use, by its name or by the log it reads."""
     demand(
         permit.may_consume(consumer_name(name)),
@@ -324,7 +326,7 @@ def check_use(zone: LocalZone, permit: Permit, name: str) -> str:
 
 
 @operation(CORE, ConfirmReceipt)
-def confirm_receipt(zone: LocalZone, permit: Permit, asked: ConfirmReceipt) -> dict[str, Any]:
+def confirm_receipt(zone: LocalZone, permit: Permissions, asked: ConfirmReceipt) -> dict[str, Any]:
     """Move a cursor up; what was handled is never delivered again."""
     name = check_use(zone, permit, asked.consumer_name)
     # Before the cursor moves: while a link is sealed nothing crosses it, confirmations included.
@@ -337,7 +339,7 @@ def confirm_receipt(zone: LocalZone, permit: Permit, asked: ConfirmReceipt) -> d
 
 
 @operation(ADMIN, LookupFact)
-def lookup_fact(zone: LocalZone, permit: Permit, asked: LookupFact) -> dict[str, Any]:
+def lookup_fact(zone: LocalZone, permit: Permissions, asked: LookupFact) -> dict[str, Any]:
     """Whether an id was ever appended, and where."""
     demand(
         permit.may_assert(asked.from_zone) or permit.logs.is_all,
@@ -351,7 +353,7 @@ def lookup_fact(zone: LocalZone, permit: Permit, asked: LookupFact) -> dict[str,
 
 
 @operation(ADMIN, CreateConsumer)
-def create_consumer(zone: LocalZone, permit: Permit, asked: CreateConsumer) -> dict[str, Any]:
+def create_consumer(zone: LocalZone, permit: Permissions, asked: CreateConsumer) -> dict[str, Any]:
     """Create a durable reader of a log; the same again is fine."""
     name = consumer_name(asked.consumer_name)
     demand(permit.may_consume(name), permit, f"use the consumer {name}", consumer_name=name)
@@ -370,7 +372,7 @@ def create_consumer(zone: LocalZone, permit: Permit, asked: CreateConsumer) -> d
 
 
 @operation(ADMIN, Nothing)
-def list_consumers(zone: LocalZone, permit: Permit, asked: Nothing) -> dict[str, Any]:
+def list_consumers(zone: LocalZone, permit: Permissions, asked: Nothing) -> dict[str, Any]:
     """Every consumer with its cursor and its backlog."""
     now = zone.clock()
     seen = [info for info in zone.store.consumers() if permit.may_consume(info.name)]
@@ -378,7 +380,7 @@ def list_consumers(zone: LocalZone, permit: Permit, asked: Nothing) -> dict[str,
 
 
 @operation(ADMIN, ConsumerOnly)
-def delete_consumer(zone: LocalZone, permit: Permit, asked: ConsumerOnly) -> dict[str, Any]:
+def delete_consumer(zone: LocalZone, permit: Permissions, asked: ConsumerOnly) -> dict[str, Any]:
     """Forget a consumer; retention no longer waits for it."""
     name = check_use(zone, permit, asked.consumer_name)
     zone.store.delete_consumer(name)
@@ -387,21 +389,21 @@ def delete_consumer(zone: LocalZone, permit: Permit, asked: ConsumerOnly) -> dic
 
 
 @operation(ADMIN, SeekConsumer)
-def seek_consumer(zone: LocalZone, permit: Permit, asked: SeekConsumer) -> dict[str, Any]:
+def seek_consumer(zone: LocalZone, permit: Permissions, asked: SeekConsumer) -> dict[str, Any]:
     """Set a cursor by hand, also backwards; it is written down."""
     name = check_use(zone, permit, asked.consumer_name)
     return zone.seek(name, at_least("offset", asked.offset, 0), asked.reason[:MAX_REASON])
 
 
 @operation(ADMIN, ReleaseLease)
-def release_lease(zone: LocalZone, permit: Permit, asked: ReleaseLease) -> dict[str, Any]:
+def release_lease(zone: LocalZone, permit: Permissions, asked: ReleaseLease) -> dict[str, Any]:
     """A holder lets go of a consumer's name."""
     zone.store.release_lease(check_use(zone, permit, asked.consumer_name), asked.holder)
     return {}
 
 
 @operation(ADMIN, QuarantineFact)
-def quarantine_fact(zone: LocalZone, permit: Permit, asked: QuarantineFact) -> dict[str, Any]:
+def quarantine_fact(zone: LocalZone, permit: Permissions, asked: QuarantineFact) -> dict[str, Any]:
     """Set the next fact of a consumer aside, so that it can go on."""
     name = check_use(zone, permit, asked.consumer_name)
     item = zone.store.set_aside(
@@ -424,7 +426,7 @@ def quarantine_fact(zone: LocalZone, permit: Permit, asked: QuarantineFact) -> d
 
 
 @operation(ADMIN, ListQuarantine)
-def list_quarantine(zone: LocalZone, permit: Permit, asked: ListQuarantine) -> dict[str, Any]:
+def list_quarantine(zone: LocalZone, permit: Permissions, asked: ListQuarantine) -> dict[str, Any]:
     """What was set aside."""
     state = None if asked.state == "all" else asked.state
     items = zone.store.quarantine(asked.consumer_name, state)
@@ -433,7 +435,9 @@ def list_quarantine(zone: LocalZone, permit: Permit, asked: ListQuarantine) -> d
 
 
 @operation(ADMIN, QuarantineItem)
-def release_quarantine(zone: LocalZone, permit: Permit, asked: QuarantineItem) -> dict[str, Any]:
+def release_quarantine(
+    zone: LocalZone, permit: Permissions, asked: QuarantineItem
+) -> dict[str, Any]:
     """Deliver a fact that was set aside once more."""
     item = _settled(zone, permit, asked, "released")
     zone.events.tell("quarantine.released", id=item.id, consumer=item.consumer)
@@ -441,14 +445,18 @@ def release_quarantine(zone: LocalZone, permit: Permit, asked: QuarantineItem) -
 
 
 @operation(ADMIN, QuarantineItem)
-def discard_quarantine(zone: LocalZone, permit: Permit, asked: QuarantineItem) -> dict[str, Any]:
+def discard_quarantine(
+    zone: LocalZone, permit: Permissions, asked: QuarantineItem
+) -> dict[str, Any]:
     """Give a fact that was set aside up for good, for that consumer."""
     item = _settled(zone, permit, asked, "discarded")
     zone.events.tell("quarantine.discarded", id=item.id, consumer=item.consumer)
     return quarantine_view(item)
 
 
-def _settled(zone: LocalZone, permit: Permit, asked: QuarantineItem, state: str) -> Quarantined:
+def _settled(
+    zone: LocalZone, permit: Permissions, asked: QuarantineItem, state: str
+) -> Quarantined:
     number = at_least("id", asked.id, 1)
     # The permission belongs to the consumer, which an id alone does not name.
     for item in zone.store.quarantine(None, None):
@@ -463,13 +471,13 @@ def _settled(zone: LocalZone, permit: Permit, asked: QuarantineItem, state: str)
 
 
 @operation(ADMIN, Nothing)
-def list_gaps(zone: LocalZone, permit: Permit, asked: Nothing) -> dict[str, Any]:
+def list_gaps(zone: LocalZone, permit: Permissions, asked: Nothing) -> dict[str, Any]:
     """Every recorded loss."""
     return {"gaps": [gap_view(gap) for gap in zone.store.gaps()]}
 
 
 @operation(ADMIN, Nothing)
-def get_status(zone: LocalZone, permit: Permit, asked: Nothing) -> dict[str, Any]:
+def get_status(zone: LocalZone, permit: Permissions, asked: Nothing) -> dict[str, Any]:
     """How the zone stands, with everything that deserves an alert."""
     return status(zone)
 
@@ -498,7 +506,7 @@ def _is_peer(consumer: str) -> bool:
 
 
 @operation(ADMIN, Seal)
-def seal(zone: LocalZone, permit: Permit, asked: Seal) -> dict[str, Any]:
+def seal(zone: LocalZone, permit: Permissions, asked: Seal) -> dict[str, Any]:
     """Shut the link to a peer, or every link, until an operator opens it."""
     peer = _check_peer(zone, asked.peer)
     link = zone.store.seal(peer, asked.reason[:MAX_REASON] or "no reason given")
@@ -512,7 +520,7 @@ def seal(zone: LocalZone, permit: Permit, asked: Seal) -> dict[str, Any]:
 
 
 @operation(ADMIN, Seal)
-def open_(zone: LocalZone, permit: Permit, asked: Seal) -> dict[str, Any]:
+def open_(zone: LocalZone, permit: Permissions, asked: Seal) -> dict[str, Any]:
     """Open what was sealed."""
     link = zone.store.open(_check_peer(zone, asked.peer))
     zone.events.note(
@@ -525,7 +533,7 @@ def open_(zone: LocalZone, permit: Permit, asked: Seal) -> dict[str, Any]:
 
 
 @operation(ADMIN, AcceptEpoch)
-def accept_epoch(zone: LocalZone, permit: Permit, asked: AcceptEpoch) -> dict[str, Any]:
+def accept_epoch(zone: LocalZone, permit: Permissions, asked: AcceptEpoch) -> dict[str, Any]:
     """Trust a peer's store although it has changed, and pull from its start."""
     link = zone.store.accept_epoch(_check_peer(zone, asked.peer), None)
     zone.events.note(

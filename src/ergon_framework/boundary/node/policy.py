@@ -82,7 +82,7 @@ EVERYTHING = Names(patterns=("*",))
 
 
 @dataclass(frozen=True, slots=True)
-class Permit:
+class Permissions:
     """What one identity may do."""
 
     identity: str
@@ -127,12 +127,12 @@ class Permit:
 class Policy:
     """Permits by identity."""
 
-    identities: Mapping[str, Permit] = field(default_factory=dict)
-    anonymous: Permit | None = None
+    identities: Mapping[str, Permissions] = field(default_factory=dict)
+    anonymous: Permissions | None = None
     """For callers without a certificate, which only an insecure node accepts."""
-    others: Permit | None = None
+    others: Permissions | None = None
 
-    def permit(self, identity: str) -> Permit | None:
+    def permit(self, identity: str) -> Permissions | None:
         """What this identity may do; ``None`` when it is not known here."""
         if not identity:
             return self.anonymous
@@ -151,13 +151,13 @@ class Policy:
         return cls(permits | {zone: _everything(zone)})
 
 
-def _everything(identity: str) -> Permit:
+def _everything(identity: str) -> Permissions:
     every = EVERYTHING
-    return Permit(identity, frozenset(OPERATIONS), every, every, every, every, every)
+    return Permissions(identity, frozenset(OPERATIONS), every, every, every, every, every)
 
 
-def _puller(peer: str) -> Permit:
-    return Permit(
+def _puller(peer: str) -> Permissions:
+    return Permissions(
         peer,
         frozenset(GROUPS["pull"]),
         asserts=Names({peer}),  # in what this zone pulls from it
@@ -229,13 +229,13 @@ class _Reader:
         anonymous = self._permit(("anonymous",), self._tables["anonymous"], "")
         return Policy(permits, anonymous)
 
-    def _permit(self, path: tuple[str, ...], value: object, identity: str) -> Permit:
+    def _permit(self, path: tuple[str, ...], value: object, identity: str) -> Permissions:
         table = self._table(path, value)
         self._check_keys(path, table, _LISTS)
         lists = {key: self._names((*path, key), table.get(key, [])) for key in _LISTS}
         operations = self._operations((*path, "operations"), lists.pop("operations"))
         asserts, targets, *rest = (Names.read(names) for names in lists.values())
-        return Permit(identity, operations, asserts, targets, *rest)
+        return Permissions(identity, operations, asserts, targets, *rest)
 
     def _operations(self, path: tuple[str, ...], names: list[str]) -> frozenset[str]:
         found: set[str] = set()

@@ -27,7 +27,7 @@ from ergon_framework.compat.celery.arguments import (
 from ergon_framework.compat.celery.exceptions import CanvasError, UnsupportedOptionError
 from ergon_framework.compat.celery.execution import (
     RUNNING_DELIVERY,
-    Delivery,
+    CeleryDelivery,
     Listener,
     TaskHandler,
 )
@@ -303,7 +303,7 @@ class CeleryBridge:
 
     def _again(
         self,
-        delivery: Delivery,
+        delivery: CeleryDelivery,
         name: str,
         args: Sequence[Any] | None,
         kwargs: Mapping[str, Any] | None,
@@ -324,7 +324,9 @@ class CeleryBridge:
         )
         return self.target.result(delivery.job_id)
 
-    def _changed(self, task: Any, delivery: Delivery, options: Mapping[str, Any]) -> Iterator[str]:
+    def _changed(
+        self, task: Any, delivery: CeleryDelivery, options: Mapping[str, Any]
+    ) -> Iterator[str]:
         """The options of a retry that are not those of its job."""
         queue = options.get("queue")
         known = {delivery.queue, getattr(task, "queue", None), None}
@@ -459,7 +461,7 @@ class CelerySignals(Listener):
             logger.warning("the result of %s was not stored: %s", task.name, describe(error))
 
 
-def _refuse_replacement(delivery: Delivery, options: Mapping[str, Any]) -> None:
+def _refuse_replacement(delivery: CeleryDelivery, options: Mapping[str, Any]) -> None:
     """Refuse ``self.replace()`` by a canvas: one of its tasks has the id of the running job."""
     members = [options.get("chord"), *(options.get("chain") or ())]
     ids = [each["options"].get("task_id") for each in members if isinstance(each, Mapping)]
@@ -467,7 +469,7 @@ def _refuse_replacement(delivery: Delivery, options: Mapping[str, Any]) -> None:
         raise _replaced(delivery, "a chain, group or chord")
 
 
-def _replaced(delivery: Delivery, by: str) -> CanvasError:
+def _replaced(delivery: CeleryDelivery, by: str) -> CanvasError:
     return CanvasError(
         f"the task {delivery.task!r} is replaced by {by} while it runs",
         remedy="call the other task with delay(), and return",

@@ -33,7 +33,7 @@ REQUEUE_DELAY = 1.0
 """Seconds until a message that a task rejected with ``requeue=True`` is delivered again."""
 
 
-class Delivery:
+class CeleryDelivery:
     """The job that a task runs in, and the retry it has asked for."""
 
     def __init__(
@@ -88,7 +88,9 @@ class Delivery:
         self.retry_delay = delay_until(countdown, eta)
 
 
-RUNNING_DELIVERY: ContextVar[Delivery | None] = ContextVar("ergon_celery_delivery", default=None)
+RUNNING_DELIVERY: ContextVar[CeleryDelivery | None] = ContextVar(
+    "ergon_celery_delivery", default=None
+)
 
 
 class RunnableTask(Protocol):
@@ -168,7 +170,7 @@ class TaskHandler:
         """Run the task in the job of this handler."""
         job = current_job() or JobContext(job_id="")
         given, named = self._decode(list(args)), self._decode(kwargs)
-        delivery = Delivery(job, self._task.name, given, named)
+        delivery = CeleryDelivery(job, self._task.name, given, named)
         # Without acks_late a job that was lost is not delivered again: this is a retry.
         delivery.is_redelivered = self._task.acks_late and job.attempt > 1
         token = RUNNING_DELIVERY.set(delivery)
@@ -180,7 +182,7 @@ class TaskHandler:
             self._task.pop_request()
             RUNNING_DELIVERY.reset(token)
 
-    def _run(self, delivery: Delivery) -> Any:
+    def _run(self, delivery: CeleryDelivery) -> Any:
         task, task_id = self._task, delivery.job_id
         args, kwargs = delivery.args, delivery.kwargs
         try:
@@ -197,7 +199,7 @@ class TaskHandler:
         self._end(delivery, "SUCCESS", value, None)
         return None if task.ignore_result else self._encode(value)
 
-    def _tell_end(self, delivery: Delivery, error: Exception) -> None:
+    def _tell_end(self, delivery: CeleryDelivery, error: Exception) -> None:
         """Tell hooks how the task ended; raise what the worker is to hear if not the error."""
         task, task_id = self._task, delivery.job_id
         args, kwargs = delivery.args, delivery.kwargs
@@ -223,7 +225,7 @@ class TaskHandler:
         self._end(delivery, "FAILURE", error, info)
         self._try_again(delivery, error)
 
-    def _try_again(self, delivery: Delivery, error: Exception | None = None) -> None:
+    def _try_again(self, delivery: CeleryDelivery, error: Exception | None = None) -> None:
         """Keep a retry that the task asked for with ``throw=False``, however it ended after that.
 
         With Celery the message of the retry is on its way by then.
@@ -232,14 +234,14 @@ class TaskHandler:
             text = f"the task {delivery.task!r} asked for a retry"
             raise RetryLater(text, delivery.retry_delay) from error
 
-    def _end(self, delivery: Delivery, state: str, value: Any, info: Any) -> None:
+    def _end(self, delivery: CeleryDelivery, state: str, value: Any, info: Any) -> None:
         task_id, args, kwargs = delivery.job_id, delivery.args, delivery.kwargs
         self._listener.ended(self._task, task_id, state, value, info)
         self._task.after_return(state, value, task_id, args, kwargs, info)
         self._listener.returned(self._task, task_id, state, value)
 
 
-def request_fields(job: JobContext, delivery: Delivery) -> dict[str, Any]:
+def request_fields(job: JobContext, delivery: CeleryDelivery) -> dict[str, Any]:
     """``self.request`` of a task that runs in a job."""
     return {
         "id": delivery.job_id,

@@ -13,8 +13,8 @@ from typing import Any
 
 from ergon_framework.core.failure import Kind
 from ergon_framework.ports.providerstore import (
-    ClaimResult,
     ClaimState,
+    KeyClaimResult,
     KeyEnding,
     ProviderStore,
     ResultNote,
@@ -72,7 +72,7 @@ class KeyClaim:
     owner: str
     message: str
 
-    def claim(self, lease: float, keep: float) -> ClaimResult:
+    def claim(self, lease: float, keep: float) -> KeyClaimResult:
         """Ask for the key. The lease outlasts the longest call, so that it needs no renewal.
 
         The store asks this machine about the holder of a key before it takes the key over: a clock
@@ -84,7 +84,7 @@ class KeyClaim:
         failpoint("providers.claim.after")
         return answer
 
-    def claim_after(self, dead: str, lease: float, keep: float) -> ClaimResult:
+    def claim_after(self, dead: str, lease: float, keep: float) -> KeyClaimResult:
         """The same after an owner that is known to be dead: its lease need not run out."""
         self.store.finish(self.tenant_id, self.key, dead, None, None, may_run_again=True)
         return self.claim(lease, keep)
@@ -150,7 +150,7 @@ def _held_name(tenant_id: str, key: str, message: str) -> str:
     return f"{tenant_id}\n{key}\n{message}"
 
 
-def earlier_failure(claim: ClaimResult) -> ProviderError:
+def earlier_failure(claim: KeyClaimResult) -> ProviderError:
     """The error that ended an earlier call under the same key."""
     kind = ERROR_OF.get(claim.reason_code or "", ERROR_OF[Reason.INTERNAL_ERROR.value])
     return kind(claim.error_message or "an earlier call under this idempotency key failed")

@@ -14,7 +14,7 @@ import msgspec
 
 from ergon_framework.core.json_names import repeated_name
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.ports.providerstore import ClaimResult, KeyEnding, ResultNote
+from ergon_framework.ports.providerstore import KeyClaimResult, KeyEnding, ResultNote
 from ergon_framework.providers.delivery.idempotency import KeyClaim
 from ergon_framework.providers.errors import ProviderInternalError
 from ergon_framework.providers.redaction import strip_secrets
@@ -49,7 +49,9 @@ class ResultStorage:
                 raise
             return guard.finish(guard.succeeded(None, ResultNote.REFUSED))
 
-    def read(self, guard: KeyClaim, claim: ClaimResult) -> dict[str, Any] | ProviderInternalError:
+    def read(
+        self, guard: KeyClaim, claim: KeyClaimResult
+    ) -> dict[str, Any] | ProviderInternalError:
         """The result of an earlier call under the key, or the error that takes its place."""
         note = claim.result_note
         if note is ResultNote.ENCRYPTED:

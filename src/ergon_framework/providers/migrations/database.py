@@ -36,7 +36,7 @@ _CONNECT_TIMEOUT = 10  # seconds for a server to answer, and for another writer 
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
+class MigrationDatabase:
     """A database that can be migrated. Nothing here shows a password."""
 
     url: URL
@@ -130,7 +130,7 @@ def _greet(connection: Any, _record: Any) -> None:
         raise DBAPIError(SESSION_SETTINGS, None, error) from error
 
 
-def database_of(url: str) -> Database:
+def database_of(url: str) -> MigrationDatabase:
     """The database that a URL names; the URL is checked, nothing is opened."""
     kind, rest = taken_apart(url, ("sqlite", "postgresql", "memory"), _FORMS, "provider calls")
     if kind == "memory":
@@ -138,9 +138,9 @@ def database_of(url: str) -> Database:
             "a store in memory has no tables: there is nothing to migrate", remedy=_FORMS
         )
     if kind == "sqlite":
-        return Database(URL.create("sqlite", database=path_in(rest)))
+        return MigrationDatabase(URL.create("sqlite", database=path_in(rest)))
     rest, is_shared = without_pooler(rest)
-    return Database(_postgres(rest), is_shared)
+    return MigrationDatabase(_postgres(rest), is_shared)
 
 
 def _postgres(rest: str) -> URL:

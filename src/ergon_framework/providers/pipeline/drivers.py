@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ergon_framework.core.guard import Do
+from ergon_framework.core.guard import GuardAction
 from ergon_framework.engine.clocks import asleep_until, sleep_until
 from ergon_framework.errors import HookError
 from ergon_framework.ports.providerstore import AttemptRow
@@ -35,7 +35,7 @@ Ended = tuple[ProviderExecutionResult, list[AttemptRow]]
 class StoreLook(Protocol):
     """A step that asks the gates."""
 
-    def __call__(self, *, looks: bool = True) -> Do:
+    def __call__(self, *, looks: bool = True) -> GuardAction:
         """With ``looks``, an old view of the circuits is read from the store before."""
 
 
@@ -80,7 +80,7 @@ def _run_steps(
     runtime: ProviderRuntime,
     call: GuardedCall,
     body: AttemptBody,
-    first: Callable[[], Do] | None,
+    first: Callable[[], GuardAction] | None,
     on_failure: OnFailure | None,
 ) -> ProviderExecutionResult:
     try:
@@ -96,7 +96,9 @@ def _run_steps(
     return result
 
 
-def _first_step(call: GuardedCall, data: Any, raised: Exception | None) -> Callable[[], Do]:
+def _first_step(
+    call: GuardedCall, data: Any, raised: Exception | None
+) -> Callable[[], GuardAction]:
     """The step that reports the first attempt to the guard."""
     return partial(call.succeeded, data) if raised is None else partial(call.failed, raised)
 
@@ -117,24 +119,26 @@ def give_up(runtime: ProviderRuntime, call: GuardedCall) -> None:
     runtime.recorder.add(call.abandon())
 
 
-def _run_until_end(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do) -> Ended:
-    while do is not Do.END:
-        do = _attempt(runtime, call, body) if do is Do.ATTEMPT else pass_gate(call, do)
+def _run_until_end(
+    runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: GuardAction
+) -> Ended:
+    while do is not GuardAction.END:
+        do = _attempt(runtime, call, body) if do is GuardAction.ATTEMPT else pass_gate(call, do)
     return call.finish()
 
 
-def pass_gate(call: GuardedCall, do: Do) -> Do:
+def pass_gate(call: GuardedCall, do: GuardAction) -> GuardAction:
     """One step between attempts: ask a gate, or wait."""
-    if do is Do.ADMIT:
+    if do is GuardAction.ADMIT:
         # From memory where that is enough; only a half-open circuit has to write who probes.
         return call.admit_cached() or call.admit()
-    if do is Do.RESERVE:
+    if do is GuardAction.RESERVE:
         return call.reserve()
     sleep_until(call.clock, call.until)
     return call.waited()
 
 
-def _attempt(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> Do:
+def _attempt(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> GuardAction:
     context = call.attempt_context()
     body = body.again(context)
     try:
@@ -204,7 +208,7 @@ async def _arun_steps(
     runtime: ProviderRuntime,
     call: GuardedCall,
     body: AttemptBody,
-    first: Callable[[], Do] | None,
+    first: Callable[[], GuardAction] | None,
     on_failure: OnFailure | None,
 ) -> ProviderExecutionResult:
     try:
@@ -249,7 +253,9 @@ async def step(
     return await offload(lambda: PROVIDER_BUDGET.run_within(call.seconds_left, work), runtime.steps)
 
 
-async def _refresh_gates(runtime: ProviderRuntime, call: GuardedCall, look: StoreLook) -> Do:
+async def _refresh_gates(
+    runtime: ProviderRuntime, call: GuardedCall, look: StoreLook
+) -> GuardAction:
     """Ask the gates on a thread; go by the old view when no thread is free in half of the time."""
     left = call.seconds_left
     return await offload(
@@ -263,8 +269,11 @@ async def _refresh_gates(runtime: ProviderRuntime, call: GuardedCall, look: Stor
 
 
 async def _ask_gate(
-    runtime: ProviderRuntime, call: GuardedCall, ask: Callable[[], Do], late: Callable[[], Do]
-) -> Do:
+    runtime: ProviderRuntime,
+    call: GuardedCall,
+    ask: Callable[[], GuardAction],
+    late: Callable[[], GuardAction],
+) -> GuardAction:
     """Ask a gate that may take a unit or a place; ``late`` if no thread was free in time.
 
     A step that has begun is waited for: what it took would otherwise be lost.
@@ -281,31 +290,31 @@ async def _ask_gate(
 
 
 async def _arun_until_end(
-    runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do
+    runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: GuardAction
 ) -> Ended:
-    while do is not Do.END:
-        if do is Do.ATTEMPT:
+    while do is not GuardAction.END:
+        if do is GuardAction.ATTEMPT:
             do = await _aattempt(runtime, call, body)
         else:
             do = await apass_gate(runtime, call, do)
     return await afinish(runtime, call)
 
 
-async def abegin(runtime: ProviderRuntime, call: GuardedCall) -> Do:
+async def abegin(runtime: ProviderRuntime, call: GuardedCall) -> GuardAction:
     """Begin a call without holding up the event loop."""
     if runtime.is_local or not call.reads_store:
         return call.begin()
     return await _refresh_gates(runtime, call, call.begin)
 
 
-async def apass_gate(runtime: ProviderRuntime, call: GuardedCall, do: Do) -> Do:
+async def apass_gate(runtime: ProviderRuntime, call: GuardedCall, do: GuardAction) -> GuardAction:
     """One step between attempts: ask a gate, or wait."""
-    if do is Do.ADMIT:
+    if do is GuardAction.ADMIT:
         passed = call.admit_cached()
         if passed is not None:
             return passed
         return await _ask_gate(runtime, call, call.admit, call.late)
-    if do is Do.RESERVE:
+    if do is GuardAction.RESERVE:
         return await _ask_gate(runtime, call, call.reserve, call.without_quota)
     await asleep_until(call.clock, call.until)
     if runtime.is_local or not call.reads_store:
@@ -330,7 +339,7 @@ async def abandon(runtime: ProviderRuntime, call: GuardedCall, error: BaseExcept
     await step(runtime, call, partial(give_up, runtime, call), is_quick=is_quick)
 
 
-async def _aattempt(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> Do:
+async def _aattempt(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> GuardAction:
     context = call.attempt_context()
     body = body.again(context)
     try:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.core.circuit_breaker import CircuitState, Vote
-from ergon_framework.core.guard import Stopped
+from ergon_framework.core.guard import GuardEnd
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow
 from ergon_framework.providers.errors import Reason
@@ -31,7 +31,7 @@ from ergon_framework.providers.pipeline.guarded_call import (
     refund,
     refusal_error,
 )
-from ergon_framework.providers.pipeline.lanes import Lane, Permits
+from ergon_framework.providers.pipeline.lanes import Permits, ProviderLane
 from ergon_framework.providers.pipeline.options import CallPolicy
 from ergon_framework.providers.quota import Reservation
 from ergon_framework.providers.shared_circuit import CLEAR
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 
 _SUCCESS = AttemptOutcome.SUCCESS.value
-_SUCCEEDED = Stopped.SUCCEEDED.value
-_CIRCUIT = (Stopped.CIRCUIT_OPEN, Stopped.CIRCUIT_OPEN.value, Reason.CIRCUIT_OPEN.value)
-_QUOTA = (Stopped.QUOTA, Stopped.QUOTA.value, Reason.QUOTA_EXHAUSTED.value)
+_SUCCEEDED = GuardEnd.SUCCEEDED.value
+_CIRCUIT = (GuardEnd.CIRCUIT_OPEN, GuardEnd.CIRCUIT_OPEN.value, Reason.CIRCUIT_OPEN.value)
+_QUOTA = (GuardEnd.QUOTA, GuardEnd.QUOTA.value, Reason.QUOTA_EXHAUSTED.value)
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 _new_context = ProviderExecutionContext.__new__
 
@@ -75,7 +75,7 @@ class FastPathCall:
     def __init__(
         self,
         policy: CallPolicy,
-        lane: Lane,
+        lane: ProviderLane,
         who: Who,
         given: ProviderExecutionContext,
         budget: float | None,
@@ -204,7 +204,7 @@ def seconds_of(given: ProviderExecutionContext, budget: float | None) -> float |
 
 def try_fast_path(
     runtime: ProviderRuntime,
-    lane: Lane,
+    lane: ProviderLane,
     who: Who,
     given: ProviderExecutionContext,
     *,
@@ -261,9 +261,9 @@ def try_fast_path(
 
 def _refused(
     runtime: ProviderRuntime,
-    lane: Lane,
+    lane: ProviderLane,
     given: ProviderExecutionContext,
-    why: tuple[Stopped, str, str],
+    why: tuple[GuardEnd, str, str],
     wait: float,
 ) -> ProviderExecutionResult | None:
     """The refusal of a call, if it needs no row; None when a guarded call has to write one.

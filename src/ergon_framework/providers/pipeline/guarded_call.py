@@ -14,7 +14,7 @@ from typing import Any
 
 from ergon_framework.core.circuit_breaker import Vote
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.guard import Do, Guard, Scope, Stopped, vote_of
+from ergon_framework.core.guard import Guard, GuardAction, GuardEnd, Scope, vote_of
 from ergon_framework.core.limits import QuotaUsage
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.dice import roll
@@ -43,7 +43,7 @@ from ergon_framework.providers.execution import (
     QuotaSnapshot,
 )
 from ergon_framework.providers.mapping.rules import is_time_up
-from ergon_framework.providers.pipeline.lanes import Lane, Permits
+from ergon_framework.providers.pipeline.lanes import Permits, ProviderLane
 from ergon_framework.providers.pipeline.options import CallPolicy
 from ergon_framework.providers.quota import Reservation
 from ergon_framework.providers.validation import check_units
@@ -134,7 +134,7 @@ def retry_after(error: ProviderError | None, until: float, now: float) -> float 
     return asked if gate is None or (asked is not None and asked > gate) else gate
 
 
-def refund(policy: CallPolicy, lane: Lane, reservation: Reservation) -> None:
+def refund(policy: CallPolicy, lane: ProviderLane, reservation: Reservation) -> None:
     """Return units that were not used, and count those that the store does not take."""
     try:
         if lane.quota is not None and reservation.is_open:
@@ -146,7 +146,7 @@ def refund(policy: CallPolicy, lane: Lane, reservation: Reservation) -> None:
 
 
 def refusal_error(
-    stop: Stopped | None, wait: float, account: QuotaUsage | None, lane: LaneKey
+    stop: GuardEnd | None, wait: float, account: QuotaUsage | None, lane: LaneKey
 ) -> ProviderError:
     """Why no attempt was made, and for how many seconds that holds.
 
@@ -157,16 +157,16 @@ def refusal_error(
     return error
 
 
-def _refusal(stop: Stopped | None, wait: float, account: QuotaUsage | None) -> ProviderError:
-    if stop is Stopped.CIRCUIT_OPEN:
+def _refusal(stop: GuardEnd | None, wait: float, account: QuotaUsage | None) -> ProviderError:
+    if stop is GuardEnd.CIRCUIT_OPEN:
         return circuit_open(wait)
-    if stop is Stopped.QUOTA:
+    if stop is GuardEnd.QUOTA:
         return _quota_error(wait, 0 if account is None else account.remaining)
-    if stop is Stopped.COOLDOWN:
+    if stop is GuardEnd.COOLDOWN:
         return _cooldown_error(wait)
-    if stop is Stopped.STORE:
+    if stop is GuardEnd.STORE:
         return _store_error()
-    if stop is Stopped.ATTEMPTS_SPENT:
+    if stop is GuardEnd.ATTEMPTS_SPENT:
         return ProviderDependencyError(
             "all attempts had been made before this call; the provider was not called",
             never_sent=True,
@@ -337,7 +337,7 @@ class GuardedCall:
     def __init__(
         self,
         policy: CallPolicy,
-        lane: Lane,
+        lane: ProviderLane,
         who: tuple[str | None, str],
         context: ProviderExecutionContext,
         budget: float | None,
@@ -447,7 +447,7 @@ class GuardedCall:
         """Whether there is quota or a place to give back."""
         return bool(self._reservations) or self._permits is not None
 
-    def begin(self, *, looks: bool = True) -> Do:
+    def begin(self, *, looks: bool = True) -> GuardAction:
         """Ask the gates; with ``looks`` an old view of the circuits is read again before."""
         # Before anything is asked or taken: a call that costs more than a window has could never be
         # made.
@@ -462,7 +462,7 @@ class GuardedCall:
         refused, cooled = self._gates(now)
         return self._guard.begun(now, refused, cooled, roll())
 
-    def reserve(self) -> Do:
+    def reserve(self) -> GuardAction:
         """Take quota."""
         limiter = self._lane.quota
         if limiter is None:  # the rule would not have asked
@@ -484,13 +484,13 @@ class GuardedCall:
         self._reservations.append(taken)
         return self._guard.reserved(None, self.clock.now())
 
-    def without_quota(self) -> Do:
+    def without_quota(self) -> GuardAction:
         """Go on, or refuse, although the store did not say whether there is quota."""
         if not self._policy.fails_open:
             return self._guard.unreserved()
         return self._guard.reserved(None, self.clock.now())
 
-    def admit_cached(self) -> Do | None:
+    def admit_cached(self) -> GuardAction | None:
         """Pass the circuits, if that takes no write to the store; None when it does."""
         self._permits = self._lane.admit_cached()
         if self._permits is None:
@@ -498,7 +498,7 @@ class GuardedCall:
         self._kept_vote = Vote.NEUTRAL  # the attempt before voted under a permit of its own
         return self._guard.admitted(None, self.clock.now())
 
-    def admit(self) -> Do:
+    def admit(self) -> GuardAction:
         """Pass the circuit."""
         answer = self._lane.admit()
         if isinstance(answer, tuple):
@@ -511,7 +511,7 @@ class GuardedCall:
             return self._guard.admitted(None, self.clock.now())
         return self._guard.admitted(self.clock.now() + answer)
 
-    def late(self) -> Do:
+    def late(self) -> GuardAction:
         """End the call: its time was over before the circuits could be asked."""
         return self._guard.out_of_time()
 
@@ -525,13 +525,13 @@ class GuardedCall:
         limit = self._policy.attempt_timeout
         return context_of(self.context, self.correlation_id, number, limit, self._deadline, now)
 
-    def not_begun(self) -> Do:
+    def not_begun(self) -> GuardAction:
         """Take back an attempt for which no thread was free in time."""
         self._begun -= 1
         self._reserved_for = self._paid_from
         return self._guard.out_of_time()
 
-    def succeeded(self, data: Any) -> Do:
+    def succeeded(self, data: Any) -> GuardAction:
         """The provider returned."""
         # Judged as a failure of the provider, with its vote and its retries, and not as a defect of
         # ours.
@@ -550,13 +550,13 @@ class GuardedCall:
         self._report(Vote.SUCCESS)
         return do
 
-    def abandoned(self, data: dict[str, Any]) -> Do:
+    def abandoned(self, data: dict[str, Any]) -> GuardAction:
         """The reader of a stream has left; the provider has answered until then."""
         do = self.succeeded(data)
         self._log.abandoned()
         return do
 
-    def failed(self, raw: Exception, *, may_retry: bool = True) -> Do:
+    def failed(self, raw: Exception, *, may_retry: bool = True) -> GuardAction:
         """The provider raised. A stream that has begun may not be begun again."""
         ended_at = self.clock.now()
         error = self._policy.canonical(raw)
@@ -584,7 +584,7 @@ class GuardedCall:
             may_retry=not time_up and self._policy.retries.may_begin(self),
             is_time_up=time_up,
         )
-        is_last = do is Do.END
+        is_last = do is GuardAction.END
         self._log_attempt(
             ended_at, error, AttemptOutcome.FAILED if is_last else AttemptOutcome.RETRY
         )
@@ -597,7 +597,7 @@ class GuardedCall:
             self._refund(self._reservations[self._paid_from : self._reserved_for])
         return do
 
-    def waited(self, *, looks: bool = True) -> Do:
+    def waited(self, *, looks: bool = True) -> GuardAction:
         """A wait is over."""
         may_continue = self.context.may_continue
         # A task whose lease was lost while its call waited must not call the provider any more.
@@ -626,7 +626,7 @@ class GuardedCall:
 
     def _first_unspent(self) -> int:
         """The index of the first reservation that goes back; those before it paid for a request."""
-        if self._guard.stop is Stopped.SUCCEEDED:
+        if self._guard.stop is GuardEnd.SUCCEEDED:
             return self._reserved_for
         if self._policy.guard.quota_unit is Scope.ATTEMPT:
             is_cut_short = self._begun > self._guard.attempts
@@ -671,7 +671,7 @@ class GuardedCall:
             self.context.idempotency_key,
             last.http_status if last is not None and error is not None else None,
             retry_after(error, self._guard.until, ended_at),
-            (self._guard.stop or Stopped.SUCCEEDED).value,
+            (self._guard.stop or GuardEnd.SUCCEEDED).value,
             self._is_late,
             False,
             self._lane.state,
@@ -681,7 +681,7 @@ class GuardedCall:
 
     def _final_error(self) -> ProviderError | None:
         stop = self._guard.stop
-        if stop is Stopped.SUCCEEDED:
+        if stop is GuardEnd.SUCCEEDED:
             return None
         if self._error is not None:
             # Otherwise a call that failed with an answer of the provider would be reported as a

@@ -13,7 +13,7 @@ from ergon_framework.providers.shared_circuit import LOOK, Circuit
 Permits = tuple[Permit, ...]
 
 
-class Lane:
+class ProviderLane:
     """The circuits that a call passes, its own and perhaps the provider's, and its quota."""
 
     __slots__ = ("_only", "circuits", "key", "quota")
@@ -122,7 +122,7 @@ class LaneCache:
 
     def __init__(
         self,
-        make: Callable[[LaneKey], Lane],
+        make: Callable[[LaneKey], ProviderLane],
         forget: Callable[[LaneKey], None],
         limit: int = 10_000,
     ) -> None:
@@ -130,7 +130,7 @@ class LaneCache:
         self._forget = forget
         self._limit = limit
         self._lock = threading.Lock()
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, ProviderLane] = {}
         self.get = self._lanes.get
         """The lane of a tenant, if it is there: the quick way."""
 
@@ -140,18 +140,18 @@ class LaneCache:
         for lane in list(self._lanes.values()):
             lane.renew()
 
-    def of(self, key: LaneKey) -> Lane:
+    def of(self, key: LaneKey) -> ProviderLane:
         """The lane of ``key``."""
         lane = self._lanes.get(key.tenant_id)
         return lane if lane is not None else self._add(key)
 
-    def all(self) -> list[Lane]:
+    def all(self) -> list[ProviderLane]:
         """Every lane that is held now."""
         with self._lock:
             return list(self._lanes.values())
 
-    def _add(self, key: LaneKey) -> Lane:
-        dropped: list[Lane] = []
+    def _add(self, key: LaneKey) -> ProviderLane:
+        dropped: list[ProviderLane] = []
         with self._lock:
             lane = self._lanes.get(key.tenant_id)
             if lane is not None:
@@ -165,7 +165,7 @@ class LaneCache:
                 each.quota.give_back_block()
         return lane
 
-    def _drop(self, count: int) -> list[Lane]:
+    def _drop(self, count: int) -> list[ProviderLane]:
         # The oldest, in batches: bookkeeping on each use would cost every call.
         dropped = [self._lanes.pop(tenant_id) for tenant_id in list(self._lanes)[:count]]
         for lane in dropped:

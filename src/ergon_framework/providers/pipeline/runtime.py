@@ -31,7 +31,7 @@ from ergon_framework.providers.execution import (
 from ergon_framework.providers.mapping import Rule
 from ergon_framework.providers.mapping.rules import canonical_or_rebuilt
 from ergon_framework.providers.pipeline.guarded_call import GuardedCall
-from ergon_framework.providers.pipeline.lanes import Lane, LaneCache
+from ergon_framework.providers.pipeline.lanes import LaneCache, ProviderLane
 from ergon_framework.providers.pipeline.options import CallPolicy, ProviderOptions, check_options
 from ergon_framework.providers.quota import QuotaLimiter
 from ergon_framework.providers.recorder import CLOSE_TIMEOUT, recorder_of
@@ -135,7 +135,7 @@ class ProviderRuntime:
         other.is_plain = not self.options.isolate and not other.is_async
         return other
 
-    def lane(self, tenant_id: str) -> Lane:
+    def lane(self, tenant_id: str) -> ProviderLane:
         """What this tenant's calls share; refused when the store was moved elsewhere.
 
         Records that are written here would be missing where they are looked for.
@@ -156,7 +156,7 @@ class ProviderRuntime:
 
     def new_call(
         self,
-        lane: Lane,
+        lane: ProviderLane,
         who: tuple[str | None, str],
         context: ProviderExecutionContext,
     ) -> GuardedCall:
@@ -204,11 +204,11 @@ class ProviderRuntime:
                 lane.quota.give_back_block()
         self.recorder.flush(CLOSE_TIMEOUT)
 
-    def _new_lane(self, key: LaneKey) -> Lane:
+    def _new_lane(self, key: LaneKey) -> ProviderLane:
         policy = self.options.quota
         own = self._breaker.circuit(self.store, key, self.options.timeout_budget_seconds, emit)
         circuits = (own,) if self._parent is None else (own, self._parent)
-        return Lane(
+        return ProviderLane(
             key, circuits, None if policy is None else QuotaLimiter(self.store, key, policy)
         )
 

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from ergon_framework.core.guard import Do
+from ergon_framework.core.guard import GuardAction
 from ergon_framework.ports.context import current_unit
 from ergon_framework.ports.providerstore import ABANDONED
-from ergon_framework.ports.unit_of_work import OBSERVERS, Observation
+from ergon_framework.ports.unit_of_work import OBSERVERS, ObservedAttempt
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
 from ergon_framework.providers.pipeline.drivers import (
@@ -107,7 +107,7 @@ class StreamScope:
         self._context = copy_context() if is_seen else None
         self._span: Span = INVALID_SPAN
         self._spanning: AbstractContextManager[Any] | None = None
-        self._observation: Observation | None = None
+        self._observation: ObservedAttempt | None = None
 
     def begin(self, runtime: ProviderRuntime, call: Request) -> ProviderExecutionContext:
         """Begin the span, if there is a trace; returns the context of the call, which names it."""
@@ -124,7 +124,7 @@ class StreamScope:
         """Enter the observers of an attempt."""
         if self._context is not None and OBSERVERS:
             names = runtime.provider_name, runtime.capability, operation
-            self._observation = Observation(attempt_unit(*names, context))
+            self._observation = ObservedAttempt(attempt_unit(*names, context))
             self.run(self._observation.__enter__)
 
     def end_attempt(self, error: BaseException | None) -> None:
@@ -234,7 +234,7 @@ class StreamCall:
             f"the stream was not at its end after {seconds:.3g} seconds, and {self.count} items"
         )
 
-    def ended(self, *, is_abandoned: bool) -> Callable[[], Do]:
+    def ended(self, *, is_abandoned: bool) -> Callable[[], GuardAction]:
         """The step that notes its end: with the last item, or because the reader stopped."""
         self.scope.end_attempt(None)
         data: dict[str, Any] = {"items": self.count}
@@ -248,12 +248,12 @@ class StreamCall:
         self.scope.end(result)
         return result
 
-    def failed(self, error: Exception) -> Callable[[], Do]:
+    def failed(self, error: Exception) -> Callable[[], GuardAction]:
         """The step that notes a failure before the first item."""
         self.scope.end_attempt(error)
         return partial(self.call.failed, error)
 
-    def broken(self, error: Exception) -> Callable[[], Do]:
+    def broken(self, error: Exception) -> Callable[[], GuardAction]:
         """The step that notes a failure after the first item."""
         self.scope.end_attempt(error)
         return partial(self.call.failed, error, may_retry=False)
@@ -301,8 +301,8 @@ def stream(call: StreamCall) -> Generator[Any, None, None]:
 
 def _open(call: StreamCall) -> Opened | None:
     do = _in_time(call, call.call.begin)
-    while do is not Do.END:
-        if do is not Do.ATTEMPT:
+    while do is not GuardAction.END:
+        if do is not GuardAction.ATTEMPT:
             do = _in_time(call, partial(pass_gate, call.call, do))
             continue
         items: Any = None
@@ -385,8 +385,8 @@ async def astream(call: StreamCall) -> AsyncGenerator[Any, None]:
 
 async def _aopen(call: StreamCall) -> Opened | None:
     do = await abegin(call.runtime, call.call)
-    while do is not Do.END:
-        if do is not Do.ATTEMPT:
+    while do is not GuardAction.END:
+        if do is not GuardAction.ATTEMPT:
             do = await apass_gate(call.runtime, call.call, do)
             continue
         items: Any = None

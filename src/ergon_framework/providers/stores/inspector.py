@@ -22,7 +22,7 @@ from ergon_framework.ports.providerstore import (
     ProviderStats,
     QuotaTotals,
 )
-from ergon_framework.providers.migrations.database import Database
+from ergon_framework.providers.migrations.database import MigrationDatabase
 from ergon_framework.providers.models import (
     ProviderDeadLetter,
     ProviderExecutionMetric,
@@ -40,7 +40,7 @@ _rollup, _attempt = ProviderMetricRollup, ProviderExecutionMetric
 class SqlProviderInspector:
     """Each answer is read in one transaction of its own."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: MigrationDatabase) -> None:
         self._database = database
 
     def tenants(self, limit: int) -> list[str]:

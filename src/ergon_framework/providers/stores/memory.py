@@ -19,9 +19,9 @@ from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import (
     AttemptRow,
-    ClaimResult,
     ClaimState,
     DeadLetter,
+    KeyClaimResult,
     LaneFailure,
     LaneHealth,
     LaneKey,
@@ -190,7 +190,7 @@ class MemoryKeys:
 
     def claim(
         self, name: tuple[str, str], fingerprint: str, owner: str, now: float, ends: KeyExpiries
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         """Take a key, unless it is taken."""
         found = self.records.get(name)
         # Clocks are put right before anything is decided by them.
@@ -210,7 +210,7 @@ class MemoryKeys:
         # The oldest claim, not the oldest ending: each claim moves its key to the end.
         if len(self.records) > self._max_keys:
             self._drop(next(iter(self.records)))
-        return ClaimResult(ClaimState.MINE, owner, ends.lease, taken_from=taken_from)
+        return KeyClaimResult(ClaimState.MINE, owner, ends.lease, taken_from=taken_from)
 
     def finish(self, name: tuple[str, str], owner: str, end: KeyRecord) -> bool:
         """Record the end under a key that is still the owner's."""
@@ -507,7 +507,7 @@ class MemoryProviderStore:
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         """Take a key for ``lease`` seconds; remember it for ``keep``."""
         with self._step():
             now = self._clock()

@@ -19,8 +19,8 @@ from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
     AttemptOutcome,
     AttemptRow,
-    ClaimResult,
     ClaimState,
+    KeyClaimResult,
     LaneKey,
     ResultNote,
 )
@@ -63,21 +63,21 @@ _MARKERS = frozenset(
 
 def decide_claim(
     found: KeyRecord | None, fingerprint: str, owner: str, now: float
-) -> ClaimResult | None:
+) -> KeyClaimResult | None:
     """Why a key cannot be had; None when it can, since it is new, forgotten, ours or left alone."""
     if found is None or found.expires_at <= now:
         return None
     if found.fingerprint != fingerprint:
-        return ClaimResult(ClaimState.CONFLICT)
+        return KeyClaimResult(ClaimState.CONFLICT)
     if found.status == KeyStatus.SUCCEEDED:
         return _replay(found)
     if found.status == KeyStatus.FAILED:
-        return ClaimResult(
+        return KeyClaimResult(
             ClaimState.FAILED, reason_code=found.reason_code, error_message=found.error_message
         )
     if found.lease_expires_at <= now or found.owner in ("", owner):
         return None
-    return ClaimResult(ClaimState.RUNNING, lease_expires_at=found.lease_expires_at)
+    return KeyClaimResult(ClaimState.RUNNING, lease_expires_at=found.lease_expires_at)
 
 
 def after_clock_set_back(found: KeyRecord | None, now: float) -> KeyRecord | None:
@@ -128,16 +128,16 @@ def _is_held(found: KeyRecord) -> bool:
     return found.status == KeyStatus.IN_PROGRESS and bool(found.owner)
 
 
-def _replay(found: KeyRecord) -> ClaimResult:
+def _replay(found: KeyRecord) -> KeyClaimResult:
     """A success with its result, or with the reason why there is none."""
     text = found.result.decode() if isinstance(found.result, bytes) else found.result
     if text in _MARKERS:
-        return ClaimResult(ClaimState.REPLAY, result_note=ResultNote.EARLIER)
+        return KeyClaimResult(ClaimState.REPLAY, result_note=ResultNote.EARLIER)
     try:
         note = None if found.error_message is None else ResultNote(found.error_message)
-        return ClaimResult(ClaimState.REPLAY, result=from_json(text), result_note=note)
+        return KeyClaimResult(ClaimState.REPLAY, result=from_json(text), result_note=note)
     except (ValueError, RecursionError):  # msgspec's are ValueErrors
-        return ClaimResult(ClaimState.REPLAY, result_note=ResultNote.UNREADABLE)
+        return KeyClaimResult(ClaimState.REPLAY, result_note=ResultNote.UNREADABLE)
 
 
 def status_after(reason_code: str | None, *, may_run_again: bool) -> KeyStatus:

@@ -34,7 +34,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.providers.migrations import HEAD, upgrade_remedy
 from ergon_framework.providers.migrations.commands import current, upgrade
-from ergon_framework.providers.migrations.database import Database
+from ergon_framework.providers.migrations.database import MigrationDatabase
 from ergon_framework.providers.stores.database import (
     AFTER,
     BEFORE,
@@ -210,7 +210,7 @@ class PostgresProviderDatabase:
 
     def __init__(
         self,
-        database: Database,
+        database: MigrationDatabase,
         clock: Callable[[], float] | None = None,
         ticks: Callable[[], float] = time.monotonic,
         *,
@@ -396,7 +396,7 @@ class PostgresProviderDatabase:
 
     # -- connections -----------------------------------------------------------------------------
 
-    def _connected(self, database: Database) -> Engine:
+    def _connected(self, database: MigrationDatabase) -> Engine:
         engine = create_engine(
             database.url,
             pool_size=self._limits.pool_size,

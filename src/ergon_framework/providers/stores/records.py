@@ -33,7 +33,7 @@ from ergon_framework.errors import StoreSchemaError
 from ergon_framework.ports.record_codec import read_value
 from ergon_framework.ports.transfer import C, Fence, TransferRecord
 from ergon_framework.providers.migrations import HEAD, commands
-from ergon_framework.providers.migrations.database import Database
+from ergon_framework.providers.migrations.database import MigrationDatabase
 from ergon_framework.providers.models import UtcDateTime, metadata
 from ergon_framework.providers.stores.database import MARKS
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -102,7 +102,7 @@ PROVIDER_KINDS: tuple[type[TransferRecord], ...] = (ProviderRowRecord,)
 class ProviderRecords:
     """The tables of provider calls in one database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: MigrationDatabase) -> None:
         self._database = database
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.circuit_breaker import Breaker, CircuitState, Probe
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState, ProbeLease
 from ergon_framework.core.limits import QuotaUsage, Window, latest_start
 from ergon_framework.ports.providerstore import CLOSED, LaneFailure, LaneKey, LaneState, QuotaGrant
 from ergon_framework.providers.stores.database import (
@@ -218,7 +218,7 @@ def breaker_of(
             # the column by hand, and then the column holds.
             found.open_until if same_instant(found.open_until, until) else until,
             found.successes,
-            tuple(Probe(token, expires_at) for token, expires_at in found.probes),
+            tuple(ProbeLease(token, expires_at) for token, expires_at in found.probes),
             found.generation,
             found.held_for,
             tuple(found.streak),

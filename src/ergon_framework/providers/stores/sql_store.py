@@ -15,7 +15,7 @@ from ergon_framework.core.circuit_breaker import Breaker
 from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import (
     AttemptRow,
-    ClaimResult,
+    KeyClaimResult,
     LaneFailure,
     LaneHealth,
     LaneKey,
@@ -130,7 +130,7 @@ class SqlProviderStore:
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         """Take a key for ``lease`` seconds; remember it for ``keep``."""
         return self.key_table.claim(tenant_id, key, fingerprint, owner, lease, keep)
 

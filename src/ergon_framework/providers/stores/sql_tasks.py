@@ -10,9 +10,9 @@ from typing import Any
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import (
-    ClaimResult,
     ClaimState,
     DeadLetter,
+    KeyClaimResult,
     LetterStatus,
     ResultNote,
     StoredLetter,
@@ -61,7 +61,7 @@ class KeyTable:
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         """Take a key for ``lease`` seconds; remember it for ``keep``."""
         to_db_time, now = self._database.to_db_time, self._database.now()
         values = {
@@ -74,13 +74,13 @@ class KeyTable:
             "now": to_db_time(now),
         }
 
-        def work(cursor: SqlCursor) -> ClaimResult:
+        def work(cursor: SqlCursor) -> KeyClaimResult:
             taken = self._take(cursor, values, now)
-            if isinstance(taken, ClaimResult):
+            if isinstance(taken, KeyClaimResult):
                 # The lease counts from before the transaction: what it waited for a lock is not
                 # added to it.
                 return taken
-            return ClaimResult(ClaimState.MINE, owner, now + lease, taken_from=taken)
+            return KeyClaimResult(ClaimState.MINE, owner, now + lease, taken_from=taken)
 
         return self._database.write("claim", work)
 
@@ -125,7 +125,7 @@ class KeyTable:
         """Delete keys that were to be remembered until ``before``."""
         return prune_rows(self._database, _KEY_SQL["prune"], before, limit)
 
-    def _take(self, cursor: SqlCursor, values: dict[str, Any], now: float) -> ClaimResult | str:
+    def _take(self, cursor: SqlCursor, values: dict[str, Any], now: float) -> KeyClaimResult | str:
         """Take the key, and return its former owner if that call had no outcome yet; or say why
         not.
         """
@@ -133,7 +133,7 @@ class KeyTable:
 
         # Repeated in one transaction: with READ COMMITTED each statement sees what others have
         # committed meanwhile.
-        def attempt() -> ClaimResult | str:
+        def attempt() -> KeyClaimResult | str:
             found = cursor.fetch(_KEY_SQL["find"], values)
             if not found:
                 if cursor.execute(_KEY_SQL["add"], values):

@@ -8,17 +8,17 @@ that succeed only if no other client has written since.
 from __future__ import annotations
 
 from ergon_framework.storage.nats.address import NatsAddress, NatsTimeouts, address_of
-from ergon_framework.storage.nats.client import NatsClient, Reply
-from ergon_framework.storage.nats.stream import Message, NatsStream, OvertakenError, Stored
+from ergon_framework.storage.nats.client import NatsClient, NatsReply
+from ergon_framework.storage.nats.stream import NatsStream, OvertakenError, Stored, StreamMessage
 
 __all__ = [
-    "Message",
     "NatsAddress",
     "NatsClient",
+    "NatsReply",
     "NatsStream",
     "NatsTimeouts",
     "OvertakenError",
-    "Reply",
     "Stored",
+    "StreamMessage",
     "address_of",
 ]

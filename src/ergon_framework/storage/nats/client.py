@@ -41,7 +41,7 @@ Sendable: TypeAlias = tuple[str, bytes, Mapping[str, str] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class NatsReply:
     """What came back."""
 
     headers: Mapping[str, str]
@@ -57,9 +57,9 @@ class Reply:
 class _Asked:
     """A request under way."""
 
-    answered: asyncio.Future[list[Reply]]
+    answered: asyncio.Future[list[NatsReply]]
     is_many: bool
-    replies: list[Reply] = field(default_factory=list)
+    replies: list[NatsReply] = field(default_factory=list)
 
 
 class _Session:
@@ -77,7 +77,7 @@ class _Session:
         # An answer may come after its request was given up; the number is never used again.
         if asked is None or asked.answered.done():
             return
-        reply = Reply(
+        reply = NatsReply(
             {getattr(k, "value", k): v for k, v in (message.headers or {}).items()}, message.data
         )
         asked.replies.append(reply)
@@ -118,19 +118,19 @@ class NatsClient:
 
     # ---- for any thread -------------------------------------------------------------------------
 
-    def request(self, subject: str, data: bytes) -> Reply:
+    def request(self, subject: str, data: bytes) -> NatsReply:
         """Send a request; its answer."""
         return self.send([(subject, data, None)])
 
-    def request_many(self, subject: str, data: bytes) -> list[Reply]:
+    def request_many(self, subject: str, data: bytes) -> list[NatsReply]:
         """Send a request that has several answers; the last one has a status."""
         return self._run(self._ask([[(subject, data, None)]], is_many=True))[0]
 
-    def send(self, messages: Sequence[Sendable]) -> Reply:
+    def send(self, messages: Sequence[Sendable]) -> NatsReply:
         """Send messages one after the other; the answer to the last one."""
         return self._run(self._ask([messages]))[0][0]
 
-    def send_each(self, messages: Sequence[Sendable]) -> list[Reply]:
+    def send_each(self, messages: Sequence[Sendable]) -> list[NatsReply]:
         """Send messages one after the other without waiting in between; the answer to each."""
         answers = self._run(self._ask([[each] for each in messages]))
         return [each[0] for each in answers]
@@ -199,7 +199,7 @@ class NatsClient:
 
     async def _ask(
         self, groups: Sequence[Sequence[Sendable]], *, is_many: bool = False
-    ) -> list[list[Reply]]:
+    ) -> list[list[NatsReply]]:
         """Send groups of messages, one after the other; the answers to the last of each."""
         session = await self._connected()
         begun: dict[str, _Asked] = {}

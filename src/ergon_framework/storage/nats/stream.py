@@ -14,7 +14,7 @@ from typing import Any
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.conflicts import ConflictError
 from ergon_framework.storage.failpoints import failpoint
-from ergon_framework.storage.nats.client import NatsClient, Reply, Sendable, is_lost
+from ergon_framework.storage.nats.client import NatsClient, NatsReply, Sendable, is_lost
 from ergon_framework.storage.nats.errors import (
     NO_MESSAGE,
     NO_STREAM,
@@ -65,7 +65,7 @@ class OvertakenError(ConflictError):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class StreamMessage:
     """On its way into the stream."""
 
     subject: str
@@ -133,7 +133,7 @@ class NatsStream:
 
     # ---- writing --------------------------------------------------------------------------------
 
-    def commit(self, messages: Sequence[Message], expected: int | None) -> int:
+    def commit(self, messages: Sequence[StreamMessage], expected: int | None) -> int:
         """Write messages at once, or none of them; the sequence of the last one.
 
         ``expected`` is where the stream must end; None when the messages themselves say what they
@@ -158,7 +158,7 @@ class NatsStream:
         failpoint("nats.commit.after")
         return self._acknowledged(reply)
 
-    def _acknowledged(self, reply: Reply) -> int:
+    def _acknowledged(self, reply: NatsReply) -> int:
         """The sequence that the server says a commit ends at."""
         if reply.status:
             raise self._trouble(reply)
@@ -171,7 +171,7 @@ class NatsStream:
         return seq
 
     def _found(
-        self, commit_id: str, messages: Sequence[Message], expected: int | None
+        self, commit_id: str, messages: Sequence[StreamMessage], expected: int | None
     ) -> int | None:
         """Where a commit lies whose answer was lost; None when it may still not be there."""
         # With an expected end, the commit can lie in one place only.
@@ -194,7 +194,7 @@ class NatsStream:
         is_torn = newest is not None and _BATCH in newest.headers and _LAST not in newest.headers
         if standing is not None and newest is not None and is_torn:
             first = newest.seq - int(newest.headers[_NUMBER]) + 1
-            self.commit([Message(fence, f"{first} {newest.seq}".encode())], standing.last)
+            self.commit([StreamMessage(fence, f"{first} {newest.seq}".encode())], standing.last)
         found = self.last(fence)
         if found is None or not found.data:
             return 0
@@ -203,7 +203,7 @@ class NatsStream:
             self.delete(seq)
         # Overtaken: another process did the same, and has cleared the fence.
         with suppress(OvertakenError):
-            self.commit([Message(fence, b"", {_EXPECTED_SUBJECT: str(found.seq)})], None)
+            self.commit([StreamMessage(fence, b"", {_EXPECTED_SUBJECT: str(found.seq)})], None)
         return through - first + 1
 
     # ---- reading --------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class NatsStream:
             return self._one_of_leader(request)
         return self._found_one(self.client.request(self._direct, _json(request)))
 
-    def _found_one(self, reply: Reply) -> Stored | None:
+    def _found_one(self, reply: NatsReply) -> Stored | None:
         if reply.status == "404":
             return None
         if reply.status:
@@ -315,7 +315,7 @@ class NatsStream:
         data = b64decode(found.get("data", ""))
         return Stored(found["subject"], found["seq"], data, headers)
 
-    def _ask_many(self, request: Mapping[str, Any]) -> list[Reply]:
+    def _ask_many(self, request: Mapping[str, Any]) -> list[NatsReply]:
         return self.client.request_many(self._direct, _json(request))
 
     def _api(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -330,7 +330,7 @@ class NatsStream:
             raise translate(self.client.address.name, answer["error"])
         return answer
 
-    def _is_recent(self, end: Reply) -> bool:
+    def _is_recent(self, end: NatsReply) -> bool:
         return int(end.headers.get("Nats-UpTo-Sequence", 0)) >= self._floor
 
     def _lagging(self) -> StoreUnavailableError:
@@ -339,7 +339,7 @@ class NatsStream:
             remedy="see how its replicas stand: nats stream info",
         )
 
-    def _trouble(self, reply: Reply) -> Exception:
+    def _trouble(self, reply: NatsReply) -> Exception:
         name = self.client.address.name
         if reply.status == "503":
             return unanswered(name)
@@ -347,7 +347,7 @@ class NatsStream:
         return translate(name, {"description": text, "code": int(reply.status)})
 
 
-def stored_of(reply: Reply) -> Stored:
+def stored_of(reply: NatsReply) -> Stored:
     """The message of a stream that a reply carries."""
     headers = reply.headers
     pending = int(headers.get("Nats-Num-Pending", 0))
@@ -359,7 +359,9 @@ def _json(request: Mapping[str, Any]) -> bytes:
     return json.dumps(request, separators=(",", ":")).encode()
 
 
-def _sendable(messages: Sequence[Message], expected: int | None, commit_id: str) -> list[Sendable]:
+def _sendable(
+    messages: Sequence[StreamMessage], expected: int | None, commit_id: str
+) -> list[Sendable]:
     """The messages with the headers of one commit."""
     sent: list[Sendable] = []
     for number, message in enumerate(messages, 1):

@@ -136,7 +136,7 @@ _FORGOTTEN = frozenset({"26000", "42P05", "0A000"})
 _BAD = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.PIPELINE_ABORTED)
 
 
-class Prepared:
+class PreparedStatements:
     """The statements that one connection has prepared, by text."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Prepared:
         return name
 
 
-_prepared: weakref.WeakKeyDictionary[Connection, Prepared] = weakref.WeakKeyDictionary()
+_prepared: weakref.WeakKeyDictionary[Connection, PreparedStatements] = weakref.WeakKeyDictionary()
 
 
 class Result:
@@ -194,7 +194,7 @@ class Pipeline:
         self.connection = connection
         self.error: psycopg.Error | None = None
         self._pgconn = connection.pgconn
-        self._prepared = _prepared.setdefault(connection, Prepared())
+        self._prepared = _prepared.setdefault(connection, PreparedStatements())
         self._local_settings = local_settings(connection)
         self._is_begun = False  # a transaction, on a connection that a pooler shares out
         self._waiting: deque[Result | None] = deque()  # None: the end of a segment

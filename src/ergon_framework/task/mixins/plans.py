@@ -22,7 +22,7 @@ from ergon_framework.core.lifecycle import (
 )
 from ergon_framework.core.loop import LoopRule, StopReason
 from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES, Backoff, RetryRule
-from ergon_framework.engine.plan import Bounds, EnginePlan, Hook, Hooks, Settlement
+from ergon_framework.engine.plan import Bounds, EnginePlan, Hook, Hooks, SettlementPlan
 from ergon_framework.errors import HookError, WiringError
 from ergon_framework.task.inputs import Input
 from ergon_framework.task.mixins.policies import (
@@ -179,7 +179,7 @@ def check_copies(policy: ConsumerPolicy) -> None:
 
 def settlement_of(
     connector: object, timeout: float, attempts: int = SETTLEMENT_ATTEMPTS, *, is_async: bool
-) -> Settlement | None:
+) -> SettlementPlan | None:
     """What the connector offers of ack, nack and release; None when it offers nothing."""
     verbs = {}
     for verb in Verb:
@@ -189,7 +189,7 @@ def settlement_of(
     redelivers = bool(getattr(connector, "redelivers", False))
     is_volatile = bool(getattr(connector, "volatile", False))
     retry = settlement_rule(attempts, timeout)
-    return Settlement(verbs, timeout, redelivers, is_volatile, retry) if verbs else None
+    return SettlementPlan(verbs, timeout, redelivers, is_volatile, retry) if verbs else None
 
 
 def malformed_of(connector: object) -> tuple[int, str]:
@@ -267,7 +267,7 @@ def consumer_plan(
     policy: ConsumerPolicy,
     hooks: Hooks,
     fetch: Callable[[int], Any],
-    settlement: Settlement | None,
+    settlement: SettlementPlan | None,
 ) -> EnginePlan:
     """A consume call, ready to be driven."""
     loop, steps = policy.loop, policy.steps
@@ -303,7 +303,9 @@ def consumer_plan(
     )
 
 
-def _holds(settlement: Settlement | None, loop: ConsumerLoopPolicy) -> tuple[bool, float | None]:
+def _holds(
+    settlement: SettlementPlan | None, loop: ConsumerLoopPolicy
+) -> tuple[bool, float | None]:
     """Whether a transaction may go back to its source until a gate opens, and after which wait.
 
     A call that ends with an empty source must not leave behind what ends with the process, unless

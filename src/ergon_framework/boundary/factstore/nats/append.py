@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ergon_framework.boundary.factstore.append_plan import Condition, KnownFact
-from ergon_framework.boundary.factstore.hashchain import NOBODY, Prepared
+from ergon_framework.boundary.factstore.hashchain import NOBODY, PreparedFact
 from ergon_framework.boundary.factstore.nats.schema import Known, ObjectRecord, encode_entry
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.ports.factstore import NewFact, Reference
-from ergon_framework.storage.nats import Message
+from ergon_framework.storage.nats import StreamMessage
 
 MAX_REFERENCES_PER_COMMIT = 300
 """References of one fact, above which they are marked ahead of it."""
@@ -35,7 +35,7 @@ class StreamPlacement:
         log_state = self._transaction.log_state(log)
         return 0 if log_state is None else log_state.size
 
-    def known(self, log: str, fact: Prepared) -> KnownFact | None:
+    def known(self, log: str, fact: PreparedFact) -> KnownFact | None:
         """What lies under the id of a fact; what is damaged is repaired by it, if it can be."""
         known = self._known.get(fact.key)
         if known is None:
@@ -62,7 +62,7 @@ class StreamPlacement:
             return None
         return Reference(found.bucket, found.key, found.digest, found.size)
 
-    def place(self, log: str, fact: Prepared) -> int:
+    def place(self, log: str, fact: PreparedFact) -> int:
         """Put a new fact at the end of a log; its offset."""
         transaction, new = self._transaction, fact.new
         log_state = transaction.log_state_or_new(log)
@@ -87,7 +87,10 @@ class StreamPlacement:
             log_state.latest[new.to_zone] = offset
         known = Known(offset, new.digest, log_state.head_seq, new.envelope)
         transaction.add(
-            log_state, Message(transaction.subjects.entry(log, new.to_zone), data), fact.key, known
+            log_state,
+            StreamMessage(transaction.subjects.entry(log, new.to_zone), data),
+            fact.key,
+            known,
         )
         self.fresh[fact.key] = offset, new
         return offset

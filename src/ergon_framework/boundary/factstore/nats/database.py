@@ -16,7 +16,11 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ergon_framework.boundary.factstore.nats.schema import Attribute
-from ergon_framework.boundary.factstore.nats.session import Record, RecordCache, StreamTransaction
+from ergon_framework.boundary.factstore.nats.session import (
+    RecordCache,
+    StreamRecord,
+    StreamTransaction,
+)
 from ergon_framework.boundary.factstore.nats.setup import MOVED_TO, StreamSetup
 from ergon_framework.errors import (
     BoundaryError,
@@ -256,7 +260,7 @@ class NatsDatabase:
             failpoint(_BEFORE[call])
             with self._turn:
                 seq = self.stream.commit([message], None)
-                self._memory.follow(subject, Record(message.data, seq))
+                self._memory.follow(subject, StreamRecord(message.data, seq))
                 failpoint(_AFTER[call])
                 self._trim()
             return result

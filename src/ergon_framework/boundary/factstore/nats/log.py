@@ -22,7 +22,7 @@ from ergon_framework.boundary.factstore.group_commit import (
     nothing,
     tell_head,
 )
-from ergon_framework.boundary.factstore.hashchain import Prepared, key_of, prepare
+from ergon_framework.boundary.factstore.hashchain import PreparedFact, key_of, prepare
 from ergon_framework.boundary.factstore.nats.append import (
     MAX_REFERENCES_PER_COMMIT,
     StreamPlacement,
@@ -39,7 +39,12 @@ from ergon_framework.boundary.factstore.nats.pages import (
     read_page,
     search_entries,
 )
-from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item, LogState, Place
+from ergon_framework.boundary.factstore.nats.schema import (
+    ConsumerRecord,
+    EntryPosition,
+    Item,
+    LogState,
+)
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.page_plan import Hole
 from ergon_framework.boundary.factstore.records import corrupted
@@ -74,7 +79,7 @@ class _Arrival:
     """An entry of a peer's page."""
 
     entry: hashchain.Entry
-    fact: Prepared
+    fact: PreparedFact
 
 
 Bound: TypeAlias = Callable[[StreamTransaction], int]
@@ -93,7 +98,7 @@ class Append:
     """One caller's facts on their way in."""
 
     log: str
-    facts: list[Prepared]
+    facts: list[PreparedFact]
     capacity: int | None
 
 
@@ -353,7 +358,7 @@ class NatsLog:
 
 
 def refer_ahead(
-    database: NatsDatabase, facts: Iterable[Prepared], call: str, *, is_awaited: bool
+    database: NatsDatabase, facts: Iterable[PreparedFact], call: str, *, is_awaited: bool
 ) -> None:
     """Mark what facts with very many references refer to, before they are entered.
 
@@ -418,13 +423,13 @@ def _dropped(
     last = 0 if log_state is None else min(bound(transaction), log_state.head)
     if log_state is None or last < log_state.first:
         return 0, 0
-    first, place = log_state.first, Place(max(0, log_state.first_seq - 1), b"")
+    first, place = log_state.first, EntryPosition(max(0, log_state.first_seq - 1), b"")
     # Looked for, and not remembered: what lies below this place will be gone.
     edge = search_entries(transaction, log_state, lambda entry: entry.offset <= last)
     if edge is not None:
         log_state.cut_total, log_state.cut_at = edge.total, edge.recorded_at
         log_state.cut_risen_at = edge.risen_at
-        place = Place(edge.seq, edge.chain if edge.offset == last else b"")
+        place = EntryPosition(edge.seq, edge.chain if edge.offset == last else b"")
     log_state.cut_latest = _latest_below(transaction, log_state, last, place)
     log_state.first, log_state.first_seq, log_state.cut_chain = last + 1, place.seq + 1, place.chain
     log_state.head_seq = 0 if log_state.head == last else log_state.head_seq
@@ -437,7 +442,7 @@ def _dropped(
 
 
 def _latest_below(
-    transaction: StreamTransaction, log_state: LogState, last: int, place: Place
+    transaction: StreamTransaction, log_state: LogState, last: int, place: EntryPosition
 ) -> dict[str, int]:
     """For each zone, the last offset up to one of a fact to it."""
     found: dict[str, int] = {}

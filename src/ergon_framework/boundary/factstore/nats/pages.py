@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ergon_framework.boundary.factstore import page_plan
-from ergon_framework.boundary.factstore.nats.schema import NO_CHAIN, LogEntry, LogState, Place
+from ergon_framework.boundary.factstore.nats.schema import (
+    NO_CHAIN,
+    EntryPosition,
+    LogEntry,
+    LogState,
+)
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.page_plan import Hole, PageRead, fill_page
 from ergon_framework.ports.factstore import Gap, Page
@@ -33,19 +38,19 @@ def search_entries(
     return found
 
 
-def place_of(transaction: StreamTransaction, log_state: LogState, offset: int) -> Place:
+def place_of(transaction: StreamTransaction, log_state: LogState, offset: int) -> EntryPosition:
     """Where an offset of the log is; without a chain when it is not there itself."""
     if offset < log_state.first - 1:
-        return Place(max(0, log_state.first_seq - 1), b"")
+        return EntryPosition(max(0, log_state.first_seq - 1), b"")
     if offset > log_state.head:
-        return Place(log_state.head_seq, b"")
+        return EntryPosition(log_state.head_seq, b"")
     found = log_state.edge(offset) or transaction.remembered(log_state, offset)
     if found is not None:
         return found
     entry = search_entries(transaction, log_state, lambda each: each.offset <= offset)
     if entry is None:
-        return Place(max(0, log_state.first_seq - 1), b"")
-    return Place(entry.seq, entry.chain if entry.offset == offset else b"")
+        return EntryPosition(max(0, log_state.first_seq - 1), b"")
+    return EntryPosition(entry.seq, entry.chain if entry.offset == offset else b"")
 
 
 def entry_at(transaction: StreamTransaction, log_state: LogState, offset: int) -> LogEntry | None:

@@ -21,10 +21,10 @@ from ergon_framework.boundary.factstore.nats.schema import (
     Attribute,
     ConsumerRecord,
     Item,
+    JournalNote,
     Known,
     LogState,
     Mark,
-    Note,
     ObjectRecord,
     ZoneRecord,
     read_id,
@@ -180,7 +180,7 @@ def _put_note(transaction: StreamTransaction, copy: JournalRecord) -> None:
     if copy.position > tally.notes:
         tally.notes = copy.position
         transaction.put(transaction.subjects.tally, tally)
-        note = Note(copy.at, copy.action, copy.details)
+        note = JournalNote(copy.at, copy.action, copy.details)
         transaction.put(transaction.subjects.note(copy.position), note)
 
 
@@ -486,7 +486,7 @@ def _awaited(
 
 def _notes(transaction: StreamTransaction, after: int | None) -> Iterator[JournalRecord]:
     for number in range((after or 0) + 1, transaction.tally.notes + 1):
-        note = transaction.get(Note, transaction.subjects.note(number))
+        note = transaction.get(JournalNote, transaction.subjects.note(number))
         if note is not None:
             yield JournalRecord(number, note.at, note.action, note.details)
 

@@ -17,7 +17,7 @@ from ergon_framework.boundary.factstore.nats.append import MAX_REFERENCES_PER_CO
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.schema import (
     Attribute,
-    Note,
+    JournalNote,
     ObjectRecord,
     ZoneRecord,
     decode,
@@ -408,7 +408,9 @@ class NatsLinks:
             last = transaction.tally.notes
             wanted = range(last, max(0, last - limit), -1)
             transaction.fetch([transaction.subjects.note(number) for number in wanted])
-            found = (transaction.get(Note, transaction.subjects.note(number)) for number in wanted)
+            found = (
+                transaction.get(JournalNote, transaction.subjects.note(number)) for number in wanted
+            )
             return [(each.at, each.action, each.details) for each in found if each is not None]
 
         return self._database.read(work)

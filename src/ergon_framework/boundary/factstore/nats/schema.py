@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from ergon_framework.boundary.factstore.hashchain import (
     NOBODY,
     OFFSET_BITS,
-    Prepared,
+    PreparedFact,
     Proof,
     checked_seal,
     key_of,
@@ -93,7 +93,7 @@ class LogEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EntryPosition:
     """Where an entry of the log is: all after it have higher sequences."""
 
     seq: int
@@ -121,7 +121,7 @@ def encode_entry(
     total: int,
     risen_at: float,
     now: float,
-    fact: Prepared,
+    fact: PreparedFact,
     chain: bytes,
 ) -> tuple[bytes, bytes]:
     """The message of a new entry, and the chain after it."""
@@ -161,7 +161,7 @@ def _parts(data: bytes) -> _Parts | None:
     return _Parts((offset, alike, total, now, risen), zone, proof, data[proof_end:end], data[end:])
 
 
-def repaired_entry(log: int, data: bytes, duplicate: Prepared) -> bytes | None:
+def repaired_entry(log: int, data: bytes, duplicate: PreparedFact) -> bytes | None:
     """The message of a damaged entry as it was, by a duplicate of its fact; None if not known."""
     parts = _parts(data)
     if parts is None:
@@ -307,7 +307,7 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Note:
+class JournalNote:
     """An entry of the journal."""
 
     at: float
@@ -404,12 +404,12 @@ class LogState:
         """The log in figures."""
         return LogInfo(self.name, self.head, self.first, self.size, self.last_at)
 
-    def edge(self, offset: int) -> Place | None:
+    def edge(self, offset: int) -> EntryPosition | None:
         """Where an offset is, if it is one of the two ends."""
         if offset == self.head and self.head_seq:
-            return Place(self.head_seq, self.chain)
+            return EntryPosition(self.head_seq, self.chain)
         if offset == self.first - 1:
-            return Place(max(0, self.first_seq - 1), self.cut_chain)
+            return EntryPosition(max(0, self.first_seq - 1), self.cut_chain)
         return None
 
 

@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ergon_framework.boundary.factstore.hashchain import Prepared
+from ergon_framework.boundary.factstore.hashchain import PreparedFact
 from ergon_framework.boundary.factstore.nats.schema import (
     Counters,
+    EntryPosition,
+    JournalNote,
     Known,
     LogEntry,
     LogState,
-    Note,
-    Place,
     Subjects,
     decode,
     encode,
@@ -30,7 +30,7 @@ from ergon_framework.boundary.factstore.nats.schema import (
 )
 from ergon_framework.errors import StoreBrokenError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.storage.nats import Message, NatsStream, Stored
+from ergon_framework.storage.nats import NatsStream, Stored, StreamMessage
 
 MAX_CACHED = 5_000
 """Records that are cached, and places of entries; then the cache begins anew."""
@@ -39,7 +39,7 @@ WRITES_BEFORE_TRIM = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StreamRecord:
     """A record as it lies in the stream."""
 
     data: bytes
@@ -54,11 +54,11 @@ class RecordCache:
         self.highest = 0
         """The highest sequence at which the stream was ever seen to end."""
         self._last = -1
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, StreamRecord] = {}
         self.lists: dict[str, set[str]] = {}
         self.log_states: dict[str, LogState] = {}
         """Logs with their young entries."""
-        self.places: dict[tuple[str, int], Place] = {}
+        self.places: dict[tuple[str, int], EntryPosition] = {}
         """Of entries, which never move; only a server that loses messages makes them wrong."""
         self._written: Counter[str] = Counter()
         """How often this process wrote each record since its old messages were trimmed."""
@@ -85,7 +85,7 @@ class RecordCache:
         self.highest, self.places = 0, {}  # a new dict: transactions under way keep the old one
         self.forget(last)
 
-    def add(self, records: Mapping[str, Record]) -> None:
+    def add(self, records: Mapping[str, StreamRecord]) -> None:
         """Cache records that were just written."""
         self.records |= records
         self._written.update(list(records))
@@ -106,7 +106,7 @@ class RecordCache:
             self._written.clear()
         return found
 
-    def follow(self, subject: str, record: Record) -> None:
+    def follow(self, subject: str, record: StreamRecord) -> None:
         """Cache a record that was written without looking at where the stream ended."""
         if record.seq == self.last + 1:
             self.last = record.seq
@@ -166,8 +166,8 @@ class StreamTransaction:
         """Whether an entry was missing: damage, unless another process was just truncating."""
         self.memory = memory
         self._puts: dict[str, bytes] = {}
-        self._entries: list[Message] = []
-        self._others: list[Message] = []
+        self._entries: list[StreamMessage] = []
+        self._others: list[StreamMessage] = []
         self._log_states: dict[str, LogState] = {}
         self._asked: dict[int, Stored] = {}
         """Entries that were read for ids in question, by their sequences."""
@@ -197,11 +197,11 @@ class StreamTransaction:
         if missing:
             absent = set(missing) - set(self._read(missing))
             # What is not there is cached as well: most ids that are asked for are new.
-            self.memory.records |= dict.fromkeys(absent, Record(GONE, 0))
+            self.memory.records |= dict.fromkeys(absent, StreamRecord(GONE, 0))
 
     def _read(self, subjects: Sequence[str]) -> list[str]:
         found = self.stream.latest(subjects)
-        self.memory.records |= {each.subject: Record(each.data, each.seq) for each in found}
+        self.memory.records |= {each.subject: StreamRecord(each.data, each.seq) for each in found}
         return [each.subject for each in found]
 
     def put(self, subject: str, record: object | None) -> None:
@@ -222,7 +222,7 @@ class StreamTransaction:
         tally = self.tally
         tally.notes += 1
         self.put(self.subjects.tally, tally)
-        self.put(self.subjects.note(tally.notes), Note(now, action, details))
+        self.put(self.subjects.note(tally.notes), JournalNote(now, action, details))
 
     # ---- logs -----------------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class StreamTransaction:
         """Where the next entry will be: entries are the first that a step writes."""
         return self.memory.last + len(self._entries) + 1
 
-    def add(self, log_state: LogState, entry: Message, key: bytes, known: Known) -> None:
+    def add(self, log_state: LogState, entry: StreamMessage, key: bytes, known: Known) -> None:
         """Write an entry. Its id stays young: it is written to the ledger later, with others."""
         self._entries.append(entry)
         log_state.young[key] = known
@@ -293,7 +293,7 @@ class StreamTransaction:
         data = encode_id(known)
         # Refused if the id is there by now, so that no id is entered twice, whatever the cache
         # says.
-        self._others.append(Message(self.subjects.id(key), data, {EXPECTED: "0"}))
+        self._others.append(StreamMessage(self.subjects.id(key), data, {EXPECTED: "0"}))
 
     def entry(self, log_state: LogState, found: Stored) -> LogEntry | None:
         """An entry out of its message."""
@@ -314,20 +314,20 @@ class StreamTransaction:
         stored = self._asked.get(known.seq)
         return None if stored is None else self.entry(log_state, stored)
 
-    def repair(self, log_state: LogState, known: Known, duplicate: Prepared) -> LogEntry | None:
+    def repair(self, log_state: LogState, known: Known, duplicate: PreparedFact) -> LogEntry | None:
         """Restore a damaged entry from a duplicate of its fact; None when that is not possible."""
         stored = self._asked.get(known.seq)
         data = None if stored is None else repaired_entry(log_state.number, stored.data, duplicate)
         if data is None:
             return None
-        self._others.append(Message(self.subjects.repair(log_state.name, known.seq), data))
+        self._others.append(StreamMessage(self.subjects.repair(log_state.name, known.seq), data))
         return read_entry(log_state.number, known.seq, data)
 
     def remember(self, log_state: LogState, entry: LogEntry) -> None:
         """Cache where an entry is."""
-        self.memory.places[log_state.name, entry.offset] = Place(entry.seq, entry.chain)
+        self.memory.places[log_state.name, entry.offset] = EntryPosition(entry.seq, entry.chain)
 
-    def remembered(self, log_state: LogState, offset: int) -> Place | None:
+    def remembered(self, log_state: LogState, offset: int) -> EntryPosition | None:
         """Where an entry is, if that is known."""
         return self.memory.places.get((log_state.name, offset))
 
@@ -380,7 +380,7 @@ class StreamTransaction:
                 if key not in there:
                     self.add_id(key, known)
                 elif not there[key].seq:  # a move has copied the id before its fact
-                    self._others.append(Message(self.subjects.id(key), encode_id(known)))
+                    self._others.append(StreamMessage(self.subjects.id(key), encode_id(known)))
             log_state.young.clear()
             self._puts[self.subjects.log_state(log_state.name)] = encode(log_state)
         return bool(self._entries or self._others or self._puts)
@@ -392,12 +392,12 @@ class StreamTransaction:
         is_young = all(len(log_state.young) <= MAX_YOUNG for log_state in self._log_states.values())
         return is_young and len(self._entries) == 1
 
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[StreamMessage]:
         """All messages, entries first: their sequences follow from where the stream ends."""
-        records = (Message(*each) for each in self._puts.items())
+        records = (StreamMessage(*each) for each in self._puts.items())
         return [*self._entries, *self._others, *records]
 
-    def only(self, subject: str) -> Message | None:
+    def only(self, subject: str) -> StreamMessage | None:
         """The message of a transaction that writes only this record; None if it writes more.
 
         It is accepted only if the record has not been written since it was read.
@@ -406,12 +406,12 @@ class StreamTransaction:
             return None
         # The record's own sequence, not the stream's end: other writers do not stand in the way.
         expected = {EXPECTED: str(self.memory.records[subject].seq)}
-        return Message(subject, self._puts[subject], expected)
+        return StreamMessage(subject, self._puts[subject], expected)
 
     def was_written(self, last: int) -> None:
         """Update the cache after a commit; ``last`` is where the stream ends now."""
         first = last - len(self.messages()) + 1
         seqs = {message.subject: first + n for n, message in enumerate(self.messages())}
         self.memory.log_states |= self._log_states
-        self.memory.add({each: Record(data, seqs[each]) for each, data in self._puts.items()})
+        self.memory.add({each: StreamRecord(data, seqs[each]) for each, data in self._puts.items()})
         self.memory.last = last

@@ -13,7 +13,7 @@ from ergon_framework.boundary.factstore import hashchain
 from ergon_framework.boundary.factstore.append_plan import AppendPlanner, Condition, KnownFact
 from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.hashchain import (
-    Prepared,
+    PreparedFact,
     linked,
     mended,
     next_chain,
@@ -31,7 +31,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     log_or_new,
     seal_in,
 )
-from ergon_framework.boundary.factstore.sql.session import Row, Session
+from ergon_framework.boundary.factstore.sql.session import Row, SqlSession
 from ergon_framework.core.link import leads_to
 from ergon_framework.ports.factstore import (
     INBOUND,
@@ -114,7 +114,7 @@ class RowPlacement:
         """The bytes that a log keeps."""
         return log.size
 
-    def known(self, log: LogRow, fact: Prepared) -> KnownFact | None:
+    def known(self, log: LogRow, fact: PreparedFact) -> KnownFact | None:
         """What lies under the id of a fact; what is damaged is repaired by it, if it can be."""
         known = self._tables.known(log, fact.key)
         if known is None:
@@ -130,7 +130,7 @@ class RowPlacement:
         self._tables.write_back(repaired)
         return KnownFact(offset, digest, Condition.REPAIRED, repaired[5])
 
-    def place(self, log: LogRow, fact: Prepared) -> int:
+    def place(self, log: LogRow, fact: PreparedFact) -> int:
         """Put a new fact at the end of a log; its offset."""
         new = fact.new
         if new.references:
@@ -146,7 +146,7 @@ class RowPlacement:
         log.head, log.total, log.last_at = offset, total, self.now
         return offset
 
-    def load(self, copy: FactRecord, fact: Prepared) -> None:
+    def load(self, copy: FactRecord, fact: PreparedFact) -> None:
         """Take in a fact of another store where it lay there, unless it is here."""
         log = self.log(copy.log)
         if copy.fact.offset <= log.head:
@@ -166,12 +166,12 @@ class RowPlacement:
                 view.is_new = False
         return self._new_runs
 
-    def _is_sound(self, log: LogRow, row: Row, fact: Prepared) -> bool:
+    def _is_sound(self, log: LogRow, row: Row, fact: PreparedFact) -> bool:
         """Whether the stored row of a duplicate is undamaged."""
         zone = fact.new.to_zone
         return seal_in(row, zone) is not None and row[1] == self._view_to(log, zone)
 
-    def _repaired(self, log: LogRow, row: Row, fact: Prepared) -> Row | None:
+    def _repaired(self, log: LogRow, row: Row, fact: PreparedFact) -> Row | None:
         """A damaged row as it was, when its mark or the hash chain shows that it was so."""
         number, _, total, at, proof, *stored = row[:7]
         zone, content = fact.new.to_zone, (stored[0], stored[1])
@@ -254,7 +254,7 @@ class Arrival:
     link: Link
     log: str
     entries: list[hashchain.Entry]
-    prepared: list[Prepared]
+    prepared: list[PreparedFact]
     refused: Sequence[Quarantined]
 
 
@@ -273,7 +273,7 @@ def arrival(
 
 
 def take_in(
-    session: Session, planner: AppendPlanner[LogRow], peer: str, arrived: Arrival, now: float
+    session: SqlSession, planner: AppendPlanner[LogRow], peer: str, arrived: Arrival, now: float
 ) -> list[Outcome]:
     """Insert what is absent, set the rest aside, move the link; the outcomes of the facts."""
     outcomes: list[Outcome] = []
@@ -293,7 +293,7 @@ def take_in(
     return outcomes
 
 
-def _record(session: Session, log: str, gap: Gap, outcome: Outcome) -> None:
+def _record(session: SqlSession, log: str, gap: Gap, outcome: Outcome) -> None:
     """Write a loss down where its marker lies, unless it is there already."""
     if not isinstance(outcome, Appended) or outcome.is_duplicate:
         return

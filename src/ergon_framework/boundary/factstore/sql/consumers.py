@@ -42,8 +42,8 @@ from ergon_framework.boundary.factstore.sql.rows import (
 from ergon_framework.boundary.factstore.sql.session import (
     BatchLimits,
     Row,
-    Session,
     SqlDatabase,
+    SqlSession,
     note,
 )
 from ergon_framework.ports.factstore import (
@@ -97,7 +97,7 @@ class SqlConsumers:
     ) -> ConsumerInfo:
         """Create one at the start (the first kept fact) or the end of its log."""
 
-        def work(session: Session) -> ConsumerInfo:
+        def work(session: SqlSession) -> ConsumerInfo:
             row = session.one("consumers.consumer", name)
             if row is None:
                 found = log_or_new(session, log)
@@ -114,7 +114,7 @@ class SqlConsumers:
     def consumers(self) -> list[ConsumerInfo]:
         """Every consumer, by name."""
 
-        def work(session: Session) -> list[ConsumerInfo]:
+        def work(session: SqlSession) -> list[ConsumerInfo]:
             rows = session.all("consumers.consumers")
             return [with_lag(session, *reader_of(session, row)) for row in rows]
 
@@ -127,7 +127,7 @@ class SqlConsumers:
     def delete_consumer(self, name: str) -> None:
         """Forget it and its quarantine; retention no longer waits for it."""
 
-        def work(session: Session) -> None:
+        def work(session: SqlSession) -> None:
             info, _ = reader_named(session, name)
             session.run("consumers.delete", name)
             session.run("quarantine.forget", name)
@@ -138,7 +138,7 @@ class SqlConsumers:
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
         """Move the cursor up to ``offset``, never down; the cursor then."""
 
-        def work(session: Session) -> int:
+        def work(session: SqlSession) -> int:
             info, _ = reader_named(session, name)
             now = self._database.clock()
             refuse_late(info, holder, now)
@@ -155,7 +155,7 @@ class SqlConsumers:
     def release_lease(self, name: str, holder: str) -> None:
         """The holder lets go of the name; nothing happens when it does not hold it."""
 
-        def work(session: Session) -> None:
+        def work(session: SqlSession) -> None:
             # Not synced: if a power cut undoes it, the lease ends by itself.
             session.run("consumers.drop_lease", name, holder)
 
@@ -164,7 +164,7 @@ class SqlConsumers:
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
         """Set the cursor, also backwards, and write down that it was done and why."""
 
-        def work(session: Session) -> ConsumerInfo:
+        def work(session: SqlSession) -> ConsumerInfo:
             info, log = reader_named(session, name)
             refuse_outside(info, offset, log.first, log.head)
             session.run("consumers.seek", offset, name)
@@ -185,7 +185,7 @@ class SqlConsumers:
     ) -> Quarantined:
         """Quarantine the next fact of the view and move the cursor past it, in one commit."""
 
-        def work(session: Session) -> Quarantined:
+        def work(session: SqlSession) -> Quarantined:
             info, log = reader_named(session, name)
             now = self._database.clock()
             refuse_late(info, holder, now)
@@ -211,7 +211,7 @@ class SqlConsumers:
     def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
         """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
 
-        def work(session: Session) -> Quarantined:
+        def work(session: SqlSession) -> Quarantined:
             item = _numbered(session, quarantine_id)
             if item.state == state:
                 return item
@@ -264,7 +264,7 @@ class SqlConsumers:
     def _offer(self, name: str, limit: int, max_bytes: int, holder: str | None) -> _Offer:
         now = self._database.clock()
 
-        def work(session: Session) -> _Offer | ConsumerInfo:
+        def work(session: SqlSession) -> _Offer | ConsumerInfo:
             info, log = reader_named(session, name)
             if info.is_held(now) and info.holder != holder:
                 return info  # refused before anything else can be wrong
@@ -286,7 +286,7 @@ class SqlConsumers:
     def _shorten(self, name: str, until: float) -> None:
         """End a lease that the clock made too long."""
 
-        def work(session: Session) -> None:
+        def work(session: SqlSession) -> None:
             session.run("consumers.shorten", until, name, until)
 
         self._database.write(work, "desk", is_synced=False)
@@ -294,7 +294,7 @@ class SqlConsumers:
     def _pass(self, offer: _Offer, holder: str | None) -> None:
         """Set the corrupted fact after the cursor aside, unless another process has done so."""
 
-        def work(session: Session) -> None:
+        def work(session: SqlSession) -> None:
             now, at = self._database.clock(), offer.corrupted
             info, _ = reader_named(session, offer.info.name)
             refuse_held(info, holder, now)
@@ -315,7 +315,7 @@ class SqlConsumers:
         if holder is None and not offer.released and through <= offer.info.served:
             return True
 
-        def work(session: Session) -> ConsumerInfo | None:
+        def work(session: SqlSession) -> ConsumerInfo | None:
             info, _ = reader_named(session, offer.info.name)
             now = self._database.clock()
             refuse_held(info, holder, now)
@@ -338,7 +338,9 @@ class SqlConsumers:
         return True
 
 
-def _offer(session: Session, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int) -> _Offer:
+def _offer(
+    session: SqlSession, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int
+) -> _Offer:
     with_lag(session, info, log)
     released = _released(session, info, log, limit, max_bytes)
     if released is not None:
@@ -354,14 +356,14 @@ def _offer(session: Session, info: ConsumerInfo, log: LogRow, limit: int, max_by
     return _Offer(info, page, stretch.corrupted, items)
 
 
-def _before(session: Session, info: ConsumerInfo, view: int, offset: int) -> int:
+def _before(session: SqlSession, info: ConsumerInfo, view: int, offset: int) -> int:
     """The fact before one of the consumer's view."""
     run = None if info.to_zone is None else run_at(session, view, offset)
     return offset - 1 if run is None else run.before(offset)
 
 
 def _released(
-    session: Session, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int
+    session: SqlSession, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int
 ) -> _Offer | None:
     """A page of facts out of quarantine, if there are any below the cursor."""
     bounds = (info.name, 0, info.cursor, limit)
@@ -392,7 +394,7 @@ def _released(
 # ---- quarantine -------------------------------------------------------------------------------
 
 
-def keep(session: Session, item: Quarantined, consumer: str = "") -> Quarantined:
+def keep(session: SqlSession, item: Quarantined, consumer: str = "") -> Quarantined:
     """Set something aside. A fact that could not enter a log is kept once, however often it is."""
     owner = consumer or item.consumer
     place = (owner, item.log, item.offset)
@@ -402,7 +404,7 @@ def keep(session: Session, item: Quarantined, consumer: str = "") -> Quarantined
     return _numbered(session, session.add("quarantine.add", *values))
 
 
-def set_aside(session: Session, item: Quarantined) -> Quarantined:
+def set_aside(session: SqlSession, item: Quarantined) -> Quarantined:
     """Set a fact of a log aside; one that is, or was released, is the same item still."""
     found = session.one("quarantine.open_at", item.consumer, item.offset)
     if found is None:
@@ -411,13 +413,13 @@ def set_aside(session: Session, item: Quarantined) -> Quarantined:
     return _numbered(session, found[0])
 
 
-def state_at(session: Session, consumer: str, offset: int) -> str | None:
+def state_at(session: SqlSession, consumer: str, offset: int) -> str | None:
     """Whether a fact is set aside for a consumer, or released to it."""
     found = session.one("quarantine.open_at", consumer, offset)
     return None if found is None else str(found[1])
 
 
-def _numbered(session: Session, number: int) -> Quarantined:
+def _numbered(session: SqlSession, number: int) -> Quarantined:
     row = session.one("quarantine.item", number)
     if row is None:
         raise not_there(number)

@@ -18,7 +18,7 @@ from ergon_framework.boundary.factstore.group_commit import (
     tell_head,
 )
 from ergon_framework.boundary.factstore.hashchain import (
-    Prepared,
+    PreparedFact,
     key_of,
     next_chain,
     prepare,
@@ -43,8 +43,8 @@ from ergon_framework.boundary.factstore.sql.rows import (
 from ergon_framework.boundary.factstore.sql.session import (
     BatchLimits,
     Row,
-    Session,
     SqlDatabase,
+    SqlSession,
     Subscribers,
     note,
 )
@@ -70,14 +70,14 @@ class Cut:
     is_last: bool
 
 
-def last_to_drop(session: Session, log: LogRow, through: int, loss_reason: str | None) -> int:
+def last_to_drop(session: SqlSession, log: LogRow, through: int, loss_reason: str | None) -> int:
     """Up to where payloads may go."""
     last = min(through, log.head)
     return last if loss_reason is not None else min(last, _settled_by_all(session, log))
 
 
 def cut(
-    session: Session, log: LogRow, last: int, loss_reason: str | None, now: float, max_facts: int
+    session: SqlSession, log: LogRow, last: int, loss_reason: str | None, now: float, max_facts: int
 ) -> Cut:
     """Drop the oldest payloads, up to an offset and no more than ``max_facts``."""
     end = min(last, log.first - 1 + max_facts)
@@ -96,7 +96,7 @@ def cut(
 
 
 def aged(
-    session: Session, log: LogRow, start: int, before: float, max_facts: int
+    session: SqlSession, log: LogRow, start: int, before: float, max_facts: int
 ) -> tuple[int, bool]:
     """Up to where all after ``start`` were recorded before an instant, and whether that is all.
 
@@ -110,11 +110,11 @@ def aged(
     return (end, end == log.head) if row is None else ((row[0] & LAST) - 1, True)
 
 
-def _settled_by_all(session: Session, log: LogRow) -> int:
+def _settled_by_all(session: SqlSession, log: LogRow) -> int:
     return page_plan.settled_through(*session.only("logs.needed", log.id))
 
 
-def _write_down(session: Session, log: LogRow, end: int, reason: str, now: float) -> None:
+def _write_down(session: SqlSession, log: LogRow, end: int, reason: str, now: float) -> None:
     """Record a gap for what some consumer had not confirmed."""
     first = page_plan.lost_from(log.first, end, *session.only("logs.slowest", log.id))
     if first is None:
@@ -134,7 +134,7 @@ Known: TypeAlias = tuple[bytes, int]
 """The first 16 bytes of the identity digest, and the offset."""
 Knows = Callable[[LogRow, Sequence[bytes]], Mapping[bytes, Known]]
 """What the ledger of a log says about keys."""
-Look = Callable[[Callable[[Session, Knows], "Leg"]], "Leg"]
+Look = Callable[[Callable[[SqlSession, Knows], "Leg"]], "Leg"]
 """Runs something on what was committed last, and on the ledger."""
 
 
@@ -154,7 +154,9 @@ def walk(look: Look, log: str, after: int) -> Iterator[Flaw | int]:
     while not leg.is_end:
         start, chain = leg.reached, leg.chain
 
-        def work(session: Session, knows: Knows, start: int = start, chain: bytes = chain) -> Leg:
+        def work(
+            session: SqlSession, knows: Knows, start: int = start, chain: bytes = chain
+        ) -> Leg:
             return _stride(session, knows, log, start, chain)
 
         leg = look(work)
@@ -163,7 +165,7 @@ def walk(look: Look, log: str, after: int) -> Iterator[Flaw | int]:
             yield leg.reached
 
 
-def _stride(session: Session, knows: Knows, name: str, start: int, chain: bytes) -> Leg:
+def _stride(session: SqlSession, knows: Knows, name: str, start: int, chain: bytes) -> Leg:
     log = log_named(session, name)
     if log is None:
         return Leg(start, chain, is_end=True)
@@ -220,7 +222,7 @@ def _check_ledger(knows: Knows, log: LogRow, rows: Sequence[Row], flaws: list[Fl
             flaws.append(Flaw(log.name, fact[1], "the ledger does not know it as it is"))
 
 
-def _check_views(session: Session, log: LogRow, rows: Sequence[Row], flaws: list[Flaw]) -> None:
+def _check_views(session: SqlSession, log: LogRow, rows: Sequence[Row], flaws: list[Flaw]) -> None:
     """A fact must be found in its view."""
     runs: dict[int, ViewSegment] = {}
     for row in rows:
@@ -254,7 +256,7 @@ class Append:
     """One caller's facts on their way in."""
 
     log: str
-    facts: Sequence[Prepared]
+    facts: Sequence[PreparedFact]
     capacity: int | None
 
 
@@ -281,7 +283,7 @@ class Appender(Protocol):
     def drop(self, log: str, last_of: LastOf, loss_reason: str | None, max_facts: int) -> Cut:
         """Drop up to ``max_facts`` payloads, up to where ``last_of`` says, in one commit."""
 
-    def look(self, work: Callable[[Session, Knows], Leg]) -> Leg:
+    def look(self, work: Callable[[SqlSession, Knows], Leg]) -> Leg:
         """Run something on what was committed last, and on the ledger."""
 
 
@@ -348,7 +350,7 @@ class SqlLog:
     ) -> Page:
         """Read what is kept, without a consumer; a log that is not there is empty."""
 
-        def work(session: Session) -> PageRead:
+        def work(session: SqlSession) -> PageRead:
             found = log_named(session, log)
             if found is None:
                 return PageRead(Page([], 0, 0))
@@ -371,7 +373,7 @@ class SqlLog:
         Many are dropped in several commits, so that appends pass in between.
         """
 
-        def last(session: Session, found: LogRow) -> int:
+        def last(session: SqlSession, found: LogRow) -> int:
             return last_to_drop(session, found, through, loss_reason)
 
         return self._drop(log, last, loss_reason)
@@ -396,7 +398,7 @@ class SqlLog:
         reached, is_all = reached if since <= before else 0, False
         while not is_all:
 
-            def work(session: Session, start: int = reached) -> tuple[int, bool]:
+            def work(session: SqlSession, start: int = reached) -> tuple[int, bool]:
                 found = log_named(session, log)
                 if found is None:
                     return 0, True
@@ -410,7 +412,7 @@ class SqlLog:
     def gaps(self, log: str | None = None) -> list[Gap]:
         """Every recorded loss."""
 
-        def work(session: Session) -> list[Gap]:
+        def work(session: SqlSession) -> list[Gap]:
             wanted = [each for each in all_logs(session) if log in {None, each.name}]
             return [gap for each in wanted for gap in gaps_of(session, each)]
 

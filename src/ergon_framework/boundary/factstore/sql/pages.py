@@ -16,7 +16,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     last_run,
     view_of,
 )
-from ergon_framework.boundary.factstore.sql.session import Row, Session
+from ergon_framework.boundary.factstore.sql.session import Row, SqlSession
 from ergon_framework.ports.factstore import Page, StoredFact
 
 ALL_ROWS = -1
@@ -24,7 +24,7 @@ ALL_ROWS = -1
 
 
 def read(
-    session: Session,
+    session: SqlSession,
     log: LogRow,
     after: int,
     limit: int,
@@ -47,7 +47,7 @@ def read(
     return PageRead(page, found.corrupted)
 
 
-def chain_at(session: Session, log: LogRow, offset: int) -> bytes:
+def chain_at(session: SqlSession, log: LogRow, offset: int) -> bytes:
     """The hash chain after an offset; empty when it is no longer known, or not yet."""
     if offset == log.head:
         return log.chain
@@ -59,7 +59,7 @@ def chain_at(session: Session, log: LogRow, offset: int) -> bytes:
     return row[0] if row is not None and isinstance(row[0], bytes) else b""
 
 
-def unexplained(session: Session, log: LogRow, after: int) -> tuple[int, int] | None:
+def unexplained(session: SqlSession, log: LogRow, after: int) -> tuple[int, int] | None:
     """The first and the last offset after a place that are gone and that no gap explains."""
     if after + 1 >= log.first:
         return None
@@ -67,7 +67,7 @@ def unexplained(session: Session, log: LogRow, after: int) -> tuple[int, int] | 
 
 
 def _facts_or_hole(
-    session: Session, log: LogRow, after: int, to_zone: str | None
+    session: SqlSession, log: LogRow, after: int, to_zone: str | None
 ) -> Iterator[StoredFact | Hole]:
     """The facts of a view in order; the first that is missing or has changed ends them.
 
@@ -98,7 +98,7 @@ def _facts_or_hole(
 
 
 def _rows(
-    session: Session, log: LogRow, start: int, to_zone: str | None
+    session: SqlSession, log: LogRow, start: int, to_zone: str | None
 ) -> tuple[Iterable[Row], int]:
     """Rows of a view after a place, and the offset that the last one there must have."""
     if to_zone is None:

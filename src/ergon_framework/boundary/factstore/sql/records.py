@@ -27,7 +27,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     log_or_new,
     view_of,
 )
-from ergon_framework.boundary.factstore.sql.session import Session, SqlDatabase, StoreIdentity
+from ergon_framework.boundary.factstore.sql.session import SqlDatabase, SqlSession, StoreIdentity
 from ergon_framework.ports.factstore import Quarantined
 from ergon_framework.ports.transfer import (
     AwaitedObjectRecord,
@@ -47,7 +47,7 @@ from ergon_framework.ports.transfer import (
 )
 
 
-def copy_of(session: Session, log: LogRow) -> LogRecord:
+def copy_of(session: SqlSession, log: LogRow) -> LogRecord:
     """Everything about a log that does not follow from its kept facts."""
     return LogRecord(
         log.id,
@@ -60,7 +60,7 @@ def copy_of(session: Session, log: LogRow) -> LogRecord:
     )
 
 
-def place(session: Session, copy: LogRecord) -> None:
+def place(session: SqlSession, copy: LogRecord) -> None:
     """Let a log begin where the copy does; one that has facts from there on does so already."""
     log = log_named(session, copy.log)
     if log is None:
@@ -80,7 +80,7 @@ def place(session: Session, copy: LogRecord) -> None:
     session.run("records.rebase", *base, log.id)
 
 
-def _latest_below(session: Session, log: LogRow) -> dict[str, int]:
+def _latest_below(session: SqlSession, log: LogRow) -> dict[str, int]:
     """The last fact to each zone below the first that is kept."""
     found: dict[str, int] = {}
     for view, to_zone in session.all("records.views", log.id):
@@ -92,7 +92,7 @@ def _latest_below(session: Session, log: LogRow) -> dict[str, int]:
     return {to_zone: offset for to_zone, offset in found.items() if offset}
 
 
-def _note_latest(session: Session, log: LogRow, to_zone: str, offset: int) -> None:
+def _note_latest(session: SqlSession, log: LogRow, to_zone: str, offset: int) -> None:
     """The facts of a view that are gone count as a run of one: what follows hangs on it."""
     view = view_of(session, log, to_zone)
     if view is None:
@@ -166,7 +166,7 @@ class SqlFactRecords:
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out; those that are not there are fine."""
 
-        def work(session: Session) -> None:
+        def work(session: SqlSession) -> None:
             for copy in records:
                 _DISCARDS[type(copy)](session, copy)
 
@@ -180,7 +180,7 @@ class SqlFactRecords:
     def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
         """Write something down about a move into this store, or forget it."""
 
-        def work(session: Session) -> None:
+        def work(session: SqlSession) -> None:
             if fence is not None:
                 fence.check_change(_mark(session), state)
             if state is None:
@@ -202,7 +202,7 @@ class SqlFactRecords:
                 # millions since the last attempt.
                 self._log.cut(copy.log, copy.first - 1)
 
-        def work(session: Session) -> None:
+        def work(session: SqlSession) -> None:
             for copy in records:
                 _LOADS[type(copy)](session, copy)
             if isinstance(records[0], LogRecord):
@@ -214,12 +214,12 @@ class SqlFactRecords:
                 self._identity.info = copy.info
 
 
-def _check_of(fence: Fence | None) -> Callable[[Session], None] | None:
+def _check_of(fence: Fence | None) -> Callable[[SqlSession], None] | None:
     """What each transaction of a move looks at first: those of two moves take turns."""
     return None if fence is None else lambda session: fence.check(_mark(session))
 
 
-def _mark(session: Session) -> bytes | None:
+def _mark(session: SqlSession) -> bytes | None:
     row = session.one("records.mark")
     return None if row is None else bytes(row[0])
 
@@ -227,13 +227,13 @@ def _mark(session: Session) -> bytes | None:
 # ---- out ----------------------------------------------------------------------------------------
 
 
-def _logs(session: Session, after: int | None, _limit: int) -> Iterator[LogRecord]:
+def _logs(session: SqlSession, after: int | None, _limit: int) -> Iterator[LogRecord]:
     logs = sorted(all_logs(session), key=lambda log: log.id)
     return (copy_of(session, log) for log in logs if log.id > (after or 0))
 
 
 def _facts(
-    place: str, session: Session, after: tuple[int, int] | None, limit: int
+    place: str, session: SqlSession, after: tuple[int, int] | None, limit: int
 ) -> Iterator[FactRecord]:
     number, offset = after or (0, 0)
     names = {log.id: log.name for log in all_logs(session)}
@@ -246,25 +246,25 @@ def _facts(
         yield FactRecord(number, names[number], fact, proof.chain)
 
 
-def _items(session: Session, after: int | None, limit: int) -> Iterator[QuarantineRecord]:
+def _items(session: SqlSession, after: int | None, limit: int) -> Iterator[QuarantineRecord]:
     for row in session.each("records.items", after or 0, limit):
         yield QuarantineRecord(Quarantined(*row[:-1]), bool(row[-1]))
 
 
 def _awaited(
-    session: Session, after: tuple[str, str] | None, limit: int
+    session: SqlSession, after: tuple[str, str] | None, limit: int
 ) -> Iterator[AwaitedObjectRecord]:
     for row in session.all("records.awaited", *(after or ("", "")), limit):
         yield AwaitedObjectRecord(*row)
 
 
-def _notes(session: Session, after: int | None, limit: int) -> Iterator[JournalRecord]:
+def _notes(session: SqlSession, after: int | None, limit: int) -> Iterator[JournalRecord]:
     start = after or 0
     for position, row in enumerate(session.all("records.notes", limit, start), start + 1):
         yield JournalRecord(position, *row)
 
 
-_DUMPS: dict[type[TransferRecord], Callable[[Session, Any, int], Iterator[Any]]] = {
+_DUMPS: dict[type[TransferRecord], Callable[[SqlSession, Any, int], Iterator[Any]]] = {
     LogRecord: _logs,
     QuarantineRecord: _items,
     AwaitedObjectRecord: _awaited,
@@ -275,13 +275,13 @@ _DUMPS: dict[type[TransferRecord], Callable[[Session, Any, int], Iterator[Any]]]
 # ---- in -----------------------------------------------------------------------------------------
 
 
-def _put_gap(session: Session, copy: GapRecord) -> None:
+def _put_gap(session: SqlSession, copy: GapRecord) -> None:
     gap = copy.gap
     place = (log_or_new(session, gap.log).id, gap.first, gap.last, gap.reason, gap.at)
     session.run("records.put_gap", *place, gap.source_first, gap.source_last)
 
 
-def _put_consumer(session: Session, copy: ConsumerCursorRecord) -> None:
+def _put_consumer(session: SqlSession, copy: ConsumerCursorRecord) -> None:
     one = copy.consumer
     session.run(
         "records.put_consumer",
@@ -290,7 +290,7 @@ def _put_consumer(session: Session, copy: ConsumerCursorRecord) -> None:
     )
 
 
-def _put_item(session: Session, copy: QuarantineRecord) -> None:
+def _put_item(session: SqlSession, copy: QuarantineRecord) -> None:
     item = copy.item
     session.run(
         "records.put_item",
@@ -299,33 +299,33 @@ def _put_item(session: Session, copy: QuarantineRecord) -> None:
     )
 
 
-def _put_name(session: Session, copy: ObjectNameRecord) -> None:
+def _put_name(session: SqlSession, copy: ObjectNameRecord) -> None:
     kept = copy.object
     session.run("objects.arrived", kept.bucket, kept.key)
     about = (kept.digest, kept.size, kept.at, kept.is_referenced)
     session.run("records.put_name", kept.bucket, kept.key, *about)
 
 
-def _put_awaited(session: Session, copy: AwaitedObjectRecord) -> None:
+def _put_awaited(session: SqlSession, copy: AwaitedObjectRecord) -> None:
     session.run("objects.await", copy.bucket, copy.key)
 
 
-def _put_link(session: Session, copy: LinkRecord) -> None:
+def _put_link(session: SqlSession, copy: LinkRecord) -> None:
     link = copy.link
     about = (link.offset, link.chain, link.is_sealed, link.reason, link.at)
     session.run("records.put_link", link.peer, link.epoch, *about)
 
 
-def _put_note(session: Session, copy: JournalRecord) -> None:
+def _put_note(session: SqlSession, copy: JournalRecord) -> None:
     if copy.position > session.only("records.note_count")[0]:
         session.run("store.note", copy.at, copy.action, copy.details)
 
 
-def _put_zone(session: Session, copy: ZoneEpochRecord) -> None:
+def _put_zone(session: SqlSession, copy: ZoneEpochRecord) -> None:
     session.run("records.put_zone", copy.info.epoch, copy.info.created_at)
 
 
-_LOADS: dict[type[TransferRecord], Callable[[Session, Any], None]] = {
+_LOADS: dict[type[TransferRecord], Callable[[SqlSession, Any], None]] = {
     LogRecord: place,
     GapRecord: _put_gap,
     ConsumerCursorRecord: _put_consumer,
@@ -341,13 +341,13 @@ _LOADS: dict[type[TransferRecord], Callable[[Session, Any], None]] = {
 # ---- away ---------------------------------------------------------------------------------------
 
 
-def _drop_gap(session: Session, copy: GapRecord) -> None:
+def _drop_gap(session: SqlSession, copy: GapRecord) -> None:
     gap = copy.gap
     log = log_or_new(session, gap.log).id
     session.run("records.drop_gap", log, gap.first, gap.last, gap.reason, gap.at)
 
 
-_DISCARDS: dict[type[TransferRecord], Callable[[Session, Any], Any]] = {
+_DISCARDS: dict[type[TransferRecord], Callable[[SqlSession, Any], Any]] = {
     GapRecord: _drop_gap,
     ConsumerCursorRecord: lambda session, copy: session.run("consumers.delete", copy.sort_key),
     QuarantineRecord: lambda session, copy: session.run("records.drop_item", copy.sort_key),

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ergon_framework.boundary.factstore import page_plan
 from ergon_framework.boundary.factstore.sql.session import (
     Row,
-    Session,
     SqlDatabase,
+    SqlSession,
     StoreIdentity,
     note,
 )
@@ -25,7 +25,7 @@ class SqlObjects:
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
         """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
 
-        def work(session: Session) -> StoredObject:
+        def work(session: SqlSession) -> StoredObject:
             found = _named(session, bucket, key)
             if found is not None:
                 # Put again: its age begins anew, or it could be collected as an orphan before its
@@ -68,7 +68,7 @@ class SqlObjects:
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
         """Take the name away; the object, when no other name stands for its bytes."""
 
-        def work(session: Session) -> StoredObject | None:
+        def work(session: SqlSession) -> StoredObject | None:
             found = _named(session, bucket, key)
             # It was put again since the caller listed it as an orphan.
             if found is None or (before is not None and found.at >= before):
@@ -89,7 +89,7 @@ class SqlObjects:
     def refer(self, names: Sequence[tuple[str, str]]) -> None:
         """Mark names as referenced, also those that stand for nothing yet."""
 
-        def work(session: Session) -> None:
+        def work(session: SqlSession) -> None:
             for bucket, key in names:
                 if not session.run("objects.refer", bucket, key):
                     session.run("objects.await", bucket, key)
@@ -106,7 +106,7 @@ class SqlObjects:
         return self._database.read(lambda session: _is_bound(session, digest))
 
 
-def _named(session: Session, bucket: str, key: str) -> StoredObject | None:
+def _named(session: SqlSession, bucket: str, key: str) -> StoredObject | None:
     row = session.one("objects.object", bucket, key)
     return None if row is None else _object(row)
 
@@ -116,7 +116,7 @@ def _object(row: Row) -> StoredObject:
     return StoredObject(bucket, key, digest, size, at, bool(is_referenced))
 
 
-def _is_bound(session: Session, digest: bytes) -> bool:
+def _is_bound(session: SqlSession, digest: bytes) -> bool:
     return session.one("objects.is_bound", digest) is not None
 
 
@@ -147,7 +147,7 @@ class SqlLinks:
     def seal(self, peer: str, reason: str) -> Link:
         """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
 
-        def work(session: Session) -> Link:
+        def work(session: SqlSession) -> Link:
             link = page_plan.sealed(link_to(session, peer), reason, self._database.clock())
             session.run("store.seal", peer, link.is_sealed, link.reason, link.at)
             note(session, link.at, "seal", f"{page_plan.link_name(peer)}: {reason}")
@@ -158,7 +158,7 @@ class SqlLinks:
     def open(self, peer: str) -> Link:
         """Open it again."""
 
-        def work(session: Session) -> Link:
+        def work(session: SqlSession) -> Link:
             now, kept = self._database.clock(), link_to(session, peer)
             link = page_plan.opened(kept, now)
             if link != kept:
@@ -171,7 +171,7 @@ class SqlLinks:
     def accept_epoch(self, peer: str, epoch: str | None) -> Link:
         """Trust the peer's store from now on, although it changed: its frontier starts anew."""
 
-        def work(session: Session) -> Link:
+        def work(session: SqlSession) -> Link:
             link = page_plan.with_epoch(link_to(session, peer), epoch, self._database.clock())
             session.run("store.move", peer, link.epoch, link.offset, link.chain, link.at)
             note(session, link.at, "accept_epoch", f"{peer}: {epoch}")
@@ -195,7 +195,7 @@ class SqlLinks:
         return self._database.read(lambda session: session.all("store.journal", limit))
 
 
-def link_to(session: Session, peer: str) -> Link:
+def link_to(session: SqlSession, peer: str) -> Link:
     """The link to a peer, or a fresh one."""
     row = session.one("store.link", peer)
     return Link(peer) if row is None else _link(row)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ergon_framework.boundary.factstore.consumers import unknown
 from ergon_framework.boundary.factstore.hashchain import OFFSET_BITS, checked_seal, read_proof
-from ergon_framework.boundary.factstore.sql.session import Row, Session
+from ergon_framework.boundary.factstore.sql.session import Row, SqlSession
 from ergon_framework.ports.factstore import INBOUND, ConsumerInfo, Gap, LogInfo, StoredFact
 
 LAST = (1 << OFFSET_BITS) - 1
@@ -53,13 +53,13 @@ class LogRow:
         return LogInfo(self.name, self.head, self.first, self.size, self.last_at)
 
 
-def log_named(session: Session, name: str) -> LogRow | None:
+def log_named(session: SqlSession, name: str) -> LogRow | None:
     """A log, if it is there."""
     row = session.one("logs.log", name)
     return None if row is None else _log(row)
 
 
-def log_or_new(session: Session, name: str) -> LogRow:
+def log_or_new(session: SqlSession, name: str) -> LogRow:
     """A log, which comes into being when it is not there."""
     row = session.one("logs.log", name)
     if row is None:
@@ -68,12 +68,12 @@ def log_or_new(session: Session, name: str) -> LogRow:
     return _log(row)
 
 
-def log_numbered(session: Session, number: int) -> LogRow:
+def log_numbered(session: SqlSession, number: int) -> LogRow:
     """A log that is known to be there."""
     return _log(session.only("logs.log_of", number))
 
 
-def all_logs(session: Session) -> list[LogRow]:
+def all_logs(session: SqlSession) -> list[LogRow]:
     """Every log, ``outbound`` first."""
     names = session.all("logs.logs")
     return [log_or_new(session, name) for (name,) in names]
@@ -94,7 +94,7 @@ def _log(row: Row) -> LogRow:
     )
 
 
-def gaps_of(session: Session, log: LogRow, after: int = 0, through: int = LAST) -> list[Gap]:
+def gaps_of(session: SqlSession, log: LogRow, after: int = 0, through: int = LAST) -> list[Gap]:
     """Recorded losses that reach into a stretch of a log."""
     rows = session.all("logs.gaps", log.id, after, through)
     return [Gap(log.name, *row) for row in rows]
@@ -103,7 +103,7 @@ def gaps_of(session: Session, log: LogRow, after: int = 0, through: int = LAST) 
 class Zones:
     """Where the facts of a view go, looked up once each."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SqlSession) -> None:
         self._session = session
         self._known: dict[int, str | None] = {}
 
@@ -165,25 +165,25 @@ class Ahead:
     recorded_at: float | None
 
 
-def view_of(session: Session, log: LogRow, to_zone: str) -> int | None:
+def view_of(session: SqlSession, log: LogRow, to_zone: str) -> int | None:
     """The number of a view, if there has been a fact to that zone."""
     row = session.one("logs.view", log.id, to_zone)
     return None if row is None else int(row[0])
 
 
-def last_run(session: Session, view: int) -> ViewSegment | None:
+def last_run(session: SqlSession, view: int) -> ViewSegment | None:
     """The newest run of a view."""
     row = session.one("logs.last_run", view)
     return None if row is None else ViewSegment(*row)
 
 
-def run_at(session: Session, view: int, offset: int) -> ViewSegment | None:
+def run_at(session: SqlSession, view: int, offset: int) -> ViewSegment | None:
     """The run that an offset of a view lies in."""
     row = session.one("logs.run_at", view, offset)
     return None if row is None else ViewSegment(*row)
 
 
-def next_after(session: Session, log: LogRow, after: int, to_zone: str | None) -> Ahead | None:
+def next_after(session: SqlSession, log: LogRow, after: int, to_zone: str | None) -> Ahead | None:
     """The next fact of a view, as the log has it written down."""
     after = max(after, log.first - 1)
     if to_zone is None:
@@ -197,7 +197,7 @@ def next_after(session: Session, log: LogRow, after: int, to_zone: str | None) -
     return Ahead(offset, lag, None if row is None else row[0])
 
 
-def _next_of_all(session: Session, log: LogRow, after: int) -> tuple[int, int] | None:
+def _next_of_all(session: SqlSession, log: LogRow, after: int) -> tuple[int, int] | None:
     markers: list[int] = []
     if log.has_markers:
         rows = session.all("logs.markers", log.id, after)
@@ -209,7 +209,7 @@ def _next_of_all(session: Session, log: LogRow, after: int) -> tuple[int, int] |
     return (offset, lag) if lag > 0 else None
 
 
-def _next_of(session: Session, log: LogRow, after: int, to_zone: str) -> tuple[int, int] | None:
+def _next_of(session: SqlSession, log: LogRow, after: int, to_zone: str) -> tuple[int, int] | None:
     view = view_of(session, log, to_zone)
     if view is None:
         return None
@@ -225,7 +225,7 @@ def _next_of(session: Session, log: LogRow, after: int, to_zone: str) -> tuple[i
     return offset, newest.rank + end - newest.first - (run.rank + offset - run.first) + 1
 
 
-def reader_named(session: Session, name: str) -> tuple[ConsumerInfo, LogRow]:
+def reader_named(session: SqlSession, name: str) -> tuple[ConsumerInfo, LogRow]:
     """A consumer that must be there, without its lag, and the log it reads."""
     row = session.one("consumers.consumer", name)
     if row is None:
@@ -233,7 +233,7 @@ def reader_named(session: Session, name: str) -> tuple[ConsumerInfo, LogRow]:
     return reader_of(session, row)
 
 
-def reader_of(session: Session, row: Row) -> tuple[ConsumerInfo, LogRow]:
+def reader_of(session: SqlSession, row: Row) -> tuple[ConsumerInfo, LogRow]:
     """The consumer in a row, without its lag, and the log it reads."""
     name, log_id, at, to_zone, is_required, served, deliveries, holder, held_until, *rest = row
     lease, created_at = rest
@@ -254,7 +254,7 @@ def reader_of(session: Session, row: Row) -> tuple[ConsumerInfo, LogRow]:
     return info, log
 
 
-def with_lag(session: Session, info: ConsumerInfo, log: LogRow) -> ConsumerInfo:
+def with_lag(session: SqlSession, info: ConsumerInfo, log: LogRow) -> ConsumerInfo:
     """The consumer with its lag: how much of its view lies above its cursor, and since when."""
     ahead = next_after(session, log, info.cursor, info.to_zone)
     if ahead is not None:

@@ -38,7 +38,7 @@ class BatchLimits:
     was set aside and after each move of the consumer by another process."""
 
 
-class Session(Protocol):
+class SqlSession(Protocol):
     """The tables of one zone within one transaction. Statements go by ``file.name``."""
 
     def one(self, statement: str, *values: Any) -> Row | None:
@@ -143,7 +143,7 @@ class StoreIdentity:
     def _move_in(self, zone: str) -> StoreInfo:
         """Found the store, or look whose it is and write down that it was opened."""
 
-        def work(session: Session) -> StoreInfo:
+        def work(session: SqlSession) -> StoreInfo:
             now, found = self._database.clock(), session.one("store.store")
             if found is None:
                 info = StoreInfo(zone, secrets.token_hex(8), now)
@@ -161,14 +161,14 @@ class StoreIdentity:
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
         """Begin a new epoch, unless the store has another one than ``epoch`` already."""
 
-        def work(session: Session) -> StoreInfo:
+        def work(session: SqlSession) -> StoreInfo:
             info = StoreInfo(*session.only("store.store")[:3])
             return info if info.epoch != epoch else self._renewed(session, info, why)
 
         self.info = self._database.write(work, "desk")
         return self.info
 
-    def _renewed(self, session: Session, info: StoreInfo, why: str) -> StoreInfo:
+    def _renewed(self, session: SqlSession, info: StoreInfo, why: str) -> StoreInfo:
         now = self._database.clock()
         note(session, now, "new_epoch", f"{why}; its epoch was {info.epoch}")
         session.run("store.set_attribute", NEW_EPOCH, f"{now} {why}")
@@ -185,6 +185,6 @@ class StoreIdentity:
         return StoreInfo(found[0], found[1], found[2])
 
 
-def note(session: Session, now: float, action: str, details: str) -> None:
+def note(session: SqlSession, now: float, action: str, details: str) -> None:
     """Write down what an operator did."""
     session.run("store.note", now, action, details)

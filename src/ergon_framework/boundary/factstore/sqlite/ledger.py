@@ -146,7 +146,7 @@ class Segment:
 
 
 @dataclass(slots=True)
-class Place:
+class LedgerPosition:
     """Up to which offset the ids of a log are in memory, and the log's hash chain there."""
 
     head: int
@@ -159,7 +159,7 @@ class FrozenMemtable:
 
     buckets: Buckets
     count: int
-    heads: dict[int, Place]
+    heads: dict[int, LedgerPosition]
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class Ledger:
     """As they were after the last transaction that used them."""
     log_changes: int = -1
     """How often logs had been shortened when they were read."""
-    _reached: dict[int, Place] = field(default_factory=dict)
+    _reached: dict[int, LedgerPosition] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Read everything anew at the next use."""
@@ -226,13 +226,13 @@ class Ledger:
         """Read the ids that were added to a log since it was read last, by any process."""
         reached = self._reached.get(log.id)
         if reached is None:
-            reached = self._reached[log.id] = Place(log.sealed, b"")
+            reached = self._reached[log.id] = LedgerPosition(log.sealed, b"")
         elif reached.head == log.head and reached.chain == log.chain:
             return
         elif reached.head >= log.head:  # the file was replaced, for example by a backup
             self.forget()
             self.refresh(cursor)
-            reached = self._reached[log.id] = Place(log.sealed, b"")
+            reached = self._reached[log.id] = LedgerPosition(log.sealed, b"")
         bounds = (log.base + reached.head, log.base + log.head)
         for number, proof in cursor.execute(_LOGS["ids"], bounds):
             found = read_proof(proof)
@@ -272,7 +272,7 @@ class Ledger:
 
     def reach(self, log: LogRow) -> None:
         """All ids of a log up to its head were added."""
-        self._reached[log.id] = Place(log.head, log.chain)
+        self._reached[log.id] = LedgerPosition(log.head, log.chain)
 
     def freeze(self) -> FrozenMemtable:
         """Begin a new memtable; the old one is to be written as a segment."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ergon_framework.ports.providerstore import ClaimResult, ClaimState, ResultNote
+from ergon_framework.ports.providerstore import ClaimState, KeyClaimResult, ResultNote
 from ergon_framework.testing.suites.framework import Check, register
 from ergon_framework.testing.suites.providerstore.subject import (
     CLOCK,
@@ -66,7 +66,7 @@ def key_of_another_request_is_a_conflict(s: ProviderStoreSubject) -> None:
     """A key that is used for another request is refused, and the holder keeps it."""
     s.must_claim("me", "this")
     for owner in ("you", "me"):
-        same(s.claim(owner, "that"), ClaimResult(ClaimState.CONFLICT), f"the claim of {owner}")
+        same(s.claim(owner, "that"), KeyClaimResult(ClaimState.CONFLICT), f"the claim of {owner}")
     same(s.finish("me", {"n": 1}), True, "whether the holder could finish")
     same(s.claim("you", "that").state, ClaimState.CONFLICT, "the claim after the end")
     same(s.claim("you", "this").result, {"n": 1}, "the result")

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ergon_framework.core.circuit_breaker import Breaker, CircuitState, Probe
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState, ProbeLease
 from ergon_framework.core.limits import Window
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
     AttemptOutcome,
     AttemptRow,
-    ClaimResult,
     ClaimState,
     DeadLetter,
+    KeyClaimResult,
     LaneHealth,
     LaneKey,
     LetterStatus,
@@ -101,7 +101,7 @@ class ProviderStoreSubject(StoreSubject[ProviderStore]):
 
     def probing(self) -> Breaker:
         """A half-open circuit, of which two places are taken."""
-        probes = (Probe("one", self.start + 12.5), Probe("two", self.start + 13.75))
+        probes = (ProbeLease("one", self.start + 12.5), ProbeLease("two", self.start + 13.75))
         return Breaker(CircuitState.HALF_OPEN, 7, None, 1, probes, 9)
 
     def must_swap(self, version: int, breaker: Breaker, key: LaneKey = LANE) -> int:
@@ -187,14 +187,14 @@ class ProviderStoreSubject(StoreSubject[ProviderStore]):
 
     # ---- keys -----------------------------------------------------------------------------------
 
-    def claim(self, owner: str = "me", fingerprint: str = "same", **options: Any) -> ClaimResult:
+    def claim(self, owner: str = "me", fingerprint: str = "same", **options: Any) -> KeyClaimResult:
         """Ask for the key ``k``."""
         given: dict[str, Any] = {"tenant_id": TENANT, "key": "k", "lease": LEASE, "keep": KEEP}
         return self.store.claim(fingerprint=fingerprint, owner=owner, **(given | options))
 
     def must_claim(
         self, owner: str = "me", fingerprint: str = "same", **options: Any
-    ) -> ClaimResult:
+    ) -> KeyClaimResult:
         """Claim the key ``k``, which has to be free."""
         found = self.claim(owner, fingerprint, **options)
         same(found.state, ClaimState.MINE, f"the claim of {owner}")
