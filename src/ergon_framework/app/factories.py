@@ -14,11 +14,12 @@ from typing import Any
 from pydantic import SecretStr
 
 from ergon_framework.app.imports import load
-from ergon_framework.app.settings.secrets import described, masked, revealed
+from ergon_framework.app.settings.secrets import described, masked, revealed, sounds_secret
 from ergon_framework.app.settings.sections import ConnectorSettings, ServiceSettings, Settings
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import base_of, resolve_url, store_url
-from ergon_framework.errors import ErgonError, WiringError
+from ergon_framework.connector.broker import registry
+from ergon_framework.errors import ConfigurationError, ErgonError, WiringError
 from ergon_framework.storage.urls import refuse_withheld
 from ergon_framework.task.base import BaseTask
 
@@ -34,6 +35,20 @@ def completed(
     if kind == "boundary":
         return _for_boundary(name, options, settings)
     return options
+
+
+def broker_options(kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options of a connector to a broker: those in its URL stand beside the others."""
+    factory = load(registry.REFERENCES[kind])
+    found = registry.complete_options(factory, revealed(dict(options)))
+    # What may be a secret stays closed: the URL, and what a reference or a name says is one.
+    return {
+        name: SecretStr(value)
+        if isinstance(value, str)
+        and (sounds_secret(name) or isinstance(options.get(name), SecretStr))
+        else value
+        for name, value in found.items()
+    }
 
 
 def _for_jobs(name: str, options: Mapping[str, Any], settings: Settings) -> Mapping[str, Any]:
@@ -90,6 +105,7 @@ def _node_of(name: str, wanted: Any, settings: Settings) -> dict[str, Any]:
 
 
 CONNECTORS = {
+    **registry.REFERENCES,
     "boundary": "ergon_framework.connector.boundary:BoundaryConnector",
     "jobs": "ergon_framework.connector.jobs:JobsConnector",
     "jsonl": "ergon_framework.connector.jsonl:JsonlConnector",
@@ -177,8 +193,31 @@ def connector_factory(
             remedy="or write module:Class for one of your own",
         )
     reference = CONNECTORS.get(kind, kind)
+    label = f"connector {name!r} ({kind})"
+    if kind in registry.REFERENCES:
+        return Factory(label, load(reference), _broker_options(label, kind, settings.options))
     options = settings.options if whole is None else completed(name, kind, settings.options, whole)
-    return Factory(f"connector {name!r} ({kind})", load(reference), options)
+    return Factory(label, load(reference), options)
+
+
+def url_factory(consumer: str, url: str) -> Factory:
+    """The maker of a connector that a consumer names by its URL."""
+    label = f"the connector of the consumer {consumer!r}"
+    try:
+        kind = registry.type_of_url(url).name
+    except ConfigurationError as error:
+        raise WiringError(f"{label}: {error.message}", remedy=error.remedy) from None
+    options = _broker_options(label, kind, {"url": SecretStr(url)})
+    return Factory(label, load(registry.REFERENCES[kind]), options)
+
+
+def _broker_options(label: str, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return broker_options(kind, options)
+    except ConfigurationError as error:
+        raise WiringError(
+            f"{label}: {error.message}", remedy=error.remedy, details=error.details
+        ) from None
 
 
 def service_factory(name: str, settings: ServiceSettings) -> Factory:

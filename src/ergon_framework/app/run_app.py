@@ -305,11 +305,16 @@ def named_policy(consumer: str, name: str, settings: Settings) -> ConsumerPolicy
 
 
 def _connector_of(consumer: FunctionConsumer[..., Any], settings: Settings) -> Any:
-    from ergon_framework.app.factories import connector_factory
+    from ergon_framework.app.factories import connector_factory, url_factory
     from ergon_framework.app.settings.source import did_you_mean
+    from ergon_framework.connector.broker.registry import is_url
     from ergon_framework.core.text import toml_table
 
     name, known = consumer.source, settings.connectors
+    if is_url(name):
+        factory = url_factory(consumer.name, name)
+        factory.check()
+        return factory.make()
     if name not in known:
         hint = did_you_mean(name, list(known)) if known else "the settings have none"
         raise WiringError(

@@ -4,7 +4,8 @@ A connector is imported at its first use: a program without zones loads nothing 
 
 Where to look first: ``base`` is what connectors share. ``memory`` is a queue in this process,
 ``jsonl`` a folder of files, ``jobs`` the job queue as a source and a target, ``boundary`` the facts
-of a zone. ``transaction`` only re-exports the class of the port.
+of a zone. ``broker`` is what connectors to message brokers share; each of those is one module.
+``transaction`` only re-exports the class of the port.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ergon_framework.ports.transaction import Transaction
 
 if TYPE_CHECKING:
     from ergon_framework.connector.boundary import BoundaryConnector, Zone
+    from ergon_framework.connector.broker.registry import from_url
     from ergon_framework.connector.jobs import JobsConnector
     from ergon_framework.connector.jsonl import JsonlConnector
     from ergon_framework.connector.memory import MemoryConnector
@@ -26,6 +28,7 @@ _HOMES = {
     "JsonlConnector": "connector.jsonl",
     "MemoryConnector": "connector.memory",
     "Zone": "connector.boundary",
+    "from_url": "connector.broker.registry",
 }
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "MemoryConnector",
     "Transaction",
     "Zone",
+    "from_url",
 ]
 
 if not TYPE_CHECKING:

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from ergon_framework.app.settings.secrets import revealed
+from ergon_framework.connector.broker.registry import type_of_url
 from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,
@@ -32,6 +33,7 @@ from ergon_framework.ports.settings_model import (
     Switch,
     frozen,
 )
+from ergon_framework.storage.urls import is_withheld
 from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
 _SECONDS: TypeAdapter[float] = TypeAdapter(Positive)
@@ -45,7 +47,7 @@ def _reference(text: str) -> str:
 
 
 def _connector_type(text: str) -> str:
-    return text if re.fullmatch(r"[a-z][a-z0-9_]*", text) else _reference(text)
+    return text if re.fullmatch(r"[a-z][a-z0-9_-]*", text) else _reference(text)
 
 
 def _split(value: object) -> object:
@@ -137,9 +139,22 @@ class Built(SettingsModel, extra="allow"):
 
 
 class ConnectorSettings(Built):
-    """``[connectors.NAME]``: a built-in type or ``module:Class``, and its options."""
+    """``[connectors.NAME]``: a built-in type or ``module:Class``, and its options.
+
+    The ``url`` of a broker says the type by its scheme.
+    """
 
     type: ConnectorType
+
+    @model_validator(mode="before")
+    @classmethod
+    def _type_of_url(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "type" in data or "url" not in data:
+            return data
+        url = data["url"].get_secret_value() if isinstance(data["url"], SecretStr) else data["url"]
+        if not isinstance(url, str) or is_withheld(url):
+            return data
+        return {**data, "type": type_of_url(url).name}
 
 
 class ServiceSettings(Built):

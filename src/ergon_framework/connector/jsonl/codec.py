@@ -7,7 +7,6 @@ else, so they are refused, before anything is written, with the path of the valu
 from __future__ import annotations
 
 import base64
-import math
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,23 +14,13 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.connector.broker import lossless_json
+from ergon_framework.connector.broker.lossless_json import BAD_JSON
 from ergon_framework.errors import ConnectorError, EnvelopeError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 
 NEWLINE = b"\n"
-_MAX_DEPTH = 200
 _MAX_REASON = 2000
-_REMEDIES: tuple[tuple[str, str], ...] = (
-    ("bytes", 'encode it as text, for example base64.b64encode(value).decode("ascii")'),
-    ("bytearray", 'encode it as text, for example base64.b64encode(value).decode("ascii")'),
-    ("tuple", "use a list"),
-    ("set", "use a sorted list"),
-    ("datetime", "use value.isoformat()"),
-    ("date", "use value.isoformat()"),
-    ("Decimal", "use str(value)"),
-    ("UUID", "use str(value)"),
-)
-_BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class JsonlConnectorError(ConnectorError):
@@ -59,14 +48,7 @@ def encode(transaction: Transaction, max_bytes: int) -> bytes:
             f"dispatch_transactions takes Transactions, not {type(transaction).__name__}",
             remedy="wrap the payload: Transaction(transaction_id=..., payload=...)",
         )
-    document = transaction.to_dict()
-    try:
-        line = msgspec.json.encode(document)
-        is_lossless = msgspec.json.decode(line) == document
-    except (*_BAD_JSON, TypeError) as error:
-        raise _refused(transaction, document) from error
-    if not is_lossless:
-        raise _refused(transaction, document)
+    line = lossless_json.encode(transaction.transaction_id, transaction.to_dict())
     if len(line) > max_bytes:
         raise PayloadError(
             f"transaction {transaction.transaction_id!r} is {len(line)} bytes long as a line; "
@@ -81,7 +63,7 @@ def decode(line: bytes) -> Any:
     """The JSON value of a line."""
     try:
         return msgspec.json.decode(line)
-    except _BAD_JSON as error:
+    except BAD_JSON as error:
         raise MalformedLineError(f"not JSON: {error}") from error
 
 
@@ -92,7 +74,7 @@ def is_complete(tail: bytes) -> bool:
     """
     try:
         value = msgspec.json.decode(tail)
-    except _BAD_JSON:
+    except BAD_JSON:
         return False
     return isinstance(value, bool) or not isinstance(value, int | float)
 
@@ -129,62 +111,3 @@ def long_letter(reason: str, where: dict[str, Any], pieces: Iterator[bytes]) -> 
 def _envelope(reason: str, where: dict[str, Any]) -> dict[str, Any]:
     text = reason[:_MAX_REASON].encode("utf-8", "backslashreplace").decode("utf-8")
     return {"at": datetime.now(UTC).isoformat(), **where, "reason": text}
-
-
-def _refused(transaction: Transaction, document: dict[str, Any]) -> PayloadError:
-    path, what, remedy = "payload", "a value that JSON does not give back equal", ""
-    for field, value in document.items():
-        found = _culprit(value, field, 0)
-        if found is not None:
-            path, what, remedy = found
-            break
-    return PayloadError(
-        f"transaction {transaction.transaction_id!r} cannot be written as JSON without loss: "
-        f"{path} is {what}",
-        remedy=remedy or "convert it to plain JSON values first",
-        details={"transaction_id": transaction.transaction_id, "path": path},
-    )
-
-
-def _culprit(value: Any, path: str, depth: int) -> tuple[str, str, str] | None:
-    """Where it is, what it is, and what to do about it; None when the value is fine."""
-    if depth > _MAX_DEPTH:
-        what = f"nested more than {_MAX_DEPTH} levels deep, or inside itself"
-        return f"{path[:40]}…", what, "flatten it"
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                return path, f"an object with a key of type {type(key).__name__}", "use text keys"
-            found = _culprit(key, f"a key of {path}", depth + 1) or _culprit(
-                inner, path + _step(key), depth + 1
-            )
-            if found is not None:
-                return found
-        return None
-    if isinstance(value, list):
-        for index, inner in enumerate(value):
-            found = _culprit(inner, f"{path}[{index}]", depth + 1)
-            if found is not None:
-                return found
-        return None
-    return _atom(value, path)
-
-
-def _atom(value: Any, path: str) -> tuple[str, str, str] | None:
-    if isinstance(value, str):
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            return path, "text with a lone surrogate", "repair the text first"
-        return None
-    if isinstance(value, float) and not math.isfinite(value):
-        return path, "not a finite number", "use None"
-    if value is None or isinstance(value, bool | int | float):
-        return None
-    name = type(value).__name__
-    return path, f"of type {name}", dict(_REMEDIES).get(name, "")
-
-
-def _step(key: str) -> str:
-    short = key if len(key) <= 40 else f"{key[:40]}…"
-    return f".{short}" if key.isidentifier() else f"[{short!r}]"

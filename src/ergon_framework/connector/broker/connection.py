@@ -1,0 +1,270 @@
+"""The connection to one broker: made at its first use, and made again after it was lost.
+
+A fetch waits for a broker that is away, for as long as nobody asks for a stop. A dispatch and a
+settlement do not wait: they fail at once, and whoever called them decides. When a connection is
+tried again is decided in ``core/reconnect.py``, for threads and for asyncio alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.reconnect import Outage
+from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.errors import ConfigurationError, ConnectorError, describe
+from ergon_framework.ports.dice import roll
+from ergon_framework.redaction import redacted_text
+
+C = TypeVar("C")
+logger = logging.getLogger("ergon.connector")
+
+
+class BrokerUnavailableError(ConnectorError):
+    """The broker cannot be reached for now."""
+
+    code = "broker_unavailable"
+    failure_kind = "transient"
+
+
+class ConnectorClosedError(ConnectorError):
+    """The connector was closed."""
+
+    code = "connector_closed"
+
+
+class ConnectionState:
+    """What is known about the connection to one broker. Its owner guards it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.outage = Outage()
+        self.is_closed = False
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it can be used, as far as is known: before the first use it can."""
+        return not self.is_closed and self.outage.since is None
+
+    def check(self, now: float) -> None:
+        """Refuse to connect now: closed, or tried a moment ago."""
+        if self.is_closed:
+            raise closed(self.name)
+        if not self.outage.may_try(now):
+            raise self.away(now)
+
+    def failed(self, error: BaseException, now: float) -> ConnectorError | ConfigurationError:
+        """A connection broke or could not be made; the error for whoever needs it."""
+        is_refused = isinstance(error, ConfigurationError)
+        text = redacted_text(describe(error))[:300]
+        was_there = self.outage.since is None
+        failure = Failure(Kind.REJECTED if is_refused else Kind.LOST, "broker_unavailable", text)
+        is_tried = self.outage.failed(failure, now, roll())
+        if isinstance(error, ConfigurationError):
+            return error
+        if was_there:
+            logger.warning("%s cannot be reached, and is tried again: %s", self.name, text)
+        found = self.away(now)
+        if not is_tried:
+            found.retry_after_seconds = None
+        return found
+
+    def connected(self, now: float) -> None:
+        """A connection was made."""
+        was_away = self.outage.since is not None
+        seconds = self.outage.connected(now)
+        if was_away:
+            logger.info("%s is back after %.1f s", self.name, seconds)
+
+    def away(self, now: float) -> BrokerUnavailableError:
+        """The error for whoever needs the broker now."""
+        error = BrokerUnavailableError(
+            f"{self.name} cannot be reached: {self.outage.reason}",
+            remedy="see that the broker runs and can be reached; ergon doctor tells more",
+        )
+        error.retry_after_seconds = max(0.0, self.outage.retry_at - now)
+        return error
+
+
+def closed(name: str) -> ConnectorClosedError:
+    """The error of a connector that was closed."""
+    return ConnectorClosedError(
+        f"the connector to {name} is closed",
+        remedy="open a new one; close it after the last use",
+    )
+
+
+class BrokerConnection(Generic[C]):
+    """A client for threads. ``connect`` makes it and ``close`` ends it; both may block.
+
+    What ``connect`` raises means that the broker is away, unless it is a ConfigurationError, which
+    waiting does not repair.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], C],
+        close: Callable[[C], object],
+        wakeup: Wakeup,
+    ) -> None:
+        self._connect = connect
+        self._close = close
+        self._wakeup = wakeup
+        self.state = ConnectionState(name)
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Also in a forked child: the connection is the parent's."""
+        self._lock = threading.Lock()
+        self._client: C | None = None
+
+    def get(self) -> C:
+        """The client; connects once if need be, unless that failed a moment ago."""
+        client = self._client
+        if client is not None:
+            return client
+        with self._lock:
+            if self._client is None:
+                self._client = self._made()
+            return self._client
+
+    def wait(self) -> C | None:
+        """The client, as soon as the broker is there; None when a stop was asked for."""
+        while True:
+            try:
+                return self.get()
+            except BrokerUnavailableError as error:
+                until = current_clock().now() + (error.retry_after_seconds or 0.0)
+            self._wakeup.wait(until, lambda: self.state.is_closed)
+            if self._wakeup.is_stopped:
+                return None
+
+    def lost(self, client: C, error: BaseException) -> ConnectorError | ConfigurationError:
+        """The client broke: the next use connects anew. The error for whoever used it."""
+        with self._lock:
+            if self._client is not client:
+                return self.state.away(current_clock().now())
+            self._client = None
+            found = self.state.failed(error, current_clock().now())
+        with suppress(Exception):  # it is broken already
+            self._close(client)
+        return found
+
+    def is_current(self, client: C) -> bool:
+        """Whether deliveries of this client can still be settled."""
+        return self._client is client
+
+    def close(self) -> None:
+        """End the connection; may be called twice."""
+        with self._lock:
+            self.state.is_closed = True
+            client, self._client = self._client, None
+        self._wakeup.notify()
+        if client is not None:
+            with suppress(Exception):
+                self._close(client)
+
+    def _made(self) -> C:
+        clock = current_clock()
+        self.state.check(clock.now())
+        try:
+            client = self._connect()
+        except Exception as error:
+            raise self.state.failed(error, clock.now()) from error
+        self.state.connected(clock.now())
+        return client
+
+
+class AsyncBrokerConnection(Generic[C]):
+    """The asyncio twin of :class:`BrokerConnection`; a client belongs to the loop that made it."""
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Awaitable[C]],
+        close: Callable[[C], Awaitable[object]],
+        wakeup: Wakeup,
+    ) -> None:
+        self._connect = connect
+        self._close = close
+        self._wakeup = wakeup
+        self.state = ConnectionState(name)
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Also in a forked child: the connection is the parent's."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock: asyncio.Lock | None = None
+        self._client: C | None = None
+
+    async def get(self) -> C:
+        """The client; connects once if need be, unless that failed a moment ago."""
+        loop = asyncio.get_running_loop()
+        if self._client is not None and self._loop is loop:
+            return self._client
+        if self._loop is not loop or self._lock is None:
+            # The loop before has ended, and its client with it.
+            self._loop, self._lock, self._client = loop, asyncio.Lock(), None
+        async with self._lock:
+            if self._client is None:
+                self._client = await self._made(loop)
+            return self._client
+
+    async def wait(self) -> C | None:
+        """The client, as soon as the broker is there; None when a stop was asked for."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return await self.get()
+            except BrokerUnavailableError as error:
+                until = loop.time() + (error.retry_after_seconds or 0.0)
+            await self._wakeup.wait_async(until, lambda: self.state.is_closed)
+            if self._wakeup.is_stopped:
+                return None
+
+    async def lost(self, client: C, error: BaseException) -> ConnectorError | ConfigurationError:
+        """The client broke: the next use connects anew. The error for whoever used it."""
+        now = asyncio.get_running_loop().time()
+        if self._client is not client:
+            return self.state.away(now)
+        self._client = None
+        found = self.state.failed(error, now)
+        with suppress(Exception):  # it is broken already
+            await self._close(client)
+        return found
+
+    def is_current(self, client: C) -> bool:
+        """Whether deliveries of this client can still be settled."""
+        return self._client is client
+
+    async def aclose(self) -> None:
+        """End the connection; may be called twice."""
+        self.abandon()
+        client, self._client = self._client, None
+        if client is not None and self._loop is asyncio.get_running_loop():
+            with suppress(Exception):
+                await self._close(client)
+
+    def abandon(self) -> None:
+        """Refuse every use from now on, where nothing can be awaited."""
+        self.state.is_closed = True
+        self._wakeup.notify()
+
+    async def _made(self, loop: asyncio.AbstractEventLoop) -> C:
+        self.state.check(loop.time())
+        try:
+            client = await self._connect()
+        except Exception as error:
+            raise self.state.failed(error, loop.time()) from error
+        self.state.connected(loop.time())
+        return client
