@@ -16,7 +16,7 @@ import difflib
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -211,16 +211,16 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = (), root: Path = ROOT) -> int:
     """Write or check the page; 1 when something is wrong."""
-    unknown = set(sys.argv[1:]) - {"--check"}
+    unknown = set(arguments) - {"--check"}
     if unknown:
         print(__doc__)
         return 0 if unknown <= {"--help", "-h"} else 2
-    markers, problems = collect(ROOT)
-    matrix = build(load_requirements(ROOT / REQUIREMENTS), markers, problems)
-    page, text = ROOT / PAGE, render(matrix)
-    if "--check" not in sys.argv[1:]:
+    markers, problems = collect(root)
+    matrix = build(load_requirements(root / REQUIREMENTS), markers, problems)
+    page, text = root / PAGE, render(matrix)
+    if "--check" not in arguments:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
         print(f"{PAGE}: {len(matrix.requirements)} requirements, {len(matrix.problems)} problems")
@@ -234,4 +234,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

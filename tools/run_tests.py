@@ -63,10 +63,10 @@ class Group:
     ignored: tuple[Path, ...] = ()
     options: tuple[str, ...] = ()
 
-    def arguments(self) -> list[str]:
-        """As pytest understands it."""
-        paths = [str(path.relative_to(ROOT)) for path in self.paths]
-        ignored = [f"--ignore={path.relative_to(ROOT)}" for path in self.ignored]
+    def arguments(self, root: Path) -> list[str]:
+        """As pytest understands it in that folder."""
+        paths = [str(path.relative_to(root)) for path in self.paths]
+        ignored = [f"--ignore={path.relative_to(root)}" for path in self.ignored]
         return [*self.options, *paths, *ignored]
 
 
@@ -150,16 +150,16 @@ class Run:
         return 0 if code == _NOTHING_COLLECTED else code
 
 
-def begin(name: str, group: Group) -> Run:
+def begin(name: str, group: Group, root: Path) -> Run:
     """Start one group; its output goes to a file, so that nobody waits for a reader."""
     output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the group runs
-    arguments = group.arguments()
+    arguments = group.arguments(root)
     is_long = len(group.paths) > LISTED_PATHS
     shown = [*group.options, f"{len(group.paths)} files"] if is_long else arguments
     print(f"== {name}: {' '.join(shown)}", flush=True)
     process = subprocess.Popen(  # noqa: S603 - our own interpreter
         [sys.executable, "-m", "pytest", *arguments],
-        cwd=ROOT,
+        cwd=root,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -167,14 +167,14 @@ def begin(name: str, group: Group) -> Run:
     return Run(name, process, output)
 
 
-def run_all(waiting: Mapping[str, Group], most: int) -> int:
-    """Run the groups, so many at once; the worst exit code."""
+def run_all(waiting: Mapping[str, Group], most: int, root: Path = ROOT) -> int:
+    """Run the groups of a checkout, so many at once; the worst exit code."""
     left = list(waiting.items())
     worst, told_at = 0, time.monotonic()
     with ending([]) as running:
         while left or running:
             while left and len(running) < most:
-                running.append(begin(*left.pop(0)))
+                running.append(begin(*left.pop(0), root))
             for run in [run for run in running if run.is_over()]:
                 running.remove(run)
                 worst = max(worst, abs(run.report()))

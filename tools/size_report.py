@@ -91,9 +91,9 @@ def report(files: list[Size], parts: list[Size]) -> Iterator[str]:
         yield from (f"{size}  (usual at most {size.limit})" for size in over)
 
 
-def main() -> int:
+def main(root: Path = ROOT) -> int:
     """Print the report."""
-    print("\n".join(report(*measure(ROOT))))
+    print("\n".join(report(*measure(root))))
     return 0
 
 

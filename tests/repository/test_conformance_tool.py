@@ -127,7 +127,7 @@ def test_an_id_listed_twice_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path) -> Path:
     """A project of one requirement and one test that shows it."""
     for folder in ("docs/conformance", "tests"):
         (tmp_path / folder).mkdir(parents=True)
@@ -135,34 +135,30 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         '[[document]]\nname = "D"\nrequirements = [{ id = "R1", text = "x" }]\n'
     )
     (tmp_path / "tests/test_it.py").write_text('@pytest.mark.req("R1")\ndef test_it(): ...\n')
-    monkeypatch.setattr(conformance, "ROOT", tmp_path)
     return tmp_path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+def run(project: Path, *arguments: str) -> int:
     """The tool's exit code."""
-    monkeypatch.setattr("sys.argv", ["conformance.py", *arguments])
-    return conformance.main()
+    return conformance.main(arguments, project)
 
 
-def test_check_passes_once_the_page_is_written(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_passes_once_the_page_is_written(project: Path) -> None:
     """A missing page fails, a fresh one passes, and an edited one fails again."""
-    assert run(monkeypatch, "--check") == 1
-    assert run(monkeypatch) == 0
-    assert run(monkeypatch, "--check") == 0
+    assert run(project, "--check") == 1
+    assert run(project) == 0
+    assert run(project, "--check") == 0
     (project / conformance.PAGE).write_text("edited by hand")
-    assert run(monkeypatch, "--check") == 1
+    assert run(project, "--check") == 1
 
 
 def test_check_fails_when_a_test_loses_its_marker(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Removing the only marker is a gap, even when the page was written anew."""
     (project / "tests/test_it.py").write_text("def test_it(): ...\n")
-    assert run(monkeypatch) == 0
-    assert run(monkeypatch, "--check") == 1
+    assert run(project) == 0
+    assert run(project, "--check") == 1
     assert "R1: no test shows it" in capsys.readouterr().out
 
 

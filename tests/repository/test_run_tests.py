@@ -56,7 +56,9 @@ def test_fast_deals_each_of_its_files_to_one_process() -> None:
         assert len(takers(groups, path)) == is_fast, path
     lengths = [sum(path.stat().st_size for path in each.paths) for each in groups.values()]
     assert max(lengths) < 1.1 * min(lengths)
-    assert all("not slow and not campaign" in each.arguments() for each in groups.values())
+    assert all(
+        "not slow and not campaign" in each.arguments(run_tests.ROOT) for each in groups.values()
+    )
 
 
 @pytest.mark.slow
@@ -75,8 +77,7 @@ def test_a_failing_group_fails_the_run(
         text = body if name == "boundary/node" else "pass"
         path.write_text(f"def test_it():\n    {text}\n")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer than the tests
-    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
-    assert run_tests.run_all(run_tests.groups(tmp_path / "tests"), 2) == code
+    assert run_tests.run_all(run_tests.groups(tmp_path / "tests"), 2, tmp_path) == code
     told = capfd.readouterr().out
     assert f"== node: exit code {code}" in told
     assert "== boundary: exit code 0" in told

@@ -55,12 +55,11 @@ def test_the_report_names_what_is_longer_than_usual() -> None:
 
 
 def test_a_long_function_is_reported_and_fails_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is 0, and the output says which function it was."""
     (tmp_path / "src").mkdir()
     body = "    x = 1\n" * (FUNCTION_LIMIT + 1)
     (tmp_path / "src/a.py").write_text(f"def f():\n{body}")
-    monkeypatch.setattr(size_report, "ROOT", tmp_path)
-    assert size_report.main() == 0
+    assert size_report.main(tmp_path) == 0
     assert "src/a.py::f  (usual at most 50)" in capsys.readouterr().out

@@ -446,37 +446,7 @@ Questions = dict[str, MetricQuestion]
 def metric_routes(pool: BackendPool) -> APIRouter:
     """The route that Prometheus scrapes."""
     router = APIRouter(tags=["metrics"])
-    questions = _questions(pool.backends)
-    errors: Counter[str] = Counter(dict.fromkeys(questions, 0))
-
-    asked: dict[str, asyncio.Task[Sequence[Exposed]]] = {}
-    answered: set[str] = set()
-
-    async def answer(part: str) -> Sequence[Exposed]:
-        """What a part answers in time. It is not asked again while it is busy with a question."""
-        # A scrape that gave up leaves its task behind, and the next one waits for the same answer.
-        # A task of another event loop, as a test client makes for each request, cannot be awaited
-        # here.
-        task = asked.get(part)
-        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-            task = asked[part] = asyncio.create_task(pool.call(part, questions[part].ask))
-            task.add_done_callback(_heard)
-        limit = SCRAPE_TIMEOUT if part in answered else None
-        done, _ = await asyncio.wait({task}, timeout=limit)
-        if not done:
-            raise BackendUnavailableError(part, backend_title(part), StoreUnavailableError.code)
-        found = task.result()
-        answered.add(part)
-        return found
-
-    async def answer_or_none(part: str) -> Sequence[Exposed] | None:
-        try:
-            return await answer(part)
-        except Exception as error:
-            if not isinstance(error, BackendUnavailableError):  # that one is in the log already
-                logger.warning("the metrics of %s cannot be told: %s", part, describe(error))
-            errors[part] += 1
-            return None
+    scraper = _Scraper(pool)
 
     @router.get(
         "/metrics",
@@ -486,17 +456,59 @@ def metric_routes(pool: BackendPool) -> APIRouter:
     )
     async def metrics() -> Response:
         """In its text format. A part that does not answer has `ergon_part_up` 0."""
-        answers = await asyncio.gather(*map(answer_or_none, questions))
-        found = dict(zip(questions, answers, strict=True))
-        families = [
-            each
-            for part, answer in found.items()
-            for each in (questions[part].known() if answer is None else answer)
-        ]
-        text = exposed([*_of_parts(found, errors), *families])
+        text = exposed(await scraper.families())
         return Response(text, headers=NO_STORE, media_type=MEDIA_TYPE)
 
     return router
+
+
+class _Scraper:
+    """Asks all parts at once, and knows what each has answered before. Lives on an event loop."""
+
+    def __init__(self, pool: BackendPool) -> None:
+        self._pool = pool
+        self._questions = _questions(pool.backends)
+        self._errors: Counter[str] = Counter(dict.fromkeys(self._questions, 0))
+        self._asked: dict[str, asyncio.Task[Sequence[Exposed]]] = {}
+        self._answered: set[str] = set()
+
+    async def families(self) -> list[Exposed]:
+        """What is exposed of all parts; of one that does not answer, what was known of it."""
+        answers = await asyncio.gather(*map(self._answer_or_none, self._questions))
+        found = dict(zip(self._questions, answers, strict=True))
+        families = [
+            each
+            for part, answer in found.items()
+            for each in (self._questions[part].known() if answer is None else answer)
+        ]
+        return [*_of_parts(found, self._errors), *families]
+
+    async def _answer_or_none(self, part: str) -> Sequence[Exposed] | None:
+        try:
+            return await self._answer(part)
+        except Exception as error:
+            if not isinstance(error, BackendUnavailableError):  # that one is in the log already
+                logger.warning("the metrics of %s cannot be told: %s", part, describe(error))
+            self._errors[part] += 1
+            return None
+
+    async def _answer(self, part: str) -> Sequence[Exposed]:
+        """What a part answers in time. It is not asked again while it is busy with a question."""
+        # A scrape that gave up leaves its task behind, and the next one waits for the same answer.
+        # A task of another event loop, as a test client makes for each request, cannot be awaited
+        # here.
+        task = self._asked.get(part)
+        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+            ask = self._questions[part].ask
+            task = self._asked[part] = asyncio.create_task(self._pool.call(part, ask))
+            task.add_done_callback(_heard)
+        limit = SCRAPE_TIMEOUT if part in self._answered else None
+        done, _ = await asyncio.wait({task}, timeout=limit)
+        if not done:
+            raise BackendUnavailableError(part, backend_title(part), StoreUnavailableError.code)
+        found = task.result()
+        self._answered.add(part)
+        return found
 
 
 def _heard(task: asyncio.Task[Any]) -> None:
