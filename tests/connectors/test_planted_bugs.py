@@ -10,6 +10,7 @@ from ergon_framework.testing.suites import (
     exercise_connector,
 )
 from tests.connectors import planted_delivery as delivery
+from tests.connectors import planted_faults as faults
 from tests.connectors import planted_settlement as settlement
 
 PLANTED: list[tuple[type[delivery.Honest], str]] = [
@@ -79,6 +80,23 @@ LESSER: list[tuple[type[delivery.Honest], str]] = [
 ]
 
 
+FAULTS: list[tuple[type[faults.HonestBroker], str]] = [
+    (faults.AcksOnDelivery, "redelivers_after_a_crash"),
+    (faults.DeliversAllAgain, "redelivers_after_a_crash"),
+    (faults.RewritesWhatIsLeft, "redelivery_after_a_crash_is_the_same"),
+    (faults.SettlesByTag, "lost_channel_is_never_settled_twice"),
+    (faults.AnyErrorWhenLost, "lost_channel_is_never_settled_twice"),
+    (faults.AcksOnDelivery, "lost_channel_is_never_settled_twice"),
+    (faults.NeverConnectsAgain, "goes_on_after_a_cut"),
+    (faults.SendsIntoTheVoid, "dispatches_after_a_cut"),
+    (faults.ChokesOnMalformed, "malformed_never_blocks"),
+    (faults.SkipsMalformed, "malformed_never_blocks"),
+    (faults.CountsMalformedOnly, "malformed_is_kept_with_its_reason"),
+    (faults.TagsAreIds, "foreign_message_is_work"),
+    (faults.DropsForeignHeaders, "foreign_message_is_work"),
+    (faults.DropsForeignHeaders, "foreign_trace_is_taken_up"),
+    (faults.EnvelopeInTheBody, "other_programs_can_read_it"),
+]
 UNIQUE: list[tuple[type[delivery.Honest], str]] = [
     (delivery.Honest, "same_again_changes_nothing"),
     (delivery.ForgetsWhatIsDone, "same_again_changes_nothing"),
@@ -96,7 +114,24 @@ def test_an_honest_connector_passes() -> None:
     """The connector all bugs are planted in is itself without fault."""
     report = exercise_connector(delivery.Honest, order="strict")
     report.raise_for_failures(recommended=True)
+    assert set(report.skipped) == {check for _, check in FAULTS}
+
+
+def test_an_honest_connector_to_a_broker_passes() -> None:
+    """The one that bears faults wrongly is itself without fault, and leaves no check out."""
+    report = exercise_connector(faults.HonestBroker, order="strict", faults=faults.FAULTS)
+    report.raise_for_failures(recommended=True)
     assert report.skipped == ()
+
+
+@pytest.mark.parametrize(("bug", "check"), FAULTS, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_fault_that_is_borne_wrongly_is_rejected(
+    bug: type[faults.HonestBroker], check: str
+) -> None:
+    """Each bug that only a fault of the broker shows is rejected by the check about it."""
+    with pytest.raises(ConnectorSuiteError) as caught:
+        exercise_connector(bug, faults=faults.FAULTS, skip=all_but(check), patience=0.3)
+    assert caught.value.report.failed == (check,)
 
 
 @pytest.mark.req("R0-N", "R1-S1", "R1-ID2")
@@ -112,7 +147,7 @@ def test_an_honest_connector_of_unique_ids_passes() -> None:
     """One that keeps ids apart for ever is exercised with checks of its own."""
     report = exercise_connector(delivery.Unique, order="strict", ids="unique")
     report.raise_for_failures(recommended=True)
-    assert report.skipped == ()
+    assert set(report.skipped) == {check for _, check in FAULTS}
     assert {check for _, check in UNIQUE} <= set(report.passed)
     assert "same_ids_settle_separately" not in report.passed
 

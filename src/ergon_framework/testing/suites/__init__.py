@@ -9,7 +9,11 @@
 
 from __future__ import annotations
 
-from ergon_framework.testing.suites.connector import CONNECTOR_CHECKS, exercise_connector
+from ergon_framework.testing.suites.connector import (
+    CONNECTOR_CHECKS,
+    ConnectorFaults,
+    exercise_connector,
+)
 from ergon_framework.testing.suites.executor import (
     EXECUTOR_CHECKS,
     ExecutorSuiteError,
@@ -52,6 +56,7 @@ __all__ = [
     "PROVIDER_STORE_CHECKS",
     "CheckOutcome",
     "CheckResult",
+    "ConnectorFaults",
     "ConnectorSuiteError",
     "ExecutorSuiteError",
     "FactStoreSuiteError",

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from ergon_framework.errors import WiringError, describe
 from ergon_framework.testing.suites.connector.dispatch import CHECKS as DISPATCH_CHECKS
+from ergon_framework.testing.suites.connector.faults import CHECKS as FAULT_CHECKS
+from ergon_framework.testing.suites.connector.faults import ConnectorFaults
 from ergon_framework.testing.suites.connector.fetch import CHECKS as FETCH_CHECKS
 from ergon_framework.testing.suites.connector.lifecycle import CHECKS as LIFECYCLE_CHECKS
 from ergon_framework.testing.suites.connector.settlement import CHECKS as SETTLEMENT_CHECKS
@@ -35,6 +37,7 @@ CONNECTOR_CHECKS: tuple[Check[ConnectorSubject], ...] = (
     *DISPATCH_CHECKS,
     *SETTLEMENT_CHECKS,
     *LIFECYCLE_CHECKS,
+    *FAULT_CHECKS,
 )
 LONGEST_SETUP = 30.0  # seconds: a factory may start a server
 ORDERS = {
@@ -57,6 +60,7 @@ def exercise_connector(
     ids: Literal["repeat", "unique"] = "repeat",
     carries: Collection[str] = FIELDS,
     shape: Shape | None = None,
+    faults: ConnectorFaults | None = None,
     skip: Collection[str] = (),
     patience: float = 5.0,
     raises: bool = True,
@@ -76,13 +80,16 @@ def exercise_connector(
     transaction dispatched again changes nothing, and that other content under its id is refused;
     otherwise it is new work. ``carries`` names the fields that the system behind the connector has
     room for. ``shape`` is a pair of functions for a connector that takes payloads of one shape
-    only: any data put into that shape, and taken out again. ``skip`` waives checks by name.
+    only: any data put into that shape, and taken out again. ``faults`` says how to break what a
+    broker can survive. ``skip`` waives checks by name.
     ``patience`` is how many seconds one call may take.
     """
     _refuse_an_instance(make_connector)
     _refuse_unknown(skip)
     promised = ORDERS[order] | {IDS[ids]} | {f"carries {field}" for field in carries}
-    suite = _Suite(make_connector, seed, dead_letters, promised, frozenset(skip), patience, shape)
+    suite = _Suite(
+        make_connector, seed, dead_letters, promised, frozenset(skip), patience, shape, faults
+    )
     other_ids = frozenset(IDS.values()) - {IDS[ids]}
     title, colours = suite.probe(colour)
     results = tuple(
@@ -109,6 +116,7 @@ class _Suite:
         waived: frozenset[str],
         patience: float,
         shape: Shape | None,
+        faults: ConnectorFaults | None,
     ) -> None:
         self._make = make_connector
         self._seed = seed
@@ -117,6 +125,7 @@ class _Suite:
         self._waived = waived
         self._patience = patience
         self._shape = shape
+        self._faults = faults or ConnectorFaults()
 
     def probe(self, colour: str) -> tuple[str, list[str]]:
         """The connector's name, and the colours to exercise."""
@@ -174,6 +183,7 @@ class _Suite:
                 patience=self._patience,
                 promised=self._promised,
                 shape=self._shape,
+                faults={name: getattr(self._faults, name) for name in self._faults.offered},
             )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ergon_framework.ports.transaction import FIELDS, Transaction, new_id
@@ -47,6 +48,7 @@ class ConnectorSubject:
         patience: float,
         promised: frozenset[str] = frozenset(),
         shape: Shape | None = None,
+        faults: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.connector = connector
         self.colour = colour
@@ -56,6 +58,7 @@ class ConnectorSubject:
         self._shape = shape
         self._seed = seed
         self._dead_letters = dead_letters
+        self._faults = faults or {}
         self.methods = methods_of(connector, colour)
 
     @property
@@ -66,7 +69,25 @@ class ConnectorSubject:
             found.add("put")
         if self._dead_letters is not None or hasattr(self.connector, "dead"):
             found.add("dead")
-        return frozenset(found)
+        return frozenset(found | self._faults.keys())
+
+    def fault(self, name: str, *args: Any) -> Any:
+        """Do to the connector what no caller of it can."""
+        given = self._faults[name]
+        return self.run(lambda: given(self.connector, *args), name)
+
+    @contextmanager
+    def replaced(self, connector: Any) -> Iterator[None]:
+        """Go on with another connector to the same place, and close it at the end."""
+        before = self.connector, self.methods
+        self.connector, self.methods = connector, methods_of(connector, self.colour)
+        try:
+            yield
+        finally:
+            if "close" in self.methods:
+                with suppress(Exception):  # closing has checks of its own
+                    self.call("close")
+            self.connector, self.methods = before
 
     def call(self, verb: str, *args: Any, **extra: Any) -> Any:
         """Make a call and wait for it, but not for ever."""
