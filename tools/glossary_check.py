@@ -4,7 +4,7 @@
   a class. Classes of tests are left out: planted defects are named by what they do.
 - In the package that also holds for functions, arguments, variables and attributes, except for
   words that say something plain there (``PLAIN_IN_NAMES``).
-- The map in the ``__init__`` of a package names files that are there.
+- The map in the ``__init__`` of a package, however deep, names files that are there.
 - A class name has at most two homes, however private: a reader who searches for it finds one. That
   holds for the package, the tools and the benchmarks, each for itself.
 - A class that the documentation names has one home. ``SHARED`` lists the exceptions and why.
@@ -53,7 +53,7 @@ MANY: Mapping[str, str] = {
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
 _BULLET = re.compile(r"^- ((?:\*\*[^*]+\*\*(?:[^*:]*, )?)+[^:]*):", re.MULTILINE)
 _BOLD = re.compile(r"\*\*([^*]+)\*\*")
-_MAP = re.compile(r"^(?:Where to look first|Start with)", re.MULTILINE)
+_MAP = re.compile(r"^(?:Where to look first|Start with|- ``\w+``)", re.MULTILINE)
 _LISTED = re.compile(r"``([a-z_]\w*)``")
 _CODE_SPAN = re.compile(r"`([A-Z]\w+)(?:\(\)|\.\w+)*`")
 _IMPORT = re.compile(r"from ergon_framework[\w.]* import (?:\(([\w,\s]+)\)|([\w, ]+))")
@@ -175,7 +175,7 @@ def shared_names(homes: Mapping[str, list[str]], documented: set[str]) -> Iterat
 
 def stale_maps(package: Path) -> Iterator[str]:
     """Maps in packages that name a file which is not there."""
-    for path in sorted(package.glob("*/__init__.py")):
+    for path in sorted(package.rglob("*/__init__.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         begin = _MAP.search(text)
         if begin is None:
@@ -188,14 +188,14 @@ def stale_maps(package: Path) -> Iterator[str]:
         }
         name = f"{PACKAGE}/{path.relative_to(package).as_posix()}"
         for each in sorted(listed - homes):
-            if not _is_known(each, folder):
+            if not _is_known(each, folder, package):
                 yield f"{name}: the map names {each}, which is not there"
 
 
-def _is_known(word: str, folder: Path) -> bool:
+def _is_known(word: str, folder: Path, package: Path) -> bool:
     """Whether a word of a map is defined below its folder, or is a command."""
     defined = re.compile(rf"^\s*(?:async def|def|class) {word}\b", re.MULTILINE)
-    catalogue = folder.parent / "cli" / "catalogue.py"
+    catalogue = package / "cli" / "catalogue.py"
     commands = catalogue.read_text(encoding="utf-8") if catalogue.is_file() else ""
     return f'"{word}"' in commands or any(
         each.stem == word or defined.search(each.read_text(encoding="utf-8"))

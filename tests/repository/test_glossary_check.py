@@ -79,6 +79,11 @@ def test_names_that_keep_to_it_pass(checkout: Path) -> None:
             '"""B.\n\nWhere to look first: ``gone``.\n"""',
             "the map names gone, which is not there",
         ),
+        (
+            "src/ergon_framework/b/c/__init__.py",
+            '"""C.\n\n- ``gone``: what was here\n"""',
+            "the map names gone, which is not there",
+        ),
         ("docs/glossary.md", GLOSSARY + "- **store**: x.\n", "explained and forbidden"),
     ],
 )

@@ -10,6 +10,8 @@ same order. ``call`` is what they share: the state of one consume or produce cal
 worker to the account at its end. Its parts are ``intake`` (what was fetched, and where it is),
 ``decider`` (what follows an event), ``settlement`` (what becomes of an ack that fails),
 ``deadlines`` (of attempts, and of user code that never returned) and ``instrumentation`` (notices
-and log lines). ``plan`` is what a call is given, ``report`` what it answers, and ``classify`` turns
-exceptions into failures.
+and log lines). ``plan`` is what a call is given, ``run`` one lifecycle in progress, ``report`` what
+the call answers, and ``classify`` turns exceptions into failures. ``clocks`` is the only file that
+sleeps. ``time_limit`` and ``trampoline`` call user code, within a limit and in a context of its
+own; ``atfork`` gives a child locks of its own.
 """

@@ -11,6 +11,8 @@ Where to look first:
 - ``process``, ``runtime``, ``hooks``: the program, and the life of its process from lifespans on
 - ``stdio``, ``thread_pool``, ``event_loop``: the pipes, and where plain and async handlers run
 - ``invocation``, ``outcomes``: one request to its outcome, and how outcomes are written
+- ``batch``: handlers that are called once for many requests; ``progress``: what handlers report
+- ``tracing``: the span of a request, imported when one is needed
 """
 
 from __future__ import annotations

@@ -6,14 +6,17 @@ call per key.
 
 Start with ``functions`` (a provider whose calls are functions), ``base`` (the class below it) and
 ``pipeline`` (one call, step by step). ``calls`` has what the decorators give, ``signatures`` makes
-payloads of arguments, ``http_transport`` guards clients of httpx. ``errors``
-and ``decisions`` say what can go wrong and what follows, ``mapping`` turns exceptions into those
-errors. ``retry``, ``circuit_breaker`` and ``quota`` are the gates, and ``shared_circuit`` is what
-the processes of a store share of a circuit. ``recorder``, ``write_behind`` and ``spill`` bring
-attempts to a store, and ``retention`` deletes what is old; ``store_urls`` opens one of ``stores``,
-``migrations`` and ``models`` have their tables. ``tasks``, ``runner``, ``delivery`` and
-``celery_task`` run calls as tasks of a queue. ``service``, ``api`` and ``health_routes`` serve the
-health of providers.
+payloads of arguments, ``http_transport`` guards clients of httpx. ``errors`` and ``decisions`` say
+what can go wrong and what follows, ``mapping`` turns exceptions into those errors. ``retry``,
+``circuit_breaker`` and ``quota`` are the gates, and ``shared_circuit`` is what the processes of a
+store share of a circuit. ``recorder``, ``write_behind`` and ``spill`` bring attempts to a store,
+and ``retention`` deletes what is old; ``store_urls`` opens one of ``stores``, ``migrations`` and
+``models`` have their tables. ``tasks``, ``runner``, ``delivery`` and ``celery_task`` run calls as
+tasks of a queue; ``celery_worker`` is what its processes do beside them. ``service``, ``api`` and
+``health_routes`` serve the health of providers to whom ``authorization`` lets, in the documents of
+``schemas``. ``execution`` has what goes into a call and comes out of it; ``validation`` and
+``declared_options`` refuse what cannot be meant, ``redaction`` takes secrets away, ``telemetry``
+reports, and ``threads`` runs what may block. ``synthetic`` providers fail as ``faults`` says.
 """
 
 from __future__ import annotations

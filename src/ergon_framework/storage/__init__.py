@@ -20,5 +20,8 @@ Where to look first:
 - ``external_transactions``: work inside a transaction of SQLAlchemy or Django
 - ``deadlines``: how long a caller may wait; ``failpoints``: where tests kill a process
 - ``incoming``: what a move leaves beside files that it is about to fill
+- ``conflicts``: bounded retries of optimistic writes; ``write_guard``: a check before each write
 - ``secure_files``, ``fsync``, ``freeze``, ``sql_files``, ``urls``: what the engines share
+- ``server``, ``connection_errors``: what is measured on a server, and why none answers
+- ``journal``: where notices are kept; ``substitutes``: test doubles of stores
 """

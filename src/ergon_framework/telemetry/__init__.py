@@ -9,7 +9,9 @@ Start with ``sink`` (what one engine call records) and ``notices`` (which listen
 ``logs`` the fields of log records, ``journal`` the background writer. ``tracing`` says which tracer
 this process has and is what the other packages use; ``journal_tracing`` records spans without an
 SDK; ``sdk_spans`` and ``span_writer`` write them fast; ``exporters`` sets an SDK up from the
-settings.
+settings. ``attributes`` and ``conventions`` have the names that spans and instruments use,
+``propagation`` carries a trace in the metadata of transactions, and ``settings`` says how much is
+recorded.
 """
 
 from __future__ import annotations

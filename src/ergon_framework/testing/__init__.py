@@ -1,4 +1,10 @@
-"""What users test with. Nothing here needs pytest, and a name is loaded when it is first used."""
+"""What users test with. Nothing here needs pytest, and a name is loaded when it is first used.
+
+- ``sandbox``: a whole program in memory and in virtual time; ``fakes``: what it talks to
+- ``clock``: virtual time; ``scripted``: tasks and connectors that follow a script
+- ``link``: a connection that can be cut; ``plugin``: fixtures for pytest
+- ``suites``: what an adapter must do
+"""
 
 from __future__ import annotations
 

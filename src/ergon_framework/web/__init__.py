@@ -8,4 +8,5 @@ Start with ``application`` (how it is made and served) and ``routes`` (what is p
 ``tokens`` who may ask. ``backends`` are the stores and zones of the settings; ``backend_pool``
 calls them off the event loop. The routes are in ``job_routes``, ``dead_letter_routes``,
 ``boundary_routes``, ``probes`` and ``metrics``; ``protocol`` limits connections below uvicorn.
+``totals`` counts for ``/metrics``, and ``schemas`` are the documents as OpenAPI publishes them.
 """

@@ -3,6 +3,10 @@
 The client library belongs to an event loop. A :class:`NatsClient` runs one in a thread of its own,
 so that any thread can make requests. A :class:`NatsStream` is one stream on it, written by commits
 that succeed only if no other client has written since.
+
+- ``client``, ``connect``: requests of any thread, and how a connection comes about
+- ``stream``: commits and reading
+- ``address``, ``errors``, ``diagnostics``: where it is, what goes wrong, what ``doctor`` asks
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Instants as a NATS server writes them."""
+"""One stream of a NATS server: commits that succeed if nobody else has written, and reading."""
 
 from __future__ import annotations
 

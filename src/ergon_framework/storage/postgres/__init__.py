@@ -5,4 +5,9 @@ pool that has ``autocommit`` on, so that BEGIN and COMMIT can stand in one ``Pip
 between them, and results are read only after COMMIT was sent. It translates errors, closes
 connections in an unknown state, and repeats what the server undid because of a conflict with
 others. This package needs the extra ``postgres``; only ``address.py`` can be imported without it.
+
+- ``database``: transactions, the clock, a lock; ``pool``, ``pipeline``: what they run on
+- ``migrations``: numbered schema files; ``notifier``: LISTEN and NOTIFY
+- ``external_transaction``: work in a transaction of the caller
+- ``address``, ``errors``, ``diagnostics``: where it is, what goes wrong, what ``doctor`` asks
 """

@@ -5,6 +5,10 @@
     from ergon_framework.testing.suites import exercise_connector
 
     exercise_connector(MyConnector)  # raises, and names every broken promise
+
+- ``connector``, ``jobstore``, ``factstore``, ``objectstore``, ``providerstore``, ``executor``: one
+  suite each; its ``subject`` is what is tested, and its ``exercise`` or ``runner`` begins it
+- ``framework``: checks and their report; ``stores``, ``drivers``: what several suites need
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Facts in the memory of one process."""
+"""Facts in the memory of one process.
+
+Every call is one step under one lock.
+
+- ``store``: the parts put together; ``state``: everything that is held, and the lock
+- ``log``: appending, pages, retention; ``consumers``: cursors, leases, quarantine
+- ``registry``: names of objects and links; ``records``: copies for moves between stores
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,11 @@ and sends one statement that holds only if it still stands so and all ids are ne
 the row, looks everything up, and writes in a second round trip. Rows carry the same checksums and
 the same hash chain as in every other store. Every other change to a zone takes one advisory lock,
 except for confirmations, which lock their consumer only.
+
+What it has in common with a file is in ``factstore/sql``; here are:
+
+- ``store``: the parts put together; ``database``: transactions, the clock, notifications
+- ``append``: facts on their way into logs; ``session``: statements by name
 """
 
 from ergon_framework.boundary.factstore.postgres.store import PostgresFactStore
