@@ -122,6 +122,19 @@ def is_same(one: str, other: str) -> bool:
     return one == other or plain(one) == plain(other)
 
 
+def is_one_store(one: StoreLocation, other: StoreLocation) -> bool:
+    """Whether two places are the same one: by name, or because both lead to one file.
+
+    Hard links, links to folders and folders that are mounted twice all lead to one file.
+    """
+    if is_same(one.name, other.name):
+        return True
+    try:
+        return one.file is not None and other.file is not None and one.file.samefile(other.file)
+    except OSError:  # one of them is not there, or cannot be reached: whoever opens it says so
+        return False
+
+
 def plain(name: str) -> str:
     """A name with what may be left out, and without what may be added: ``jobs of PLACE``."""
     what, of, place = name.rpartition(" of ")

@@ -161,7 +161,7 @@ class DataFolder:
         if not is_restored:
             refuse_half_restored(folder, FILE)
         try:
-            _make(folder)
+            make(folder)
             descriptor = open_file(folder / LOCK, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             where = error.filename if isinstance(error, UnsafeFileError) else folder
@@ -201,7 +201,7 @@ class DataFolder:
             os.close(descriptor)
 
 
-def _make(folder: Path) -> None:
+def make(folder: Path) -> None:
     """Create the folder so that its name survives a power cut, like everything in it."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     make_folder(folder, parents=True)
@@ -278,7 +278,7 @@ class FolderRequest:
     @classmethod
     def hold(cls, folder: Path) -> FolderRequest | None:
         """Ask for the folder; None when another one waits already."""
-        _make(folder)
+        make(folder)
         descriptor = open_file(folder / REQUEST, os.O_RDWR | os.O_CREAT)
         if is_locked(descriptor):
             os.close(descriptor)

@@ -20,7 +20,7 @@ from ergon_framework.ports.transfer import (
     move_state_of,
     refuse_unusable,
 )
-from ergon_framework.storage.incoming import refuse_incoming
+from ergon_framework.storage.incoming import refuse_incoming, refuse_to_make
 from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.storage.objectstore.urls import (
     check_object_place,
@@ -164,6 +164,9 @@ def open_facts(
     zone: str, settings: ZoneSettings, *, clock: Clock | None = None, read_only: bool = False
 ) -> FactStore:
     """Open a zone's facts, unless a move of them has not ended, or they went elsewhere."""
+    file = fact_file(settings)
+    if file is not None and not read_only:
+        refuse_to_make(file)
     if settings.store is not None:
         url = settings.store.get_secret_value()
         store = open_fact_store(url, zone=zone, clock=clock, read_only=read_only)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
-from ergon_framework.storage.incoming import refuse_incoming
+from ergon_framework.storage.incoming import refuse_incoming, refuse_to_make
 from ergon_framework.storage.substitutes import find_substitute
 from ergon_framework.storage.urls import file_of, path_in, store_operand, taken_apart
 
@@ -37,12 +37,14 @@ def open_store(
     substitute: FullJobStore | None = find_substitute("jobs", url)
     if substitute is not None:
         return substitute
+    file = None if read_only or half_moved else file_of(url)
+    if file is not None:
+        refuse_to_make(file.absolute())
     store = _opened(url, clock, read_only=read_only)
     try:
         if not read_only and not half_moved:
             state = move_state_of(store)
             refuse_unusable(state, store_operand(url))
-            file = file_of(url)
             if file is not None:
                 refuse_incoming(file.absolute(), state)
     except BaseException:

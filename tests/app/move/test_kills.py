@@ -192,6 +192,7 @@ class Program:
 
 EACH = ("named", "frozen", "copied", "shut", "verified", "ended")
 THERE = [
+    *("move.target.made=kill@1", "move.target.made=kill@2"),
     *("move.incoming.marked=kill@1", "move.part.begun=kill@1", "move.part.begun=kill@2"),
     *(f"move.part.{step}=kill@{n}" for n in (1, 2) for step in EACH),
 ]
@@ -206,7 +207,8 @@ BACK = [
     [
         (
             [
-                *("move.incoming.marked=kill@1", "move.part.begun=kill@1"),
+                *("move.incoming.marked=kill@1", "move.target.made=kill@1"),
+                *("move.target.made=kill@2", "move.part.begun=kill@1"),
                 *("move.part.frozen=kill@1", "move.part.frozen=kill@2"),
             ],
             ["move.back.shut=kill@2", "move.part.thawed=kill@2"],

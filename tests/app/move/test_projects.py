@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -231,6 +232,22 @@ def test_what_cannot_be_meant_is_refused(
     assert invoke(["move", *arguments]) != 0
     assert told in capsys.readouterr().err.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_is_not_moved_into_its_own_store(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under no name of it, nor for a trial: there is nothing to change in the settings then."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    os.link(tmp_path / "work.db", tmp_path / "other.db")
+    for name in ("work.db", "link/work.db", "other.db"):
+        for options in ([], ["--dry-run"]):
+            assert (
+                invoke(["move", str(program), "--to", f"sqlite:///{tmp_path}/{name}", *options])
+                == 2
+            )
+            assert "cannot be moved into itself" in " ".join(capsys.readouterr().err.split())
+    assert published(program, "plant", 3) == 3
 
 
 def test_facts_in_a_folder_are_not_forgotten_when_the_line_was_changed_first(

@@ -40,6 +40,7 @@ from ergon_framework.ports.transfer import (
     records_of,
     store_id_of,
 )
+from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.objectstore.s3_client import bucket_of
 from ergon_framework.storage.objectstore.urls import (
     check_object_place,
@@ -50,6 +51,8 @@ from ergon_framework.storage.objectstore.urls import (
 if TYPE_CHECKING:
     from ergon_framework.providers.stores.records import ProviderRecords
 
+
+declare("move.target.made")
 
 _TABLES = {"ergon_jobs": "jobs", "provider_dead_letters": "provider calls"}
 """By which tables a file is known to keep something beside facts."""
@@ -459,7 +462,9 @@ def _target(
     One that is there in another version is no empty one.
     """
     if not asked.is_trial:
-        return opens(asked.target.url)
+        made = opens(asked.target.url)
+        failpoint("move.target.made")
+        return made
     if asked.target.file is not None and not asked.target.file.is_file():
         return cast("S", empty())
     try:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ergon_framework.app.move import endpoints, object_copy, preflight, transfer
+from ergon_framework.app.move.announcement import announced_files
 from ergon_framework.app.move.endpoints import Asked
 from ergon_framework.app.move.fencing import FencedStore
 from ergon_framework.app.move.object_copy import Bytes
@@ -46,6 +47,7 @@ from ergon_framework.ports.transfer import (
     records_of,
 )
 from ergon_framework.storage import secure_files
+from ergon_framework.storage.incoming import Announcement
 from ergon_framework.storage.objectstore.urls import is_folder, open_object_store
 
 STDIN = "the standard input"
@@ -86,10 +88,14 @@ def run(asked: Importing, tell: Tell, stdin: IO[bytes] | None = None) -> Importe
         if file.trailer is None:
             found.notes.append(f"{file.name} is cut off: what followed is not in TO")
         steps = Asked(asked.target, asked.target, file.header.zone, is_trial=asked.is_trial)
+        source = f"{FILE_OF_RECORDS}{file.digest}"
+        announced = stack.enter_context(announced_files([steps], source))
         if FACTS in file.header.parts:
-            _import_zone(asked, steps, file, found, stack, tell)
+            _import_zone(asked, steps, file, found, stack, tell, announced)
         else:
-            _fill(asked, _work_parts(asked, steps, file, stack), found, tell)
+            parts = _work_parts(asked, steps, file, stack)
+            _begin(asked, parts, announced)
+            _fill(asked, parts, found, tell)
     return found
 
 
@@ -222,17 +228,18 @@ def _import_zone(
     found: Imported,
     stack: ExitStack,
     tell: Tell,
+    announced: Announcement,
 ) -> None:
     place = _object_place(asked, file)
     if place is not None:
         endpoints.refuse_object_target(place, str(file.header.zone), asked.target.file)
     store = endpoints.zone_target(steps, str(file.header.zone), stack)
     part = _part(FACTS, file, records_of(store), asked)
-    _begin(asked, [part])
+    _begin(asked, [part], announced)
     if place is None:
         if file.header.has_objects or file.counts["object"]:
             found.notes.append("the bytes of objects were not imported")
-        _fill(asked, [part], found, tell, has_begun=True)
+        _fill(asked, [part], found, tell)
         return
     objects = _open_objects(asked, place, str(file.header.zone), stack)
     stores = Bytes(file, cast("ObjectStore", FileObjects(file)), objects, file.name)
@@ -249,7 +256,7 @@ def _import_zone(
             object_copy.settle(stores, moved, tell)
 
         part = replace(part, aside=settle)
-    _fill(asked, [part], found, tell, has_begun=True)
+    _fill(asked, [part], found, tell)
 
 
 def _object_place(asked: Importing, file: RecordFile) -> str | None:
@@ -283,12 +290,14 @@ def _open_objects(asked: Importing, place: str, zone: str, stack: ExitStack) -> 
 # ---- filling ------------------------------------------------------------------------------------
 
 
-def _begin(asked: Importing, parts: Sequence[Transfer]) -> None:
+def _begin(asked: Importing, parts: Sequence[Transfer], announced: Announcement) -> None:
     """Refuse what cannot be before anything is written, and then leave word."""
     for part in parts:
         preflight.refuse_other(part)
+    announced.settle()
     if not asked.is_trial:
         transfer.begin(*parts)
+        announced.withdraw([asked.target.file] if asked.target.file else [])
 
 
 def _fill(
@@ -296,12 +305,8 @@ def _fill(
     parts: Sequence[Transfer],
     found: Imported,
     tell: Tell,
-    *,
-    has_begun: bool = False,
 ) -> None:
     """Write each part; none can be worked with in the target before all are there."""
-    if not has_begun:
-        _begin(asked, parts)
     if asked.is_trial:
         found.moved += [each for part in parts for each in transfer.look(part, tell)]
         return

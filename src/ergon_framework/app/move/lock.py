@@ -75,7 +75,8 @@ def alone(several: Iterable[Asked]) -> Iterator[MoveLock]:
 
 def _key(asked: Asked) -> tuple[str, str]:
     """What is locked at once: a file, or of a server the work or one zone."""
-    return asked.source.name, (asked.zone or "") if asked.source.file is None else ""
+    name = asked.source.name if asked.source.file is None else str(asked.source.file.resolve())
+    return name, (asked.zone or "") if asked.source.file is None else ""
 
 
 def _under_way(name: str, others: str = "") -> StoreError:
@@ -86,7 +87,8 @@ def _under_way(name: str, others: str = "") -> StoreError:
 
 
 def _lock_file(file: Path, held: ExitStack) -> None:
-    path = file.with_name(f"{file.name}{MOVING}")
+    real = file.resolve()  # by whatever link it was named, it has one lock
+    path = real.with_name(f"{real.name}{MOVING}")
     try:
         descriptor = take_lock(path)
     except OSError as error:

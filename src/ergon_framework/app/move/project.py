@@ -20,7 +20,8 @@ from typing import Any
 
 from ergon_framework.app import discovery
 from ergon_framework.app.move import run as single
-from ergon_framework.app.move.endpoints import Asked, has_work
+from ergon_framework.app.move.endpoints import Asked, call_source, has_work, zones_at
+from ergon_framework.app.move.preflight import into_itself
 from ergon_framework.app.move.run import Warn
 from ergon_framework.app.move.transfer import Moved, Tell
 from ergon_framework.app.settings import load_settings
@@ -35,10 +36,10 @@ from ergon_framework.app.settings.stores import (
     resolve_url,
     store_url,
 )
-from ergon_framework.app.store_location import StoreLocation, is_same
+from ergon_framework.app.store_location import StoreLocation, is_one_store, is_same
 from ergon_framework.app.zones import folder_name, zones_folder, zones_found, zones_of
 from ergon_framework.boundary.data_folder import FILE as FACTS
-from ergon_framework.boundary.store_urls import destination_of, is_server
+from ergon_framework.boundary.store_urls import destination_of, is_server, open_fact_store
 from ergon_framework.core.text import toml_table, toml_text
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.store_urls import open_store
@@ -83,6 +84,8 @@ class ProjectPlan:
     parts: tuple[ProjectPart, ...]
     notes: tuple[str, ...]
     change: str
+    has_no_other_store: bool = False
+    """Whether everything is in the new store already, and nothing says that it was moved there."""
 
 
 @dataclass
@@ -147,7 +150,35 @@ def plan(project: Project, to: str, *, is_forced: bool, is_trial: bool) -> Proje
         tuple(f"{part.title} of {part.asked.source.name}" for part in parts),
     )
     parts = [replace(part, asked=replace(part.asked, program=whole)) for part in parts]
-    return ProjectPlan(whole, tuple(parts), tuple(notes), _change(project, target))
+    is_own = bool(project.store) and is_one_store(StoreLocation(project.store), target)
+    return ProjectPlan(
+        whole,
+        tuple(parts),
+        tuple(notes),
+        _change(project, target),
+        has_no_other_store=is_own and not parts and not _is_copy(target),
+    )
+
+
+def _is_copy(place: StoreLocation) -> bool:
+    """Whether a move has filled any part of a store: the line in the settings was changed since.
+
+    A server that keeps facts alone is not asked: it would have to be told the zones.
+    """
+    if not keeps_jobs(place.url):
+        return True
+    calls = call_source(place)
+    if calls is not None and move_state_of(calls).source:
+        return True
+    if has_work(place):
+        with closing(open_store(place.url, read_only=True)) as jobs:
+            if move_state_of(jobs).source:
+                return True
+    for zone in zones_at(place):
+        with closing(open_fact_store(place.url, zone=zone, read_only=True)) as facts:
+            if move_state_of(facts).source:
+                return True
+    return False
 
 
 def _zones(project: Project, asked: Asked, notes: list[str]) -> Iterator[ProjectPart]:
@@ -175,7 +206,7 @@ def _zone(
     is_kept = is_server(asked.target.url)
     target = asked.target if is_kept else StoreLocation(str(new_folder.absolute()))
     source = _facts_at(name, folder, target, project)
-    if source is not None and not is_same(source.name, target.name):
+    if source is not None and not is_one_store(source, target):
         part = replace(asked, source=source, target=target, zone=name)
         yield ProjectPart(f"facts of {name}", part)
 
@@ -269,7 +300,7 @@ def _work(project: Project, asked: Asked, notes: list[str]) -> Iterator[ProjectP
     if not url or (file is not None and not file.is_file()):
         return
     source = StoreLocation(url)
-    if is_same(source.name, asked.target.name):
+    if is_one_store(source, asked.target):
         _refuse_undone(url)
         return
     if not has_work(source):
@@ -309,6 +340,8 @@ def _written(file: Path | None) -> str:
 
 def run(planned: ProjectPlan, tell: Tell) -> ProjectOutcome:
     """Move part by part; the new store is refused to everybody until all parts are there."""
+    if planned.has_no_other_store:
+        raise into_itself(planned.whole.to)
     outcome = ProjectOutcome(notes=list(planned.notes))
     found = single.run_all([part.asked for part in planned.parts], tell)
     for part, each in zip(planned.parts, found, strict=True):

@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from msgspec.structs import replace as replace_struct
 
 from ergon_framework.app.move import endpoints, lock, object_copy, preflight, transfer
+from ergon_framework.app.move.announcement import announced_files
 from ergon_framework.app.move.endpoints import Asked, no_work_at, zones_at
 from ergon_framework.app.move.fencing import FencedStore
 from ergon_framework.app.move.lock import MoveLock
 from ergon_framework.app.move.transfer import Moved, Tell, Transfer
-from ergon_framework.app.store_location import is_same
+from ergon_framework.app.store_location import is_one_store, is_same
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
 from ergon_framework.ports.transfer import (
@@ -27,8 +27,8 @@ from ergon_framework.ports.transfer import (
     shut_command,
     store_id_of,
 )
-from ergon_framework.storage import incoming
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.incoming import Announcement
 
 __all__ = ["Asked", "Outcome", "run"]
 
@@ -75,6 +75,7 @@ def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
         held = stack.enter_context(
             lock.alone(each for each in several if each.shuts and not each.is_trial)
         )
+        announced = stack.enter_context(announced_files(several))
         moves = [(_open_zone if each.is_zone else _open_work)(each, stack) for each in several]
         left = _without_ended(moves)
         for move in left:
@@ -82,12 +83,7 @@ def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
         with _open_again_unless_done(left, held):
             for move in moves:
                 _claim(move, has_ended=move not in left)
-            # The last is marked first: anybody may begin with jobs, and whoever does so learns from
-            # that mark about the zones on the same server.
-            with _announced(left):
-                for move in reversed(left):
-                    if not move.asked.is_trial:
-                        transfer.begin(*move.parts)
+            _mark(left, announced)
             for move in left:
                 _copy(move, tell, stack, held)
             # Copying may have taken hours, and a lease that was lost meanwhile may be that of
@@ -111,7 +107,7 @@ def _refuse_places(asked: Asked) -> None:
     asked.source.refuse_missing()
     for place in (asked.source, asked.target):
         place.refuse_memory()
-    if is_same(asked.source.name, asked.target.name):
+    if is_one_store(asked.source, asked.target):
         raise preflight.into_itself(asked.target.name)
     if asked.is_zone:
         endpoints.refuse_objects(asked)
@@ -201,20 +197,22 @@ def _claim(move: _Move, *, has_ended: bool) -> None:
             part.target.claim(part.token)
 
 
-@contextmanager
-def _announced(moves: Sequence[_Move]) -> Iterator[None]:
-    """Have all files that the moves go to refused at once, while they are marked one by one.
+def _mark(moves: Sequence[_Move], announced: Announcement) -> None:
+    """Write into all targets that the moves have begun.
 
-    Should that fail, they stay refused until the same moves are run again, as marked ones do.
+    Several files are refused from one moment on. Should this fail after it, they stay refused until
+    the same moves are run again, as marked ones do.
     """
-    files: dict[Path, Transfer] = {}
-    for move in reversed(moves):
-        if move.asked.target.file is not None and not move.asked.is_trial:
-            files.setdefault(move.asked.target.file, move.parts[0])
+    meant = [move for move in reversed(moves) if not move.asked.is_trial]
+    files = list(dict.fromkeys(file for move in meant if (file := move.asked.target.file)))
     if len(files) > 1:
-        incoming.announce(list(files), transfer.begun(next(iter(files.values()))))
-    yield
-    incoming.withdraw(list(files))
+        announced.announce(files)
+    announced.settle()
+    # The last is marked first: anybody may begin with jobs, and whoever does so learns from that
+    # mark about the zones on the same server.
+    for move in meant:
+        transfer.begin(*move.parts)
+    announced.withdraw(files)
 
 
 def _copy(move: _Move, tell: Tell, stack: ExitStack, held: MoveLock) -> None:
