@@ -522,6 +522,37 @@ def test_bulk_commands_want_to_know_which(ergon: JobCommands, words: list[str], 
     assert ergon.client.status("a") == "pending"
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["reschedule", "--in", "1e12"], "delay is 1e+12 seconds"),
+        (["reschedule", "--at", "2030-13-01"], "run_at"),
+        (["reschedule", "--at", "9999-12-31T23:59:59Z"], "more than ten years ahead"),
+        (["cancel", "--reason", "x" * 1001], "reason"),
+        (["cancel", "--by", "x" * 300], "by"),
+    ],
+)
+def test_a_trial_refuses_what_the_change_would_refuse(
+    ergon: JobCommands, words: list[str], told: str
+) -> None:
+    """Also when no job matches: whoever wrote a script has it tried before there are any."""
+    for _ in range(2):
+        for option in ("--dry-run", "--yes"):
+            answer = ergon("jobs", *words, "--all", option)
+            assert (answer.code, told in answer.err) == (2, True), answer.err
+        ergon.client.enqueue("h")
+
+
+def test_a_trial_is_refused_by_a_store_that_was_moved(ergon: JobCommands) -> None:
+    """Its jobs would be changed in a place that nobody works with."""
+    ergon.client.enqueue("h", id="a", tags=["x"])
+    ergon.client.cancel("a")
+    assert ergon("move", "sqlite:///work.db", "sqlite:///new.db", "--shut").code == 0
+    for words in (["jobs", "delete", "--all"], ["dlq", "purge", "--all"], ["forget", "--tag", "x"]):
+        answer = ergon(*words, "--dry-run")
+        assert (answer.code, "was moved to" in answer.err) == (2, True), answer.err
+
+
 def test_cancel_what_runs(ergon: JobCommands) -> None:
     """Its worker is asked; until it has ended, the job tells who asked, and why."""
     ergon.client.enqueue("h", id="a")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.cli import invoke
 from tests.app.move.stock import with_facts, with_jobs
 from tests.docs.terminals import Terminal
@@ -83,3 +84,32 @@ def test_a_terminal_shows_a_bar(places: tuple[str, str]) -> None:
     assert process.returncode == 0
     assert "verifying" in text
     assert "digest" in text
+
+
+@pytest.mark.parametrize("target", ["sqlite:///nowhere/new.db", "sqlite:///old.db/new.db"])
+def test_a_trial_refuses_a_file_that_cannot_be_made(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the move itself and the import do, in the same words."""
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["enqueue", "greet", "--store", "sqlite:///old.db"]) == 0
+    assert invoke(["export", "sqlite:///old.db", "jobs.jsonl"]) == 0
+    for words in (["move", "sqlite:///old.db"], ["import", "jobs.jsonl"]):
+        capsys.readouterr()
+        told = []
+        for option in ([], ["--dry-run"]):
+            assert invoke([*words, target, *option]) == 1
+            told.append(capsys.readouterr().err.splitlines()[-1])
+        assert told[0] == told[1]
+        assert "there is no folder" in told[0]
+
+
+def test_a_trial_makes_no_folder_for_a_zone(tmp_path: Path) -> None:
+    """The move itself makes it, and those above it, if the first one can be made."""
+    url = f"sqlite:///{tmp_path}/zone/facts.db"
+    (tmp_path / "zone").mkdir()
+    open_fact_store(url, zone="plant").close()
+    assert invoke(["move", str(tmp_path / "zone"), str(tmp_path / "a/b/c"), "--dry-run"]) == 0
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "a").touch()
+    assert invoke(["move", str(tmp_path / "zone"), str(tmp_path / "a/b/c"), "--dry-run"]) == 1

@@ -33,7 +33,7 @@ from ergon_framework.jobs.archive_files import (
 from ergon_framework.jobs.bulk import FINAL, WAITING, slices
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import flows_of
-from ergon_framework.jobs.store_urls import open_store
+from ergon_framework.jobs.store_urls import open_store, refuse_moved
 from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.ports.jobstore import FullJobStore, Job, Schedule, Search
 from ergon_framework.storage.journal import SqliteJournal
@@ -149,10 +149,14 @@ class Forgotten:
 
 
 def count(settings: Settings, subject: Subject, url: str | None = None) -> Forgotten:
-    """What :func:`forget` would erase, and what it would leave. Nothing is changed."""
+    """What :func:`forget` would erase, and what it would leave. Nothing is changed.
+
+    A store that :func:`forget` would be refused is refused here as well.
+    """
     with _opened(settings, url, reads=True) as places:
         found, names = Forgotten(could_not=places.could_not), {subject.tag}
         if places.store is not None:
+            refuse_moved(places.store, places.setup.url)
             for job in _count_left(places.store, subject, found):
                 found.jobs += 1
                 names |= _names([job])

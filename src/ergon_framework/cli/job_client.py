@@ -50,17 +50,21 @@ COLUMNS = ["id", "status", "handler", "queue", "tries", "created_at", "why"]
 
 
 @contextmanager
-def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iterator[JobClient]:
+def opened(
+    config: Path | None, url: str | None, *, reads: bool = False, is_trial: bool = False
+) -> Iterator[JobClient]:
     """A client of the store that the options or the settings name.
 
     One that only ``reads`` is not held up by writers, works where nobody may write, and makes no
-    file where there is none.
+    file where there is none. For a trial nothing is written either, but a store that would refuse
+    the change is refused.
     """
     from ergon_framework.app.jobs import job_settings
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.storage.urls import file_of
 
     setup = job_settings(config, url).kept()
+    reads = reads or is_trial
     file = file_of(setup.url)
     if reads and file is not None and not file.exists():
         found = earlier(config) if url is None else None
@@ -73,17 +77,24 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
         # Outermost, so that errors of opening the store get the hints as well.
         _hints_with(given_options(config, url), (lambda: earlier(config)) if url is None else None),
         nullcontext() if reads else observed_as_operator(config),
-        closing(_opened(setup.url, reads=reads)) as store,
+        closing(_opened(setup.url, reads=reads, is_trial=is_trial)) as store,
         JobClient(settings=setup.jobs, store=store) as client,
     ):
         yield client
 
 
-def _opened(url: str, *, reads: bool) -> FullJobStore:
-    from ergon_framework.jobs.store_urls import open_store
+def _opened(url: str, *, reads: bool, is_trial: bool) -> FullJobStore:
+    from ergon_framework.jobs.store_urls import open_store, refuse_moved
 
     with waiting("opening the store"):
-        return open_store(url, read_only=reads)
+        store = open_store(url, read_only=reads)
+    try:
+        if is_trial:
+            refuse_moved(store, url)
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 @contextmanager

@@ -32,6 +32,8 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 Change = Callable[["JobClient", "Search", "int | None", Callable[[int], Any]], int]
 """Changes the jobs of a search; how many were changed."""
+Check = Callable[["JobClient"], object]
+"""Refuses what the change would refuse, before anything is counted or asked."""
 
 
 class Selection(NamedTuple):
@@ -88,7 +90,13 @@ def cancel(
                 search, running=running, by=by, reason=reason, limit=most, progress=report
             )
 
-        return _many("cancel", "cancelled", states, change, chosen, config, url, as_json=as_json)
+        def check(_client: JobClient) -> object:
+            from ergon_framework.jobs.change_requests import cancellation
+
+            return cancellation(by, reason)
+
+        what = ("cancel", "cancelled", states)
+        return _many(*what, change, chosen, config, url, as_json=as_json, check=check)
     _refuse_both(job, chosen)
     with opened(config, url) as client:
         is_now = client.cancel(job, running=running, by=by, reason=reason)
@@ -152,8 +160,13 @@ def reschedule(
             when: dict[str, Any] = {"run_at": run_at, "delay": delay}
             return client.reschedule_many(search, **when, limit=most, progress=report)
 
+        def check(client: JobClient) -> object:
+            from ergon_framework.jobs.change_requests import due_instant
+
+            return due_instant(run_at, delay, client.store.now())
+
         what = ("reschedule", "rescheduled", states)
-        return _many(*what, change, chosen, config, url, as_json=as_json)
+        return _many(*what, change, chosen, config, url, as_json=as_json, check=check)
     _refuse_both(job, chosen)
     with opened(config, url) as client:
         client.reschedule(job, run_at=run_at, delay=delay)
@@ -196,6 +209,7 @@ def _many(
     url: str | None,
     *,
     as_json: bool,
+    check: Check = lambda _client: None,
 ) -> int:
     """Change all jobs that match, once somebody has said so; the exit code is 1 if there is none.
 
@@ -211,7 +225,8 @@ def _many(
         )
     if is_filtered and chosen.everything:
         raise ConfigurationError("--all contradicts the filters", remedy="give one of the two")
-    with opened(config, url, reads=chosen.is_dry) as client:
+    with opened(config, url, is_trial=chosen.is_dry) as client:
+        check(client)
         wanted = chosen.filters.search(client)
         able = tuple(map(job_filters.status_of, states.split()))
         search = narrowed(wanted, able, done)

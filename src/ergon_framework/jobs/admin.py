@@ -6,9 +6,6 @@ store applies the decision if the job has not changed since it was read.
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -122,15 +119,6 @@ def _too_busy(job_id: str) -> JobStateError:
     return JobStateError(
         f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
     )
-
-
-def requester() -> str:
-    """Who asks, where nobody says: the user of this process, and the machine."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a user without a name, in a container for example
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 def _refuse_bound(store: FullJobStore, job: Job, request: Request) -> None:

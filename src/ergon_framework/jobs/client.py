@@ -17,7 +17,6 @@ import msgspec
 
 from ergon_framework.core.flow import OnFailure
 from ergon_framework.core.job import (
-    CancelRequested,
     JobStatus,
     RequeueRequested,
     RescheduleRequested,
@@ -32,10 +31,10 @@ from ergon_framework.jobs.admin import (
     purge_all,
     request_cancel,
     request_transition,
-    requester,
     requeue_all,
 )
 from ergon_framework.jobs.bulk import BulkChange
+from ergon_framework.jobs.change_requests import cancellation, due_instant
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.encoded_store import with_codec
 from ergon_framework.jobs.finding import JobFilter, refuse_empty, search_of, whole_or_none
@@ -80,14 +79,10 @@ from ergon_framework.jobs.views import job_view
 from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.flow import NewFlow
 from ergon_framework.ports.job_fields import (
-    CHECKS,
-    TEN_YEARS,
     Instant,
     choice,
-    instant,
     listed,
     refusal,
-    text,
 )
 from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import (
@@ -107,8 +102,6 @@ from ergon_framework.telemetry.conventions import (
 from ergon_framework.telemetry.notices import emit, has_listeners
 
 __all__ = ["EnqueuedJob", "JobClient", "JobSpec", "OnDuplicate"]
-
-_actor, _reason = text(), text(1000)
 
 
 class _JobId(EnqueuedId):
@@ -420,7 +413,7 @@ class JobClient:
         it has ended. If it completes first, it has completed. ``by`` and ``reason`` stand in its
         history; without ``by`` that is the user of this process.
         """
-        request = _cancellation(by, reason)
+        request = cancellation(by, reason)
         apply = request_cancel if running else request_transition
         try:
             apply(self.store, self._settler, str(job_id), request)
@@ -446,7 +439,7 @@ class JobClient:
     ) -> None:
         """Let a job that waits be due at another time, or in so many seconds."""
         now = self.store.now()
-        request = RescheduleRequested(max(0.0, _due(run_at, delay, now) - now))
+        request = RescheduleRequested(max(0.0, due_instant(run_at, delay, now) - now))
         request_transition(self.store, self._settler, str(job_id), request)
 
     def delete(self, job_id: str) -> None:
@@ -485,7 +478,7 @@ class JobClient:
         The other methods for many jobs do the same.
         """
         change = self._bulk(search, criteria, limit, progress)
-        return change.cancel(_cancellation(by, reason), running=running)
+        return change.cancel(cancellation(by, reason), running=running)
 
     def reschedule_many(
         self,
@@ -498,7 +491,7 @@ class JobClient:
         **criteria: Unpack[JobFilter],
     ) -> int:
         """Let every job that matches and waits be due at another time; how many."""
-        due = _due(run_at, delay, self.store.now())
+        due = due_instant(run_at, delay, self.store.now())
         return self._bulk(search, criteria, limit, progress).reschedule(due)
 
     def delete_many(
@@ -690,25 +683,6 @@ def _no_external(store: FullJobStore) -> JobError:
         f"{type(store).__name__} cannot store a job in another's transaction",
         remedy="leave connection out, or use a store on SQLite or PostgreSQL",
     )
-
-
-def _cancellation(by: str | None, reason: str) -> CancelRequested:
-    """Who cancels, and why, as the history tells it."""
-    asked_by = requester() if by is None else _actor("by", by)
-    return CancelRequested(asked_by, _reason("reason", reason) if reason else "")
-
-
-def _due(run_at: Instant | None, delay: float | None, now: float) -> float:
-    """When a job is to run that waits."""
-    if (run_at is None) == (delay is None):
-        raise refusal("run_at", "or delay is wanted, one of the two", "say when it is to run")
-    if delay is not None:
-        seconds: float = CHECKS["delay"]("delay", delay)
-        return now + seconds
-    found = instant("run_at", run_at)
-    if found > now + TEN_YEARS:
-        raise refusal("run_at", "lies more than ten years ahead", "is it in seconds?")
-    return found
 
 
 def _meant(search: Search | None, criteria: Mapping[str, Any]) -> Search:

@@ -43,14 +43,20 @@ def open_store(
     store = _opened(url, clock, read_only=read_only)
     try:
         if not read_only and not half_moved:
-            state = move_state_of(store)
-            refuse_unusable(state, store_operand(url))
-            if file is not None:
-                refuse_incoming(file.absolute(), state)
+            refuse_moved(store, url)
     except BaseException:
         store.close()
         raise
     return store
+
+
+def refuse_moved(store: FullJobStore, url: str) -> None:
+    """Refuse a store that a move has not filled yet, or whose jobs went elsewhere."""
+    state = move_state_of(store)
+    refuse_unusable(state, store_operand(url))
+    file = file_of(url)
+    if file is not None:
+        refuse_incoming(file.absolute(), state)
 
 
 def _opened(url: str, clock: Clock | None, *, read_only: bool) -> FullJobStore:

@@ -47,6 +47,7 @@ from ergon_framework.storage.objectstore.urls import (
     is_folder,
     open_object_store,
 )
+from ergon_framework.storage.sqlite.errors import refuse_unwritable
 
 if TYPE_CHECKING:
     from ergon_framework.providers.stores.records import ProviderRecords
@@ -465,11 +466,21 @@ def _target(
         made = opens(asked.target.url)
         failpoint("move.target.made")
         return made
-    if asked.target.file is not None and not asked.target.file.is_file():
-        return cast("S", empty())
+    if asked.target.file is not None:
+        refuse_unwritable(_made_first(asked.target.file) if asked.is_zone else asked.target.file)
+        if not asked.target.file.is_file():
+            return cast("S", empty())
     try:
         return opens(asked.target.url, read_only=True)
     except StoreSchemaError:
         if is_there():
             raise
         return cast("S", empty())
+
+
+def _made_first(file: Path) -> Path:
+    """What a move of a zone makes first: its folder, or one above it, or the file there."""
+    found = file
+    while not found.parent.exists():
+        found = found.parent
+    return found

@@ -164,6 +164,21 @@ def _not_opened(path: Path, error: sqlite3.Error) -> StoreError:
     )
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Raise what making the file, or writing to it, would raise; nothing is made or opened."""
+    is_there = path.is_file()
+    if is_there and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        return
+    if is_there or not _is_makable(path):
+        raise _not_opened(path, sqlite3.OperationalError("it may only be read"))
+
+
+def _is_makable(path: Path) -> bool:
+    folder = path.parent
+    is_usable = folder.is_dir() and os.access(folder, os.W_OK) and _is_on_disk(folder)
+    return is_usable and not path.exists()
+
+
 def has_no_room(path: Path) -> bool:
     """Whether the disk has no room: SQLite reports that in several ways."""
     try:

@@ -1,0 +1,43 @@
+"""What a change of stored jobs is asked with: by whom, why, and for which instant.
+
+One job, many jobs and a trial of either refuse the same.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+
+from ergon_framework.core.job import CancelRequested
+from ergon_framework.ports.job_fields import CHECKS, TEN_YEARS, Instant, instant, refusal, text
+
+_actor, _reason = text(), text(1000)
+
+
+def cancellation(by: str | None, reason: str) -> CancelRequested:
+    """Who cancels, and why, as the history tells it."""
+    asked_by = requester() if by is None else _actor("by", by)
+    return CancelRequested(asked_by, _reason("reason", reason) if reason else "")
+
+
+def due_instant(run_at: Instant | None, delay: float | None, now: float) -> float:
+    """When a job is to run that waits."""
+    if (run_at is None) == (delay is None):
+        raise refusal("run_at", "or delay is wanted, one of the two", "say when it is to run")
+    if delay is not None:
+        seconds: float = CHECKS["delay"]("delay", delay)
+        return now + seconds
+    found = instant("run_at", run_at)
+    if found > now + TEN_YEARS:
+        raise refusal("run_at", "lies more than ten years ahead", "is it in seconds?")
+    return found
+
+
+def requester() -> str:
+    """Who asks, where nobody says: the user of this process, and the machine."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a user without a name, in a container for example
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
