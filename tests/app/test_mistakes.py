@@ -241,3 +241,14 @@ def test_a_step_shows_none_of_its_arguments() -> None:
     step = Program().resize.step("secret")
     assert "secret" not in f"{step!r} {step.result!r}"
     assert "plain" in repr(step) or "resize" in repr(step)
+
+
+@pytest.mark.parametrize("given", [{"store": "sqlite:///a.db"}, {"confg": "a.toml"}])
+def test_an_app_that_is_made_wrongly_shows_how_it_is_made(given: dict[str, str]) -> None:
+    """Its store is what most programs name first, and everybody calls it something else."""
+    made: Any = App
+    with pytest.raises(UsageError, match=r"App\.__init__: got an unexpected keyword") as caught:
+        made(**given)
+    assert 'App("postgresql://host/name")' in str(caught.value.remedy)
+    with pytest.raises(TypeError):
+        made("sqlite:///a.db", "ergon.toml")

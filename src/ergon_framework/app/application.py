@@ -117,6 +117,7 @@ class App:
     executors, jobs name none, and the settings say who runs them; unless ``name`` is given.
     """
 
+    @shows('App(), App("ergon.toml")', 'App("postgresql://host/name")')
     def __init__(
         self,
         source: str | os.PathLike[str] | None = None,
@@ -891,8 +892,8 @@ def site_folders() -> set[str]:
 
 def _caller(made: App) -> tuple[dict[str, Any], str]:
     """The globals of who makes the App, and the function; empty where it is none of the user's."""
-    # 0 is this function, 1 is App.__init__, 2 whoever made the App.
-    frame = sys._getframe(2)  # noqa: SLF001 - inspect does the same, after reading source files
+    # 0 is this function, 1 App.__init__, 2 what tells how it is used, 3 whoever made the App.
+    frame = sys._getframe(3)  # noqa: SLF001 - inspect does the same, after reading source files
     while _initializes(frame, made) and frame.f_back is not None:
         frame = frame.f_back  # a subclass may be in a package that many scripts share
     function = frame.f_code.co_name

@@ -25,7 +25,6 @@ from ergon_framework.core.option_values import shown, switch_flaw, word_flaw
 from ergon_framework.errors import ConfigurationError, JobError
 from ergon_framework.executor import current_job
 from ergon_framework.executor.loading import refuse_while_loading
-from ergon_framework.jobs.cron import check_cron, check_zone, interval
 from ergon_framework.jobs.newjob import check_options
 from ergon_framework.ports.job_fields import MAX_SCHEDULE_NAME, SCHEDULE_NAME, instant, listed
 from ergon_framework.ports.job_options import HandlerOptions, JobOptions, checked_options
@@ -213,6 +212,9 @@ class JobHandler(Generic[P, T]):
 
     def checked_schedule(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a schedule; refused if no worker could carry it out."""
+        # Here, because a script without schedules is to start without time zones and cron.
+        from ergon_framework.jobs.cron import check_cron, check_zone, interval
+
         unfit = sorted(self._options.keys() - SCHEDULED)
         if unfit:
             raise JobError(

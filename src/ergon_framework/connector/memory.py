@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any, ClassVar, TypeVar, cast
 
-from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import (
     ConfigurationError,
     ConnectorError,
@@ -194,7 +193,7 @@ class MemoryConnector:
         with self._lock:
             entry = self._settle(transaction, "release_after")
             if entry is not None:
-                heapq.heappush(self._parked, (current_clock().now() + seconds, entry))
+                heapq.heappush(self._parked, (_now() + seconds, entry))
 
     def get_transactions_count(self) -> int:
         """How many wait, parked ones included; what is in flight does not count."""
@@ -285,7 +284,7 @@ class MemoryConnector:
 
     def _bring_back(self) -> None:
         """Let those wait again whose time has come."""
-        now = current_clock().now() if self._parked else 0.0
+        now = _now() if self._parked else 0.0
         while self._parked and self._parked[0][0] <= now:
             heapq.heappush(self._waiting, heapq.heappop(self._parked)[1])
 
@@ -350,3 +349,11 @@ def _copied(transaction: Transaction, kind: type[_T], source: str | None = None)
         source=source if transaction.source is None else transaction.source,
         parent_id=transaction.parent_id,
     )
+
+
+def _now() -> float:
+    """What time it is on the clock of this thread or loop."""
+    # Here, because a script that only declares its consumers is to start without asyncio.
+    from ergon_framework.engine.clocks import current_clock
+
+    return current_clock().now()

@@ -35,7 +35,6 @@ from ergon_framework.errors import (
     FactInvalidError,
     UsageError,
 )
-from ergon_framework.ports.factstore import INBOUND, OUTBOUND
 from ergon_framework.ports.usage import shows
 
 if TYPE_CHECKING:
@@ -415,6 +414,9 @@ def settings_of(place: Place) -> ZoneSettings:
 
 def log_of(zone: str, from_zone: str | None) -> str:
     """The log with the facts that a zone published itself, or pulled from another."""
+    # Here, because a script that declares a zone is to start without the classes of its store.
+    from ergon_framework.ports.factstore import INBOUND, OUTBOUND
+
     return OUTBOUND if from_zone in (None, zone) else f"{INBOUND}{from_zone}"
 
 
