@@ -8,7 +8,7 @@ handler's effect and the record of it leaves a job that is delivered again.
 Where to look first:
 
 - ``client``, ``async_client``, ``newjob``, ``results``, ``finding``: enqueue, find, await
-- ``admin``: cancel, retry, requeue and purge
+- ``admin``, ``bulk``, ``change_requests``: cancel, reschedule, requeue and purge, one or many
 - ``flows``, ``flow_client``, ``flow_results``, ``flow_why``: jobs that wait for one another;
   ``flow_mistakes``: what was written in the place of a step
 - ``worker``, ``store_thread``, ``claims``: the loop, the link to the store, how a claim is settled
