@@ -335,17 +335,20 @@ class App:
     ) -> ConsumerDecorator:
         """Make a function the handler of what a connector delivers.
 
-        ``source`` is a connector, or the name of one in the settings. The first parameter of the
-        function is the payload, converted to its type; a payload that does not fit is a business
+        ``source`` is a connector, the name of one in the settings, or the URL of one, such as
+        ``redis://host/0?stream=orders&group=billing``. The first parameter of the function is the
+        payload, converted to its type; a payload that does not fit is a business
         failure. See :mod:`ergon_framework.task.functions`.
         """
+        from ergon_framework.connector.broker.registry import check_url
         from ergon_framework.task.functions import FunctionConsumer, check_source
 
         check_source(source)
+        check_url(source)
         if source is None:
             raise WiringError(
                 "a consumer of an App was given None to consume from; is a variable unset?",
-                remedy="pass a connector, or the name of one in the settings",
+                remedy="pass a connector, or the name or the URL of one",
             )
 
         def declare(function: Callable[P, T], /) -> FunctionConsumer[P, T]:

@@ -307,7 +307,6 @@ class AppendBatcher:
         class is read, nor a listener called about a refusal. That waits for the fact's own group.
         """
         if type(asked.envelope) in _PLAIN_TYPES and type(asked.fact) in _PLAIN_TYPES:
-            # Whatever is wrong with it is found again, and told, when its own group comes.
             with suppress(Exception):
                 asked.admission = self._zone.admit(asked.envelope, asked.fact)
 

@@ -55,7 +55,6 @@ class Decider:
 
     def decide(self, run: LifecycleRun, event: Event) -> Action:
         """Ask the core what follows, and note what only a driver knows about it."""
-        # Before the core moves the run on: a retry is reported for the attempt that failed.
         step, attempt = run.step, run.attempt
         backoff = self.rule.of(step).retry.backoff
         dice = self.plan.dice() if backoff.is_jittered else 0.0

@@ -184,7 +184,6 @@ class Invocation:
         try:
             return outcomes.succeeded(job_id, await function(*args, **kwargs))
         except BaseException as error:
-            # By its name: to import asyncio takes long, and most executors start without it.
             if self.is_cancelled and type(error).__name__ == "CancelledError":
                 return outcomes.timed_out(job_id, CUT_OFF)
             if self.is_stopped and type(error).__name__ == "CancelledError":

@@ -164,8 +164,6 @@ class CircuitBreaker:
     ) -> Circuit:
         """A circuit of its own for ``key``."""
         is_shared = not isinstance(store, MemoryProviderStore)
-        # In memory nobody is left to wait for a probe when its process dies, so its lease lasts for
-        # the whole call. A shared one is short, and renewed until the call must have ended.
         longest = self.longest_probe(budget) if is_shared else None
         circuit = Circuit(
             store,

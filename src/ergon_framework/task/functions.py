@@ -99,7 +99,7 @@ class FunctionConsumer(Generic[P, T]):
     @functools.cached_property
     def policy(self) -> ConsumerPolicy:
         """The policy that its options stand for, checked when it is asked for."""
-        named = self.source if isinstance(self.source, str) else None
+        named = self.source if is_name(self.source) else None
         return read_options(self.name, self._options, named, self._find_policy)[0]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -164,12 +164,14 @@ class FunctionConsumer(Generic[P, T]):
         """The task with its connector: the one given here, or that of the decorator."""
         chosen = self.source if connector is None else connector
         if chosen is None or isinstance(chosen, str):
-            known = "no connector" if chosen is None else f"only the name of one, {chosen!r}"
+            known = "no connector"
+            if chosen is not None:  # a URL may hold a password
+                known = f"only the name of one, {chosen!r}" if is_name(chosen) else "only a URL"
             raise WiringError(
                 f"the consumer {self.name!r} has {known}",
                 remedy=f"pass it: {self.name}.run(connector)",
             )
-        name = self.source if isinstance(self.source, str) else "source"
+        name = self.source if is_name(self.source) else "source"
         return self.task_type(scope)({name: chosen})
 
     def run(self, connector: Any = None) -> Report:
@@ -217,6 +219,11 @@ def consumer(
     return decorate
 
 
+def is_name(source: object) -> bool:
+    """Whether a source is the name of a connector: a URL, which may hold a password, is none."""
+    return isinstance(source, str) and "://" not in source
+
+
 def check_source(source: Any) -> None:
     """Refuse what is neither a connector nor the name of one."""
     if inspect.isfunction(source):  # the decorator was written without a connector
@@ -229,8 +236,8 @@ def check_source(source: Any) -> None:
             f"a consumer was given the class {source.__name__}, and not a connector",
             remedy=f"make one: {source.__name__}(...)",
         )
-    is_name = isinstance(source, str) and bool(source)
-    if source is None or is_name or any(callable(getattr(source, each, None)) for each in _FETCH):
+    is_text = isinstance(source, str) and bool(source)
+    if source is None or is_text or any(callable(getattr(source, each, None)) for each in _FETCH):
         return
     if callable(getattr(source, "facts", None)):
         raise WiringError(

@@ -298,7 +298,10 @@ def _attempt(
         maker = make()
         maker.check()
         is_exclusive = maker.is_exclusive
-        return _judged(*_visit(maker.make()))
+        part = maker.make()
+        if callable(getattr(part, "observe", None)):
+            return _observed(part)
+        return _judged(*_visit(part))
     except ConnectorError as error:
         if is_exclusive and error.code.endswith("locked"):
             return FindingStatus.NOTE, error.message, "nothing, if a run of yours has it"
@@ -307,6 +310,17 @@ def _attempt(
         return FindingStatus.BAD, error.message, error.remedy or _REMEDY
     except BaseException as error:
         return FindingStatus.BAD, described(error, options), _REMEDY
+
+
+def _observed(part: Any) -> tuple[FindingStatus, str, str]:
+    """What a connector to a broker says of it; the gravest of it is the status."""
+    try:
+        seen: list[Observation] = list(part.observe())
+    finally:
+        part.close()
+    seen.sort(key=lambda each: (not each.is_grave, not each.remedy))
+    worst = seen[0] if seen else Observation("broker", "nothing is known of it")
+    return _status(worst), "; ".join(each.found for each in seen), worst.remedy
 
 
 def _judged(is_tried: bool, health: Any) -> tuple[FindingStatus, str, str]:

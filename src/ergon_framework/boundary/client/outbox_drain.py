@@ -392,7 +392,7 @@ IsOver: TypeAlias = Callable[[], bool]
 """Whether the drain that holds the lock has left nothing to do for one that waits."""
 
 
-class StopFlag(Protocol):
+class Stop(Protocol):
     """What a caller stops a drain with: an event of ``threading`` or ``asyncio``."""
 
     def is_set(self) -> bool:
@@ -455,7 +455,7 @@ def drive(script: DrainSteps[DrainReport], perform: Callable[[Effect], Any]) -> 
         return report
 
 
-def _rest(subscription: FifoSubscription, rest: Rest, stop: StopFlag, poll: float) -> None:
+def _rest(subscription: FifoSubscription, rest: Rest, stop: Stop, poll: float) -> None:
     began = time.monotonic()
     until = began + rest.seconds
     while not stop.is_set() and (left := until - time.monotonic()) > 0:

@@ -105,8 +105,6 @@ class AppendPlanner(Generic[L]):
 
     def receive(self, log: str, facts: Iterable[PreparedFact]) -> list[Outcome]:
         """Take in what is new, of what a peer sent: nothing else is asked of it."""
-        # Its artifacts were fetched before, and the link moves past it in the same commit: a fact
-        # that was refused here for lack of room would be lost without a gap that says so.
         found = self._placement.log(log)
         return [self._received(found, fact) for fact in facts]
 

@@ -159,6 +159,11 @@ class BrokerConnection(Generic[C]):
             self._close(client)
         return found
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a client now."""
+        return self._client is not None
+
     def is_current(self, client: C) -> bool:
         """Whether deliveries of this client can still be settled."""
         return self._client is client
@@ -242,6 +247,11 @@ class AsyncBrokerConnection(Generic[C]):
         with suppress(Exception):  # it is broken already
             await self._close(client)
         return found
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a client now."""
+        return self._client is not None
 
     def is_current(self, client: C) -> bool:
         """Whether deliveries of this client can still be settled."""

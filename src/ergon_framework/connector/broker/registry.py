@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Union, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.errors import ConfigurationError, WiringError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,13 @@ class BrokerType:
     reference: str
 
 
-BROKERS: tuple[BrokerType, ...] = ()
+BROKERS: tuple[BrokerType, ...] = (
+    BrokerType(
+        "redis-streams",
+        ("redis", "rediss"),
+        "ergon_framework.connector.redis_streams:RedisStreamsConnector",
+    ),
+)
 """One entry for each, in the order of the names."""
 REFERENCES = {each.name: each.reference for each in BROKERS}
 _BY_SCHEME = {scheme: each for each in BROKERS for scheme in each.schemes}
@@ -65,6 +71,21 @@ def class_of(broker: BrokerType) -> Any:
     return getattr(import_module(module), name)
 
 
+def check_url(source: object) -> None:
+    """Refuse the URL of a consumer that means no connector, or has an option that it does not know.
+
+    Anything else than a URL is let through.
+    """
+    if not isinstance(source, str) or not is_url(source):
+        return
+    try:
+        complete_options(class_of(type_of_url(source)), {"url": source})
+    except ConfigurationError as error:
+        raise WiringError(
+            f"the URL of a consumer is wrong: {error.message}", remedy=error.remedy
+        ) from None
+
+
 def from_url(url: str, **options: Any) -> Any:
     """The connector that a URL means, such as ``redis://host/0?stream=orders&group=billing``.
 
@@ -93,6 +114,9 @@ def complete_options(factory: Callable[..., Any], given: Mapping[str, Any]) -> d
     for name in options:
         if name not in declared:
             raise _unknown(name, declared)
+    for name, parameter in inspect.signature(factory).parameters.items():
+        if parameter.default is parameter.empty and name not in options:
+            raise _refused(name, f"the option {name!r} is missing", f"write {name}=… in the URL")
     return {name: _typed(name, value, declared[name]) for name, value in options.items()}
 
 

@@ -169,8 +169,6 @@ class RowPlacement:
     def _is_sound(self, log: LogRow, row: Row, fact: PreparedFact) -> bool:
         """Whether the stored row of a duplicate is undamaged."""
         zone = fact.new.to_zone
-        # The seal covers the name of the zone, not the number of its view. Where that number is
-        # damaged, the fact would be delivered to another zone.
         return seal_in(row, zone) is not None and row[1] == self._view_to(log, zone)
 
     def _repaired(self, log: LogRow, row: Row, fact: PreparedFact) -> Row | None:
@@ -222,8 +220,6 @@ class RowPlacement:
         if log.view is not None:
             self._end_run(self._newest(log.view), log.head)
         view = self._newest(number)
-        # A run knows how many facts of its view lie before it, so that the lag of a reader is a
-        # subtraction and never a count over the log.
         last, count = 0, 0
         if view.run is not None and view.run.last is not None:
             last, count = view.run.last, view.run.rank + view.run.last - view.run.first
@@ -292,8 +288,6 @@ def take_in(
     for item in arrived.refused:
         consumers.keep(session, item, consumer=f"pull:{peer}")
     link = arrived.link
-    # Another process of this zone may have taken in a later page meanwhile, or an operator may have
-    # accepted another epoch: the link never goes back.
     if leads_to(link_to(session, peer), link):
         session.run("store.move", peer, link.epoch, link.offset, link.chain, link.at)
     return outcomes

@@ -1,0 +1,13 @@
+"""Entries of a Redis stream, through a consumer group.
+
+Where to look first: ``connector`` is the class. ``group`` says what is asked of the server, once
+for both colours. ``client`` makes connections and translates errors. ``in_hand`` knows what was
+delivered and keeps it from other consumers. ``observe`` is for ``ergon doctor``.
+"""
+
+from __future__ import annotations
+
+from ergon_framework.connector.redis_streams.client import RedisStreamsError
+from ergon_framework.connector.redis_streams.connector import RedisStreamsConnector
+
+__all__ = ["RedisStreamsConnector", "RedisStreamsError"]

@@ -1,0 +1,261 @@
+"""Clients of one Redis server, and what their errors mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeVar, cast
+
+from ergon_framework.connector.broker.connection import (
+    AsyncBrokerConnection,
+    BrokerConnection,
+)
+from ergon_framework.connector.broker.url import BrokerUrl, import_client, tls_files
+from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.errors import ConfigurationError, ConnectorError, ErgonError
+
+EXAMPLE = "redis://host:6379/0?stream=orders&group=billing, or rediss:// for TLS"
+CONNECT_TIMEOUT = 5.0
+RESPONSE_TIMEOUT = 20.0
+"""Seconds for an answer: a server that is frozen keeps its side of a connection open."""
+
+_AWAY = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
+_REFUSED = ("NOAUTH", "WRONGPASS", "invalid username-password", "AUTH ", "Authentication required")
+
+R = TypeVar("R")
+Command = tuple[Any, ...]
+Steps = Generator[Command, Any, R]
+"""What is asked of the server, one command after the other. Either colour sends them."""
+
+
+class RedisStreamsError(ConnectorError):
+    """The connector was asked for something it must refuse, or its server refused it."""
+
+    code = "redis_streams"
+
+
+class StoppedError(Exception):
+    """A stop was asked for while a fetch waited for its server."""
+
+
+class RedisClients:
+    """The connections of one connector: one client for threads, one for asyncio."""
+
+    def __init__(
+        self,
+        url: BrokerUrl,
+        wakeup: Wakeup,
+        *,
+        ca: str | None,
+        cert: str | None,
+        key: str | None,
+    ) -> None:
+        self.name = f"{url.name}/{_database(url.path)}"
+        self._redis = import_client("redis", extra="redis", connector="to Redis Streams")
+        self._asyncio = import_client("redis.asyncio", extra="redis", connector="to Redis Streams")
+        self._errors = self._redis.exceptions
+        self._options = _options(url, ca=ca, cert=cert, key=key)
+        self.threads = BrokerConnection(self.name, self._connect, lambda it: it.close(), wakeup)
+        self.tasks = AsyncBrokerConnection(
+            self.name, self._connect_async, lambda it: it.aclose(), wakeup
+        )
+
+    def drive(self, steps: Steps[R], *, waits: bool = False) -> R:
+        """Send the commands.
+
+        With ``waits`` a server that is away is waited for, until a stop, and what had no answer is
+        sent again: an entry whose delivery got lost comes back by itself. Otherwise the steps hear
+        of it, and may know what to do.
+        """
+        act: Callable[[], Command] = partial(next, steps)
+        while True:
+            try:
+                command = act()
+            except StopIteration as end:
+                return cast(R, end.value)
+            except self._errors.RedisError as error:
+                raise self._refusal(error) from error
+            while True:
+                try:
+                    client = self.threads.wait() if waits else self.threads.get()
+                except Exception as error:
+                    act = partial(steps.throw, error)
+                    break
+                if client is None:
+                    act = partial(steps.throw, StoppedError())
+                    break
+                try:
+                    act = partial(steps.send, client.execute_command(*command))
+                    break
+                except Exception as error:
+                    found = self.threads.lost(client, error) if self._is_lost(error) else error
+                    if found is error or not waits:
+                        act = partial(steps.throw, found)
+                        break
+
+    async def drive_async(self, steps: Steps[R], *, waits: bool = False) -> R:
+        """The asyncio twin of :meth:`drive`."""
+        act: Callable[[], Command] = partial(next, steps)
+        while True:
+            try:
+                command = act()
+            except StopIteration as end:
+                return cast(R, end.value)
+            except self._errors.RedisError as error:
+                raise self._refusal(error) from error
+            while True:
+                try:
+                    client = await (self.tasks.wait() if waits else self.tasks.get())
+                except Exception as error:
+                    act = partial(steps.throw, error)
+                    break
+                if client is None:
+                    act = partial(steps.throw, StoppedError())
+                    break
+                try:
+                    act = partial(steps.send, await client.execute_command(*command))
+                    break
+                except Exception as error:
+                    lost = self._is_lost(error)
+                    found = await self.tasks.lost(client, error) if lost else error
+                    if found is error or not waits:
+                        act = partial(steps.throw, found)
+                        break
+
+    def send_all(self, commands: list[Command]) -> None:
+        """All of them in one transaction of the server, or none."""
+        client = self.threads.get()
+        pipeline = client.pipeline(transaction=True)
+        try:
+            for command in commands:
+                pipeline.execute_command(*command)
+            pipeline.execute()
+        except Exception as error:
+            if self._is_lost(error):
+                raise self.threads.lost(client, error) from error
+            raise self._refusal(error) from error
+
+    async def send_all_async(self, commands: list[Command]) -> None:
+        """The asyncio twin of :meth:`send_all`."""
+        client = await self.tasks.get()
+        pipeline = client.pipeline(transaction=True)
+        try:
+            for command in commands:
+                pipeline.execute_command(*command)
+            await pipeline.execute()
+        except Exception as error:
+            if self._is_lost(error):
+                raise await self.tasks.lost(client, error) from error
+            raise self._refusal(error) from error
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether both colours can be used, as far as is known."""
+        return self.threads.state.is_healthy and self.tasks.state.is_healthy
+
+    # ---- connections and errors -----------------------------------------------------------------
+
+    def _connect(self) -> Any:
+        # The driver must not repeat by itself: it does not know what may be done twice.
+        client = self._redis.Redis(**self._options, retry=_no_retry("redis.retry"))
+        client.response_callbacks.clear()  # answers as the server gives them, with every driver
+        try:
+            client.ping()
+        except Exception as error:
+            client.close()
+            raise self._refusal(error) from error
+        return client
+
+    async def _connect_async(self) -> Any:
+        client = self._asyncio.Redis(**self._options, retry=_no_retry("redis.asyncio.retry"))
+        client.response_callbacks.clear()
+        try:
+            await client.ping()
+        except Exception as error:
+            await client.aclose()
+            raise self._refusal(error) from error
+        return client
+
+    def _is_lost(self, error: Exception) -> bool:
+        """Whether the client is of no use any more: the connection broke, or it is a replica."""
+        if isinstance(error, self._errors.AuthenticationError | ErgonError):
+            return False
+        known = self._errors
+        broken = (known.ConnectionError, known.TimeoutError, known.ReadOnlyError, OSError)
+        if isinstance(error, (*broken, known.ClusterDownError, known.TryAgainError)):
+            return True
+        # The error of a command inside of a script stands somewhere in the text.
+        return isinstance(error, known.ResponseError) and any(e in str(error) for e in _AWAY)
+
+    def _refusal(self, error: Any) -> Any:
+        """What the server refused, in our words; other errors are left as they are."""
+        if not isinstance(error, self._errors.RedisError):
+            return error
+        text = (str(error).splitlines() or [""])[0][:300]
+        if isinstance(error, self._errors.AuthenticationError) or text.startswith(_REFUSED):
+            return ConfigurationError(
+                f"{self.name} does not let this user in",
+                remedy="correct the user and the password in the URL of the connector",
+            )
+        if isinstance(error, self._errors.NoPermissionError) or text.startswith("NOPERM"):
+            return ConfigurationError(
+                f"{self.name} forbids something to this user: {text}",
+                remedy="let the user run scripts and use the keys of the stream (ACL)",
+            )
+        if isinstance(error, self._errors.MovedError):
+            return ConfigurationError(
+                f"{self.name} is one server of a cluster, and another one has the stream",
+                remedy="name the server that has it; a cluster is not followed",
+            )
+        for sign, remedy in _REMEDIES.items():
+            if sign in text:
+                return ConfigurationError(f"{self.name} cannot be used: {text}", remedy=remedy)
+        if self._is_lost(error):
+            return error
+        return RedisStreamsError(
+            f"{self.name} refused a call: {text}", remedy="look into the server's log"
+        )
+
+
+_REMEDIES = {
+    "DB index": "correct the number of the database in the URL of the connector",
+    "WRONGTYPE": "another program uses this name for something else: choose another stream",
+    "unknown command": "use Redis 6.2, Valkey 7.2, or newer",
+}
+
+
+def _no_retry(module: str) -> Any:
+    return import_module(module).Retry(import_module("redis.backoff").NoBackoff(), 0)
+
+
+def _database(path: str) -> int:
+    text = path.strip("/")
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise ConfigurationError(
+            "what follows the host in the URL of a Redis stream is the number of a database",
+            remedy=f"write {EXAMPLE}",
+        )
+    return int(text)
+
+
+def _options(
+    url: BrokerUrl, *, ca: str | None, cert: str | None, key: str | None
+) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "host": url.host,
+        "port": url.port,
+        "db": _database(url.path),
+        "username": url.user,
+        "password": url.password,
+        "protocol": 2,
+        "socket_connect_timeout": CONNECT_TIMEOUT,
+        "socket_timeout": RESPONSE_TIMEOUT,
+        "socket_keepalive": True,
+    }
+    if tls_files(url, ("rediss",), ca=ca, cert=cert, key=key):
+        options |= {"ssl": True, "ssl_ca_certs": ca, "ssl_certfile": cert, "ssl_keyfile": key}
+        options["ssl_check_hostname"] = True
+    return options
