@@ -85,7 +85,7 @@ def _decided(state: FlowState, event: FlowEvent) -> tuple[list[int], bool, str] 
 @pytest.mark.req("JOBS:store")
 def test_redis_decides_about_flows_as_the_core_does(redis_url: str) -> None:
     """Every event in every state: whether it can happen, what it changes, and what follows."""
-    source = "\n".join(map(scripts.source_of, ("rows", "flow")))
+    source = "\n".join(map(scripts.source_of, ("head", "rows", "flow")))
     ask = scripts.script_of(source + ASK)
     with closing(RedisJobStore(redis_url)) as store:
         for event in EVENTS:

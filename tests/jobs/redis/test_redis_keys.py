@@ -150,7 +150,7 @@ def test_quick_claims_and_settlements_write_what_slow_ones_do(
 ) -> None:
     """Most jobs are claimed and completed on their rows as they are, with the same effects."""
     quick_script = scripts.script(*PIECES)
-    source = "\n".join(map(scripts.source_of, PIECES))
+    source = scripts.joined(PIECES)
     for name in ("lease_plain", "complete"):
         at = source.index("\n", source.index(f"local function {name}("))
         source = f"{source[:at]}\n  if true then return false end{source[at:]}"

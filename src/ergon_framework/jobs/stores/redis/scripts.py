@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from functools import cache
 
@@ -200,13 +201,23 @@ _NAMES = {
 }
 
 
-JOBS = ("rows", "transitions", "flow", "steps")
+ROWS = "rows"
+JOBS = (ROWS, "transitions", "flow", "steps")
 """What every script begins with that moves jobs, or looks at them."""
 
 
 def script(*pieces: str) -> Script:
     """One script of the store, made of pieces that follow each other."""
-    return script_of("\n".join(map(source_of, pieces)))
+    return script_of(joined(pieces))
+
+
+def joined(pieces: Sequence[str]) -> str:
+    """The text of pieces that follow each other; ``head.lua`` says why most stand in a function."""
+    if ROWS not in pieces:
+        return "\n".join(map(source_of, pieces))
+    at = pieces.index(ROWS)
+    before, inner = [*map(source_of, pieces[:at]), source_of("head")], map(source_of, pieces[at:])
+    return "\n".join([*before, "return (function()", *inner, "end)()"])
 
 
 @cache

@@ -6,13 +6,14 @@
 -- shares; what one leaves goes to the others. Within a queue, priority decides, then age. The rules
 -- are those of core/claim.py, which this file repeats because a script cannot call it.
 
-local claim -- the way in
 local claimed, outdated, next_at, expires_at = {}, {}, FOREVER, FOREVER
 local turns -- by executor the queue that was first the last time
 local handler_lanes = {} -- in which jobs are due
 
-do -- Lua has room for 200 names at a time
+-- Answers the function that claims. Its parts are made when a script is going to: some only settle.
+local function open_claim()
 
+local room_in, enter, waits_until, save_gates, of_keys = open_limits()
 local find = string.find
 
 local ask -- what the worker asks
@@ -259,7 +260,7 @@ end
 local function has_room(job)
   local key, limit = job[LIMIT_KEY], job[MOST_OF_KEY]
   if limits_keys(gate_of(job[QUEUE])) then
-    local is_admitted = of_keys.admit(job)
+    local is_admitted = of_keys().admit(job)
     if is_admitted and running[key] then running[key] = running[key] + 1 end -- in all queues
     return is_admitted
   end
@@ -528,17 +529,17 @@ local function asked(words)
   end
 end
 
-function claim(words)
+return function(words)
   asked(words)
   fence = max(tonumber(call("GET", LAST_FENCE) or 0), floor(now * 1000000))
   promote()
   if has_gates == nil then has_gates = call("EXISTS", QUEUES) == 1 end
-  if has_gates then of_keys.wake_due() end
+  if has_gates then of_keys().wake_due() end
   share_all()
   flush()
   if book then book.finish() end -- steps of flows that stop were cancelled
   save_gates()
-  if has_gates then soon(of_keys.save() or FOREVER) end
+  if has_gates then soon(of_keys().save() or FOREVER) end
   if #claimed > 0 then call("SET", LAST_FENCE, string.format("%.0f", fence)) end
   read = {}
   look_ahead()

@@ -20,7 +20,7 @@ if args[3] then
     flows().do_slice()
     is_sweeping = call("EXISTS", WORK) == 1
   end
-  is_left = claim(args[3])
+  is_left = open_claim()(args[3])
   if is_sweeping then next_at = now end -- the next claim goes on with it
   for executor, queue in pairs(turns) do
     last_turns[#last_turns + 1] = executor

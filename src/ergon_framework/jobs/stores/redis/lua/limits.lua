@@ -1,6 +1,8 @@
 -- What queues allow, and limit keys of queues: so many at once, so many per second. The formula is that of ``core/limits.py``; a
 -- test compares the two.
 
+local function open_limits()
+
 local function until_full(gate) return min(gate.full_at - now, gate.burst / gate.rate) end
 
 local function next_token(gate)
@@ -57,9 +59,9 @@ end
 
 -- Limit keys of queues that limit each of them: a gate for each, and when to look again at those of
 -- which jobs wait.
-local of_keys = {}
+local function open_keys()
 
-do
+local of_keys = {}
 local key_gates = {} -- by name of the key of a queue
 local is_any = false -- whether jobs wait for a token
 
@@ -121,6 +123,18 @@ function of_keys.save()
   end
   if not is_any and next(key_gates) == nil then return nil end
   return tonumber(call("ZRANGE", KEY_WAKES, 0, 0, "WITHSCORES")[2])
+end
+
+return of_keys
+
+end
+
+local opened
+
+-- Those of limit keys are made where a queue has settings at all.
+return room_in, enter, waits_until, save_gates, function()
+  opened = opened or open_keys()
+  return opened
 end
 
 end

@@ -1,22 +1,8 @@
--- Rows of jobs, and what is to be written. Every script begins with this.
+-- Rows of jobs, and what is to be written. Nearly every script has this behind ``head.lua``.
 --
 -- Words in capitals are put in by ``names.py``: keys, the places of a row, stages, statuses, flags.
 -- Nothing is written before ``flush``: a script that finds a reason to refuse returns without it,
 -- and has changed nothing. What was read is kept, so that a script sees its own changes.
-
-if redis.replicate_commands then redis.replicate_commands() end -- servers before 7 need the word
-
-local call, floor, max, min = redis.call, math.floor, math.max, math.min
-local byte, char, gsub, match, sub = string.byte, string.char, string.gsub, string.match, string.sub
-local pack, unpack_from, concat = struct.pack, struct.unpack, table.concat
-
-local args, channel = cmsgpack.unpack(ARGV[1]), ARGV[2]
-local function blob(n) return n and ARGV[2 + n] end -- what is no text follows, and is told by number
-local now = args[1]
-if not now then
-  local time = call("TIME")
-  now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-end
 
 -- A row has numbers, then texts whose lengths stand among the numbers. ``rows.py`` reads the same. In
 -- bytes: stage 1, status 2, flags 3, fence 4, deliveries 12, attempts 16, excused 20; instants of the
