@@ -13,13 +13,13 @@ from ergon_framework.testing.suites.jobstore import JobStoreSuiteError, exercise
 
 PLANTED = {
     "opens one early": (
-        "if number == 0 then release(join) end",
-        "if number <= 1 then release(join) end",
+        "if number == 0 then opened[#opened + 1] = join end",
+        "if number <= 1 then opened[#opened + 1] = join end",
         "last_of_a_group_starts_what_follows",
     ),
     "forgets the slices of a release": (
-        'then put_work(join, "release", 0) else',
-        "then drop_work(join) else",
+        'put_work(join, "release", 0)\n      elseif',
+        "drop_work(join)\n      elseif",
         "many_steps_are_released_and_counted",
     ),
     "forgets the slices of a sweep": (

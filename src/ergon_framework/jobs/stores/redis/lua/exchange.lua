@@ -12,7 +12,10 @@ if #steps > 0 then flows().load(steps) end
 for n, settlement in ipairs(args[2]) do answers[n] = apply(settlement) end
 flush()
 wake_freed()
-if book then book.finish() end
+if book then
+  book.finish()
+  for id in pairs(jobs) do jobs[id] = nil end -- as their rows are now: most claims need no more
+end
 
 local is_left, last_turns = false, {}
 if args[3] then

@@ -317,45 +317,85 @@ local function open_book()
     changed[job[ID]] = job
   end
 
-  -- Let the steps go that wait at an open join, the first slice of them.
-  local function release(join)
-    local flow_id = flow_named(join)
-    local flow = flow_of(flow_id)
-    if not flow then return drop_work(join) end
-    if machine.is_stopping[flow[STANDING]] then
-      -- Its steps stay where they are: the sweep cancels them there, unless the flow comes back.
-      call("SADD", PARKED .. flow_id, join)
-      return drop_work(join)
-    end
-    flush()
-    local tags = call("ZRANGE", WAITING .. join, 0, MOST_SWEPT - 1)
-    local early = {}
-    for n, id in ipairs(ids_of(tags)) do
-      local job, place = job_of(id), places[id]
-      if job and place and job[STAGE] == JOINING then
-        let_start(job, place)
-        if place[SIGNAL] and place[EARLY] then early[#early + 1] = job end
-      else
-        drop_odd(id, WAITING .. join, tags[n], tags[n])
+  -- Those of open joins at which steps may go: not of flows that stop, whose joins are noted instead.
+  local function going(joins)
+    local found = {}
+    for _, join in ipairs(joins) do
+      local flow_id = flow_named(join)
+      local flow = flow_of(flow_id)
+      if flow and machine.is_stopping[flow[STANDING]] then
+        -- Its steps stay where they are: the sweep cancels them there, unless the flow comes back.
+        call("SADD", PARKED .. flow_id, join)
+      elseif flow then
+        found[#found + 1] = join
       end
     end
-    if #tags > 0 then is_work = true end
+    return found
+  end
+
+  -- Let the steps go that wait at open joins, the first slice of each. All of them are read together:
+  -- where many chains go on, each has a join of its own. ``is_noted``: they are noted as work.
+  local function release_all(joins, is_noted)
+    local tags, ids, early = {}, {}, {}
+    flush()
+    for _, join in ipairs(joins) do
+      tags[join] = call("ZRANGE", WAITING .. join, 0, MOST_SWEPT - 1)
+      for _, tag in ipairs(tags[join]) do ids[#ids + 1] = id_in_tag(tag) end
+    end
+    load_jobs(ids)
+    book.load(ids)
+    for _, join in ipairs(joins) do
+      for _, tag in ipairs(tags[join]) do
+        local id = id_in_tag(tag)
+        local job, place = job_of(id), places[id]
+        if job and place and job[STAGE] == JOINING then
+          let_start(job, place)
+          if place[SIGNAL] and place[EARLY] then early[#early + 1] = job end
+        else
+          drop_odd(id, WAITING .. join, tag, tag)
+        end
+        is_work = true
+      end
+      if #tags[join] == MOST_SWEPT then
+        put_work(join, "release", 0)
+      elseif is_noted then
+        drop_work(join)
+      end
+    end
     for _, job in ipairs(early) do complete_signal(job, places[job[ID]][EARLY]) end
-    if #tags == MOST_SWEPT then put_work(join, "release", 0) else drop_work(join) end
+  end
+
+  -- The same for one join, of which some may have been released before.
+  local function release(join)
+    local found = going({join})
+    if #found > 0 then release_all(found, true) else drop_work(join) end
   end
   book.release = release
 
+  local function load_joins(names)
+    local wanted = {}
+    for _, join in ipairs(names) do
+      if left[join] == nil then wanted[#wanted + 1] = join end
+    end
+    for n, number in ipairs(values(JOIN, wanted)) do
+      left[wanted[n]] = tonumber(number or "") or false
+    end
+  end
+
   local function count_at(found)
-    local names = {}
+    local names, opened = {}, {}
     for join in pairs(found) do names[#names + 1] = join end
     table.sort(names)
+    load_joins(names)
     for _, join in ipairs(names) do
       local number = left_at(join) - found[join]
       if left[join] then
         left[join], is_counted[join] = number, true
-        if number == 0 then release(join) end
+        if number == 0 then opened[#opened + 1] = join end
       end
     end
+    if #opened == 0 then return end
+    release_all(going(opened), false) -- a join opens once: nothing is noted as left at it yet
   end
 
   -- ---- sweeps -----------------------------------------------------------------------------------
