@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -174,7 +174,14 @@ def test_statements_use_indexes(connection: sqlite3.Connection, name: str, state
             "ergon_jobs_ended (stage=? AND queue=? AND status=? AND purge_at<?)",
         ),
         ("flows.sql", "ripe_flows", "ergon_flows_purge (purge_at>? AND purge_at<?)"),
-        ("admin.sql", "next_ended", "ergon_jobs_ended (stage=? AND (queue,status)>(?,?))"),
+        ("admin.sql", "next_ended", "ergon_jobs_ended (stage=? AND queue>?)"),
+        (
+            "admin.sql",
+            "next_ended_status",
+            "ergon_jobs_ended (stage=? AND queue=? AND status>?)",
+        ),
+        ("admin.sql", "next_named", "ergon_jobs_due (stage=? AND executor>?)"),
+        ("admin.sql", "next_named_queue", "ergon_jobs_due (stage=? AND executor=? AND queue>?)"),
         ("admin.sql", "outdated", "ergon_jobs_expiring (expires_at>? AND expires_at<?)"),
     ],
 )
@@ -219,40 +226,58 @@ SELECT
     '[]', '{}'
 FROM numbers
 """
+DUE = KEPT.replace("0, 'completed'", "2, 'pending'").replace("% 3), ''", "% 3), 'node'")
 
 
 def instructions(connection: sqlite3.Connection, statement: str, values: object) -> int:
     """How many instructions SQLite takes for a statement, in steps of ten."""
-    counted = [0]
+    return counted(connection, lambda: connection.execute(statement, values).fetchall())  # type: ignore[arg-type]
+
+
+def counted(connection: sqlite3.Connection, look: Callable[[], object]) -> int:
+    """How many instructions SQLite takes for a look, in steps of ten."""
+    number = [0]
 
     def count() -> int:
-        counted[0] += 1
+        number[0] += 1
         return 0
 
     connection.set_progress_handler(count, 10)
-    connection.execute(statement, values).fetchall()  # type: ignore[arg-type]
+    look()
     connection.set_progress_handler(None, 0)
-    return counted[0]
+    return number[0]
 
 
 @pytest.mark.req("JOBS:store")
 def test_retention_reads_only_what_may_go(connection: sqlite3.Connection) -> None:
-    """It costs the same among a hundred jobs that are kept and among a hundred thousand."""
+    """It costs the same among a hundred jobs that are kept and among a hundred thousand.
+
+    So does looking for the executors that due jobs name.
+    """
     statements = load(SQL, "admin.sql")
-    costs = []
+    costs, walks = [], []
     ripe = {"number": 30, "purge_at": 0.0, "name": "ripe"}
     connection.execute(KEPT, ripe)
     for number, name in ((100, "few"), (100_000, "many")):
         connection.execute(KEPT, {"number": number, "purge_at": 1e9, "name": name})
+        connection.execute(DUE, {"number": number, "purge_at": None, "name": f"due-{name}"})
         looks = [
-            ("next_ended", ("", "")),
             ("kept_long_enough", ("q1", "completed", 1e6, 5)),
             ("ripe", ("q1", "completed", 1e6, 5)),
             ("ripe", ("q1", "completed", 1e6, 500)),  # all there are
         ]
         costs.append([instructions(connection, statements[each], values) for each, values in looks])
+        walks.append(
+            [
+                counted(connection, lambda: list(admin.groups(connection.cursor()))),
+                counted(connection, lambda: admin.named(connection.cursor())),
+            ]
+        )
     assert all(abs(few - many) <= 1 for few, many in zip(*costs, strict=True)), costs
     assert max(costs[0]) < 100
+    # Each is several statements, of which the count of each is rounded by itself.
+    assert all(abs(few - many) <= 5 for few, many in zip(*walks, strict=True)), walks
+    assert max(walks[0]) < 100
 
 
 @pytest.mark.req("JOBS:store")

@@ -78,10 +78,14 @@ DELETE FROM ergon_job_tags WHERE job = ?;
 -- erase_key: the unique key that it may hold after its end
 DELETE FROM ergon_job_keys WHERE job = ?;
 
--- next_ended: the first queue and status after others with jobs that have ended
+-- next_ended_status: the first status after another in which jobs of a queue have ended. One
+-- comparison of both columns would read every job that has the pair it starts from.
 SELECT queue, status FROM ergon_jobs
-WHERE stage = 0 AND status <> 'unreadable' AND (queue, status) > (?, ?)
-ORDER BY queue, status LIMIT 1;
+WHERE stage = 0 AND queue = ? AND status > ? AND status <> 'unreadable' ORDER BY status LIMIT 1;
+
+-- next_ended: the first queue after another with jobs that have ended, and the first status there
+SELECT queue, status FROM ergon_jobs
+WHERE stage = 0 AND queue > ? AND status <> 'unreadable' ORDER BY queue, status LIMIT 1;
 
 -- kept_long_enough: those of one queue and status that may go
 SELECT seq FROM ergon_jobs
@@ -174,10 +178,13 @@ ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at WHERE name <> '';
 -- seen_executors: when each was last seen
 SELECT name, seen_at FROM ergon_executors;
 
--- next_named: the first executor and queue after others that a due job names
+-- next_named_queue: the first queue after another with due jobs that name an executor
 SELECT executor, queue FROM ergon_jobs
-WHERE stage = 2 AND (executor, queue) > (?, ?) AND executor > ''
-ORDER BY executor, queue LIMIT 1;
+WHERE stage = 2 AND executor = ? AND queue > ? ORDER BY queue LIMIT 1;
+
+-- next_named: the first executor after another that a due job names, and the first queue there
+SELECT executor, queue FROM ergon_jobs
+WHERE stage = 2 AND executor > ? ORDER BY executor, queue LIMIT 1;
 
 -- waiting_for: due jobs for one executor that have waited for long
 SELECT * FROM ergon_jobs

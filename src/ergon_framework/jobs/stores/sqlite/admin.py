@@ -107,12 +107,7 @@ def _values(wanted: Search) -> dict[str, Any]:
 def named(cursor: sqlite3.Cursor) -> list[Named]:
     """The executors that due jobs name, from one to the next."""
     seen = dict(cursor.execute(_SQL["seen_executors"]).fetchall())
-    lanes: list[tuple[str, str]] = []
-    lane = ("", "")
-    while row := cursor.execute(_SQL["next_named"], lane).fetchone():
-        lane = row
-        lanes.append(lane)
-    return named_in(lanes, seen)
+    return named_in(list(_pairs(cursor, "next_named_queue", "next_named")), seen)
 
 
 def queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
@@ -198,10 +193,18 @@ def _is_kept(tx: Tx, seq: int) -> bool:
 
 def groups(cursor: sqlite3.Cursor) -> Iterator[tuple[str, str]]:
     """The queues and states in which jobs have ended."""
-    group = ("", "")
-    while row := cursor.execute(_SQL["next_ended"], group).fetchone():
-        group = row
-        yield group
+    return _pairs(cursor, "next_ended_status", "next_ended")
+
+
+def _pairs(cursor: sqlite3.Cursor, beside: str, after: str) -> Iterator[tuple[str, str]]:
+    """From pair to pair: ``beside`` finds the next of the same first value, ``after`` of others."""
+    pair = None
+    while row := (
+        (pair and cursor.execute(_SQL[beside], pair).fetchone())
+        or cursor.execute(_SQL[after], pair[:1] if pair else ("",)).fetchone()
+    ):
+        pair = row
+        yield pair
 
 
 def _end_outdated(tx: Tx, limit: int) -> int:
