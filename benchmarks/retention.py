@@ -1,9 +1,15 @@
-"""What it costs to delete and to archive ended jobs beside many that are kept.
+"""What it costs to delete, to archive and to work beside many ended jobs that are kept.
+
+    python benchmarks/retention.py                                  # PostgreSQL, up to 10^6
+    python benchmarks/retention.py --sizes 100000,1000000,10000000  # 10 GB in a temporary folder
+    python benchmarks/retention.py --store sqlite
 
 A private, temporary PostgreSQL or an SQLite file is filled with ended jobs whose time has not come,
-and with some whose time has. One JSON line for each size goes to standard output: milliseconds of a
-prune and of a read for the archive, of 500 jobs each, and of one claim and settlement; and of
-PostgreSQL, how many of its blocks such a read touches, which no other load on the machine changes.
+and with some whose time has. One JSON line for each size goes to standard output: the median and
+the slowest, in milliseconds, of a prune and of a read for the archive, of 500 jobs each; of 100
+jobs that are added, of as many that are claimed and that end; of one job from its enqueue to its
+end; and of the counts of all queues. Of PostgreSQL, also how many of its blocks a read for the
+archive touches, which no other load on the machine changes.
 """
 
 from __future__ import annotations
@@ -24,12 +30,16 @@ from jobs_parts.servers import Servers
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import Succeeded
 from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.newjob import new_id
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_urls import open_store
-from ergon_framework.ports.jobstore import FullJobStore, NewJob
+from ergon_framework.ports.jobstore import ClaimedJob, FullJobStore, NewJob
 
 BATCH = 500
 ROUNDS = 40
+LIVE = 100
+"""Jobs of one commit beside those that have ended."""
+COUNTS = 5
 _FIELDS = """
     stage, status, fence, changed_at, purge_at, queue, executor, priority, run_at, id, handler,
     created_at, args, kwargs, result, history
@@ -51,9 +61,10 @@ def main() -> int:
         kept = 0
         for size in sorted(int(each) for each in arguments.sizes.split(",")):
             began = time.monotonic()
-            _fill(execute, arguments.store, kept, size - kept, time.time() + 86_400.0)
-            kept = size
-            _fill(execute, arguments.store, 10**9 + size, 2 * ROUNDS * BATCH, 0.0)
+            with _without_indexes(execute, arguments.store):
+                _fill(execute, arguments.store, kept, size - kept, time.time() + 86_400.0)
+                kept = size
+                _fill(execute, arguments.store, 10**9 * (1 + size), 2 * ROUNDS * BATCH, 0.0)
             execute("ANALYZE ergon_jobs" if arguments.store == "postgresql" else "ANALYZE")
             found = {"kept": kept, "filled_in_s": round(time.monotonic() - began, 1)}
             if arguments.store == "postgresql":
@@ -65,23 +76,50 @@ def main() -> int:
 
 def _measured(store: FullJobStore) -> dict[str, list[float]]:
     """The median and the slowest of each, in milliseconds."""
-    settler, made = Settler(JobsSettings(), "bench"), iter(range(10**9))
-
-    def archive() -> None:
-        store.purge(store.ripe(BATCH))
-
-    def one_job() -> None:
-        store.add([NewJob(id=f"live-{time.monotonic_ns()}-{next(made)}", handler="work")])
-        ask = ClaimRequest(worker="bench", lease=60.0, slots={"python": 1}, default="python")
-        (job,) = store.settle_and_claim([], ask)[1].jobs
-        end = settler.settle_claim(Claim(job), Succeeded(), store.now(), 0.1, b"1")
-        store.settle_and_claim([end], None)
-
+    work = _Work(store)
     return {
         "prune": _timed(lambda: store.prune(BATCH)),
-        "archive": _timed(archive),
-        "job": _timed(one_job),
+        "archive": _timed(lambda: store.purge(store.ripe(BATCH))),
+        "add": _timed(work.add),
+        "claim": _timed(work.claim),
+        "settle": _timed(work.settle),
+        "job": _timed(work.one_job),
+        "counts": _timed(store.queues, COUNTS),
     }
+
+
+class _Work:
+    """What clients and workers do meanwhile, and what one round of it takes."""
+
+    def __init__(self, store: FullJobStore) -> None:
+        self._store = store
+        self._settler = Settler(JobsSettings(), "bench")
+        self._claimed: list[list[ClaimedJob]] = []
+
+    def add(self, number: int = LIVE) -> None:
+        """Add jobs in one commit."""
+        self._store.add([NewJob(id=f"live-{new_id()}", handler="work") for _ in range(number)])
+
+    def claim(self, number: int = LIVE) -> None:
+        """Claim as many."""
+        ask = ClaimRequest(worker="bench", lease=600.0, slots={"python": number}, default="python")
+        jobs = self._store.settle_and_claim([], ask)[1].jobs
+        if len(jobs) != number:
+            raise RuntimeError(f"{len(jobs)} jobs were claimed instead of {number}")
+        self._claimed.append(jobs)
+
+    def settle(self) -> None:
+        """End as many."""
+        jobs, now = self._claimed.pop(), self._store.now()
+        ends = [self._settler.settle_claim(Claim(job), Succeeded(), now, 0.1, b"1") for job in jobs]
+        if not all(self._store.settle_and_claim(ends, None)[0]):
+            raise RuntimeError("a settlement was not applied")
+
+    def one_job(self) -> None:
+        """One job from its enqueue to its end, three commits."""
+        self.add(1)
+        self.claim(1)
+        self.settle()
 
 
 def _blocks(execute: Callable[[str], Any]) -> int:
@@ -95,9 +133,9 @@ def _blocks(execute: Callable[[str], Any]) -> int:
     return int(top["Shared Hit Blocks"] + top["Shared Read Blocks"])
 
 
-def _timed(call: Callable[[], object]) -> list[float]:
+def _timed(call: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         began = time.perf_counter()
         call()
         times.append((time.perf_counter() - began) * 1000)
@@ -108,9 +146,9 @@ def _fill(
     execute: Callable[[str], Any], kind: str, first: int, number: int, purge_at: float
 ) -> None:
     is_postgres = kind == "postgresql"
+    kind_of_bytes = "bytea" if is_postgres else "blob"
     texts = {"args": "'[1]'", "kwargs": "'{}'", "result": "'1'"}
-    if is_postgres:
-        texts = {name: f"{text}::bytea" for name, text in texts.items()}
+    texts = {name: f"CAST({text} AS {kind_of_bytes})" for name, text in texts.items()}
     values = _VALUES.format(first=first, now=time.time(), purge_at=purge_at, **texts)
     source = (
         f"generate_series(1, {number}) AS n"
@@ -119,6 +157,27 @@ def _fill(
         f" WHERE n < {number}) SELECT n FROM s)"
     )
     execute(f"INSERT INTO ergon_jobs ({_FIELDS}) SELECT {values} FROM {source}")  # noqa: S608
+
+
+@contextmanager
+def _without_indexes(execute: Callable[[str], Any], kind: str) -> Iterator[None]:
+    """Drop the indexes of the jobs, and make them anew at the end: that takes less time."""
+    if kind == "postgresql":
+        wanted = """
+            SELECT i.indexrelid::regclass::text, pg_get_indexdef(i.indexrelid) FROM pg_index AS i
+            WHERE i.indrelid = 'ergon_jobs'::regclass AND NOT i.indisprimary
+        """
+    else:
+        wanted = """
+            SELECT name, sql FROM sqlite_master
+            WHERE tbl_name = 'ergon_jobs' AND type = 'index' AND sql IS NOT NULL
+        """
+    indexes = execute(wanted).fetchall()
+    for name, _ in indexes:
+        execute(f"DROP INDEX {name}")
+    yield
+    for _, statement in indexes:
+        execute(statement)
 
 
 @contextmanager
@@ -138,6 +197,7 @@ def _database(kind: str) -> Iterator[tuple[str, Callable[[str], Any]]]:
             url = servers.url("postgres")
             open_store(url).close()
             with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute("SET maintenance_work_mem = '512MB'")
                 yield url, lambda text: connection.execute(text.encode())
         finally:
             servers.stop()
