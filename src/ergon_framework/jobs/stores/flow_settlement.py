@@ -178,6 +178,9 @@ class FlowTables(Protocol):
     def put_flow(self, row: FlowRow, *, is_new: bool = False) -> None:
         """Write a flow."""
 
+    def put_flows(self, rows: Sequence[FlowRow]) -> None:
+        """Write flows that are there, in the order given."""
+
     def put_joins(self, joins: Sequence[Join]) -> None:
         """Add joins."""
 
@@ -306,8 +309,11 @@ class FlowSettlement:
             elif self._sweeps:
                 self._sweep(FlowWork(*self._sweeps.popitem(), 0))
         # In the order of their ids, as all transactions do.
-        for flow_id in sorted(self._dirty):
-            self._write(self._rows[flow_id])
+        rows = [self._rows[flow_id] for flow_id in sorted(self._dirty)]
+        for row in rows:
+            self._stamp(row)
+        if rows:
+            self.tables.put_flows(rows)
         self._dirty.clear()
 
     def do_slice(self) -> None:
@@ -339,14 +345,14 @@ class FlowSettlement:
         self.finish()
         return self.tables.find_work(flow_id) is not None
 
-    def _write(self, row: FlowRow) -> None:
+    def _stamp(self, row: FlowRow) -> None:
+        """Note when a flow was changed, and until when one is kept that has ended."""
         now = self.tables.at
         row.changed_at = now
         # A flow that was retried has not ended any more: retention must not delete it.
         row.purge_at = None
         if row.state.status.is_final and row.keep is not None:
             row.purge_at = now + row.keep
-        self.tables.put_flow(row)
 
     def _open(self, counts: Counter[str]) -> None:
         opened = self.tables.count_at(counts)

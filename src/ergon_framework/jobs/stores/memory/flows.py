@@ -122,6 +122,11 @@ class MemoryFlowTables:
         """Write a flow."""
         self._book.flows[row.id] = replace(row)
 
+    def put_flows(self, rows: Sequence[FlowRow]) -> None:
+        """Write flows that are there."""
+        for row in rows:
+            self.put_flow(row)
+
     def put_joins(self, joins: Sequence[Join]) -> None:
         """Add joins."""
         self._book.joins.update({join.id: join for join in joins})

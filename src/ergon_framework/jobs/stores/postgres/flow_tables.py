@@ -334,6 +334,26 @@ class PostgresFlowTables:
         """Write a flow."""
         self._tx.execute(_SQL["insert_flow" if is_new else "update_flow"], flow_values(row))
 
+    def put_flows(self, rows: Sequence[FlowRow]) -> None:
+        """Write flows that are there; they are locked, so that their order does not matter."""
+        if len(rows) == 1:
+            self.put_flow(rows[0])
+            return
+        states = [row.state for row in rows]
+        values = {
+            "ids": texts([row.id for row in rows]),
+            "statuses": texts([state.status.value for state in states]),
+            "unfinished": numbers([state.unfinished for state in states]),
+            "completed": numbers([state.completed for state in states]),
+            "failed": numbers([state.failed for state in states]),
+            "cancelled": numbers([state.cancelled for state in states]),
+            "uncounted": numbers([state.uncounted for state in states]),
+            "keeps": numbers([row.keep for row in rows]),
+            "purges": numbers([row.purge_at for row in rows]),
+            "changes": numbers([row.changed_at for row in rows]),
+        }
+        self._tx.execute(_SQL["update_flows"], values)
+
     def put_joins(self, joins: Sequence[Join]) -> None:
         """Add joins."""
         if not joins:

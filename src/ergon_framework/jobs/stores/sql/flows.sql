@@ -75,6 +75,12 @@ SELECT
     name, created_at, changed_at, plan
 FROM ergon_flows WHERE id = ?;
 
+-- flows_of_steps: those of these ids, which come as a JSON list
+SELECT
+    id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
+    name, created_at, changed_at, ''
+FROM ergon_flows WHERE id IN (SELECT value FROM json_each(?));
+
 -- flows: the newest
 SELECT
     id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
@@ -105,8 +111,9 @@ INSERT INTO ergon_flow_joins (id, flow_id, remaining, members) VALUES (?, ?, ?, 
 -- joins: of a flow
 SELECT id, flow_id, remaining, members FROM ergon_flow_joins WHERE flow_id = ? ORDER BY seq;
 
--- count_at: predecessors have counted
-UPDATE ergon_flow_joins SET remaining = remaining - ? WHERE id = ? RETURNING remaining;
+-- count_at: so many predecessors have counted at each of these joins, which come as a JSON list
+UPDATE ergon_flow_joins SET remaining = remaining - ?1
+WHERE id IN (SELECT value FROM json_each(?2)) RETURNING id, remaining;
 
 -- open_joins: nobody is left to wait for
 SELECT id FROM ergon_flow_joins WHERE flow_id = ? AND remaining = 0 ORDER BY seq;

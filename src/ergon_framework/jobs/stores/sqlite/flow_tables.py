@@ -65,10 +65,9 @@ class SqliteFlowTables:
 
     def put_flow(self, row: FlowRow, *, is_new: bool = False) -> None:
         """Write a flow."""
-        state = row.state
-        counts = (state.unfinished, state.completed, state.failed, state.cancelled, state.uncounted)
         if is_new:
-            head = (row.id, state.on_failure.value, state.status.value, *counts, row.keep)
+            state = row.state
+            head = (row.id, state.on_failure.value, state.status.value, *_counts(state), row.keep)
             rest = (row.purge_at, row.name, row.created_at, row.changed_at, row.plan)
             try:
                 self._cursor.execute(_SQL["insert_flow"], (*head, *rest))
@@ -77,8 +76,22 @@ class SqliteFlowTables:
                     raise
                 raise flow_taken(row.id) from None
         else:
-            values = (state.status.value, *counts, row.keep, row.purge_at, row.changed_at, row.id)
-            self._cursor.execute(_SQL["update_flow"], values)
+            self.put_flows([row])
+
+    def put_flows(self, rows: Sequence[FlowRow]) -> None:
+        """Write flows that are there, in the order given."""
+        values = [
+            (
+                row.state.status.value,
+                *_counts(row.state),
+                row.keep,
+                row.purge_at,
+                row.changed_at,
+                row.id,
+            )
+            for row in rows
+        ]
+        self._cursor.executemany(_SQL["update_flow"], values)
 
     def put_joins(self, joins: Sequence[Join]) -> None:
         """Add joins."""
@@ -87,11 +100,14 @@ class SqliteFlowTables:
 
     def count_at(self, counts: Counter[str]) -> list[str]:
         """Take so many predecessors off joins; answers those that have none left."""
+        joins: dict[int, list[str]] = {}  # nearly all of chains have one predecessor
+        for join_id, number in counts.items():
+            joins.setdefault(number, []).append(join_id)
         opened: list[str] = []
-        for join_id, number in sorted(counts.items()):
-            found = self._cursor.execute(_SQL["count_at"], (number, join_id)).fetchall()
-            opened += [join_id for (remaining,) in found if remaining == 0]
-        return opened
+        for number, ids in joins.items():
+            found = self._cursor.execute(_SQL["count_at"], (number, text_of(ids))).fetchall()
+            opened += [join_id for join_id, remaining in found if remaining == 0]
+        return sorted(opened)
 
     def is_open(self, join_id: str) -> bool:
         """Whether a join has no predecessors left."""
@@ -178,6 +194,10 @@ class SqliteFlowTables:
     def changed(self) -> None:
         """Something may have become claimable, or is left to be done."""
         self._tx.is_work = True
+
+
+def _counts(state: FlowState) -> tuple[int, ...]:
+    return state.unfinished, state.completed, state.failed, state.cancelled, state.uncounted
 
 
 def flow_row(row: tuple[Any, ...]) -> FlowRow:

@@ -31,7 +31,7 @@ from ergon_framework.jobs.stores.documents import (
     text_of,
 )
 from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, returned
-from ergon_framework.jobs.stores.sqlite.flow_tables import SqliteFlowTables
+from ergon_framework.jobs.stores.sqlite.flow_tables import SqliteFlowTables, flow_row
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
 from ergon_framework.jobs.stores.transitions import (
     DUE,
@@ -109,6 +109,10 @@ class Tx:
         if len(steps) > MAX_SINGLE_STEPS:
             found = self.cursor.execute(_FLOWS["steps"], (text_of(steps),)).fetchall()
             self._steps = {row[0]: row[1:] for row in found}
+            flow_ids = {row[1] for row in found}
+            if len(flow_ids) > 1:  # as with the steps
+                rows = self.cursor.execute(_FLOWS["flows_of_steps"], (text_of(list(flow_ids)),))
+                self.flows.hold(map(flow_row, rows.fetchall()))
         applied = [self.apply(settlement) for settlement in settlements]
         self._steps = {}
         return applied

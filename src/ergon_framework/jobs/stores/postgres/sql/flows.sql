@@ -127,6 +127,20 @@ UPDATE ergon_flows SET
     purge_at = %(purge_at)s, changed_at = %(changed_at)s
 WHERE id = %(id)s;
 
+-- update_flows: the same of many
+UPDATE ergon_flows AS f SET
+    status = n.status, unfinished = n.unfinished, completed = n.completed, failed = n.failed,
+    cancelled = n.cancelled, uncounted = n.uncounted, keep = n.keep, purge_at = n.purge_at,
+    changed_at = n.changed_at
+FROM unnest(
+    %(ids)s::text[], %(statuses)s::text[], %(unfinished)s::bigint[], %(completed)s::bigint[],
+    %(failed)s::bigint[], %(cancelled)s::bigint[], %(uncounted)s::bigint[], %(keeps)s::float8[],
+    %(purges)s::float8[], %(changes)s::float8[]
+) AS n (
+    id, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at, changed_at
+)
+WHERE f.id = n.id;
+
 -- insert_joins: new ones, in the order given
 INSERT INTO ergon_flow_joins (id, flow_id, remaining, members)
 SELECT n.id, n.flow_id, n.remaining, n.members FROM unnest(
