@@ -34,7 +34,8 @@
     │   ├── StoreBrokenError                 … because a write may not have reached the disk
     │   ├── StoreSchemaError                 … because its tables are foreign, too old or too new
     │   └── UnreadableJobError               … because the row of a job cannot be read
-    │       └── PayloadKeyError              … without the key that its payload names
+    │       ├── PayloadKeyError              … without the key that its payload names
+    │       └── PayloadObjectError           … without the object that its payload is in
     ├── JobError (ValueError)                a job, queue or schedule that is refused at the edge
     │   ├── DuplicateJobError                its id or its unique key is taken
     │   ├── JobStateError                    its state does not allow what was asked
@@ -110,6 +111,7 @@ __all__ = [
     "ObjectConflictError",
     "PayloadError",
     "PayloadKeyError",
+    "PayloadObjectError",
     "ProducerLoopTimeoutException",
     "ResultTimeoutError",
     "Retry",
@@ -573,6 +575,12 @@ class PayloadKeyError(UnreadableJobError):
     """A payload is encrypted, and the key that it names is missing or is another one."""
 
     code = "payload_key"
+
+
+class PayloadObjectError(UnreadableJobError):
+    """A payload is in an object store that is away or not set, or its object is gone."""
+
+    code = "payload_object"
 
 
 class JobError(ErgonError, ValueError):

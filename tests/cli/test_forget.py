@@ -172,6 +172,7 @@ def test_jobs_that_have_not_ended_are_left_and_counted(ergon: Ask) -> None:
             "bound": 0,
             "unreadable": 0,
             "schedules": 0,
+            "objects": 0,
         }
         assert jobs.find("runs").args == msgspec.json.encode([ANN])
         Hand(jobs.store).settle(held, Succeeded(), ANN)

@@ -9,6 +9,7 @@ it. A job that has not ended is left, and counted: it needs its arguments.
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -23,6 +24,7 @@ from ergon_framework.app.journal import journal_path
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.stores import call_stores, has_calls, has_jobs, place_of
 from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.archive_files import (
     ArchiveBusyError,
     ArchivedLine,
@@ -33,6 +35,7 @@ from ergon_framework.jobs.archive_files import (
 from ergon_framework.jobs.bulk import FINAL, WAITING, slices
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import flows_of
+from ergon_framework.jobs.object_sweep import objects_in, unnamed
 from ergon_framework.jobs.store_urls import open_store, refuse_moved
 from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.ports.jobstore import FullJobStore, Job, Schedule, Search
@@ -41,6 +44,8 @@ from ergon_framework.telemetry.notices import emit
 
 if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import DeadLetter, ProviderStore, StoredLetter
+
+logger = logging.getLogger("ergon.jobs")
 
 MAX_LETTERS = 100_000
 """Dead letters of one store that are looked at, the newest."""
@@ -62,6 +67,10 @@ FACTS = (
 UNREADABLE = (
     "{number} job(s) whose rows cannot be read: see ergon jobs unreadable, put them right or"
     " discard them, and run this again"
+)
+OBJECTS = (
+    "{number} payload(s) in the object store, which does not answer, or objects of [jobs.codec] is"
+    " not set here: a worker with that setting removes them when they are a day old"
 )
 RESULTS = "results of provider calls under idempotency keys go with keep_records"
 COPIES = (
@@ -103,6 +112,10 @@ class Forgotten:
     archived: int = 0
     letters: int = 0
     entries: int = 0
+    objects: int = 0
+    """Payloads in the object store."""
+    objects_left: int = 0
+    """Those that could not be removed: the object store is away or not in the settings."""
     cancelled: int = 0
     waiting: int = 0
     running: int = 0
@@ -119,13 +132,14 @@ class Forgotten:
     @property
     def number(self) -> int:
         """How much there is to erase."""
-        return self.jobs + self.archived + self.letters + self.cancelled + self.remains
+        found = self.jobs + self.archived + self.letters + self.cancelled + self.remains
+        return found + self.objects
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing of the subject is left that could be erased later."""
         jobs = self.waiting or self.running or self.bound or self.unreadable
-        return not (jobs or self.schedules)
+        return not (jobs or self.schedules or self.objects_left)
 
     def document(self) -> dict[str, Any]:
         """As programs read it."""
@@ -134,6 +148,7 @@ class Forgotten:
             "archived": self.archived,
             "dead_letters": self.letters,
             "journal_entries": self.entries,
+            "objects": self.objects,
             "cancelled": self.cancelled,
             "remains": self.remains,
             "left": {
@@ -142,6 +157,7 @@ class Forgotten:
                 "bound": self.bound,
                 "unreadable": self.unreadable,
                 "schedules": self.schedules,
+                "objects": self.objects_left,
             },
             "is_complete": self.is_complete,
             "could_not": self.could_not,
@@ -159,6 +175,7 @@ def count(settings: Settings, subject: Subject, url: str | None = None) -> Forgo
             refuse_moved(places.store, places.setup.url)
             for job in _count_left(places.store, subject, found):
                 found.jobs += 1
+                found.objects += len(list(objects_in(job)))
                 names |= _names([job])
             if subject.cancels:
                 # Cancelled jobs have ended, and are erased in the same run.
@@ -221,10 +238,35 @@ def _erase_jobs(
             found.entries += places.forget_entries(job.id for job in free)
             number = store.erase(free)
             found.jobs += number
+            _remove_objects(store, places, free, found)
             is_more |= number > 0
             progress(found.jobs)
     for _ in _count_left(store, subject, found):
         pass  # it has ended since the last look; the next run erases it
+    if found.objects_left:
+        found.could_not.append(OBJECTS.format(number=found.objects_left))
+
+
+def _remove_objects(
+    store: FullJobStore, places: _Places, jobs: Iterable[Job], found: Forgotten
+) -> None:
+    """Remove the payloads in the object store that erased jobs had.
+
+    After the jobs: a job that was sent back meanwhile was not erased, and still needs its own.
+    """
+    owners = {digest: job.id for job in jobs for digest in objects_in(job)}
+    free = unnamed(store, owners)
+    objects = places.setup.jobs.codec.compiled().objects
+    left = free
+    try:
+        if objects is not None:
+            for digest in free:
+                found.objects += objects.remove(digest)
+                left = left - {digest}
+    except (StoreError, ConfigurationError) as error:
+        logger.warning("payloads of jobs are left in the object store: %s", error)
+    if left:
+        found.objects_left += len(left)
 
 
 def _signals_of(store: FullJobStore, jobs: Iterable[Job], seen: set[str]) -> list[Job]:

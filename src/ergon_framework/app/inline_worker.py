@@ -73,7 +73,7 @@ from ergon_framework.jobs.claims import (
     silence_of,
 )
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.encoded_store import results_reader, with_codec
+from ergon_framework.jobs.encoded_store import codec_of, results_reader, with_codec
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import PRUNE_BATCH
@@ -162,9 +162,9 @@ class InlineWorker:
         setup = setup or JobSetup("memory://")
         self._settings = setup.jobs
         self._store = store = with_codec(store, self._settings)
-        self._codec = self._settings.codec.compiled()
+        self._codec = codec_of(store, self._settings)
         self._registry = registry
-        self._settler = Settler(self._settings, self.name)
+        self._settler = Settler(self._settings, self.name, self._codec)
         self._leases = InlineLeases(store, self._settings.claimed_for, self.name)
         self._rescue = Rescue(
             store, self._settings, self._settler, self._leases.holds, _tell, SYSTEM_CLOCK.now

@@ -167,7 +167,7 @@ def setup_of(settings: Settings, url: str | None = None) -> JobSetup:
     _check_payloads(schedules, jobs)
     return JobSetup(
         resolve_url(url, Path()) if url else store_url(settings, jobs.store),
-        _archiving_in(jobs, base),
+        _placed_in(jobs, base),
         {name: _placed(each, base, settings.file) for name, each in executors.items()},
         schedules,
         settings.file,
@@ -175,13 +175,20 @@ def setup_of(settings: Settings, url: str | None = None) -> JobSetup:
     )
 
 
-def _archiving_in(jobs: JobsSettings, base: Path) -> JobsSettings:
-    """The same settings with the folder of the archive as an absolute path."""
-    if jobs.archive is None:
-        return jobs
-    folder = str((base / Path(jobs.archive.folder).expanduser()).absolute())
-    archive = jobs.archive.model_copy(update={"folder": folder})
-    return jobs.model_copy(update={"archive": archive})
+def _placed_in(jobs: JobsSettings, base: Path) -> JobsSettings:
+    """The same settings with the folders of the archive and of payloads as absolute paths."""
+    changes: dict[str, object] = {}
+    if jobs.archive is not None:
+        folder = _absolute(jobs.archive.folder, base)
+        changes["archive"] = jobs.archive.model_copy(update={"folder": folder})
+    objects = jobs.codec.objects
+    if objects is not None and "://" not in objects:
+        changes["codec"] = jobs.codec.model_copy(update={"objects": _absolute(objects, base)})
+    return jobs.model_copy(update=changes) if changes else jobs
+
+
+def _absolute(folder: str, base: Path) -> str:
+    return str((base / Path(folder).expanduser()).absolute())
 
 
 def _check_payloads(schedules: Mapping[str, ScheduleSettings], jobs: JobsSettings) -> None:

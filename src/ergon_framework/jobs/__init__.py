@@ -21,6 +21,7 @@ Where to look first:
 - ``scheduler``, ``schedule_client``, ``cron``: schedules
 - ``views``, ``why``: jobs and queues as people see them
 - ``payload_codec``, ``encoded_store``: compressed and encrypted arguments and results
+- ``payload_objects``, ``payload_threads``, ``object_sweep``: those in an object store
 - ``settings``, ``store_urls``: the section ``[jobs]``, and which store a URL names
 - ``totals``, ``tracing``: counters that outlive a worker, and spans
 - ``stores``: memory, SQLite, PostgreSQL and Redis, all held to one suite

@@ -16,6 +16,8 @@ from typing import Any
 
 from ergon_framework.errors import ErgonError
 from ergon_framework.jobs.archive_files import ArchiveBusyError, ArchiveWriter, JobArchive
+from ergon_framework.jobs.encoded_store import bounded, inlined_job
+from ergon_framework.jobs.payload_codec import PLAIN, PayloadCodec
 from ergon_framework.ports.flow import Flow
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search, WorkerRecord
 from ergon_framework.ports.transfer import FlowRecord, JobRecord
@@ -37,8 +39,10 @@ class Archiver:
     """Moves what was kept long enough from a store into an archive, slice by slice."""
 
     def __init__(self, store: FullJobStore, archive: JobArchive) -> None:
-        # As the store keeps them: what is encrypted there is encrypted in the archive.
+        # As the store keeps them: what is encrypted there is encrypted in the archive. Only what is
+        # in an object store comes along: its object goes when the job has gone.
         self._store: FullJobStore = getattr(store, "plain", store)
+        self._codec: PayloadCodec = getattr(store, "codec", PLAIN)
         self._archive = archive
         self._size = MIN_SLICE
 
@@ -52,7 +56,8 @@ class Archiver:
             # Read under the lock: whoever erases jobs afterwards finds them in the archive.
             jobs = self._store.ripe(self._size)
             if jobs:
-                self._archive_jobs(writer, jobs)
+                for some in bounded(jobs, SLICE_BYTES):
+                    self._archive_jobs(writer, some)
                 return len(jobs)
             flows: FlowStore | None = getattr(self._store, "flows", None)
             found = [] if flows is None else flows.ripe(1)
@@ -64,7 +69,7 @@ class Archiver:
             return 0
 
     def _archive_jobs(self, writer: ArchiveWriter, jobs: list[Job]) -> None:
-        written = writer.append([_record(job) for job in jobs])
+        written = writer.append([_record(inlined_job(job, self._codec)) for job in jobs])
         failpoint("archive.slice.appended")
         self._store.purge(jobs)
         failpoint("archive.slice.deleted")
@@ -87,7 +92,8 @@ class Archiver:
         for steps in _slices(self._store.search(Search(flow=flow.id)), MAX_SLICE // 5):
             if is_stopped():
                 return 0
-            writer.append([_record(step) for step in steps])
+            for some in bounded(steps, SLICE_BYTES):
+                writer.append([_record(inlined_job(step, self._codec)) for step in some])
             number += len(steps)
         writer.append([FlowRecord(flow, tuple(flows.joins(flow.id)), {})])
         failpoint("archive.slice.appended")

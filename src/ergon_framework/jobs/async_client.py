@@ -23,6 +23,7 @@ from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ResultTimeoutError, StoreUnavailableError
 from ergon_framework.jobs.admin import Progress, batches
 from ergon_framework.jobs.client import EnqueuedJob, JobClient, _JobId
+from ergon_framework.jobs.encoded_store import codec_of
 from ergon_framework.jobs.finding import JobFilter
 from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow
 from ergon_framework.jobs.flows import (
@@ -34,6 +35,7 @@ from ergon_framework.jobs.flows import (
     signal_step,
 )
 from ergon_framework.jobs.newjob import HandlerOptions, JobSpec
+from ergon_framework.jobs.payload_codec import names_object
 from ergon_framework.jobs.results import (
     MIN_POLL_INTERVAL,
     POLL_INTERVAL,
@@ -422,14 +424,21 @@ class AsyncJobClient:
         watcher.add(job_id, when_ended)
         try:
             left = None if until is None else until - loop.time()
-            return result_of(await asyncio.wait_for(ended, left), self._url)
+            return await self._result_of(await asyncio.wait_for(ended, left))
         except TimeoutError:
             job = await in_time(lambda: found(self._sync().store, job_id))
             if job.status.is_final:  # just now
-                return result_of(job, self._url)
+                return await self._result_of(job)
             raise timed_out(job, timeout) from None
         finally:
             watcher.remove(job_id, when_ended)
+
+    async def _result_of(self, job: Job) -> Any:
+        """What it returned; what is in an object store is fetched in a thread."""
+        if job.result is None or not names_object(job.result):
+            return result_of(job, self._url)
+        codec = codec_of(self._sync().store, self._sync().settings)
+        return await self._call(lambda: result_of(job, self._url, codec))
 
     # ---- moving ----
 

@@ -36,7 +36,7 @@ from ergon_framework.core.job import (
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import several_lines
-from ergon_framework.errors import PayloadKeyError, UnreadableJobError
+from ergon_framework.errors import PayloadKeyError, PayloadObjectError, UnreadableJobError
 from ergon_framework.jobs.payload_codec import ENCODED_ARGS, ENCODED_RESULT, MARK, PayloadCodec
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 from ergon_framework.jobs.stores.erasure import is_erased
@@ -144,9 +144,10 @@ def unreadable_outcome(error: UnreadableJobError) -> Failed | HeldBack:
     """What becomes of a job whose payload a worker cannot read.
 
     A missing key is a mistake in the settings of this worker: the job waits uncharged until they
-    are mended, or another worker has the key. A damaged payload stays damaged.
+    are mended, or another worker has the key. An object store that is away comes back, and so may
+    an object that is missing. A damaged payload stays damaged.
     """
-    if isinstance(error, PayloadKeyError):
+    if isinstance(error, PayloadKeyError | PayloadObjectError):
         return HeldBack(Failure(Kind.HELD, error.code, f"{error.message}; {error.remedy}"))
     return Failed(Failure(Kind.REJECTED, "unreadable_payload", error.message), is_written=False)
 
@@ -158,11 +159,14 @@ _EVENT_DETAILS = ("message", "traceback", "output", "by", "reason")
 class Settler:
     """Decides settlements: an executor's reply becomes an event, and the event a transition."""
 
-    def __init__(self, settings: JobsSettings, worker: str) -> None:
+    def __init__(
+        self, settings: JobsSettings, worker: str, codec: PayloadCodec | None = None
+    ) -> None:
+        """``codec``: that of the store, which knows whose objects it writes."""
         self._settings = settings
         self._worker = worker
         self._quoted = _encode(worker).decode()
-        self._codec = settings.codec.compiled()
+        self._codec = settings.codec.compiled() if codec is None else codec
         self._encodes = self._codec.encodes  # asked for each job
         self._rule = settings.rule()
         self._give_up_on = settings.final_codes()
@@ -213,12 +217,22 @@ class Settler:
         return self._give_up_on if own is None else self._settings.final_codes(own)
 
     def settle_claim(
-        self, claim: Claim, event: Event, now: float, seconds: float | None, result: bytes | None
+        self,
+        claim: Claim,
+        event: Event,
+        now: float,
+        seconds: float | None,
+        result: bytes | None,
+        *,
+        is_encoded: bool = False,
     ) -> Settlement:
-        """The settlement of a job that this worker holds; ``now`` is only for its history."""
+        """The settlement of a job that this worker holds; ``now`` is only for its history.
+
+        ``is_encoded``: whether the result is as the store keeps it, see :meth:`encoded_result`.
+        """
         job = claim.job
         keep: float | None
-        if result is not None and result.startswith(ENCODED_RESULT):
+        if result is not None and not is_encoded and result.startswith(ENCODED_RESULT):
             # It could not be told from a result that Ergon has encoded.
             event, result = (_RESERVED if isinstance(event, Succeeded) else event), None
         if event is _SUCCEEDED:  # nearly all: nothing that others need is asked here
@@ -245,8 +259,8 @@ class Settler:
             if transition.status is not JobStatus.COMPLETED or transition.event == DISCARDED:
                 result = None
             keep = self.keep(job.queue, transition.status, job.result_ttl)
-        if self._encodes and result is not None:
-            result = self._codec.encode_result(result)
+        if self._encodes and result is not None and not is_encoded:
+            result = self._codec.encode_result(result, job.id)
         return Settlement(  # by position: this is done for each job, and by name it takes longer
             job.key,
             job.id,
@@ -261,6 +275,17 @@ class Settler:
             job.queue,
             job.flow_id is not None,
         )
+
+    def is_slow(self, event: Event, result: bytes | None) -> bool:
+        """Whether a result may go to an object store, which takes longer than a turn may."""
+        objects = self._codec.objects
+        if objects is None or result is None or len(result) <= objects.above:
+            return False
+        return event is _SUCCEEDED and not result.startswith(ENCODED_RESULT)
+
+    def encoded_result(self, claim: Claim, result: bytes) -> bytes:
+        """A result as the store keeps it; from any thread."""
+        return self._codec.encode_result(result, claim.job.id)
 
     def settle_stored(
         self, job: Job, event: Event, now: float, *, if_expired: bool = False

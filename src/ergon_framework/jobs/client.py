@@ -36,7 +36,7 @@ from ergon_framework.jobs.admin import (
 from ergon_framework.jobs.bulk import BulkChange
 from ergon_framework.jobs.change_requests import cancellation, due_instant
 from ergon_framework.jobs.claims import Settler
-from ergon_framework.jobs.encoded_store import with_codec
+from ergon_framework.jobs.encoded_store import codec_of, loaded_job, with_codec
 from ergon_framework.jobs.finding import JobFilter, refuse_empty, search_of, whole_or_none
 from ergon_framework.jobs.flow_client import (
     AsyncEnqueuedFlow,
@@ -367,9 +367,10 @@ class JobClient:
 
     def show(self, job_id: str) -> dict[str, Any]:
         """Everything about a job as plain values, the same as ``ergon jobs show --json``."""
-        job = self.find(job_id)
+        job, problems = loaded_job(self.find(job_id), codec_of(self.store, self.settings))
         is_running = job.status is JobStatus.ACTIVE
-        return job_view(job, self.settings, self.store.workers() if is_running else ())
+        workers = self.store.workers() if is_running else ()
+        return job_view(job, self.settings, workers, problems)
 
     def jobs(
         self,
@@ -400,7 +401,7 @@ class JobClient:
         when the store has not told by then; one that is away is told at once.
         """
         job = wait_in_time(self.store, self.subscription, str(job_id), timeout, poll)
-        return result_of(job, self._url)
+        return result_of(job, self._url, codec_of(self.store, self.settings))
 
     # ---- moving ----
 

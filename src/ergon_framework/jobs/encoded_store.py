@@ -3,33 +3,66 @@
 ``with_codec`` puts it around a store where ``[jobs.codec]`` asks for it. It encodes arguments of
 what is added and decodes what is read. Workers decode the arguments of their claims, and encode
 results in their settlements: see ``claims``. What cannot be decoded is left as it is: whoever only
-asks for the state of a job needs no key.
+asks for the state of a job needs no key. What is in an object store is left there, since many
+callers read many jobs, or one again and again: ``loaded_job`` fetches it.
+
+An object is durable before the row that names it is stored. A crash in between leaves an object
+without a row, which ``object_sweep`` removes a day later.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from ergon_framework.errors import UnreadableJobError
-from ergon_framework.jobs.payload_codec import ENCODED_ARGS, ENCODED_RESULT, PLAIN, PayloadCodec
+from ergon_framework.core.unique import OnDuplicate
+from ergon_framework.errors import (
+    ConfigurationError,
+    DuplicateJobError,
+    PayloadObjectError,
+    StoreError,
+    UnreadableJobError,
+)
+from ergon_framework.jobs.payload_codec import (
+    ENCODED_ARGS,
+    ENCODED_RESULT,
+    PLAIN,
+    PayloadCodec,
+    names_object,
+    object_of,
+)
 from ergon_framework.ports.flow import NewFlow
 from ergon_framework.ports.jobstore import EnqueueResult, FullJobStore, Job, NewJob, Search
+from ergon_framework.storage.failpoints import declare, failpoint
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.settings import JobsSettings
 
+logger = logging.getLogger("ergon.jobs")
 _replace = msgspec.structs.replace
+
+LONG = 3600.0
+"""Seconds between an object and its row after which it is made sure that the object is still there:
+a process can be suspended for a day, and a sweep takes its object for one that nobody needs."""
+
+declare("jobs.object.stored", "jobs.object.named")
 
 
 def with_codec(store: FullJobStore, settings: JobsSettings) -> FullJobStore:
     """The store, with the codec of the settings around it if they have one."""
     if not settings.codec.is_set or isinstance(store, EncodedJobStore):
         return store
-    return cast("FullJobStore", EncodedJobStore(store, settings.codec.compiled()))
+    return cast("FullJobStore", EncodedJobStore(store, settings.codec.compiled().of_store(store)))
+
+
+def codec_of(store: object, settings: JobsSettings) -> PayloadCodec:
+    """The codec of a store that has one, which knows whose objects it writes."""
+    return store.codec if isinstance(store, EncodedJobStore) else settings.codec.compiled()
 
 
 class EncodedJobStore:
@@ -37,38 +70,41 @@ class EncodedJobStore:
 
     def __init__(self, store: FullJobStore, codec: PayloadCodec) -> None:
         self.plain = store
-        self._codec = codec
+        self.codec = codec
 
     def __getattr__(self, name: str) -> Any:
         # Some parts of a store are optional, and callers look whether they are there.
         found = getattr(self.plain, name)
         if name == "add_in":
-            return lambda connection, jobs: found(connection, self._encoded(jobs))
+            return lambda connection, jobs: stored(
+                jobs, self.codec, lambda encoded: found(connection, encoded)
+            )
         if name == "flows":
-            return EncodedFlows(found, self._codec)
+            return EncodedFlows(found, self.codec)
         return found
 
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store all of them or none."""
-        return self.plain.add(self._encoded(jobs))
+        return stored(jobs, self.codec, self.plain.add)
 
     def fire(
         self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
     ) -> bool:
         """Add the jobs of a schedule."""
-        return self.plain.fire(name, expected, next_at, self._encoded(jobs))
+        encoded = encoded_jobs(jobs, self.codec)
+        is_mine = self.plain.fire(name, expected, next_at, encoded)
+        if not is_mine:  # each worker tries, and all but one have written their objects for nothing
+            remove_objects(encoded, self.codec)
+        return is_mine
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
         job = self.plain.find(job_id)
-        return None if job is None else decoded_job(job, self._codec)
+        return None if job is None else decoded_job(job, self.codec)
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
         """Jobs that match."""
-        return (decoded_job(job, self._codec) for job in self.plain.search(search, limit))
-
-    def _encoded(self, jobs: Iterable[NewJob]) -> list[NewJob]:
-        return encoded_jobs(jobs, self._codec)
+        return (decoded_job(job, self.codec) for job in self.plain.search(search, limit))
 
 
 class EncodedFlows:
@@ -81,15 +117,14 @@ class EncodedFlows:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._flows, name)
         if name == "add_in":
-            return lambda connection, flow, steps: found(
-                connection, flow, encoded_jobs(steps, self._codec)
+            return lambda connection, flow, steps: stored(
+                steps, self._codec, lambda encoded: found(connection, flow, encoded)
             )
         return found
 
     def add(self, flow: NewFlow, steps: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store a flow and its steps."""
-        added: list[EnqueueResult] = self._flows.add(flow, encoded_jobs(steps, self._codec))
-        return added
+        return stored(steps, self._codec, lambda encoded: self._flows.add(flow, encoded))
 
     def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
         """What jobs returned; raises PayloadKeyError, for a step cannot run without them."""
@@ -113,24 +148,145 @@ def results_reader(store: Any) -> Callable[[Sequence[str]], Mapping[str, bytes |
 
 
 def encoded_jobs(jobs: Iterable[NewJob], codec: PayloadCodec) -> list[NewJob]:
-    """New jobs as the store keeps them."""
-    encoded = []
-    for job in jobs:
-        args, kwargs = codec.encode_arguments(job.args, job.kwargs)
-        encoded.append(job if args is job.args else _replace(job, args=args, kwargs=kwargs))
+    """New jobs as the store keeps them. If one cannot be encoded, no object is left of the others.
+
+    A job that extends another keeps its arguments in the row: that of the other job gets them, and
+    an object that names a job which never was would look like one that nobody needs.
+    """
+    encoded: list[NewJob] = []
+    try:
+        for job in jobs:
+            owner = "" if job.on_duplicate is OnDuplicate.EXTEND else job.id
+            args, kwargs = codec.encode_arguments(job.args, job.kwargs, owner)
+            encoded.append(job if args is job.args else _replace(job, args=args, kwargs=kwargs))
+    except BaseException:
+        remove_objects(encoded, codec)
+        raise
     return encoded
 
 
+def stored(
+    jobs: Iterable[NewJob],
+    codec: PayloadCodec,
+    store: Callable[[list[NewJob]], list[EnqueueResult]],
+) -> list[EnqueueResult]:
+    """Store jobs encoded, each after its object; objects that came to no row are removed."""
+    if codec.objects is None:
+        return store(encoded_jobs(jobs, codec))
+    began_at = time.time()
+    encoded = encoded_jobs(jobs, codec)
+    failpoint("jobs.object.stored")
+    try:
+        added = store(encoded)
+    except DuplicateJobError:
+        # Any other error may have come after the commit: then the sweep finds out.
+        remove_objects(encoded, codec)
+        raise
+    failpoint("jobs.object.named")
+    pairs = zip(encoded, added, strict=True)
+    remove_objects([job for job, result in pairs if not result.is_new], codec)
+    if not 0 <= time.time() - began_at < LONG:
+        _check_objects(encoded, codec)
+    return added
+
+
+def _check_objects(jobs: Iterable[NewJob], codec: PayloadCodec) -> None:
+    """Tell of jobs that were stored so long after their objects that these are gone."""
+    named = [(job.id, object_of(job.args)) for job in jobs]
+    objects = codec.objects
+    gone = [id_ for id_, name in named if name and objects and not objects.is_there(name)]
+    if gone:
+        raise StoreError(
+            f"this process was suspended while it stored {len(gone)} job(s), and their arguments"
+            f" are gone: {', '.join(gone[:10])}",
+            remedy="enqueue them again, and cancel these: no worker can run them",
+            details={"jobs": gone},
+        )
+
+
+def remove_objects(jobs: Iterable[NewJob], codec: PayloadCodec) -> None:
+    """Remove the objects of jobs that were not stored; what fails is left to the sweep."""
+    for job in jobs:
+        name = object_of(job.args)
+        if name is not None and codec.objects is not None:
+            with suppress(StoreError, ConfigurationError):
+                codec.objects.remove(name.digest)
+
+
 def decoded_job(job: Job, codec: PayloadCodec) -> Job:
-    """A job with plain payloads, as far as the codec can read them."""
-    if job.args.startswith(ENCODED_ARGS):
+    """A job with plain payloads, as far as the codec can read them; objects are not fetched."""
+    if job.args.startswith(ENCODED_ARGS) and not names_object(job.args):
         try:
             args, kwargs = codec.decode_arguments(job.args, job.kwargs)
         except UnreadableJobError:
             pass
         else:
             job = _replace(job, args=args, kwargs=kwargs)
-    if job.result is not None and job.result.startswith(ENCODED_RESULT):
+    result = job.result
+    if result is not None and result.startswith(ENCODED_RESULT) and not names_object(result):
         with suppress(UnreadableJobError):
-            job = _replace(job, result=codec.decode_result(job.result))
+            job = _replace(job, result=codec.decode_result(result))
     return job
+
+
+def inlined_job(job: Job, codec: PayloadCodec) -> Job:
+    """The job as it is kept elsewhere: what is in an object store is in its row, and still encoded.
+
+    Raises PayloadObjectError where the object store is away or not in the settings. What is missing
+    there, or damaged, is left as it is: nobody could do more.
+    """
+    if not (names_object(job.args) or (job.result is not None and names_object(job.result))):
+        return job
+    with _left_if_lost(job):
+        args, kwargs = codec.inlined_arguments(job.args, job.kwargs)
+        job = _replace(job, args=args, kwargs=kwargs)
+    result = job.result
+    with _left_if_lost(job):
+        result = result and codec.inlined_result(result)
+    return _replace(job, result=result)
+
+
+@contextmanager
+def _left_if_lost(job: Job) -> Iterator[None]:
+    try:
+        yield
+    except PayloadObjectError as error:
+        if not error.details.get("is_missing"):
+            raise
+        logger.warning("job %s is copied without a payload: %s", job.id, error.message)
+    except UnreadableJobError as error:
+        logger.warning("job %s is copied without a payload: %s", job.id, error.message)
+
+
+def bounded(jobs: Iterable[Job], size: int) -> Iterator[list[Job]]:
+    """The same jobs in lists of which each has about so many bytes in an object store at most."""
+    some: list[Job] = []
+    total = 0
+    for job in jobs:
+        names = (object_of(job.args), object_of(job.result))
+        more = sum(name.size for name in names if name is not None)
+        if some and total + more > size:
+            yield some
+            some, total = [], 0
+        some.append(job)
+        total += more
+    if some:
+        yield some
+
+
+def loaded_job(job: Job, codec: PayloadCodec) -> tuple[Job, dict[str, str]]:
+    """The job with what it has in an object store, and why a part of it cannot be had."""
+    problems: dict[str, str] = {}
+    if names_object(job.args):
+        try:
+            args, kwargs = codec.decode_arguments(job.args, job.kwargs)
+        except UnreadableJobError as error:
+            problems["args"] = error.message
+        else:
+            job = _replace(job, args=args, kwargs=kwargs)
+    if job.result is not None and names_object(job.result):
+        try:
+            job = _replace(job, result=codec.decode_result(job.result))
+        except UnreadableJobError as error:
+            problems["result"] = error.message
+    return job, problems

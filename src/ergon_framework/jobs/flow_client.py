@@ -26,6 +26,7 @@ from ergon_framework.errors import (
     JobStateError,
     ResultTimeoutError,
 )
+from ergon_framework.jobs.encoded_store import results_reader
 from ergon_framework.jobs.flow_results import used_ids, value_of
 from ergon_framework.jobs.payload_codec import refuse_marked_value
 from ergon_framework.jobs.results import (
@@ -362,7 +363,8 @@ def flow_result(store: FullJobStore, flow: Flow) -> Any:
         source = msgspec.json.decode(flow.plan).get("result")
         if source is None:
             return None
-        results = flows_of(store).results(list(used_ids(source, flow.id)))
+        read = results_reader(store) or flows_of(store).results
+        results = read(list(used_ids(source, flow.id)))
         return msgspec.json.decode(value_of(source, flow.id, results))
     failed = next(iter(store.search(Search(flow=flow.id, statuses=(JobStatus.FAILED,)), 1)), None)
     details: dict[str, Any] = {"flow_id": flow.id, "status": flow.status.value}

@@ -34,6 +34,7 @@ from ergon_framework.storage.urls import option_for
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.archiver import ArchiveThread  # few workers have one
+    from ergon_framework.jobs.object_sweep import SweepThread  # the same
 
 
 class LimitRestore:
@@ -133,6 +134,7 @@ class Maintenance:
         now: Callable[[], float] = SYSTEM_CLOCK.now,
         max_slice: float = MAX_SLICE,
         archive: ArchiveThread | None = None,
+        sweep: SweepThread | None = None,
         serves: Callable[[str, Iterable[str]], bool] = lambda _lane, _queues: False,
     ) -> None:
         """``prepare`` writes the limits of queues that the store has lost, and names each then.
@@ -141,6 +143,8 @@ class Maintenance:
         """
         self._archive = archive
         self._is_archiver = False  # as of the last heartbeat
+        self._sweep = sweep
+        self._is_sweeper = False  # the same
         self._store = store
         self._settings = settings
         self._record = record
@@ -226,6 +230,8 @@ class Maintenance:
         self._is_stopped = True
         if self._archive is not None:
             self._archive.stop()
+        if self._sweep is not None:
+            self._sweep.stop()
         if self._scheduler is not None:
             self._scheduler.stop()
 
@@ -333,6 +339,7 @@ class Maintenance:
         self.missing.lookers = tuple(each.id for each in alive)
         self._missing_versions.known = frozenset(each.app_version for each in alive)
         self._is_archiver = self._archive is not None and self._archive.is_turn_of(mine, alive)
+        self._is_sweeper = self._sweep is not None and self._sweep.is_turn_of(mine, alive)
         return self._settings.lease / 3
 
     def tell_record(self) -> None:
@@ -422,6 +429,8 @@ class Maintenance:
             pruned = self._store.prune(PRUNE_BATCH, purges=False)
             if self._is_archiver:
                 self._archive.wake()
+        if self._sweep is not None and self._is_sweeper:
+            self._sweep.wake(self._now())
         if pruned.outdated:
             self._report("job.expired", {"count": pruned.outdated})
         self._report_unreadable()

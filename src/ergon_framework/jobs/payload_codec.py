@@ -1,27 +1,41 @@
-"""How arguments and results of jobs are kept: as they are, compressed, or encrypted.
+"""How arguments and results of jobs are kept: as they are, compressed, encrypted, or elsewhere.
 
 ``PayloadCodec`` is made from ``[jobs.codec]``. Clients encode arguments, workers decode them and
 encode results. An encoded payload is JSON of the same type as the plain one, so stores, moves and
 exports keep it without knowing of it. What is only compressed can be read without any setting. What
-is encrypted needs the key that the payload names.
+is encrypted needs the key that the payload names. What is still large then may be in an object
+store, and the row has its name. ``inlined_arguments`` and ``inlined_result`` bring it back into the
+row, for archives, exports and moves.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import os
 import zlib
 from collections.abc import Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ergon_framework.errors import JobError, PayloadKeyError, UnreadableJobError
+from ergon_framework.errors import (
+    ConfigurationError,
+    JobError,
+    PayloadKeyError,
+    PayloadObjectError,
+    StoreError,
+    UnreadableJobError,
+)
+from ergon_framework.jobs.payload_objects import ObjectName, PayloadObjects
 from ergon_framework.storage.urls import is_withheld, refuse_withheld
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+logger = logging.getLogger("ergon.jobs")
 
 MARK = "ergon.codec"
 """The field by which an encoded payload is known. Users cannot write it: see ``refuse_mark``, and
@@ -33,6 +47,10 @@ ENCODED_RESULT = ENCODED_ARGS[1:]
 
 DEFLATE = "deflate"
 AES_GCM = "aes-gcm"
+OBJECT = "object"
+_OBJECT_STEP = b'"' + OBJECT.encode() + b'"],'
+_MAX_STEPS = len(ENCODED_ARGS) + 60
+"""Bytes within which all steps of an encoded payload are named."""
 KEY_BYTES = 32
 _NONCE_BYTES = 12
 MAX_DECODED = 64 * 1024 * 1024
@@ -46,8 +64,10 @@ class _Encoded(msgspec.Struct, frozen=True, omit_defaults=True):
 
     version: int = msgspec.field(name=MARK)
     steps: tuple[str, ...]
-    data: str
+    data: str  # of an object its digest
     key: str = ""
+    size: int = 0  # of an object
+    job: str = ""  # whose the object is
 
 
 _encode = msgspec.json.Encoder().encode
@@ -61,7 +81,8 @@ class PayloadCodec:
 
     ``compress_above`` is in bytes of JSON; None: nothing is compressed. ``keys`` are keys by name,
     each 32 bytes in base64. ``active_key`` names the one that new payloads are encrypted with; the
-    others only decrypt, for payloads of the time before a rotation.
+    others only decrypt, for payloads of the time before a rotation. ``objects`` keeps what is still
+    large then, for jobs whose ids are given.
     """
 
     def __init__(
@@ -70,7 +91,9 @@ class PayloadCodec:
         compress_above: int | None = None,
         active_key: str = "",
         keys: Mapping[str, str] | None = None,
+        objects: PayloadObjects | None = None,
     ) -> None:
+        self.objects = objects
         self._compress_above = compress_above
         self._active_key = active_key
         self._keys: dict[str, bytes] = {}
@@ -93,13 +116,26 @@ class PayloadCodec:
     @property
     def encodes(self) -> bool:
         """Whether any new payload may be encoded."""
-        return bool(self._active_key) or self._compress_above is not None
+        is_set = self._compress_above is not None or self.objects is not None
+        return bool(self._active_key) or is_set
 
-    def encode_arguments(self, args: bytes, kwargs: bytes) -> tuple[bytes, bytes]:
-        """Args and kwargs as the store keeps them: both in one payload, or as they are."""
+    def of_store(self, store: object) -> PayloadCodec:
+        """The same for jobs of this store."""
+        if self.objects is None:
+            return self
+        made = copy(self)
+        made.objects = self.objects.of_store(store)
+        return made
+
+    def encode_arguments(self, args: bytes, kwargs: bytes, job_id: str = "") -> tuple[bytes, bytes]:
+        """Args and kwargs as the store keeps them: both in one payload, or as they are.
+
+        With the id of their job they may go to the object store; raises StoreError if that does not
+        take them.
+        """
         if args == b"[]" and kwargs == b"{}":
             return args, kwargs  # nothing to hide, and nothing to save
-        encoded = self._encoded(b"[" + args + b"," + kwargs + b"]", b"args")
+        encoded = self._encoded(b"[" + args + b"," + kwargs + b"]", b"args", job_id)
         return (args, kwargs) if encoded is None else (b"[" + encoded + b"]", b"{}")
 
     def decode_arguments(self, args: bytes, kwargs: bytes) -> tuple[bytes, bytes]:
@@ -116,11 +152,19 @@ class PayloadCodec:
             raise _damaged(error) from None
         return bytes(plain_args), bytes(plain_kwargs)
 
-    def encode_result(self, result: bytes) -> bytes:
-        """A result as the store keeps it."""
+    def encode_result(self, result: bytes, job_id: str = "") -> bytes:
+        """A result as the store keeps it.
+
+        With the id of its job it may go to the object store. If that does not take it, it stays in
+        the row: what was done must not be done again because of the place for its result.
+        """
         if result in (b"null", b"true", b"false"):
             return result
-        return self._encoded(result, b"result") or result
+        try:
+            return self._encoded(result, b"result", job_id) or result
+        except (StoreError, ConfigurationError) as error:
+            logger.warning("job %s: its result stays in its row: %s", job_id, error)
+            return self._encoded(result, b"result", "") or result
 
     def decode_result(self, result: bytes) -> bytes:
         """The plain result; raises like ``decode_arguments``."""
@@ -131,14 +175,49 @@ class PayloadCodec:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise _damaged(error) from None
 
+    def inlined_arguments(self, args: bytes, kwargs: bytes) -> tuple[bytes, bytes]:
+        """The same arguments in the row, encoded as before; no key is needed.
+
+        Raises PayloadObjectError where the object cannot be had, UnreadableJobError if it is
+        damaged.
+        """
+        if not names_object(args):
+            return args, kwargs
+        try:
+            (encoded,) = _args(args)
+            if encoded.steps == (OBJECT,):
+                plain_args, plain_kwargs = _pair(self._object(encoded))
+                return bytes(plain_args), bytes(plain_kwargs)
+            return b"[" + self._inlined(encoded) + b"]", kwargs
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise _damaged(error) from None
+
+    def inlined_result(self, result: bytes) -> bytes:
+        """The same of a result; raises alike."""
+        if not names_object(result):
+            return result
+        try:
+            encoded = _result(result)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise _damaged(error) from None
+        return self._object(encoded) if encoded.steps == (OBJECT,) else self._inlined(encoded)
+
     # ---- inside ----
 
-    def _encoded(self, plain: bytes, purpose: bytes) -> bytes | None:
+    def _inlined(self, encoded: _Encoded) -> bytes:
+        text = base64.b64encode(self._object(encoded)).decode()
+        return _encode(_Encoded(encoded.version, encoded.steps[:-1], text, encoded.key))
+
+    def _encoded(self, plain: bytes, purpose: bytes, job_id: str) -> bytes | None:
         data, steps = plain, []
-        if self._compress_above is not None and len(plain) > self._compress_above:
+        above, objects = self._compress_above, self.objects
+        # What is larger could not be read again: see ``_inflated``.
+        if above is not None and above < len(plain) <= MAX_DECODED:
             smaller = zlib.compress(plain, 6)
-            # What is encrypted is base64 in any case. Otherwise compression has to pay for that.
-            size = len(smaller) if self._active_key else 4 * len(smaller) / 3
+            # What is encrypted is base64 in any case, and an object never is. Otherwise compression
+            # has to pay for that.
+            is_free = self._active_key or (objects is not None and len(smaller) > objects.above)
+            size = len(smaller) if is_free else 4 * len(smaller) / 3
             if size < _WORTH_IT * len(plain):
                 data, steps = smaller, [DEFLATE]
         if self._active_key:
@@ -147,21 +226,30 @@ class PayloadCodec:
             nonce = os.urandom(_NONCE_BYTES)
             data = nonce + self._cipher(self._active_key).encrypt(nonce, data, purpose)
             steps.append(AES_GCM)
+        if objects is not None and job_id and len(data) > objects.above:
+            name = objects.put(job_id, purpose.decode(), data)
+            done = (*steps, OBJECT)
+            return _encode(_Encoded(VERSION, done, name.text, self._active_key, name.size, job_id))
         if not steps:
             return None
         text = base64.b64encode(data).decode()
         return _encode(_Encoded(VERSION, tuple(steps), text, self._active_key))
 
     def _decoded(self, encoded: _Encoded, purpose: bytes) -> bytes:
-        if encoded.version != VERSION or not {*encoded.steps} <= {DEFLATE, AES_GCM}:
+        if encoded.version != VERSION or not {*encoded.steps} <= {DEFLATE, AES_GCM, OBJECT}:
             raise UnreadableJobError(
                 "a payload was encoded by a later version of Ergon, or by another program",
                 remedy="let a worker of that version run the job",
                 details={"version": encoded.version, "steps": list(encoded.steps)},
             )
         try:
-            data = base64.b64decode(encoded.data, validate=True)
+            if OBJECT in encoded.steps:
+                data = self._object(encoded)
+            else:
+                data = base64.b64decode(encoded.data, validate=True)
             for step in reversed(encoded.steps):
+                if step == OBJECT:
+                    continue
                 if step == AES_GCM:
                     data = self._decrypted(encoded.key, data, purpose)
                 else:
@@ -169,6 +257,17 @@ class PayloadCodec:
         except (binascii.Error, zlib.error) as error:
             raise _damaged(error) from None
         return data
+
+    def _object(self, encoded: _Encoded) -> bytes:
+        name = _name_in(encoded)
+        if self.objects is None:
+            raise PayloadObjectError(
+                f"a payload is in an object store ({name.text}, {name.size:,} bytes), and none is"
+                " set here",
+                remedy="set objects in [jobs.codec] as whoever wrote it has",
+                details={"object": name.text},
+            )
+        return self.objects.get(name)
 
     def _decrypted(self, key: str, data: bytes, purpose: bytes) -> bytes:
         from cryptography.exceptions import InvalidTag
@@ -252,7 +351,35 @@ def encoding_of(payload: bytes) -> dict[str, Any] | None:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return {"steps": ["unknown"]}
     shown: dict[str, Any] = {"steps": list(found.steps)}
-    return {**shown, "key": found.key} if found.key else shown
+    if found.key:
+        shown["key"] = found.key
+    if OBJECT in found.steps:
+        shown |= {"object": found.data, "size": found.size}
+    return shown
+
+
+def names_object(payload: bytes) -> bool:
+    """Whether a payload is in an object store. It costs next to nothing, however large it is."""
+    if not payload.startswith((ENCODED_ARGS, ENCODED_RESULT)):
+        return False
+    return _OBJECT_STEP in payload[:_MAX_STEPS]
+
+
+def object_of(payload: bytes | None) -> ObjectName | None:
+    """The object that a payload names; None where it names none, or cannot be read."""
+    if payload is None or not names_object(payload):
+        return None
+    try:
+        return _name_in(_args(payload)[0] if payload.startswith(b"[") else _result(payload))
+    except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableJobError):
+        return None
+
+
+def _name_in(encoded: _Encoded) -> ObjectName:
+    try:
+        return ObjectName.of(encoded.data, encoded.size)
+    except ValueError as error:
+        raise _damaged(error) from None
 
 
 def _inflated(data: bytes) -> bytes:

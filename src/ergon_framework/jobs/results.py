@@ -21,7 +21,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
     UnreadableJobError,
 )
-from ergon_framework.jobs.payload_codec import PLAIN
+from ergon_framework.jobs.payload_codec import PLAIN, PayloadCodec
 from ergon_framework.jobs.views import decoded, error_view, last_entry_with
 from ergon_framework.ports.jobstore import Job, JobStore, Subscription, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET
@@ -203,13 +203,14 @@ def found(store: JobStore, job_id: str) -> Job:
     return job
 
 
-def result_of(job: Job, url: str = "") -> Any:
+def result_of(job: Job, url: str = "", codec: PayloadCodec = PLAIN) -> Any:
     """What a completed job returned; raises JobFailedError for one that ended otherwise.
 
-    ``url`` is the store, for the command that tells more.
+    ``url`` is the store, for the command that tells more. ``codec`` reads what is encoded, and
+    fetches what is in an object store.
     """
     if job.status is JobStatus.COMPLETED:
-        return None if job.result is None else _read(job)
+        return None if job.result is None else _read(job, codec)
     is_cancelled = job.status is JobStatus.CANCELLED
     failure = job.last_error
     if is_cancelled or failure is None:
@@ -224,9 +225,9 @@ def result_of(job: Job, url: str = "") -> Any:
     raise error
 
 
-def _read(job: Job) -> Any:
+def _read(job: Job, codec: PayloadCodec) -> Any:
     """The result of a completed job; an executor may write numbers that Python cannot read."""
-    value = decoded(PLAIN.decode_result(job.result or b"null"))
+    value = decoded(codec.decode_result(job.result or b"null"))
     if value is None and job.result is not None and job.result.strip() != b"null":
         raise UnreadableJobError(
             f"the job {job.id} is completed, but its result cannot be read: it has a number that is"

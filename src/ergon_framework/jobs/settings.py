@@ -20,8 +20,9 @@ from ergon_framework.core.claim import checked_version
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JOB_RETRIES, JobRule, JobStatus
 from ergon_framework.core.retry import Backoff, RetryRule
-from ergon_framework.errors import JobError
+from ergon_framework.errors import ConfigurationError, JobError
 from ergon_framework.jobs.payload_codec import PLAIN, PayloadCodec
+from ergon_framework.jobs.payload_objects import PayloadObjects, checked_place
 from ergon_framework.ports.job_fields import TEN_YEARS, name, refusal
 from ergon_framework.ports.settings_model import (
     Count,
@@ -193,10 +194,25 @@ _KEPT_BY = {
 RetryPolicy: TypeAlias = RetrySettings | Mapping[str, Any]
 
 
+MIN_OBJECT = 1024
+"""Bytes that a payload in an object store has at least: the row still has some of its name."""
+
+
+def _object_place(value: str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        return checked_place(value)
+    except ConfigurationError as error:
+        raise ValueError(f"{error.message}; {error.remedy}") from error
+
+
 class CodecSettings(SettingsModel):
-    """``[jobs.codec]``: how arguments and results are kept."""
+    """``[jobs.codec]``: how arguments and results are kept, and where the large ones are."""
 
     compress_above: Annotated[CountOrZero | None, OrNone] = None
+    objects: Annotated[str | None, OrNone, AfterValidator(_object_place)] = None
+    objects_above: Annotated[Count, Field(ge=MIN_OBJECT)] = 256 * 1024
     active_key: str = ""
     keys: Annotated[Mapping[str, SecretStr], AfterValidator(FrozenDict)] = Field(
         default_factory=FrozenDict
@@ -209,8 +225,9 @@ class CodecSettings(SettingsModel):
 
     @property
     def is_set(self) -> bool:
-        """Whether a payload may be encoded, or a key is there to read one."""
-        return self.compress_above is not None or bool(self.keys) or bool(self.active_key)
+        """Whether a payload may be encoded, or what is needed to read one is there."""
+        is_coded = self.compress_above is not None or self.objects is not None
+        return is_coded or bool(self.keys) or bool(self.active_key)
 
     def compiled(self) -> PayloadCodec:
         """The codec that these settings describe."""
@@ -220,6 +237,9 @@ class CodecSettings(SettingsModel):
             compress_above=self.compress_above,
             active_key=self.active_key,
             keys={name: each.get_secret_value() for name, each in self.keys.items()},
+            objects=None
+            if self.objects is None
+            else PayloadObjects(self.objects, self.objects_above),
         )
 
 

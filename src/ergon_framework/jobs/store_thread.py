@@ -17,14 +17,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.core.job import Released
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim, decode_claims
-from ergon_framework.jobs.encoded_store import results_reader
+from ergon_framework.jobs.encoded_store import codec_of, results_reader
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import Maintenance
+from ergon_framework.jobs.payload_codec import names_object
+from ergon_framework.jobs.payload_threads import PayloadThreads
 from ergon_framework.jobs.rescue import is_stall
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.dice import roll
@@ -284,7 +287,8 @@ class StoreThread:
         self.is_left = False  # something due could not be claimed
         self.due_at: float | None = None  # when the next job may become due, by our clock
         self._settings = settings
-        self._codec = settings.codec.compiled()
+        self._codec = codec_of(store, settings)
+        self._payloads = PayloadThreads()
         self._make_request = make_request
         self._deliver = deliver
         self._settled = settled
@@ -366,7 +370,9 @@ class StoreThread:
             self._may_claim = False
             # ``_may_claim`` is read under this lock when a claim begins, so no claim can begin
             # after this has returned true.
-            return self._rests.wait_for(lambda: not self._is_busy, seconds)
+            until = self._now() + seconds
+            is_at_rest = self._rests.wait_for(lambda: not self._is_busy, seconds)
+        return is_at_rest and self._payloads.wait(max(0.0, until - self._now()))
 
     def end(self, *, with_maintenance: bool) -> None:
         """Let the thread end once all is settled; :meth:`join` waits for that.
@@ -625,14 +631,49 @@ class StoreThread:
         claims = [Claim(job) for job in claimed.jobs]
         if claims:
             self.leases.add(claims, now)
+            if self._codec.objects is not None:
+                claims = self._begun_fetches(claims)
             decode_claims(claims, self._codec)
-            if any(job.uses is not None for job in claimed.jobs):
+            if any(claim.job.uses is not None for claim in claims):
                 hand_over(claims, results_reader(self.store))
             # A worker that dies here has begun nothing: the leases expire, and a rescue finds
             # deliveries without an attempt.
             failpoint("worker.claimed")
-            self._deliver(claims)
-        return bool(claims)
+            if claims:
+                self._deliver(claims)
+        return bool(claimed.jobs)
+
+    def _begun_fetches(self, claims: list[Claim]) -> list[Claim]:
+        """Have payloads fetched that may be in an object store; the other claims."""
+        slow: list[Claim] = []
+        ready: list[Claim] = []
+        for claim in claims:
+            is_slow = claim.job.uses is not None or names_object(claim.job.args)
+            (slow if is_slow else ready).append(claim)
+        if slow:
+            self._payloads.submit(lambda: self._fetch(slow))
+        return ready
+
+    def _fetch(self, claims: list[Claim]) -> None:
+        """Make claims ready whose payloads may be in an object store, and deliver each at once."""
+        for claim in claims:
+            # A worker that stops, or has lost the job meanwhile, needs no arguments any more.
+            if not self._may_claim or claim.lost:
+                claim.outcome = Released()
+            else:
+                self._make_ready(claim)
+            self._deliver([claim])
+            if claim.cancel is not None:  # it was asked for before the loop knew the claim
+                self.leases.when_cancelled()
+
+    def _make_ready(self, claim: Claim) -> None:
+        try:
+            decode_claims([claim], self._codec)
+            if claim.job.uses is not None:
+                hand_over([claim], results_reader(self.store))
+        except Exception:  # the job goes back, and the worker goes on
+            logger.exception("job %s: its payload was not read", claim.job.id)
+            claim.outcome = Released()
 
     def _note_lanes(self, request: ClaimRequest, lanes: tuple[str, ...]) -> None:
         """Note in which lanes of handlers jobs wait; ask again at once if that brings something."""

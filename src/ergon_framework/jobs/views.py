@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,11 +22,15 @@ _decode = msgspec.json.decode
 
 
 def job_view(
-    job: Job, settings: JobsSettings, workers: Iterable[WorkerRecord] = ()
+    job: Job,
+    settings: JobsSettings,
+    workers: Iterable[WorkerRecord] = (),
+    problems: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Everything there is to know about a job; what it leaves open is as the settings say.
 
-    ``workers`` know how far a running job is.
+    ``workers`` know how far a running job is. ``problems``: why its arguments or its result cannot
+    be had.
     """
     rule = settings.rule(job.max_attempts, job.max_deliveries)
     return {
@@ -40,7 +45,7 @@ def job_view(
         "max_deliveries": rule.max_deliveries,
         "excused": job.excused,
         "priority": job.priority,
-        **_payload_view(job),
+        **_payload_view(job, problems),
         "last_error": None if job.last_error is None else error_view(job.last_error),
         "why": None if job.status is JobStatus.ACTIVE else job.why or None,
         "history": list(entries(job)),
@@ -67,7 +72,7 @@ def job_view(
     }
 
 
-def _payload_view(job: Job) -> dict[str, Any]:
+def _payload_view(job: Job, problems: Mapping[str, str]) -> dict[str, Any]:
     """Arguments and result; what is encrypted, and no key opened it, is shown as such."""
     job = decoded_job(job, PLAIN)  # what is only compressed needs no key
     view = {
@@ -77,6 +82,8 @@ def _payload_view(job: Job) -> dict[str, Any]:
     }
     hidden = {"args": encoding_of(job.args), "result": encoding_of(job.result or b"")}
     encoded = {name: how for name, how in hidden.items() if how is not None}
+    for name in encoded.keys() & problems.keys():
+        encoded[name]["problem"] = problems[name]
     if not encoded:
         return view
     return {**view, **dict.fromkeys(encoded), "encoded": encoded}

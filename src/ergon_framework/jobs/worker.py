@@ -32,11 +32,12 @@ from ergon_framework.errors import (
     StoreError,
 )
 from ergon_framework.jobs.claims import Claim, Settler, notice_fields
-from ergon_framework.jobs.encoded_store import with_codec
+from ergon_framework.jobs.encoded_store import codec_of, with_codec
 from ergon_framework.jobs.event_loop import EventLoop
 from ergon_framework.jobs.executor_process import CONFUSED_AFTER
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.memory_watch import MemoryWatch
+from ergon_framework.jobs.payload_threads import PayloadThreads
 from ergon_framework.jobs.pool import ExecutorPool, allow_descriptors, checked
 from ergon_framework.jobs.scheduler import MAX_SLICE, CronJobs
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
@@ -48,6 +49,7 @@ from ergon_framework.ports.job_fields import name as name_of
 from ergon_framework.ports.jobstore import FullJobStore, Search, Settlement, WorkerRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.deadlines import MIN_TIMEOUT
+from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.telemetry.conventions import (
     MessagingInstruments,
     messaging_instruments,
@@ -57,6 +59,7 @@ from ergon_framework.telemetry.notices import NoticeDispatcher, has_listeners
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.archiver import ArchiveThread
+    from ergon_framework.jobs.object_sweep import SweepThread
 
 logger = logging.getLogger("ergon.jobs")
 
@@ -231,6 +234,9 @@ class BurstEnd:
         return any(before.get(name, at) == at for name, at in leases.items())
 
 
+declare("worker.result_stored")
+
+
 class WorkerReport(msgspec.Struct, frozen=True):
     """What a worker did, from its start to its end."""
 
@@ -273,13 +279,13 @@ class Worker:
         self.executors = {key: checked(key, value) for key, value in executors.items()}
         self.default = default_executor(self.settings, self.executors)
         self.name = name_of("worker name", name) if name else _made_up()
-        self.settler = Settler(self.settings, self.name)
         self.read_elsewhere = read_elsewhere
         # As long as a lease: when the watchdog ends the executors of a stopped worker, its jobs may
         # be claimed by others, and must not run twice.
         self.watchdog = Watchdog(self.settings.claimed_for)
         self.queues = tuple(queues) if queues else None
         self._store = with_codec(store, self.settings)
+        self.settler = Settler(self.settings, self.name, codec_of(self._store, self.settings))
         self._burst = burst
         self._timing = timing = timing or WorkerTiming()
         self._poll_interval = timing.burst_poll_interval if burst else timing.poll_interval
@@ -295,6 +301,8 @@ class Worker:
         self._totals = WorkerTotals()
         self._messaging: MessagingInstruments | None = None
         self._held_shortly = 0
+        self._payload_threads = PayloadThreads()
+        self._writing = 0  # results that are on their way to the object store
         self._pools: dict[str, ExecutorPool] = {}
         self._dirty: dict[ExecutorPool, None] = {}
         self._settled: list[Settlement] = []
@@ -362,6 +370,7 @@ class Worker:
             app_version=self.settings.version,
             serves=self._maintenance.missing.served,
             has_archive=self._archive is not None,
+            has_objects=self._sweep is not None,
         )
 
     def stop(self, *, now: bool = False) -> None:
@@ -390,6 +399,7 @@ class Worker:
             self._reported,
         )
         self._archive = self._archive_thread()
+        self._sweep = self._sweep_thread()
         self._maintenance = Maintenance(
             self._store,
             self.settings,
@@ -402,6 +412,7 @@ class Worker:
             max_slice=self._timing.scheduler_slice,
             serves=self._serves,
             archive=self._archive,
+            sweep=self._sweep,
         )
         self._store_thread.maintenance = self._maintenance
         self._store_thread.leases.when_lost = self._lost
@@ -423,6 +434,15 @@ class Worker:
             format=archive.format,
         )
         return ArchiveThread(Archiver(self._store, folder), self._reported, archive.folder)
+
+    def _sweep_thread(self) -> SweepThread | None:
+        """What removes objects that no job names, if the settings have a place for objects."""
+        objects = codec_of(self._store, self.settings).objects
+        if objects is None:
+            return None
+        from ergon_framework.jobs.object_sweep import ObjectSweep, SweepThread
+
+        return SweepThread(ObjectSweep(self._store, objects), self._reported)
 
     def _make_pools(self) -> None:
         confused_after = self._timing.confused_after
@@ -544,7 +564,7 @@ class Worker:
         # The loop goes on through the grace, for the outcomes of jobs that end now have to be read
         # and settled.
         until = self.loop.now() + self.settings.grace
-        while self._in_hand() and self._stops < 2 and self.loop.now() < until:
+        while (self._in_hand() or self._writing) and self._stops < 2 and self.loop.now() < until:
             self._turn(until)
         for pool in self._pools.values():
             if self._in_hand() or self._stops > 1:
@@ -595,6 +615,9 @@ class Worker:
         if self._archive is not None:
             self._archive.stop()
             self._archive.join(self._store_has(since))
+        if self._sweep is not None:
+            self._sweep.stop()
+            self._sweep.join(self._store_has(since))
         self._maintenance.leave(self._store_has(since))
         self.loop.close()
         counts = self._counts
@@ -630,10 +653,44 @@ class Worker:
         self, claim: Claim, event: Event, seconds: float | None, result: bytes | None
     ) -> None:
         """Settle a claimed job by what was seen of it."""
+        if self.settler.is_slow(event, result):
+            self._keep_apart(claim, event, seconds, result or b"")
+        else:
+            self._finish(claim, event, seconds, result)
+
+    def _keep_apart(self, claim: Claim, event: Event, seconds: float | None, result: bytes) -> None:
+        """Write a large result to the object store in a thread; its job is settled afterwards.
+
+        Meanwhile its lease is renewed, and its process may have the next job.
+        """
+        self._writing += 1
+
+        def write() -> None:
+            encoded = self.settler.encoded_result(claim, result)
+            failpoint("worker.result_stored")
+            self.loop.post(lambda: written(encoded))
+
+        def written(encoded: bytes) -> None:
+            self._writing -= 1
+            self._finish(claim, event, seconds, encoded, is_encoded=True)
+
+        self._payload_threads.submit(write)
+
+    def _finish(
+        self,
+        claim: Claim,
+        event: Event,
+        seconds: float | None,
+        result: bytes | None,
+        *,
+        is_encoded: bool = False,
+    ) -> None:
         if claim.span is not None:
             came_back(claim, event)
         now = self.loop.at + self._store_thread.offset  # as ``wall`` says, for each job
-        settlement = self.settler.settle_claim(claim, event, now, seconds, result)
+        settlement = self.settler.settle_claim(
+            claim, event, now, seconds, result, is_encoded=is_encoded
+        )
         self._totals.count(claim.job.queue, outcome_of(settlement.transition), seconds)
         if self._messaging is not None and seconds is not None:
             failure = settlement.transition.failure

@@ -397,6 +397,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     app_version: str = ""  # of the program that it runs, by its settings
     serves: tuple[str, ...] = ()  # lanes of handlers in which jobs wait, and that it has
     has_archive: bool = False  # it may write ended jobs to an archive
+    has_objects: bool = False  # it may remove objects of payloads that no job names
 
     @property
     def has_ended(self) -> bool:

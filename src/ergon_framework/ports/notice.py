@@ -246,6 +246,10 @@ _STORES: dict[str, tuple[Any, ...]] = {
         "Ended jobs were written to the archive, and deleted from the store.",
         ("count", "where"),
     ),
+    "objects.removed": (
+        "Objects of payloads that no job names any more were removed from the object store.",
+        ("count",),
+    ),
     "subject.forgotten": (
         "An operator erased what the stores told of one subject; the digest is that of its tag.",
         ("digest", "jobs", "archived", "letters", "is_complete"),

@@ -64,7 +64,8 @@ class SettingsModel(BaseModel):
         """
         if not update:
             return super().model_copy(deep=deep)
-        copied = type(self).model_validate({**dict(self), **update})
+        fields = dict(iter(self))  # ``dict(self)`` would ask a field that is named ``keys``
+        copied = type(self).model_validate({**fields, **update})
         copied.__pydantic_fields_set__.intersection_update({*self.model_fields_set, *update})
         return copied
 

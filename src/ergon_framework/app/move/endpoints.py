@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ergon_framework.app.move import transfer
 from ergon_framework.app.move.fencing import FencedStore
 from ergon_framework.app.move.object_copy import Bytes
+from ergon_framework.app.move.payloads import InlinedRecords
 from ergon_framework.app.move.preflight import (
     locked,
     refuse_half_source,
@@ -50,6 +51,7 @@ from ergon_framework.storage.objectstore.urls import (
 from ergon_framework.storage.sqlite.errors import refuse_unwritable
 
 if TYPE_CHECKING:
+    from ergon_framework.app.settings.sections import Settings
     from ergon_framework.providers.stores.records import ProviderRecords
 
 
@@ -163,6 +165,8 @@ class Asked:
     """Whether the source is shut when everything was copied."""
     program: ProgramMove | None = None
     """The move of a whole program, of which this is a part."""
+    settings: Callable[[], Settings] | None = None
+    """Where the payloads of its jobs are; None: as the settings say that are found from here."""
 
     @property
     def is_zone(self) -> bool:
@@ -250,9 +254,10 @@ def job_part(
         return
     _refuse_elsewhere(asked, source, "jobs")
     target = job_target(asked, stack, tolerates_workers=tolerates_workers)
+    records = records_of(source)
     yield Transfer(
         "jobs",
-        FencedStore(records_of(source), asked.source.name),
+        FencedStore(records, asked.source.name, InlinedRecords(records, asked.settings)),
         FencedStore(records_of(target), asked.target.name),
         JOB_KINDS,
         f"jobs of {asked.source.name}",

@@ -24,6 +24,7 @@ from typing import IO, Protocol
 
 from ergon_framework.app.move import endpoints, object_copy, record_file
 from ergon_framework.app.move.endpoints import Asked
+from ergon_framework.app.move.payloads import InlinedRecords
 from ergon_framework.app.move.preflight import refuse_half_source
 from ergon_framework.app.move.record_file import CALLS, FACTS, JOBS, Header, RecordWriter, Trailer
 from ergon_framework.app.move.transfer import (
@@ -39,7 +40,7 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError, describe
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.objectstore import ObjectStore
-from ergon_framework.ports.transfer import ObjectNameRecord, RecordStore, records_of
+from ergon_framework.ports.transfer import ObjectNameRecord, RecordReader, records_of
 from ergon_framework.storage import secure_files
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -89,7 +90,7 @@ class Output(Protocol):
 @dataclass(frozen=True)
 class _Part:
     name: str
-    records: RecordStore
+    records: RecordReader
     totals: dict[str, int]
 
 
@@ -178,7 +179,7 @@ def _opened(asked: Exporting, looked_at: Exporting, stack: ExitStack) -> _Opened
     jobs = endpoints.job_source(trial, stack)
     if jobs is not None:
         total = {"jobs": jobs.count(Search())}
-        parts.append(_Part(JOBS, records_of(jobs), total))
+        parts.append(_Part(JOBS, InlinedRecords(records_of(jobs), None), total))
     if not parts:
         raise endpoints.no_work_at(asked.source)
     notes = [

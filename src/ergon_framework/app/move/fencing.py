@@ -21,6 +21,7 @@ from ergon_framework.ports.transfer import (
     JointMoveState,
     MoveState,
     OvertakenMoveError,
+    RecordReader,
     RecordStore,
     TransferRecord,
     encode_move_state,
@@ -35,8 +36,10 @@ class FencedStore:
     at that moment, and afterwards the state that the run itself wrote last.
     """
 
-    def __init__(self, records: RecordStore, name: str) -> None:
+    def __init__(self, records: RecordStore, name: str, reader: RecordReader | None = None) -> None:
+        """``reader`` reads the records, where they are not copied as they are."""
         self.records = records
+        self._reader = reader or records
         self.name = name
         """What the store is called in front of people."""
         self.fence = Fence(records.move_state())
@@ -54,7 +57,7 @@ class FencedStore:
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The records of a kind after a place (None: from the beginning), in order."""
-        return self.records.dump(kind, after, limit)
+        return self._reader.dump(kind, after, limit)
 
     def load(self, records: Sequence[TransferRecord]) -> None:
         """Put records of one kind in."""

@@ -139,7 +139,10 @@ def plan(project: Project, to: str, *, is_forced: bool, is_trial: bool) -> Proje
     """Find every part and where it goes. Stores are looked at; nothing is made or changed."""
     target = StoreLocation(resolve_url(to, Path()))
     target.refuse_memory()
-    asked = Asked(target, target, None, None, is_forced, is_trial, not is_trial)
+    asked = Asked(
+        *(target, target, None, None, is_forced, is_trial, not is_trial),
+        settings=lambda: project.settings,
+    )
     notes: list[str] = []
     parts = [*_zones(project, asked, notes), *_work(project, asked, notes)]
     if not parts:

@@ -480,6 +480,14 @@ class FilesystemObjectStore:
                 if path.stat().st_mtime_ns > nanoseconds:
                     yield bytes.fromhex(path.name)
 
+    def put_before(self, instant: float) -> Iterator[bytes]:
+        """Everything that came before an instant, by the clock of the files."""
+        for path in self._blobs():
+            # Removed by another process while the folder is read.
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < instant:
+                    yield bytes.fromhex(path.name)
+
     def copy_to(self, folder: str, digests: Iterable[bytes]) -> int:
         """Copy blobs into another folder of the same layout; how many bytes."""
         self._uploads.check_open()

@@ -33,6 +33,7 @@ class MemoryObjectStore:
         self._lock = threading.Lock()
         self.blobs: dict[bytes, bytes] = {}
         """What is kept, by digest."""
+        self._put_at: dict[bytes, float] = {}
         self._parts: dict[bytes, _Part] = {}
         self._is_closed = False
 
@@ -68,12 +69,18 @@ class MemoryObjectStore:
     def delete(self, digest: bytes) -> bool:
         """Remove them; whether they were there."""
         self.check()
+        self._put_at.pop(digest, None)
         return self.blobs.pop(checked(digest), None) is not None
 
     def digests(self) -> Iterator[bytes]:
         """Everything that is there, in no order."""
         self.check()
         return iter(list(self.blobs))
+
+    def put_before(self, instant: float) -> Iterator[bytes]:
+        """Everything that came before an instant."""
+        self.check()
+        return iter([each for each in list(self.blobs) if self._put_at.get(each, 0.0) < instant])
 
     def sweep(self, older_than: float) -> int:
         """Remove what uploads left behind and nobody has touched for so long; how many."""
@@ -108,6 +115,7 @@ class MemoryObjectStore:
 
     def keep(self, digest: bytes, data: bytes) -> None:
         """Keep a whole blob."""
+        self._put_at.setdefault(digest, self._clock())
         self.blobs[digest] = data
 
     def keep_part(self, digest: bytes, data: bytearray) -> None:

@@ -53,12 +53,17 @@ def check_object_place(place: str) -> None:
     _object_parts(place)
 
 
+def check_object_form(place: str) -> None:
+    """Refuse what names no store of objects; its driver may be missing."""
+    _object_parts(place, needs_driver=False)
+
+
 def is_folder(place: str) -> bool:
     """Whether objects at that place are files of this machine."""
     return "://" not in place
 
 
-def _object_parts(place: str) -> tuple[str, str]:
+def _object_parts(place: str, *, needs_driver: bool = True) -> tuple[str, str]:
     """The kind of store, and what follows it; a folder has no kind."""
     if is_folder(place):
         if not place or "\0" in place:
@@ -67,5 +72,6 @@ def _object_parts(place: str) -> tuple[str, str]:
     kind, rest = taken_apart(place, (*BUCKETS, "memory"), OBJECT_FORMS, "objects")
     if kind in BUCKETS:
         bucket_of(place)
-        check_extra()
+        if needs_driver:
+            check_extra()
     return kind, rest

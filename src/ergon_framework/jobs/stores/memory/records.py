@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -42,6 +43,11 @@ class MemoryJobRecords:
         self._step = step
         self._store = store
         self._mark: bytes | None = None
+        self._id = f"memory {secrets.token_hex(16)}"
+
+    def store_id(self) -> str:
+        """A random word: each store in memory is another one."""
+        return self._id
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The records of a kind after a place, in order."""

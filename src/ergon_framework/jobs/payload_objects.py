@@ -1,0 +1,264 @@
+"""Payloads of jobs in an object store: what is written there, and how it is found again.
+
+``PayloadObjects`` is made from ``objects`` of ``[jobs.codec]``. The row of a job names its object
+by digest and size. The object begins with a line that names the job and its store, so that whoever
+finds an object can ask whether its job still needs it. Each object has a random word in that line:
+two payloads never share one, however equal they are, and the one of a job that is gone can be
+removed without a thought for others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    PayloadObjectError,
+    StoreError,
+    UnreadableJobError,
+)
+from ergon_framework.ports.objectstore import ObjectStore
+
+OWNER = "payloads of jobs"
+"""Who owns the folder or bucket. No zone can have this name, so none takes such objects for its
+orphans; and a place of a zone is refused here.
+"""
+MAX_HEADER = 4096
+"""Bytes of the first line, at most."""
+_BLOCK = 1 << 20
+
+
+class ObjectName(NamedTuple):
+    """What the row of a job says of its object."""
+
+    digest: bytes
+    size: int
+
+    @property
+    def text(self) -> str:
+        """The digest as it is written in rows."""
+        return f"sha256:{self.digest.hex()}"
+
+    @classmethod
+    def of(cls, text: str, size: int) -> ObjectName:
+        """What such a text names; raises ValueError."""
+        kind, _, digits = text.partition(":")
+        digest = bytes.fromhex(digits)
+        if kind != "sha256" or len(digest) != 32 or size < 0:
+            raise ValueError("it names no object")
+        return cls(digest, size)
+
+
+class ObjectHeader(msgspec.Struct, frozen=True):
+    """The first line of an object."""
+
+    version: int = msgspec.field(name="ergon.payload")
+    store: str  # of which store the job is, as a digest of the store's id
+    job: str
+    part: str
+    nonce: str
+
+
+_encode = msgspec.json.Encoder().encode
+_header = msgspec.json.Decoder(ObjectHeader).decode
+
+
+def store_tag(store: object) -> str:
+    """By what objects name a store: the same for each of its users; empty if it has no id."""
+    # Late: most programs keep no object, and what can be copied takes a while to import.
+    from ergon_framework.ports.transfer import store_id_of
+
+    found = store_id_of(store)
+    return hashlib.sha256(found.encode()).hexdigest()[:32] if found else ""
+
+
+class PayloadObjects:
+    """The objects in one place: a folder, ``s3://bucket/prefix``, or memory.
+
+    ``above`` is in bytes of what would stand in the row otherwise. ``tag`` tells of which store the
+    jobs are.
+    """
+
+    def __init__(self, place: str, above: int, tag: Callable[[], str] = str) -> None:
+        self.place = place
+        self.above = above
+        self._tag = tag
+        self._found_tag = ""
+
+    def of_store(self, store: object) -> PayloadObjects:
+        """The same for jobs of this store."""
+        return PayloadObjects(self.place, self.above, lambda: store_tag(store))
+
+    @property
+    def tag(self) -> str:
+        """The store whose jobs these are; empty if it cannot be told from others."""
+        self._found_tag = self._found_tag or self._tag()
+        return self._found_tag
+
+    def put(self, job_id: str, part: str, data: bytes) -> ObjectName:
+        """Write a payload; it is durable when this returns. Raises StoreError."""
+        header = ObjectHeader(1, self.tag, job_id, part, secrets.token_hex(8))
+        try:
+            return self.write(_encode(header) + b"\n" + data)
+        except (StoreError, ConfigurationError) as error:
+            raise _refused(error, f"a large payload cannot be kept in {self.place}") from error
+
+    def write(self, content: bytes) -> ObjectName:
+        """Write an object as it is; one that is there already is fine."""
+        upload = _opened(self.place).upload()
+        try:
+            upload.write(content)
+            blob = upload.finish()
+        finally:
+            upload.abort()  # does nothing after ``finish``
+        return ObjectName(blob.digest, blob.size)
+
+    def get(self, name: ObjectName) -> bytes:
+        """The payload of an object.
+
+        Raises PayloadObjectError where it cannot be had now, and UnreadableJobError for one that is
+        damaged.
+        """
+        content = self.read(name)
+        end = content.find(b"\n", 0, MAX_HEADER)
+        if end < 0:
+            raise _damaged(name, self.place)
+        return content[end + 1 :]
+
+    def read(self, name: ObjectName) -> bytes:
+        """All of an object, its first line included; raises like :meth:`get`."""
+        try:
+            download = _opened(self.place).open(name.digest)
+            if download is None:
+                raise PayloadObjectError(
+                    f"the object {name.text} of a payload is not in {self.place}",
+                    remedy="bring it back from a backup of that place, or correct objects in"
+                    " [jobs.codec]; otherwise enqueue the work again",
+                    details={"object": name.text, "is_missing": True},
+                )
+            with closing(download):
+                if download.size != name.size:
+                    raise _damaged(name, self.place)
+                parts = list(iter(lambda: download.read(_BLOCK), b""))
+        except UnreadableJobError:
+            raise
+        except (StoreError, ConfigurationError) as error:
+            raise PayloadObjectError(
+                f"the object of a payload cannot be read from {self.place}: {error}",
+                remedy=error.remedy,
+                details={"object": name.text},
+            ) from error
+        content = b"".join(parts)
+        if hashlib.sha256(content).digest() != name.digest:
+            raise _damaged(name, self.place)
+        return content
+
+    def is_there(self, name: ObjectName) -> bool:
+        """Whether the object is there."""
+        return _opened(self.place).stat(name.digest) is not None
+
+    def remove(self, digest: bytes) -> bool:
+        """Delete an object for good; whether it was there. No row may name it."""
+        store: Any = _opened(self.place)
+        was_there = bool(store.delete(digest))
+        if hasattr(store, "forget"):
+            store.forget(digest)  # a bucket keeps what was deleted for a while
+        return was_there
+
+    def written_before(self, instant: float) -> Iterator[bytes]:
+        """The digests of all objects that were there before an instant."""
+        store: Any = _opened(self.place)
+        found: Iterator[bytes] = store.put_before(instant)
+        return found
+
+    def sweep_uploads(self, older_than: float) -> int:
+        """Remove what uploads left behind that were cut off so many seconds ago."""
+        return _opened(self.place).sweep(older_than)
+
+    def header_of(self, digest: bytes) -> ObjectHeader | None:
+        """What an object says of itself; None: it is gone, or none of ours."""
+        download = _opened(self.place).open(digest)
+        if download is None:
+            return None
+        with closing(download):
+            line, mark, _ = download.read(MAX_HEADER).partition(b"\n")
+        try:
+            return _header(line) if mark else None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+
+
+def _refused(error: ErgonError, what: str) -> ErgonError:
+    """The same error with what it is about in front."""
+    return type(error)(f"{what}: {error.message}", remedy=error.remedy, details=error.details)
+
+
+def _damaged(name: ObjectName, place: str) -> UnreadableJobError:
+    return UnreadableJobError(
+        f"the object {name.text} of a payload in {place} is damaged: its bytes are not those that"
+        " were written",
+        remedy="bring it back from a backup of that place and requeue the job, or enqueue the work"
+        " again",
+        details={"object": name.text},
+    )
+
+
+# ---- places that are open in this process -------------------------------------------------------
+
+
+class _OpenPlaces:
+    """One open store for each place; clients, workers and settings of one process share it."""
+
+    def __init__(self) -> None:
+        self.stores: dict[str, ObjectStore] = {}
+        self.lock = threading.Lock()
+
+    def after_fork(self) -> None:
+        """A child opens its own: it has neither the threads nor the connections of its parent."""
+        self.lock = threading.Lock()
+        is_kept = "memory:".__eq__
+        self.stores = {k: v for k, v in self.stores.items() if is_kept(k[:7])}
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        stores, self.stores = self.stores, {}
+        for each in stores.values():
+            with suppress(Exception):  # the process ends
+                each.close()
+
+
+_PLACES = _OpenPlaces()
+os.register_at_fork(after_in_child=_PLACES.after_fork)
+atexit.register(_PLACES.close)
+
+
+def _opened(place: str) -> ObjectStore:
+    """The store at a place, opened when it is used first; a failure is tried again next time."""
+    found = _PLACES.stores.get(place)
+    if found is not None:
+        return found
+    # Late: most programs keep nothing there, and it takes a while to import.
+    from ergon_framework.storage.objectstore.urls import open_object_store
+
+    with _PLACES.lock:
+        if place not in _PLACES.stores:
+            _PLACES.stores[place] = open_object_store(place, zone=OWNER)
+        return _PLACES.stores[place]
+
+
+def checked_place(place: str) -> str:
+    """A place as the settings give it; raises ConfigurationError for what can be none."""
+    from ergon_framework.storage.objectstore.urls import check_object_form
+
+    check_object_form(place)
+    return place
