@@ -17,6 +17,7 @@ pytest_plugins = [
     "tests.servers.redis",
     "tests.servers.nats",
     "tests.servers.nats_cluster",
+    "tests.servers.kafka",
     "tests.servers.s3",
     "tests.servers.tls",
 ]

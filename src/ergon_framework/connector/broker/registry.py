@@ -28,6 +28,7 @@ class BrokerType:
 
 
 BROKERS: tuple[BrokerType, ...] = (
+    BrokerType("kafka", ("kafka", "kafka+ssl"), "ergon_framework.connector.kafka:KafkaConnector"),
     BrokerType(
         "redis-streams",
         ("redis", "rediss"),

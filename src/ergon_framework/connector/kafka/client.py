@@ -1,0 +1,139 @@
+"""What the client library is told: the options of a connector as settings of librdkafka."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ergon_framework.errors import ConfigurationError
+
+OURS = frozenset(
+    {
+        "bootstrap.servers",
+        "enable.auto.commit",
+        "enable.auto.offset.store",
+        "enable.idempotence",
+        "enable.partition.eof",
+        "error_cb",
+        "group.id",
+        "message.max.bytes",
+        "message.timeout.ms",
+        "on_commit",
+        "sasl.password",
+        "sasl.username",
+    }
+)
+"""Settings that belong to the connector: with other values it could not keep its promises."""
+LONGEST_POLL = 300.0
+"""Seconds without a poll after which the group takes a member for dead, at least."""
+TLS = "kafka+ssl"
+SCHEMES = ("kafka", TLS)
+PORT = 9092
+EXAMPLE = "kafka://host:9092/topic"
+HEADROOM = 40_000
+"""Bytes that a message may have beyond ``max_message_bytes``: its key, and the reason of a dead
+letter. With it the default stays below what brokers take by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Who we are, and how the connection is secured."""
+
+    is_tls: bool = False
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    mechanism: str = "PLAIN"
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """The settings for both ends."""
+        protocol = ("SASL_" if self.user else "") + ("SSL" if self.is_tls else "PLAINTEXT")
+        found: dict[str, Any] = {"security.protocol": protocol}
+        if self.user:
+            found |= {"sasl.mechanism": self.mechanism, "sasl.username": self.user}
+            found["sasl.password"] = self.password or ""
+        files = {"ca": self.ca, "certificate": self.cert, "key": self.key}
+        return found | {f"ssl.{name}.location": each for name, each in files.items() if each}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRule:
+    """What both ends are made from."""
+
+    servers: str
+    login: Login
+    group: str
+    max_message_bytes: int
+    max_count: int
+    max_bytes: int
+    revoke_wait: float
+    send_timeout: float
+    more: Mapping[str, Any]
+    """Settings of librdkafka that the user wants otherwise."""
+
+    def __post_init__(self) -> None:
+        for name in sorted(OURS & set(self.more)):
+            raise ConfigurationError(
+                f"client must not hold {name}: the connector sets it",
+                remedy=f"leave {name} out; see the options of KafkaConnector",
+            )
+
+    def consumer(self) -> dict[str, Any]:
+        """Of a group member."""
+        return {
+            **self._both(),
+            "auto.offset.reset": "earliest",  # what was sent before the first start is work too
+            "partition.assignment.strategy": "cooperative-sticky",
+            "max.poll.interval.ms": int(max(LONGEST_POLL, 2 * self.revoke_wait) * 1000),
+            "queued.min.messages": max(1, self.max_count),
+            "queued.max.messages.kbytes": max(1, self.max_bytes // 1024),
+            **self.more,
+            "group.id": self.group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+        }
+
+    def producer(self) -> dict[str, Any]:
+        """Of the sender."""
+        return {
+            **self._both(),
+            **{name: value for name, value in self.more.items() if name not in _CONSUMERS_ONLY},
+            "enable.idempotence": True,
+            "message.timeout.ms": int(self.send_timeout * 1000),
+        }
+
+    def _both(self) -> dict[str, Any]:
+        return {
+            "bootstrap.servers": self.servers,
+            "client.id": "ergon",
+            "message.max.bytes": self.max_message_bytes + HEADROOM,
+            "log.connection.close": False,
+            **self.login.settings(),
+        }
+
+
+_CONSUMERS_ONLY = frozenset(
+    {
+        "auto.offset.reset",
+        "fetch.error.backoff.ms",
+        "fetch.max.bytes",
+        "fetch.message.max.bytes",
+        "fetch.min.bytes",
+        "fetch.queue.backoff.ms",
+        "fetch.wait.max.ms",
+        "group.instance.id",
+        "heartbeat.interval.ms",
+        "isolation.level",
+        "max.partition.fetch.bytes",
+        "max.poll.interval.ms",
+        "partition.assignment.strategy",
+        "queued.max.messages.kbytes",
+        "queued.min.messages",
+        "session.timeout.ms",
+    }
+)
+"""Settings at which librdkafka warns when a producer has them."""
