@@ -52,6 +52,7 @@ check: $(VENV)/.ready-dev ## lint, format, types, imports, sizes and the conform
 	$(PY) tools/size_report.py
 	$(PY) tools/state_docs.py --check
 	$(PY) tools/notice_docs.py --check
+	$(PY) tools/connector_docs.py --check
 	$(PY) tools/overview_picture.py --check
 	$(PY) tools/conformance.py --check
 
@@ -87,6 +88,7 @@ bench-check: $(VENV)/.ready-dev ## compare every race with another commit, turn 
 docs: $(VENV)/.ready-docs ## regenerate the reference pages and build the site into build/docs
 	$(PY) tools/state_docs.py
 	$(PY) tools/notice_docs.py
+	$(PY) tools/connector_docs.py
 	$(PY) tools/overview_picture.py
 	$(PY) tools/conformance.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --config-file tools/mkdocs.yml

@@ -64,7 +64,7 @@ class HonestBroker(Honest):
 
     def crash(self) -> HonestBroker:
         other = type(self)()
-        other.places, other.dead = self.places, self.dead
+        other.places, other.dead, other.parked = self.places, self.dead, self.parked
         other.waiting = sorted([*self.waiting, *self.left_over()])
         self.flying.clear()
         return other
@@ -100,6 +100,18 @@ class AcksOnDelivery(HonestBroker):
 
     def left_over(self) -> list[Entry]:
         return []
+
+
+class ParksInMemory(HonestBroker):
+    """Keeps what is parked itself, so that its death ends every wait."""
+
+    def left_over(self) -> list[Entry]:
+        return sorted([*super().left_over(), *(entry for _, entry in self.parked)])
+
+    def crash(self) -> HonestBroker:
+        other = super().crash()
+        other.parked = []
+        return other
 
 
 class RewritesWhatIsLeft(HonestBroker):

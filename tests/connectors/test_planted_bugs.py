@@ -84,6 +84,7 @@ FAULTS: list[tuple[type[faults.HonestBroker], str]] = [
     (faults.AcksOnDelivery, "redelivers_after_a_crash"),
     (faults.DeliversAllAgain, "redelivers_after_a_crash"),
     (faults.RewritesWhatIsLeft, "redelivery_after_a_crash_is_the_same"),
+    (faults.ParksInMemory, "parked_outlives_its_consumer"),
     (faults.SettlesByTag, "lost_channel_is_never_settled_twice"),
     (faults.AnyErrorWhenLost, "lost_channel_is_never_settled_twice"),
     (faults.AcksOnDelivery, "lost_channel_is_never_settled_twice"),

@@ -12,6 +12,7 @@ _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _WITH_SERVER = [
     name for name in all_pages() if needs_server((ROOT / name).read_text(encoding="utf-8"))
 ]
+_WITH_REDIS = "docs/howto/consume-from-redis-streams.md"
 _MUST_HAVE_CODE = {
     "README.md",
     "docs/quickstart.md",
@@ -53,7 +54,9 @@ _MUST_HAVE_CODE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in all_pages() if name not in _WITH_SERVER])
+@pytest.mark.parametrize(
+    "name", [name for name in all_pages() if name not in (*_WITH_SERVER, _WITH_REDIS)]
+)
 def test_every_python_block_of_the_documentation_runs(name: str, tmp_path: Path) -> None:
     """Whoever copies a page's code gets a program that works and prints what the page says."""
     if not has_code((ROOT / name).read_text(encoding="utf-8")):
@@ -69,6 +72,15 @@ def test_pages_that_need_a_server_run_with_one(
 ) -> None:
     """The addresses on the page stand for a real database."""
     assert _run(name, tmp_path, postgres_url) > 0
+
+
+@pytest.mark.slow
+def test_the_page_about_redis_streams_runs_with_a_server(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it consumes and sets aside, and what it prints."""
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    assert _run(_WITH_REDIS, tmp_path) > 0
 
 
 def _run(name: str, folder: Path, *words: str) -> int:

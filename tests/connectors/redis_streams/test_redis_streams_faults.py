@@ -50,7 +50,11 @@ class Recorder(ConsumerTask):
 def running(task: ConsumerTask) -> Iterator[None]:
     """Consume in a thread until the end of the block."""
     loop = {**LOOP, "streaming": True}
-    thread = SYSTEM_CLOCK.spawn("consume", lambda: task.consume_transactions({"loop": loop}))
+
+    def consume_all() -> None:
+        task.consume_transactions({"loop": loop})
+
+    thread = SYSTEM_CLOCK.spawn("consume", consume_all)
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from ergon_framework.connector.broker.message import reason_of
 from ergon_framework.connector.redis_streams import RedisStreamsConnector
 from ergon_framework.testing.suites import ConnectorFaults, exercise_connector
 from tests.boundary.node.cables import Cable
+from tests.connectors.recorded_results import check_recorded
 from tests.servers.redis import RedisServer
 
 pytestmark = pytest.mark.slow
@@ -111,7 +112,9 @@ def test_the_suite_passes(redis_server: RedisServer, colour: Literal["sync", "as
         order="strict",
         dead_letters=dead_letters,
         faults=FAULTS,
+        skip=["parked_outlives_its_consumer"],  # for longer than claim_idle, the consumer keeps it
         patience=20.0,
     )
     report.raise_for_failures(recommended=True)
-    assert report.skipped == ()
+    assert report.skipped == ("parked_outlives_its_consumer",)
+    check_recorded("redis-streams", report)

@@ -21,6 +21,8 @@ CHECKS: list[Check[ConnectorSubject]] = []
 check = register(CHECKS)
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+_LONG = 3600.0
+_PARKED = 0.5  # seconds in which what is not parked any more would come
 _LOOK = 0.02  # seconds between two looks for what is to come back
 
 
@@ -68,6 +70,22 @@ def redelivery_after_a_crash_is_the_same(s: ConnectorSubject) -> None:
             same = getattr(again, field) == getattr(first, field)
             expect(same, f"the redelivery has another {field}")
         s.call("ack", again)
+
+
+@check("put", "release_after", "crash")
+def parked_outlives_its_consumer(s: ConnectorSubject) -> None:
+    """The wait of a parked transaction goes on in the broker when its consumer is dead.
+
+    A connector that keeps parked ones itself waives this: then they come back too early, not late.
+    """
+    s.put(some(2))
+    s.call("release_after", s.take(1)[0], _LONG)
+    s.take(1)
+    with s.replaced(s.fault("crash")):
+        came = collected(s, 1)  # what was in hand is there again, so what was parked would be, too
+        threading.Event().wait(_PARKED)
+        came += ids_of(s.drain())
+        expect(came == ["t1"], f"one was in hand and one parked, and {came} came")
 
 
 @check("put", "ack", "cut")
