@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.servers.kafka",
     "tests.servers.s3",
     "tests.servers.tls",
+    "tests.servers.rabbitmq",  # which imports the one before
 ]
 
 # A child inherits what is ignored or blocked; a handler becomes the default action when it starts.
