@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from ergon_framework.connector.jobs import JobsConnector
     from ergon_framework.connector.jsonl import JsonlConnector
     from ergon_framework.connector.memory import MemoryConnector
+    from ergon_framework.connector.rabbitmq import RabbitConnector
 
 _HOMES = {
     "BoundaryConnector": "connector.boundary",
     "JobsConnector": "connector.jobs",
     "JsonlConnector": "connector.jsonl",
     "MemoryConnector": "connector.memory",
+    "RabbitConnector": "connector.rabbitmq",
     "Zone": "connector.boundary",
     "from_url": "connector.broker.registry",
 }
@@ -36,6 +38,7 @@ __all__ = [
     "JobsConnector",
     "JsonlConnector",
     "MemoryConnector",
+    "RabbitConnector",
     "Transaction",
     "Zone",
     "from_url",

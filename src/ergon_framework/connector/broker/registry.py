@@ -30,6 +30,9 @@ class BrokerType:
 BROKERS: tuple[BrokerType, ...] = (
     BrokerType("kafka", ("kafka", "kafka+ssl"), "ergon_framework.connector.kafka:KafkaConnector"),
     BrokerType(
+        "rabbitmq", ("amqp", "amqps"), "ergon_framework.connector.rabbitmq:RabbitConnector"
+    ),
+    BrokerType(
         "redis-streams",
         ("redis", "rediss"),
         "ergon_framework.connector.redis_streams:RedisStreamsConnector",

@@ -1,0 +1,126 @@
+"""What goes wrong with RabbitMQ, in one form for both client libraries."""
+
+from __future__ import annotations
+
+from ergon_framework.errors import ChannelLostError, ConfigurationError, ConnectorError
+from ergon_framework.storage import connection_errors
+
+TLS_OPTIONS = connection_errors.Options("ca=FILE", "cert=FILE and key=FILE", "amqp://")
+
+NOT_FOUND, REFUSED, NOT_ALLOWED = 404, 403, 530
+"""Reply codes of AMQP: no such queue or exchange, no permission, no such virtual host."""
+LOCKED, OTHERWISE = 405, 406
+"""Somebody else's alone; there already, and otherwise than it was to be declared."""
+NOT_OURS = frozenset({REFUSED, LOCKED, OTHERWISE})
+"""What the answer may be when a queue is declared that somebody else has made."""
+
+
+class RabbitConnectorError(ConnectorError):
+    """The connector refuses to do what it was asked."""
+
+    code = "rabbitmq_connector"
+
+
+class UnroutableError(RabbitConnectorError):
+    """No queue takes what is published there."""
+
+    code = "rabbitmq_unroutable"
+
+
+class NotTakenError(RabbitConnectorError):
+    """The broker refused to keep a message that was published."""
+
+    code = "rabbitmq_not_taken"
+    failure_kind = "transient"
+
+
+def channel_lost(name: str) -> ChannelLostError:
+    """A settlement came after its channel had ended."""
+    return ChannelLostError(
+        f"the channel to {name} that delivered this message is closed",
+        remedy="nothing: RabbitMQ delivers it again, to this process or another one",
+    )
+
+
+def no_answer(name: str) -> ConnectionError:
+    """The broker is connected, and says nothing."""
+    return ConnectionError(f"{name} does not answer")
+
+
+def unroutable(name: str, exchange: str, routing_key: str) -> UnroutableError:
+    """A mandatory message came back."""
+    where = f"exchange {exchange!r}" if exchange else "the default exchange"
+    return UnroutableError(
+        f"{name}: {where} has no queue for the routing key {routing_key!r}",
+        remedy="bind a queue to the exchange under that key, or change exchange or routing_key",
+    )
+
+
+def not_taken(name: str, routing_key: str) -> NotTakenError:
+    """A message was answered with basic.nack."""
+    return NotTakenError(
+        f"{name}: a queue behind the routing key {routing_key!r} refused a message",
+        remedy="it may be full (x-max-length), or have lost its quorum: rabbitmqctl list_queues",
+    )
+
+
+def refused(error: BaseException, name: str, queue: str) -> ConfigurationError | None:
+    """What a person has to mend before a connection can be made; None for an outage."""
+    words, code = texts(error), reply_code(error)
+    if "AuthenticationError" in words:  # also inside ProbableAuthenticationError
+        return ConfigurationError(
+            f"{name} refuses the login", remedy="mend user and password in the URL, or sasl"
+        )
+    # aiormq does not say why the broker closed where it should have opened the virtual host.
+    if code == NOT_ALLOWED or any(each in words for each in _NO_VHOST):
+        return ConfigurationError(
+            f"{name} has no such virtual host, or the user may not use it",
+            remedy="the URL is amqp://host/queue, or amqp://host/virtual-host/queue",
+        )
+    if code == REFUSED:
+        return ConfigurationError(
+            f"{name}: the user may not use or make queue {queue!r}",
+            remedy="rabbitmqctl set_permissions USER '.*' '.*' '.*', or make the queue yourself",
+        )
+    if code == NOT_FOUND and "no exchange" in words:
+        exchange = words.partition("no exchange ")[2].partition(" in ")[0]
+        return ConfigurationError(
+            f"{name} has no exchange {exchange}", remedy="declare it, or change exchange"
+        )
+    if code == NOT_FOUND:
+        return ConfigurationError(
+            f"{name} has no queue {queue!r}", remedy="make it, or leave out declare=false"
+        )
+    return connection_errors.refused(name, words, TLS_OPTIONS)
+
+
+_NO_VHOST = ("AccessDeniedError", "NOT_ALLOWED", "Connection.OpenOk")
+_CODES = {
+    "ChannelNotFoundEntity": NOT_FOUND,
+    "ChannelAccessRefused": REFUSED,
+    "ChannelLockedResource": LOCKED,
+    "ChannelPreconditionFailed": OTHERWISE,
+    "ConnectionNotAllowed": NOT_ALLOWED,
+}
+
+
+def reply_code(error: BaseException) -> int | None:
+    """The number that AMQP has for it; pika keeps it, aiormq makes a class of it."""
+    code = getattr(error, "reply_code", None)
+    return code if isinstance(code, int) else _CODES.get(type(error).__name__)
+
+
+def innermost(error: Exception) -> Exception:
+    """What went wrong at last, out of the errors in which pika wraps it."""
+    while True:
+        inside = getattr(error, "exception", None) or [*getattr(error, "exceptions", ())][-1:]
+        found = inside[0] if isinstance(inside, list) and inside else inside
+        if not isinstance(found, Exception):
+            return error
+        error = found
+
+
+def texts(error: BaseException) -> str:
+    """All that was said, also by the errors inside of one: clients wrap what OpenSSL says."""
+    nested = [texts(each) for each in (error.__cause__, error.__context__) if each is not None]
+    return "; ".join([f"{type(error).__name__}: {error!r}", *nested])

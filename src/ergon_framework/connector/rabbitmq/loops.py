@@ -1,0 +1,292 @@
+"""A connection for one event loop: aio-pika's, with one channel.
+
+Everything here runs on the loop, so nothing needs a lock. Only ``is_open`` and ``wake`` are for
+other threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.connector.rabbitmq.errors import (
+    NOT_OURS,
+    channel_lost,
+    no_answer,
+    not_taken,
+    reply_code,
+    unroutable,
+)
+from ergon_framework.connector.rabbitmq.messages import PROPERTIES, Outgoing, Received
+from ergon_framework.connector.rabbitmq.prefetch import PrefetchWindow
+from ergon_framework.connector.rabbitmq.threads import ANSWER_TIMEOUT, CLOSE_TIMEOUT
+from ergon_framework.connector.rabbitmq.topology import QueuePlan
+
+if TYPE_CHECKING:
+    import aio_pika
+
+_NAMES = {"type": "message_type"}
+"""Properties that the client has under another name than AMQP."""
+
+Connect = Callable[[], "Awaitable[aio_pika.abc.AbstractConnection]"]
+
+
+class _AioConnection:
+    """What both kinds of connection do alike."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._loop = asyncio.get_running_loop()
+        self._connection: Any = None
+        self._is_open = True
+        self.error: Exception = ConnectionError("the connection was closed")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._is_open
+
+    async def _open_channel(self, connect: Connect, *, confirms: bool) -> Any:
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                self._connection = await connect()
+                channel = await self._connection.channel(
+                    publisher_confirms=confirms, on_return_raises=confirms
+                )
+        except TimeoutError:
+            raise no_answer(self.name) from None
+        channel.close_callbacks.add(self._closed)
+        return channel
+
+    async def ensure(self, plan: QueuePlan, *, may_declare: bool) -> int:
+        """See to it that a queue is there; how many messages wait in it."""
+        about = {"durable": True, "arguments": dict(plan.arguments)}
+        if may_declare:
+            try:
+                return await self._declare(plan.name, about)
+            except Exception as error:
+                if reply_code(error) not in NOT_OURS:
+                    raise
+        return await self._declare(plan.name, {"passive": True})
+
+    async def _declare(self, queue: str, about: Mapping[str, Any]) -> int:
+        # A channel for one question: a refusal closes the channel that was asked through.
+        async with self._connection.channel() as channel:
+            found = await channel.declare_queue(queue, **about)
+        return int(found.declaration_result.message_count)
+
+    async def close(self) -> None:
+        """Leave; the broker delivers to somebody else what was not settled."""
+        self._is_open = False
+        if self._connection is not None:
+            with suppress(Exception):
+                async with asyncio.timeout(CLOSE_TIMEOUT):
+                    await self._connection.close()
+
+    def _closed(self, _channel: object, error: BaseException | None) -> None:
+        if self._is_open:
+            self._is_open = False
+            if isinstance(error, Exception):
+                self.error = error
+            self._gone()
+
+    def _gone(self) -> None:
+        """The channel has ended by itself."""
+
+
+class AioConsumer(_AioConnection):
+    """A connection that messages come through."""
+
+    def __init__(self, name: str, queue: str, window: PrefetchWindow, wakeup: Wakeup) -> None:
+        super().__init__(name)
+        self._queue = queue
+        self._window = window
+        self._wakeup = wakeup
+        self._buffer: deque[Received] = deque()
+        self._subscriptions: list[str] = []
+        self._turn = asyncio.Lock()
+        self._asking: set[asyncio.Future[None]] = set()
+
+    async def open(
+        self, connect: Connect, plans: Sequence[QueuePlan], *, may_declare: bool
+    ) -> None:
+        """Connect, and see to it that the queues are there."""
+        try:
+            self._channel = await self._open_channel(connect, confirms=False)
+            for plan in plans:
+                await self.ensure(plan, may_declare=may_declare)
+            self._wire = await self._channel.get_underlay_channel()
+            self._wire.on_consumer_cancel_callbacks.add(self._cancelled)
+        except BaseException:
+            await self.close()
+            raise
+
+    # ---- fetching ----
+
+    async def take(self, batch_size: int, until: float, *, may_ask: bool = True) -> list[Received]:
+        """Up to ``batch_size`` messages, as soon as there is one; none at ``until``, if none came.
+
+        Before it is empty it asks the queue, for what waits there may not have been sent yet.
+        """
+        while self.is_open and not self._wakeup.is_stopped:
+            more = 0 if len(self._buffer) >= batch_size else self._window.more(batch_size)
+            if more:
+                await self._shielded(self._subscribe(more))
+            # What is full gets nothing more before a settlement, so that is waited for.
+            was_full = self._window.is_full
+            await self._wait(until, was_full=was_full)
+            is_over = not was_full and self._loop.time() >= until
+            if is_over and may_ask and not self._buffer and self.is_open:
+                await self._shielded(self._ask_queue())
+            # Nothing is awaited from here on: a fetch that is cancelled has taken nothing.
+            if self._buffer or is_over:
+                taken = min(batch_size, len(self._buffer))
+                return [self._buffer.popleft() for _ in range(taken)]
+        return []
+
+    def put_back(self, received: Sequence[Received]) -> None:
+        """Deliver these first: nobody has them any more."""
+        self._buffer.extendleft(reversed(received))
+
+    @property
+    def buffered(self) -> int:
+        """How many were delivered here and not fetched."""
+        return len(self._buffer)
+
+    async def _wait(self, until: float, *, was_full: bool) -> None:
+        def is_due() -> bool:
+            is_freed = was_full and not self._window.is_full
+            return bool(self._buffer) or is_freed or not self.is_open
+
+        await self._wakeup.wait_async(None if was_full else until, is_due)
+
+    async def _shielded(self, asking: Coroutine[Any, Any, None]) -> None:
+        """Await it. When the caller is cancelled it goes on: aio-pika would close the channel."""
+        task = asyncio.ensure_future(asking)
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+        await asyncio.shield(task)
+
+    async def _subscribe(self, more: int) -> None:
+        async with self._turn:
+            await self._channel.set_qos(prefetch_count=more)
+            begun = await self._wire.basic_consume(self._queue, self._delivered)
+            self._subscriptions.append(begun.consumer_tag)
+
+    async def _ask_queue(self) -> None:
+        """Get what waits in the queue, or is on its way from there."""
+        async with self._turn:
+            found = await self._wire.basic_get(self._queue)
+            # The broker's channel may hold deliveries that it was sent before that answer. It has
+            # sent them on when it answers once more.
+            await self._channel.set_qos(prefetch_count=1)
+        if found.delivery_tag is not None:
+            await self._delivered(found)
+
+    async def _delivered(self, message: Any) -> None:
+        given = message.header.properties
+        kept = {name: getattr(given, _NAMES.get(name, name)) for name in PROPERTIES}
+        if kept["timestamp"] is not None:
+            kept["timestamp"] = int(kept["timestamp"].timestamp())
+        received = Received(message.body, kept, given.headers or {}, message.delivery_tag, self)
+        self._buffer.append(received)
+        if len(self._buffer) == 1:
+            self._wakeup.notify()
+        if self._window.arrived(len(message.body)):
+            tags, self._subscriptions = self._subscriptions, []
+            for tag in tags:
+                await self._wire.basic_cancel(tag)
+
+    # ---- settling ----
+
+    async def ack(self, received: Received) -> None:
+        """The broker may forget it."""
+        self._refuse_when_lost(received)
+        await self._wire.basic_ack(received.tag, wait=False)
+
+    async def requeue(self, received: Received) -> None:
+        """The broker is to deliver it again."""
+        self._refuse_when_lost(received)
+        await self._wire.basic_nack(received.tag, requeue=True, wait=False)
+
+    def _refuse_when_lost(self, received: Received) -> None:
+        if not self.is_open or self._wire.is_closed:
+            raise channel_lost(self.name)
+        if self._window.settled(len(received.body)):
+            self._wakeup.notify()
+
+    def _cancelled(self, _frame: object) -> None:
+        self._closed(self, ConnectionError("the queue was deleted"))
+
+    def _gone(self) -> None:
+        self._buffer.clear()
+        self._wakeup.notify()
+
+
+class AioPublisher(_AioConnection):
+    """A connection that messages go out through, apart from those that bring some.
+
+    A broker that is short of memory stops reading from whoever publishes; settlements, which give
+    it room, must not wait behind that.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._known: set[str] = set()
+        self._declaring = asyncio.Lock()
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    async def open(self, connect: Connect) -> None:
+        """Connect, and ask for confirmations."""
+        try:
+            self._channel = await self._open_channel(connect, confirms=True)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def publish(self, messages: Sequence[Outgoing], *, may_declare: bool) -> None:
+        """Publish them all, and return when the broker has them all on disk."""
+        import aiormq
+
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                await self._ensure_all(messages, may_declare=may_declare)
+                outcomes = await asyncio.gather(
+                    *map(self._publish, messages), return_exceptions=True
+                )
+        except TimeoutError:
+            raise no_answer(self.name) from None
+        for message, outcome in zip(messages, outcomes, strict=True):
+            if isinstance(outcome, aiormq.exceptions.PublishError):
+                self._known.clear()  # a queue that was there may have been deleted
+                raise unroutable(self.name, message.exchange, message.routing_key) from outcome
+            if isinstance(outcome, aiormq.exceptions.DeliveryError):
+                raise not_taken(self.name, message.routing_key) from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _ensure_all(self, messages: Sequence[Outgoing], *, may_declare: bool) -> None:
+        async with self._declaring:  # a quorum queue refuses messages while it is declared again
+            for plan in {each.queue.name: each.queue for each in messages if each.queue}.values():
+                if plan.name not in self._known:
+                    await self.ensure(plan, may_declare=may_declare)
+                    self._known.add(plan.name)
+
+    async def _publish(self, message: Outgoing) -> None:
+        import aio_pika
+
+        outgoing = aio_pika.Message(
+            message.body, headers=dict(message.headers), delivery_mode=2, **message.properties
+        )
+        exchange = self._channel.default_exchange
+        if message.exchange:
+            exchange = await self._channel.get_exchange(message.exchange, ensure=False)
+        # The client finds the publication of a message that came back by its id alone.
+        turn = self._turns.setdefault(outgoing.message_id or "", asyncio.Lock())
+        async with turn:
+            await exchange.publish(outgoing, message.routing_key, mandatory=True)

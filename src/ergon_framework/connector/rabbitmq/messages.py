@@ -1,0 +1,139 @@
+"""Messages as RabbitMQ carries them: what was received, what is to be published, copies of both.
+
+The two client libraries name the properties of a message differently. Here they have the names of
+AMQP, and headers are a plain dict.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ergon_framework.connector.base import Delivered
+from ergon_framework.connector.broker.message import CONTENT_TYPE, CORRELATION_ID, encoded
+from ergon_framework.connector.rabbitmq.topology import QueuePlan
+
+PROPERTIES = (
+    "content_type",
+    "content_encoding",
+    "priority",
+    "correlation_id",
+    "reply_to",
+    "message_id",
+    "timestamp",
+    "type",
+    "app_id",
+)
+"""What a copy keeps. Not ``user_id``, which the broker compares with who publishes, and not
+``expiration``, which would count anew."""
+NOT_BEFORE = "ergon-not-before"
+"""The header of a parked message: when it is due, in milliseconds since 1970."""
+DELIVERY_COUNT = "x-delivery-count"
+"""The header in which a quorum queue says how often a message was delivered before."""
+_OF_THE_BROKER = re.compile(
+    r"x-(death|(first|last)-death-.+|delivery-count|acquired-count|opt-.+)|ergon-not-before"
+)
+MAX_SHORT = 255
+"""Bytes of a property that is a text."""
+
+
+@dataclass(slots=True, eq=False)
+class Received:
+    """One message in the hands of a channel, until it is settled there."""
+
+    body: bytes
+    properties: Mapping[str, Any]
+    headers: Mapping[str, Any]
+    tag: int
+    channel: Any
+    """Only this channel may settle it: on another one the tag is another message's."""
+    own_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    """Its id if it has none, as long as this process has it."""
+
+    @property
+    def delivery_count(self) -> int:
+        """How often it was delivered before and came back; 0 also where the broker does not say."""
+        count = self.headers.get(DELIVERY_COUNT)
+        return count if isinstance(count, int) else 0
+
+    @property
+    def not_before(self) -> float:
+        """When a parked message is due, in seconds since 1970; 0 for others."""
+        found = self.headers.get(NOT_BEFORE)
+        return found / 1000 if isinstance(found, int) else 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class Outgoing:
+    """One message to publish; the broker must be able to route it, and must confirm it."""
+
+    exchange: str
+    routing_key: str
+    body: bytes
+    properties: Mapping[str, Any]
+    headers: Mapping[str, Any]
+    queue: QueuePlan | None = None
+    """The queue it goes to, if that is to be there first."""
+
+
+class RabbitDelivery(Delivered):
+    """A delivered transaction, with the message it was made of."""
+
+    __slots__ = ("received",)
+
+    received: Received
+
+    @property
+    def delivery_count(self) -> int:
+        """How often the broker had delivered it before, as a quorum queue counts."""
+        return self.received.delivery_count
+
+
+def readable_headers(received: Received) -> dict[str, str]:
+    """Headers as text, completed by the properties that say the same.
+
+    What the broker writes itself is left out: it changes from delivery to delivery.
+    """
+    headers = {
+        name: value if isinstance(value, str) else str(value)
+        for name, value in received.headers.items()
+        if isinstance(value, str | int | float | bool) and not _OF_THE_BROKER.match(name)
+    }
+    properties = received.properties
+    if properties.get("content_type"):
+        headers.setdefault(CONTENT_TYPE, properties["content_type"])
+    if properties.get("correlation_id"):
+        headers.setdefault(CORRELATION_ID, encoded(properties["correlation_id"]))
+    return headers
+
+
+def properties_of(
+    headers: Mapping[str, str], identity: str, correlation: str | None
+) -> dict[str, Any]:
+    """The properties that other programs read, beside the headers that hold the same."""
+    found = {"message_id": identity, "correlation_id": correlation}
+    found["content_type"] = headers.get(CONTENT_TYPE)
+    return {name: value for name, value in found.items() if value and _is_short(value)}
+
+
+def copy_of(
+    received: Received,
+    to: tuple[str, str],
+    queue: QueuePlan | None,
+    headers: Mapping[str, str | int],
+) -> Outgoing:
+    """The same message for another place, with further headers."""
+    kept = {
+        name: value
+        for name, value in received.headers.items()
+        # The broker drops a message that has been in a queue before by these.
+        if not _OF_THE_BROKER.match(name)
+    }
+    return Outgoing(*to, received.body, received.properties, {**kept, **headers}, queue)
+
+
+def _is_short(value: str) -> bool:
+    return len(value.encode()) <= MAX_SHORT

@@ -1,0 +1,146 @@
+"""What a connector was given: URL, login, TLS and bounds, checked before anything is opened."""
+
+from __future__ import annotations
+
+import functools
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ergon_framework.connector.broker.url import BrokerUrl, import_client, tls_files
+from ergon_framework.connector.rabbitmq.errors import TLS_OPTIONS
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage.connection_errors import context_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SCHEMES = ("amqp", "amqps")
+PORTS = {"amqp": 5672, "amqps": 5671}
+SASL = ("plain", "external")
+MAX_HEARTBEAT = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Where the broker is, as whom to go there, and how the two clients are told so."""
+
+    url: BrokerUrl
+    sasl: str
+    tls: ssl.SSLContext | None
+    heartbeat: int
+    name: str
+    """What the broker shows of the connection."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The virtual host and the queue; the path is one or both."""
+        vhost, mark, queue = self.url.path.rpartition("/")
+        return (vhost if mark else "/"), queue
+
+    def pika_parameters(self) -> Iterator[Any]:
+        """For each host, what pika connects with."""
+        pika = import_client("pika", extra="rabbitmq", connector="rabbitmq")
+        for host, port in self.url.hosts:
+            credentials = pika.credentials.ExternalCredentials()
+            if self.sasl == "plain":
+                credentials = pika.PlainCredentials(self._user, self._password)
+            yield pika.ConnectionParameters(
+                host=host,
+                port=port,
+                virtual_host=self.place[0],
+                credentials=credentials,
+                heartbeat=self.heartbeat,
+                ssl_options=pika.SSLOptions(self.tls, host) if self.tls else None,
+                client_properties={"connection_name": self.name},
+                connection_attempts=1,
+            )
+
+    def aio_pika_connects(self) -> Iterator[Callable[[], Any]]:
+        """For each host, what connects with aio-pika."""
+        aio_pika = import_client("aio_pika", extra="rabbitmq", connector="rabbitmq")
+        for host, port in self.url.hosts:
+            given: dict[str, Any] = {
+                "host": host,
+                "port": port,
+                "login": self._user,
+                "password": self._password,
+                "virtualhost": self.place[0],
+                "ssl": self.tls is not None,
+                "ssl_context": self.tls,
+                "client_properties": {"connection_name": self.name},
+                "heartbeat": self.heartbeat,
+                "auth": self.sasl,
+            }
+            yield functools.partial(aio_pika.connect, **given)
+
+    @property
+    def _user(self) -> str:
+        return "guest" if self.url.user is None else self.url.user
+
+    @property
+    def _password(self) -> str:
+        return "guest" if self.url.password is None else self.url.password
+
+
+def login(
+    url: str,
+    *,
+    sasl: str,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+    heartbeat: int,
+    name: str,
+) -> Login:
+    """Check everything that can be checked without a broker."""
+    example = "amqp://user:password@host/orders"
+    port = PORTS.get(str(url).partition("://")[0].lower(), PORTS["amqp"])
+    found = BrokerUrl.of(url, port=port, schemes=SCHEMES, example=example)
+    found.refuse_query("RabbitConnector")
+    if sasl not in SASL:
+        raise ConfigurationError(
+            f"sasl is {sasl[:16]!r}", remedy="plain sends user and password, external a certificate"
+        )
+    has_tls = tls_files(found, ("amqps",), ca=ca, cert=cert, key=key)
+    if sasl == "external" and not cert:
+        raise ConfigurationError(
+            "sasl=external proves who you are with a certificate, and there is none",
+            remedy="give cert and key, and write amqps://",
+        )
+    if not 0 <= heartbeat <= MAX_HEARTBEAT:
+        raise ConfigurationError(
+            f"heartbeat is {heartbeat} seconds", remedy=f"give 0 to {MAX_HEARTBEAT}; 0 sends none"
+        )
+    made = Login(
+        found, sasl, context_of(TLS_OPTIONS, ca, cert, key) if has_tls else None, heartbeat, name
+    )
+    if not made.place[1]:
+        raise ConfigurationError(
+            f"{found.name} names no queue",
+            remedy=f"write {example}, or amqp://host/virtual-host/orders",
+        )
+    return made
+
+
+def positive(**given: float | None) -> None:
+    """Refuse a bound that nothing could pass."""
+    for name, value in given.items():
+        if value is not None and value <= 0:
+            raise ConfigurationError(f"{name} must be above 0, not {value!r}")
+
+
+def seconds_of(name: str, value: object) -> float:
+    """Seconds to wait: a finite number that is not negative."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and 0 <= value < float("inf"):  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
+    raise ConfigurationError(f"{name} is {value!r}", remedy="give seconds, 0 for none")
+
+
+def check_batch(size: object) -> None:
+    """Refuse what is no number of messages."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigurationError(
+            f"batch_size must be at least 1, not {size!r}", remedy="give a whole number above 0"
+        )

@@ -1,0 +1,213 @@
+"""Connections that break, servers that go away, processes that are killed."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from ergon_framework.connector.broker.connection import BrokerUnavailableError
+from ergon_framework.errors import ChannelLostError, ConfigurationError
+from ergon_framework.ports.transaction import Transaction
+from tests.boundary.node.cables import Cable
+from tests.connectors.rabbitmq.in_colour import COLOURS, in_colour
+from tests.servers.rabbitmq import RabbitServer
+from tests.servers.tls import Papers
+from tests.waiting import until
+
+pytestmark = pytest.mark.slow
+CHILD = Path(__file__).with_name("consumer_child.py")
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_lost_channel_settles_nothing(rabbit_server: RabbitServer, colour: str) -> None:
+    """Each settlement of what came through it is refused, and all of it comes again, once."""
+    queue = rabbit_server.new_queue().rpartition("/")[2]
+    with Cable(rabbit_server.port) as cable:
+        url = rabbit_server.url(queue, port=cable.port)
+        with in_colour(colour, url) as orders:
+            orders("dispatch", [Transaction(f"t{n}", n) for n in range(6)])
+            first = orders.take(6)
+            cable.cut()
+            until(lambda: not orders.connector.health(), "the loss")
+            settlements: list[tuple[str, Any]] = [
+                ("ack", ()),
+                ("nack", (ValueError("bad"),)),
+                ("release", ()),
+                ("release_after", (5.0,)),
+            ]
+            for each, (verb, given) in zip(first, settlements, strict=False):
+                with pytest.raises(ChannelLostError):
+                    orders(verb, each, *given)
+            cable.heal()
+            again = orders.take(6)
+            assert sorted(each.payload for each in again) == list(range(6))
+            assert {each.delivery_count for each in again} == {1}
+            for each in again:
+                orders("ack", each)
+            with pytest.raises(ChannelLostError):
+                orders("ack", first[0])
+            assert orders("fetch", 1) == []
+            assert orders.connector.health()
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_server_that_is_away_is_waited_for(own_rabbit: RabbitServer, colour: str) -> None:
+    """Before its start and after it was killed: a fetch waits, health says so, nothing is lost."""
+    with in_colour(colour, own_rabbit.new_queue()) as orders:
+        waiting = orders.begin("fetch", 1, wait=0.0)
+        until(lambda: not orders.connector.health(), "the outage")
+        own_rabbit.start()
+        assert waiting.result(60) == []
+        assert orders.connector.health()
+        orders("dispatch", [Transaction(f"t{n}", n) for n in range(20)])
+        first = orders.take(10)
+        for each in first[:5]:
+            orders("ack", each)
+        assert orders("count") == 10
+        own_rabbit.kill()
+        until(lambda: not orders.connector.health(), "the loss")
+        with pytest.raises(BrokerUnavailableError) as caught:
+            orders("dispatch", [Transaction("t99", 99)])
+        assert "not-so-secret" not in str(caught.value)
+        with pytest.raises(ChannelLostError):
+            orders("ack", first[5])
+        own_rabbit.start()
+        came: list[int] = []
+        while batch := orders("fetch", 20):
+            for each in batch:
+                came.append(each.payload)
+                orders("ack", each)
+        # AMQP answers no acknowledgement: a server that is killed may have had them, or not.
+        assert set(range(5, 20)) <= set(came)
+        assert len(came) == len(set(came))
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_connection_that_hangs_is_given_up(rabbit_server: RabbitServer, colour: str) -> None:
+    """Where nothing arrives any more, missing heartbeats end it, and another one is made."""
+    queue = rabbit_server.new_queue().rpartition("/")[2]
+    with Cable(rabbit_server.port) as cable:
+        url = rabbit_server.url(queue, port=cable.port)
+        with in_colour(colour, url, heartbeat=1) as orders:
+            orders("dispatch", [Transaction("one", 1)])
+            (first,) = orders.take()
+            cable.stall()
+            until(lambda: not orders.connector.health(), "the missing heartbeats")
+            with pytest.raises(ChannelLostError):
+                orders("ack", first)
+            cable.heal()
+            (again,) = orders.take()
+            orders("ack", again)
+            assert again.delivery_count == 1
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_two_consumers_share_a_queue(rabbit_server: RabbitServer, colour: str) -> None:
+    """Each message goes to one of them, and what one has ahead the other one does not get."""
+    url = rabbit_server.new_queue()
+    with in_colour(colour, url, prefetch=5) as one, in_colour(colour, url, prefetch=5) as other:
+        one("fetch", 1)
+        other("fetch", 1)
+        one("dispatch", [Transaction(f"t{n}", n) for n in range(40)])
+        seen: list[int] = []
+        while len(seen) < 40:
+            for each in (one, other):
+                for transaction in each("fetch", 3, wait=0.5):
+                    seen.append(transaction.payload)
+                    each("ack", transaction)
+        assert sorted(seen) == list(range(40))
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_killed_consumer_loses_nothing(
+    rabbit_server: RabbitServer, colour: str, tmp_path: Path
+) -> None:
+    """What it had in hand comes again to another process; what it had settled does not."""
+    url, done = rabbit_server.new_queue(), tmp_path / "done"
+    done.touch()
+    with in_colour(colour, url) as orders:
+        orders("dispatch", [Transaction(f"t{n}", n) for n in range(30)])
+        words = [sys.executable, str(CHILD), colour, url, str(done)]
+        with subprocess.Popen(words) as child:  # noqa: S603 - our own program
+            until(lambda: len(done.read_text().splitlines()) >= 10, "ten to be done")
+            child.send_signal(signal.SIGKILL)
+        began = {int(line) for line in done.read_text().split()}
+        seen: set[int] = set()
+        while batch := orders("fetch", 30, wait=2.0):
+            for each in batch:
+                seen.add(each.payload)
+                orders("ack", each)
+        assert began | seen == set(range(30))
+        # Acknowledged was each before the last one; of those, the broker heard all but the latest.
+        assert len(began & seen) <= 2
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_each_effect_happens_once(
+    rabbit_server: RabbitServer, postgres_url: str, colour: str
+) -> None:
+    """However often the consumer is killed: the effect and its note are one transaction."""
+    url, amounts = rabbit_server.new_queue(), range(1, 101)
+    with psycopg.connect(postgres_url) as books:
+        books.execute("CREATE TABLE inbox (id text PRIMARY KEY)")
+        books.execute("CREATE TABLE total AS SELECT 0::bigint AS amount")
+    with in_colour(colour, url) as orders:
+        orders("dispatch", [Transaction(f"t{n}", n) for n in amounts])
+        orders("dispatch", [Transaction(f"t{n}", n) for n in amounts[:20]])  # published twice
+
+    def billed(what: str) -> int:
+        with psycopg.connect(postgres_url) as books:
+            found = books.execute(what).fetchone()
+            assert found is not None
+            return int(found[0])
+
+    def has_billed(count: int) -> bool:
+        return billed("SELECT count(*) FROM inbox") >= count
+
+    words = [sys.executable, str(CHILD.with_name("billing_child.py")), colour, url, postgres_url]
+    for stage in (20, 50, 100):
+        with subprocess.Popen(words) as child:  # noqa: S603 - our own program
+            until(functools.partial(has_billed, stage), "the effects")
+            child.send_signal(signal.SIGKILL)
+    assert billed("SELECT amount FROM total") == sum(amounts)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_long_handler_keeps_its_delivery(rabbit_server: RabbitServer, colour: str) -> None:
+    """Heartbeats go on while nobody fetches or settles, for several times as long as one lasts."""
+    with in_colour(colour, rabbit_server.new_queue(), heartbeat=1) as orders:
+        orders("dispatch", [Transaction("long", 1)])
+        (order,) = orders.take()
+        threading.Event().wait(5.0)
+        orders("ack", order)
+        assert orders("fetch", 1) == []
+        assert orders("count") == 0
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_it_speaks_tls(rabbit_server: RabbitServer, signed: Papers, colour: str) -> None:
+    """With a certificate that is checked; as whom, a password says or a certificate of ours."""
+    queue = rabbit_server.new_queue().rpartition("/")[2]
+    port = rabbit_server.tls_port
+    url = rabbit_server.url(queue, port=port, scheme="amqps")
+    with in_colour(colour, url, ca=str(signed.ca)) as orders:
+        orders("dispatch", [Transaction("one", 1)])
+        orders("ack", *orders.take())
+    own = {"cert": str(signed.certificate("client")), "key": str(signed.key("client"))}
+    by_certificate = f"amqps://127.0.0.1:{port}/{queue}"
+    with in_colour(colour, by_certificate, ca=str(signed.ca), sasl="external", **own) as orders:
+        orders("dispatch", [Transaction("two", 2)])
+        orders("ack", *orders.take())
+    with (
+        in_colour(colour, url) as orders,
+        pytest.raises(ConfigurationError, match="signed by nobody who is trusted"),
+    ):
+        orders("fetch", 1)
