@@ -4,7 +4,8 @@ A connector is imported at its first use: a program without zones loads nothing 
 
 Where to look first: ``base`` is what connectors share. ``memory`` is a queue in this process,
 ``jsonl`` a folder of files, ``jobs`` the job queue as a source and a target, ``boundary`` the facts
-of a zone. ``broker`` is what connectors to message brokers share; each of those is one module.
+of a zone. ``webhook`` takes requests of other services. ``broker`` is what connectors to message
+brokers share; each of those is one module.
 ``transaction`` only re-exports the class of the port.
 """
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ergon_framework.connector.jsonl import JsonlConnector
     from ergon_framework.connector.memory import MemoryConnector
     from ergon_framework.connector.rabbitmq import RabbitConnector
+    from ergon_framework.connector.webhook import WebhookReceiver
 
 _HOMES = {
     "BoundaryConnector": "connector.boundary",
@@ -29,6 +31,7 @@ _HOMES = {
     "JsonlConnector": "connector.jsonl",
     "MemoryConnector": "connector.memory",
     "RabbitConnector": "connector.rabbitmq",
+    "WebhookReceiver": "connector.webhook",
     "Zone": "connector.boundary",
     "from_url": "connector.broker.registry",
 }
@@ -40,6 +43,7 @@ __all__ = [
     "MemoryConnector",
     "RabbitConnector",
     "Transaction",
+    "WebhookReceiver",
     "Zone",
     "from_url",
 ]
