@@ -14,7 +14,7 @@ BASE = HEAD
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test fast campaign check format bench benchjobs benchboundary benchproviders \
-		benchscale benchlibraries bench-check docs pins pyright clean
+		benchscale benchlibraries benchconnectors bench-check docs pins pyright clean
 
 help: ## this list
 	@echo "Each command first sets up what it needs in .venv; all it takes is Python 3.11 or newer."
@@ -81,6 +81,9 @@ benchscale: $(VENV)/.ready-benchscale ## measure jobs and facts on PostgreSQL, R
 benchlibraries: $(VENV)/.ready-benchlibraries ## measure what is written by hand beside libraries that do the same
 	$(PY) benchmarks/libraries.py $(ARGS)
 
+benchconnectors: $(VENV)/.ready-benchconnectors ## measure consuming from brokers beside their bare clients and FastStream
+	$(PY) benchmarks/connectors.py $(ARGS)
+
 bench-check: $(VENV)/.ready-dev ## compare every race with another commit, turn by turn: make bench-check BASE=main~1
 	$(PY) benchmarks/check.py $(BASE) $(ARGS)
 
@@ -105,6 +108,6 @@ clean: ## remove everything these commands made
 # One stamp per set of dependencies: a second run is instant, a changed pin installs again.
 $(VENV)/.ready-core $(VENV)/.ready-dev $(VENV)/.ready-bench $(VENV)/.ready-benchjobs $(VENV)/.ready-docs \
 		$(VENV)/.ready-benchboundary $(VENV)/.ready-benchproviders $(VENV)/.ready-benchscale \
-		$(VENV)/.ready-benchlibraries $(VENV)/.ready-pyright: \
+		$(VENV)/.ready-benchlibraries $(VENV)/.ready-benchconnectors $(VENV)/.ready-pyright: \
 		pyproject.toml constraints.txt tools/setup.sh tools/requirements.py
 	@VENV=$(VENV) sh tools/setup.sh $(patsubst $(VENV)/.ready-%,%,$@)

@@ -5,7 +5,7 @@
 #
 #   sh tools/setup.sh SET       create .venv if need be and install that set: core, dev, bench,
 #                               benchjobs, benchboundary, benchproviders, benchscale,
-#                               benchlibraries, docs or pyright
+#                               benchlibraries, benchconnectors, docs or pyright
 #   sh tools/setup.sh python    print the Python that would be used
 #
 # PYTHON=...  takes this interpreter.     UV=  does without uv.
@@ -153,9 +153,10 @@ case ${1:-} in
     benchproviders) wanted="build bench-providers --extras" ;;
     benchscale) wanted="build bench-scale --extras" ;;
     benchlibraries) wanted="build bench-libraries --extras" ;;
+    benchconnectors) wanted="build bench-connectors --extras" ;;
     docs) wanted="build docs" ;;
     pyright) wanted="build pyright --extras" ;;
-    *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|benchproviders|benchscale|benchlibraries|docs|pyright|python" >&2; exit 2 ;;
+    *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|benchproviders|benchscale|benchlibraries|benchconnectors|docs|pyright|python" >&2; exit 2 ;;
 esac
 
 steps=2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from importlib import import_module
@@ -17,6 +18,8 @@ from ergon_framework.errors import ConfigurationError, ConnectorError, ErgonErro
 
 EXAMPLE = "redis://host:6379/0?stream=orders&group=billing, or rediss:// for TLS"
 CONNECT_TIMEOUT = 5.0
+MAX_CONNECTIONS = 10_000
+"""One for each call under way."""
 RESPONSE_TIMEOUT = 20.0
 """Seconds for an answer: a server that is frozen keeps its side of a connection open."""
 
@@ -39,6 +42,96 @@ class StoppedError(Exception):
     """A stop was asked for while a fetch waited for its server."""
 
 
+def packed(command: Command) -> bytes:
+    """A command as the protocol wants it, in one piece. The driver takes several times as long."""
+    parts = [b"*%d\r\n" % len(command)]
+    for word in command:
+        text = word if type(word) is bytes else str(word).encode()
+        parts += (b"$%d\r\n" % len(text), text, b"\r\n")
+    return b"".join(parts)
+
+
+class ThreadedCalls:
+    """A driver whose connections are used without its pool, which asks the server before each use.
+
+    A call that finds its connection broken says so, and all of them are made anew.
+    """
+
+    def __init__(self, driver: Any, answered: type[Exception]) -> None:
+        self.driver = driver
+        self._answered = answered
+        self._free: deque[Any] = deque()
+        self._is_closed = False
+
+    def call(self, command: bytes) -> Any:
+        """The answer, as the server gives it."""
+        try:
+            connection = self._free.pop()
+        except IndexError:
+            connection = self.driver.connection_pool.make_connection()
+            connection.connect()
+        is_whole = False
+        try:
+            connection.send_packed_command([command])
+            answer = connection.read_response()
+            is_whole = True
+            return answer
+        except self._answered:
+            is_whole = True
+            raise
+        finally:
+            if is_whole and not self._is_closed:
+                self._free.append(connection)
+            else:
+                connection.disconnect()
+
+    def close(self) -> None:
+        """End every connection; one in use ends with its call."""
+        self._is_closed = True
+        while self._free:
+            self._free.pop().disconnect()
+        self.driver.close()
+
+
+class AsyncCalls:
+    """The asyncio twin of :class:`ThreadedCalls`."""
+
+    def __init__(self, driver: Any, answered: type[Exception]) -> None:
+        self.driver = driver
+        self._answered = answered
+        self._free: deque[Any] = deque()
+        self._is_closed = False
+
+    async def call(self, command: bytes) -> Any:
+        """The answer, as the server gives it."""
+        if self._free:
+            connection = self._free.pop()
+        else:
+            connection = self.driver.connection_pool.make_connection()
+            await connection.connect()
+        is_whole = False
+        try:
+            await connection.send_packed_command(command)
+            answer = await connection.read_response()
+            is_whole = True
+            return answer
+        except self._answered:
+            is_whole = True
+            raise
+        finally:
+            if is_whole and not self._is_closed:
+                self._free.append(connection)
+            else:
+                await connection.disconnect(nowait=True)
+
+    async def close(self) -> None:
+        """End every connection; one in use ends with its call."""
+        self._is_closed = True
+        while self._free:
+            await self._free.pop().disconnect()
+        await self.driver.aclose()
+
+
 class RedisClients:
     """The connections of one connector: one client for threads, one for asyncio."""
 
@@ -56,10 +149,8 @@ class RedisClients:
         self._asyncio = import_client("redis.asyncio", extra="redis", connector="to Redis Streams")
         self._errors = self._redis.exceptions
         self._options = _options(url, ca=ca, cert=cert, key=key)
-        self.threads = BrokerConnection(self.name, self._connect, lambda it: it.close(), wakeup)
-        self.tasks = AsyncBrokerConnection(
-            self.name, self._connect_async, lambda it: it.aclose(), wakeup
-        )
+        self.threads = BrokerConnection(self.name, self._connect, ThreadedCalls.close, wakeup)
+        self.tasks = AsyncBrokerConnection(self.name, self._connect_async, AsyncCalls.close, wakeup)
 
     def drive(self, steps: Steps[R], *, waits: bool = False) -> R:
         """Send the commands.
@@ -86,7 +177,7 @@ class RedisClients:
                     act = partial(steps.throw, StoppedError())
                     break
                 try:
-                    act = partial(steps.send, client.execute_command(*command))
+                    act = partial(steps.send, client.call(packed(command)))
                     break
                 except Exception as error:
                     found = self.threads.lost(client, error) if self._is_lost(error) else error
@@ -114,7 +205,7 @@ class RedisClients:
                     act = partial(steps.throw, StoppedError())
                     break
                 try:
-                    act = partial(steps.send, await client.execute_command(*command))
+                    act = partial(steps.send, await client.call(packed(command)))
                     break
                 except Exception as error:
                     lost = self._is_lost(error)
@@ -126,7 +217,7 @@ class RedisClients:
     def send_all(self, commands: list[Command]) -> None:
         """All of them in one transaction of the server, or none."""
         client = self.threads.get()
-        pipeline = client.pipeline(transaction=True)
+        pipeline = client.driver.pipeline(transaction=True)
         try:
             for command in commands:
                 pipeline.execute_command(*command)
@@ -139,7 +230,7 @@ class RedisClients:
     async def send_all_async(self, commands: list[Command]) -> None:
         """The asyncio twin of :meth:`send_all`."""
         client = await self.tasks.get()
-        pipeline = client.pipeline(transaction=True)
+        pipeline = client.driver.pipeline(transaction=True)
         try:
             for command in commands:
                 pipeline.execute_command(*command)
@@ -156,24 +247,24 @@ class RedisClients:
 
     # ---- connections and errors -----------------------------------------------------------------
 
-    def _connect(self) -> Any:
+    def _connect(self) -> ThreadedCalls:
         # The driver must not repeat by itself: it does not know what may be done twice.
-        client = self._redis.Redis(**self._options, retry=_no_retry("redis.retry"))
-        client.response_callbacks.clear()  # answers as the server gives them, with every driver
+        driver = self._redis.Redis(**self._options, retry=_no_retry("redis.retry"))
+        client = ThreadedCalls(driver, self._errors.ResponseError)
         try:
-            client.ping()
+            client.call(packed(("PING",)))
         except Exception as error:
             client.close()
             raise self._refusal(error) from error
         return client
 
-    async def _connect_async(self) -> Any:
-        client = self._asyncio.Redis(**self._options, retry=_no_retry("redis.asyncio.retry"))
-        client.response_callbacks.clear()
+    async def _connect_async(self) -> AsyncCalls:
+        driver = self._asyncio.Redis(**self._options, retry=_no_retry("redis.asyncio.retry"))
+        client = AsyncCalls(driver, self._errors.ResponseError)
         try:
-            await client.ping()
+            await client.call(packed(("PING",)))
         except Exception as error:
-            await client.aclose()
+            await client.close()
             raise self._refusal(error) from error
         return client
 
@@ -251,6 +342,7 @@ def _options(
         "username": url.user,
         "password": url.password,
         "protocol": 2,
+        "max_connections": MAX_CONNECTIONS,
         "socket_connect_timeout": CONNECT_TIMEOUT,
         "socket_timeout": RESPONSE_TIMEOUT,
         "socket_keepalive": True,

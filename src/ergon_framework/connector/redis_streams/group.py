@@ -245,7 +245,7 @@ class ConsumerGroup:
     def info(self) -> Steps[dict[str, Any] | None]:
         """What the server knows of the group; None when there is no such group."""
         try:
-            groups = yield ("XINFO GROUPS", self.stream)
+            groups = yield ("XINFO", "GROUPS", self.stream)
         except Exception as error:
             if "no such key" in str(error):
                 return None

@@ -1,0 +1,1 @@
+"""One module for each broker, and what they share."""
