@@ -42,15 +42,19 @@ class SilentProxy:
                 end.shutdown(socket.SHUT_RDWR)
         self.is_deaf = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.cut()
+    def leave(self) -> None:
+        """Break every connection, and let nobody connect any more."""
         with suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)
         self._door.close()
         self._thread.join()
+        self.cut()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.leave()
         rmtree(self.folder, ignore_errors=True)
 
     def _listen(self) -> None:

@@ -6,6 +6,7 @@ that succeed only if no other client has written since.
 
 - ``client``, ``connect``: requests of any thread, and how a connection comes about
 - ``stream``: commits and reading
+- ``pull``: messages of a stream through a consumer
 - ``address``, ``errors``, ``diagnostics``: where it is, what goes wrong, what ``doctor`` asks
 """
 

@@ -67,9 +67,10 @@ class _Session:
 
     client: Client
 
-    def __init__(self) -> None:
+    def __init__(self, when_over: Sequence[Callable[[], None]]) -> None:
         self.inbox = ""
         self.asked: dict[str, _Asked] = {}
+        self._when_over = when_over
 
     async def hear(self, message: Msg) -> None:
         """Take a reply and wake the caller."""
@@ -77,9 +78,7 @@ class _Session:
         # An answer may come after its request was given up; the number is never used again.
         if asked is None or asked.answered.done():
             return
-        reply = NatsReply(
-            {getattr(k, "value", k): v for k, v in (message.headers or {}).items()}, message.data
-        )
+        reply = NatsReply(headers_of(message), message.data)
         asked.replies.append(reply)
         if not asked.is_many or reply.status:
             asked.answered.set_result(asked.replies)
@@ -89,6 +88,8 @@ class _Session:
         for asked in self.asked.values():
             if not asked.answered.done():
                 asked.answered.set_exception(ConnectionResetError("the connection was lost"))
+        for callback in self._when_over:
+            callback()
 
 
 class NatsClient:
@@ -105,6 +106,8 @@ class NatsClient:
         self._lock = threading.Lock()
         self._numbers = count(1)
         self._callbacks: dict[str, Callable[[], None]] = {}
+        self.when_over: list[Callable[[], None]] = []
+        """Called in the loop's thread when a connection is over."""
         self._is_closed = False
         self._forget()
 
@@ -132,8 +135,7 @@ class NatsClient:
 
     def send_each(self, messages: Sequence[Sendable]) -> list[NatsReply]:
         """Send messages one after the other without waiting in between; the answer to each."""
-        answers = self._run(self._ask([[each] for each in messages]))
-        return [each[0] for each in answers]
+        return self._run(self.ask_each(messages))
 
     def notify(self, subject: str) -> None:
         """Publish an empty message; no answer is waited for, and it may get lost."""
@@ -164,7 +166,8 @@ class NatsClient:
         thread.join()
         loop.close()
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Have a coroutine run in the loop's thread; what it will return."""
         # The lock is held only until the request is in the loop, not while it is answered.
         with self._lock:  # closing comes before this, or after the request has begun
             try:
@@ -172,7 +175,10 @@ class NatsClient:
             except BaseException:
                 work.close()
                 raise
-            waiting: Future[T] = asyncio.run_coroutine_threadsafe(work, loop)
+            return asyncio.run_coroutine_threadsafe(work, loop)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        waiting = self.begin(work)
         try:
             return waiting.result()
         except BaseException:
@@ -196,6 +202,19 @@ class NatsClient:
         return self._loop
 
     # ---- in the loop ----------------------------------------------------------------------------
+
+    async def connection(self) -> Client:
+        """The connection of the library, which is made now if there is none."""
+        return (await self._connected()).client
+
+    async def disconnect(self, client: Client) -> None:
+        """Close a connection on which nobody answers, unless another one has replaced it."""
+        if self._session is not None and self._session.client is client:
+            await self._disconnect()
+
+    async def ask_each(self, messages: Sequence[Sendable]) -> list[NatsReply]:
+        """Send messages one after the other without waiting in between; the answer to each."""
+        return [each[0] for each in await self._ask([[each] for each in messages])]
 
     async def _ask(
         self, groups: Sequence[Sequence[Sendable]], *, is_many: bool = False
@@ -267,7 +286,7 @@ class NatsClient:
     async def _open(self) -> _Session:
         from ergon_framework.storage.nats.connect import connect, quietly
 
-        session = _Session()
+        session = _Session(self.when_over)
         session.client = client = await connect(self.address, session.give_up, self.timeouts)
         try:
             session.inbox = client.new_inbox()
@@ -304,6 +323,11 @@ class NatsClient:
             # take time.
             session.give_up()
             await quietly(session.client, self.timeouts.connect)
+
+
+def headers_of(message: Msg) -> dict[str, str]:
+    """The headers of a message; of those that the library adds, names are members of an enum."""
+    return {getattr(k, "value", k): v for k, v in (message.headers or {}).items()}
 
 
 async def _subscribe(client: Client, subject: str, callback: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import psycopg
 
@@ -26,7 +26,6 @@ from ergon_framework.storage.postgres.errors import (
     translate_any,
     turns_for,
 )
-from ergon_framework.storage.postgres.migrations import PostgresSchema
 from ergon_framework.storage.postgres.notifier import ListenNotifier, PollingNotifier
 from ergon_framework.storage.postgres.pool import (
     DEFAULT_TIMEOUTS,
@@ -57,6 +56,16 @@ def are_off(names: str) -> str:
     return f"{names} {'are' if ' and ' in names else 'is'} off"
 
 
+class Schema(Protocol):
+    """The tables that a database is opened for."""
+
+    def settle(self, connection: Connection, name: str, namespace: str | None) -> None:
+        """Make them when there are none; those that do not fit are refused."""
+
+    def check(self, connection: Connection, name: str, namespace: str | None) -> None:
+        """Refuse those that do not fit."""
+
+
 class PostgresDatabase:
     """A database on a server. Any thread may call any method."""
 
@@ -68,7 +77,7 @@ class PostgresDatabase:
         self,
         url: str,
         *,
-        schema: PostgresSchema,
+        schema: Schema,
         namespace: str | None = None,
         size: int = 8,
         clock: Callable[[], float] | None = None,
@@ -278,6 +287,13 @@ class SessionLock:
         except psycopg.Error as error:
             raise translate_any(error, self._address.name) from error
         return bool(found and found[0])
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` on the connection that has the lock."""
+        try:
+            return work(self._connection)
+        except psycopg.Error as error:
+            raise translate_any(error, self._address.name) from error
 
     def refuse_lost(self) -> None:
         """Raise if the connection was lost, and the lock with it: another may have it since."""
