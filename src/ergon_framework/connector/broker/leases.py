@@ -1,0 +1,212 @@
+"""Deliveries that their system keeps for us for so long, renewed while they are in hand.
+
+A thread renews them all every third of that time, so that a handler may run longer than a lease.
+One that could not be renewed in time is lost: its system may have given the message to somebody
+else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from ergon_framework.connector.base import Delivered, DroppedDeliveries
+from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import ConnectorError, ErgonError, describe
+
+logger = logging.getLogger("ergon.connector")
+
+RENEWALS_PER_LEASE = 3
+_SOONEST = 0.05  # seconds between two rounds
+_SHUTDOWN = 5.0  # seconds for the thread to end
+
+
+class DeliveryExpiredError(ConnectorError):
+    """The lease of the delivery has ended: the message is, or will be, delivered again."""
+
+    code = "delivery_expired"
+
+
+def expired(delivery: Delivered, verb: str) -> DeliveryExpiredError:
+    """The error of an outcome that came too late."""
+    return DeliveryExpiredError(
+        f"cannot {verb} {delivery!r}: its lease has ended, so it is delivered again",
+        remedy="see why it was not renewed: the process was stopped, or the connection was gone for"
+        " longer than the lease",
+    )
+
+
+class Lease:
+    """What one delivery holds at its system."""
+
+    __slots__ = ("is_lost", "is_unsure", "place", "size", "until")
+
+    def __init__(self, place: Any, size: int, until: float) -> None:
+        self.place = place
+        """Where its system knows it: a row, or the subject of its acknowledgement."""
+        self.size = size
+        """Bytes of its message."""
+        self.until = until
+        """Until when it is ours, by this machine's clock."""
+        self.is_lost = False
+        self.is_unsure = False
+        """Whether a settlement may have been heard although no answer to it came."""
+
+
+class LeasedDelivery(Delivered):
+    """A delivered transaction that knows its lease."""
+
+    __slots__ = ("lease",)
+
+    lease: Lease
+
+
+class HeldLeases:
+    """The leases in hand, and the thread that renews them. Any thread may call.
+
+    ``renew`` renews those it is given and returns those that its system does not know as ours any
+    more. ``give_back`` lets others have what was delivered and dropped by everybody. ``forget`` is
+    told of every lease that is not held any more.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seconds: float,
+        *,
+        renew: Callable[[Sequence[Lease]], Collection[Lease]],
+        give_back: Callable[[Lease], None],
+        forget: Callable[[Lease], None],
+    ) -> None:
+        self.seconds = seconds
+        self._name = name
+        self._renew = renew
+        self._give_back = give_back
+        self._forget = forget
+        self._is_failing = False
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Also in a forked child: what is in hand is the parent's."""
+        self._lock = threading.Lock()
+        self._held: set[Lease] = set()
+        self._dropped: DroppedDeliveries[Lease] = DroppedDeliveries()
+        self._woken = threading.Event()
+        self._is_ending = False
+        self._thread: threading.Thread | None = None
+
+    def hold(self, delivery: LeasedDelivery) -> None:
+        """Renew the lease of a delivery until it is let go."""
+        with self._lock:
+            self._held.add(delivery.lease)
+            if self._thread is None and not self._is_ending:
+                self._thread = SYSTEM_CLOCK.spawn("ergon-leases", self._serve)
+        self._dropped.watch(delivery, delivery.lease)
+
+    @contextmanager
+    def settling(self, delivery: LeasedDelivery, verb: str) -> Iterator[Lease]:
+        """Settle a delivery inside. It is renewed no longer, unless what is inside raises.
+
+        A renewal beside the settlement would find the lease gone, and take it for lost.
+        """
+        lease = delivery.lease
+        self._refuse_expired(delivery, verb)
+        with self._lock:
+            self._held.discard(lease)
+        try:
+            yield lease
+        except DeliveryExpiredError:
+            self.let_go(lease)
+            raise
+        except BaseException:
+            with self._lock:
+                self._held.add(lease)
+            raise
+        self.let_go(lease)
+
+    def let_go(self, lease: Lease) -> None:
+        """Renew it no longer: it is settled, or lost."""
+        self._dropped.forget(lease)
+        with self._lock:
+            self._held.discard(lease)
+        self._forget(lease)
+
+    def _refuse_expired(self, delivery: LeasedDelivery, verb: str) -> None:
+        """Raise when the lease has ended: what somebody else may have is not settled by us."""
+        lease = delivery.lease
+        if lease.is_lost or SYSTEM_CLOCK.now() >= lease.until:
+            self.let_go(lease)
+            raise expired(delivery, verb)
+
+    def all(self) -> list[Lease]:
+        """What is in hand."""
+        with self._lock:
+            return list(self._held)
+
+    def close(self) -> list[Lease]:
+        """End the thread; what was still in hand."""
+        with self._lock:
+            self._is_ending = True
+            thread, self._thread = self._thread, None
+            left, self._held = list(self._held), set()
+        self._woken.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_SHUTDOWN)
+        return left
+
+    def _serve(self) -> None:
+        pause = self.seconds / RENEWALS_PER_LEASE
+        while not self._is_ending:
+            self._woken.wait(max(pause, _SOONEST))
+            if not self._is_ending:
+                pause = self._round()
+
+    def _round(self) -> float:
+        """Renew what is in hand; seconds until the next round."""
+        began = SYSTEM_CLOCK.now()
+        try:
+            self._give_back_dropped()
+            held = [lease for lease in self.all() if not lease.is_lost]
+            lost = set(self._renew(held)) if held else set()
+        except Exception as error:
+            self._failed(error)
+            return min(1.0, self.seconds / 10)
+        self._is_failing = False
+        for lease in held:
+            if lease in lost:
+                self._lose(lease)
+            else:
+                lease.until = max(lease.until, began + self.seconds)
+        return self.seconds / RENEWALS_PER_LEASE
+
+    def _give_back_dropped(self) -> None:
+        """Let others have what nobody holds any more; where that fails, its lease ends."""
+        for lease in self._dropped.take():
+            self.let_go(lease)
+            with suppress(ErgonError):
+                self._give_back(lease)
+
+    def _failed(self, error: Exception) -> None:
+        if not self._is_failing:
+            logger.warning(
+                "%s: deliveries are not renewed for now: %s", self._name, describe(error)
+            )
+        self._is_failing = True
+        now = SYSTEM_CLOCK.now()
+        for lease in self.all():
+            if not lease.is_lost and now >= lease.until:
+                self._lose(lease)
+
+    def _lose(self, lease: Lease) -> None:
+        with self._lock:
+            if lease not in self._held:
+                return  # it was settled meanwhile
+        lease.is_lost = True
+        logger.warning(
+            "%s: a delivery was not renewed in time; its outcome will not count", self._name
+        )
