@@ -29,6 +29,7 @@ class BrokerType:
 
 BROKERS: tuple[BrokerType, ...] = (
     BrokerType("kafka", ("kafka", "kafka+ssl"), "ergon_framework.connector.kafka:KafkaConnector"),
+    BrokerType("nats", ("nats", "tls"), "ergon_framework.connector.nats:NatsConnector"),
     BrokerType(
         "rabbitmq", ("amqp", "amqps"), "ergon_framework.connector.rabbitmq:RabbitConnector"
     ),

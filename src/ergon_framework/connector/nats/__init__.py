@@ -1,0 +1,13 @@
+"""NATS JetStream as a connector: a durable pull consumer as a source, a subject as a target.
+
+- ``connector``: the connector, in both colours
+- ``jetstream``: what it asks the server for: consumers, pulls, acknowledgements, publishing
+- ``ordered``: a stream read in order from a place on, without acknowledgements
+"""
+
+from __future__ import annotations
+
+from ergon_framework.connector.nats.connector import NatsConnector
+from ergon_framework.connector.nats.jetstream import ConflictingMessageError, NatsConnectorError
+
+__all__ = ["ConflictingMessageError", "NatsConnector", "NatsConnectorError"]

@@ -1,0 +1,479 @@
+"""``NatsConnector``: fetch, dispatch and settle, in both colours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from urllib.parse import urlencode
+
+from ergon_framework.connector.base import ThreadedTwins, refuse_extra, settling
+from ergon_framework.connector.broker.connection import BrokerConnection
+from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
+from ergon_framework.connector.broker.leases import HeldLeases, Lease, LeasedDelivery
+from ergon_framework.connector.broker.message import (
+    MAX_MESSAGE_BYTES,
+    TRANSACTION_ID,
+    MalformedMessageError,
+    MessageCodec,
+    with_reason,
+)
+from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.connector.nats.jetstream import (
+    MESSAGE_ID,
+    DurableConsumer,
+    JetStream,
+    NatsConnectorError,
+    Session,
+    delayed,
+    reason_of,
+)
+from ergon_framework.connector.nats.ordered import OrderedReader
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError, describe
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.storage.nats import NatsClient, address_of
+from ergon_framework.storage.nats.client import Sendable, headers_of
+from ergon_framework.storage.nats.pull import NO_MESSAGES, place_of
+from ergon_framework.storage.server import Observation
+from ergon_framework.telemetry.tracing import dispatching
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+_SETTINGS = "a fetch takes wait, and a dispatch takes none"
+_DELIVER = ("all", "new", "last")
+
+
+class _Held(NamedTuple):
+    """What it takes to settle a message."""
+
+    reply: str
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class NatsConnector(ThreadedTwins):
+    """Consumes a stream through a durable pull consumer, and publishes to a subject.
+
+    ``consumer`` is the durable name to read ``stream`` under; the server's consumer is made when
+    there is none. Several processes may share it. With ``ordered`` the stream is read from
+    ``start_sequence`` on, in order and without acknowledgements. ``subject`` is what is published
+    to. What failed for good is published to ``dead_letter_subject``, if there is one, and then
+    terminated with its reason; so is what was delivered more than ``max_deliver`` times.
+    """
+
+    redelivers: ClassVar[bool] = False
+    """What failed is terminated: whether a task tries again before that is the task's business."""
+    joins_trace: ClassVar[bool] = True
+    """What is delivered goes on with the trace that it was published in."""
+    fetch_transaction_by_id_async: ClassVar[Any] = None
+    """A server finds messages by their place alone, not by an id."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        stream: str | None = None,
+        consumer: str | None = None,
+        subject: str | None = None,
+        filter_subject: str | None = None,
+        dead_letter_subject: str | None = None,
+        max_deliver: int = 0,
+        ack_wait: float | None = None,
+        deliver: str = "all",
+        ordered: bool = False,
+        start_sequence: int = 1,
+        deduplicate: bool = True,
+        wait: float = 0.0,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        format: str = "json",
+        name: str | None = None,
+        creds: str | None = None,
+        nkey: str | None = None,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+        tls_first: bool = False,
+    ) -> None:
+        files = {"creds": creds, "nkey": nkey, "tls_ca": ca, "tls_cert": cert}
+        files |= {"tls_key": key, "tls_first": "yes" if tls_first else None}
+        address = address_of(_with_options(url, files))
+        self._consumer = _consumer_of(
+            stream, consumer, subject, filter_subject, ack_wait, deliver, ordered
+        )
+        self.name = name
+        self._stream = stream or ""
+        self._subject = subject
+        self._dead_letters = dead_letter_subject
+        self._max_deliver = max_deliver
+        self._deduplicate = deduplicate
+        self._wait = wait
+        self._room = max_in_flight_bytes
+        self._ordered = (
+            OrderedReader(self._stream, filter_subject, start_sequence) if ordered else None
+        )
+        self._codec = MessageCodec(format, max_message_bytes, name)
+        self._jetstream = JetStream(NatsClient(address))
+        self._wakeup = Wakeup()
+        self._connection: BrokerConnection[Session] = BrokerConnection(
+            address.name, self._connect, lambda _: None, self._wakeup
+        )
+        self._in_flight = InFlight(self._wakeup, max_in_flight, max_in_flight_bytes)
+        self._leases = HeldLeases(
+            address.name,
+            ack_wait or 30.0,
+            renew=self._renew,
+            give_back=self._give_back,
+            forget=lambda lease: self._in_flight.remove(lease.size),
+        )
+        self._is_closed = False
+        self._undoing: set[asyncio.Future[None]] = set()
+        self.malformed = 0
+        if ordered:
+            self._offer_no_settlement()
+
+    # ---- both ends of its life ----
+
+    def open(self) -> None:
+        """Connect; otherwise the first use does."""
+        self._connection.get()
+
+    def health(self) -> bool:
+        """Whether it can be used: not closed, and its server was there when it was last asked."""
+        return not self._is_closed and self._connection.state.is_healthy
+
+    def observe(self) -> Iterator[Observation]:
+        """What ``ergon doctor`` says of it."""
+        version = self._jetstream.client.version()
+        yield Observation("server", f"nats-server {version}")
+        if self._stream:
+            self._jetstream.api(f"STREAM.INFO.{self._stream}", {})
+            yield Observation("stream", self._stream)
+        if self._consumer is not None:
+            about = self._jetstream.consumer(self._stream, self._consumer.durable)
+            made = "will be made" if about is None else f"ack_wait {about['ack_wait'] / 1e9:g} s"
+            yield Observation("consumer", f"{self._consumer.durable}: {made}")
+            if self._dead_letters is None:
+                yield Observation(
+                    "dead letters",
+                    "what failed for good is terminated, and told as an advisory of the server",
+                    "name a subject of another stream that keeps it: dead_letter_subject",
+                )
+
+    def stop_waiting(self) -> None:
+        """The fetch under way, or the next one, waits no longer. Any thread may call."""
+        self._wakeup.stop()
+        with suppress(ErgonError):
+            self._jetstream.give_up_pull()
+
+    def close(self) -> None:
+        """Give back what is in hand and let go. Closing twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.stop_waiting()
+        for lease in self._leases.close():
+            if not self._connection.state.is_healthy:
+                break  # then their time to be acknowledged runs out
+            with suppress(ErgonError):
+                self._give_back(lease)
+        self._connection.close()
+        self._jetstream.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- producing ----
+
+    def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
+        """Publish them in order; when this returns, the stream has stored each."""
+        refuse_extra(self, extra, _SETTINGS)
+        self._refuse_closed()
+        given = list(transactions)
+        with dispatching("nats.publish", "messaging.message.id", given):
+            messages = self._messages_of(given)
+            if messages:
+                self._with_session(lambda: self._jetstream.publish(messages))
+
+    def _messages_of(self, given: Sequence[Transaction]) -> list[Sendable]:
+        if self._subject is None:
+            raise ConfigurationError(
+                "this NatsConnector has no subject to publish to", remedy='subject="orders.new"'
+            )
+        messages: list[Sendable] = []
+        for each in self._codec.encode_all(given):
+            again = {MESSAGE_ID: each.headers[TRANSACTION_ID]} if self._deduplicate else {}
+            messages.append((self._subject, each.body, each.headers | again))
+        return messages
+
+    # ---- consuming ----
+
+    def fetch_transactions(
+        self, batch_size: int, *, wait: float | None = None, **extra: Any
+    ) -> list[Transaction]:
+        """Up to ``batch_size`` messages; empty at once, or after ``wait`` seconds without any."""
+        refuse_extra(self, extra, _SETTINGS)
+        _check_batch(batch_size)
+        self._wakeup.begin()
+        until = SYSTEM_CLOCK.now() + (self._wait if wait is None else wait)
+        while True:
+            self._refuse_closed()
+            session = self._connection.wait()
+            room = self._in_flight.wait_for_room(batch_size)
+            if session is None or not room:
+                return []
+            try:
+                messages = self._pulled(session, room, max(0.0, until - SYSTEM_CLOCK.now()))
+            except StoreUnavailableError as error:
+                self._refuse_closed()
+                self._connection.lost(session, error)
+                continue
+            found = self._delivered(messages)
+            if found or SYSTEM_CLOCK.now() >= until or self._wakeup.is_stopped:
+                return found
+
+    def _pulled(self, session: Session, most: int, wait: float) -> Sequence[Msg]:
+        if self._wakeup.is_stopped:
+            wait = 0.0
+        if self._ordered is not None:
+            return self._ordered.read(self._jetstream, session, most, wait, self._room)
+        if self._consumer is None:
+            raise ConfigurationError(
+                "this NatsConnector has no consumer to read under",
+                remedy='stream="ORDERS", consumer="billing"',
+            )
+        durable = self._consumer.durable
+        pulled = self._jetstream.pull(self._stream, durable, most, wait, self._room)
+        if pulled.status and pulled.status not in NO_MESSAGES and not pulled.messages:
+            # The consumer or its leader is gone: connecting anew looks it up, or makes it.
+            raise StoreUnavailableError(
+                f"{self._jetstream.name} has nobody who serves the consumer {durable!r} just now"
+                f" ({pulled.status} {pulled.reason})".rstrip(),
+                remedy="wait until the cluster has chosen a leader",
+                details={"is_lost": False},
+            )
+        return pulled.messages
+
+    def _delivered(self, messages: Sequence[Msg]) -> list[Transaction]:
+        found: list[Transaction] = []
+        until = SYSTEM_CLOCK.now() + self._leases.seconds
+        for message in messages:
+            place = place_of(message.reply)
+            held = _Held(message.reply, message.data, _plain_headers(message))
+            if self._max_deliver and place.deliveries > self._max_deliver:
+                text = f"delivered {place.deliveries - 1} times without an outcome"
+                self._set_aside(held, text)
+                continue
+            about = f"{place.stream}:{place.sequence}"
+            try:
+                delivery = self._codec.decode(
+                    LeasedDelivery, held.body, held.headers, fallback_id=about
+                )
+            except MalformedMessageError as error:
+                self.malformed += 1
+                self._set_aside(held, str(error))
+                continue
+            lease = Lease(held, len(held.body), until)
+            delivery.belongs_to(self, lease=lease)
+            if self._ordered is None:
+                self._in_flight.add(lease.size)
+                self._leases.hold(delivery)
+            found.append(delivery)
+        return found
+
+    # ---- settling ----
+
+    def ack(self, transaction: Transaction) -> None:
+        """It succeeded: the server forgets it."""
+        self._settle(transaction, "ack", b"+ACK")
+
+    def nack(self, transaction: Transaction, exc: Exception) -> None:
+        """It failed for good: publish it as a dead letter, and terminate it with the reason."""
+        text = describe(exc)
+        self._settle(transaction, "nack", reason_of(text), text)
+
+    def release(self, transaction: Transaction) -> None:
+        """It was not worked to an end: the server delivers it again."""
+        self._settle(transaction, "release", b"-NAK")
+
+    def release_after(self, transaction: Transaction, seconds: float) -> None:
+        """A gate is closed: the server keeps it for so long, and delivers it again."""
+        self._settle(transaction, "release_after", delayed(seconds))
+
+    async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
+        """The asyncio twin of :meth:`release_after`."""
+        await self._threads.run(self.release_after, transaction, seconds)
+
+    def _settle(
+        self, transaction: Transaction, verb: str, how: bytes, dead_reason: str | None = None
+    ) -> None:
+        with settling(LeasedDelivery, transaction, self, verb, NatsConnectorError) as delivery:
+            self._refuse_closed()
+            if delivery is None:
+                return
+            with self._leases.settling(delivery, verb) as lease:
+                self._tell(lease.place, how, dead_reason)
+
+    def _tell(self, held: _Held, how: bytes, dead_reason: str | None) -> None:
+        """Tell the server how a delivery ended, on another connection if the first one breaks.
+
+        A delivery belongs to the consumer, not to a connection, and the same again is harmless.
+        """
+        try:
+            self._with_session(lambda: self._told(held, how, dead_reason))
+        except StoreUnavailableError:
+            self._with_session(lambda: self._told(held, how, dead_reason))
+
+    def _told(self, held: _Held, how: bytes, dead_reason: str | None) -> None:
+        if dead_reason is not None:
+            self._publish_dead(held, dead_reason)
+        self._jetstream.settle(held.reply, how)
+
+    def _set_aside(self, held: _Held, reason: str) -> None:
+        """Keep a message that is not delivered to anybody as a dead letter, and terminate it."""
+        if self._ordered is None:
+            self._tell(held, reason_of(reason), reason)
+
+    def _publish_dead(self, held: _Held, reason: str) -> None:
+        if self._dead_letters is None:
+            return
+        place = place_of(held.reply)
+        # Once, however often we are asked to: the first answer may have been lost.
+        again = {MESSAGE_ID: f"dead:{place.stream}:{place.sequence}"}
+        letter = (self._dead_letters, held.body, with_reason(held.headers, reason) | again)
+        self._jetstream.publish([letter])
+
+    def get_transactions_count(self) -> int:
+        """How many messages the consumer has not delivered yet."""
+        if self._consumer is None:
+            return 0
+        durable = self._consumer.durable
+        counted = self._with_session(lambda: self._jetstream.waiting(self._stream, durable))
+        return int(counted)
+
+    # ---- the same for event loops; what blocks is done by other threads ----
+
+    async def fetch_transactions_async(
+        self, batch_size: int, *, wait: float | None = None, **extra: Any
+    ) -> list[Transaction]:
+        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the messages back."""
+        fetching = asyncio.ensure_future(
+            self._threads.run(self.fetch_transactions, batch_size, wait=wait, **extra)
+        )
+        try:
+            return await asyncio.shield(fetching)
+        except asyncio.CancelledError:
+            undoing = asyncio.ensure_future(self._undone(fetching))
+            self._undoing.add(undoing)  # the loop itself keeps no hold of it
+            undoing.add_done_callback(self._undoing.discard)
+            await asyncio.shield(undoing)
+            raise
+
+    async def _undone(self, fetching: asyncio.Future[list[Transaction]]) -> None:
+        """Wait for a fetch that was cancelled, and give back what it brought."""
+        self.stop_waiting()
+        await asyncio.wait([fetching])
+        if fetching.exception() is None and self._ordered is None:
+            for transaction in fetching.result():
+                await self.release_async(transaction)
+
+    # ---- inside ----
+
+    def _connect(self) -> Session:
+        session = self._jetstream.open(self._consumer)
+        self._leases.seconds = session.ack_wait
+        return session
+
+    def _with_session(self, work: Any) -> Any:
+        """Do it on the connection there is; while there is none, that is an error at once."""
+        session = self._connection.get()
+        try:
+            return work()
+        except StoreUnavailableError as error:
+            self._connection.lost(session, error)
+            raise
+
+    def _renew(self, leases: Sequence[Lease]) -> Collection[Lease]:
+        """Tell the server that what is in hand is worked on."""
+        replies = [lease.place.reply for lease in leases]
+        self._with_session(lambda: self._jetstream.in_progress(replies))
+        return ()
+
+    def _give_back(self, lease: Lease) -> None:
+        self._jetstream.settle(lease.place.reply, b"-NAK")
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise NatsConnectorError(
+                "this NatsConnector is closed",
+                remedy="make a new one; close it after the last use",
+            )
+
+    def _offer_no_settlement(self) -> None:
+        """The engine finds methods by name: without these it settles nothing."""
+        for verb in ("ack", "nack", "release", "release_after"):
+            setattr(self, verb, None)
+            setattr(self, f"{verb}_async", None)
+
+
+def _plain_headers(message: Msg) -> dict[str, str]:
+    """The headers of a message without those that are the server's business."""
+    found = headers_of(message)
+    return {k: v for k, v in found.items() if not k.lower().startswith("nats-")}
+
+
+def _with_options(url: str, options: Mapping[str, str | None]) -> str:
+    given = {name: value for name, value in options.items() if value}
+    if not given:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(given)}"
+
+
+def _consumer_of(
+    stream: str | None,
+    consumer: str | None,
+    subject: str | None,
+    filter_subject: str | None,
+    ack_wait: float | None,
+    deliver: str,
+    ordered: bool,
+) -> DurableConsumer | None:
+    """The durable consumer that is meant, if one is; refuses what contradicts itself."""
+    if stream is None and (consumer is not None or ordered):
+        raise ConfigurationError(
+            "a NatsConnector that reads needs a stream", remedy='stream="ORDERS"'
+        )
+    if consumer is None and subject is None and not ordered:
+        raise ConfigurationError(
+            "a NatsConnector needs a consumer to read under, or a subject to publish to",
+            remedy='stream="ORDERS", consumer="billing"; or subject="orders.new"',
+        )
+    if consumer is not None and ordered:
+        raise ConfigurationError(
+            "an ordered NatsConnector has no durable consumer",
+            remedy="leave consumer out; start_sequence says where to begin",
+        )
+    for field, name in (("stream", stream), ("consumer", consumer)):
+        if name is not None and (not name or set(name) & set(" .*>/\\\t\r\n")):
+            raise ConfigurationError(
+                f"{field} is no name: {name!r}", remedy="give one without spaces, dots, * and >"
+            )
+    if deliver not in _DELIVER:
+        raise ConfigurationError(f"deliver is {deliver!r}", remedy=f"one of {', '.join(_DELIVER)}")
+    if stream is None or consumer is None:
+        return None
+    return DurableConsumer(stream, consumer, filter_subject, ack_wait, deliver)
+
+
+def _check_batch(size: object) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigurationError(
+            f"batch_size must be at least 1, not {size!r}", remedy="give a whole number above 0"
+        )

@@ -1,0 +1,258 @@
+"""What the connector asks a NATS server for: consumers, pulls, acknowledgements, publishing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ergon_framework.errors import (
+    ConfigurationError,
+    ConnectorError,
+    StoreError,
+    StoreUnavailableError,
+)
+from ergon_framework.storage.nats import NatsClient
+from ergon_framework.storage.nats.client import Sendable
+from ergon_framework.storage.nats.errors import (
+    NO_JETSTREAM,
+    NO_STREAM,
+    no_jetstream,
+    translate,
+)
+from ergon_framework.storage.nats.pull import NO_MESSAGES, TOO_LARGE, Pulled, PullSubscription
+
+NO_CONSUMER = 10014
+CHUNK = 256
+"""Messages that are published before the first of them is acknowledged."""
+DEFAULT_ACK_WAIT = 30.0
+MESSAGE_ID = "Nats-Msg-Id"
+_MAX_REASON = 1000
+_NANOSECONDS = 1_000_000_000
+
+
+class NatsConnectorError(ConnectorError):
+    """The connector was asked for something it must refuse."""
+
+    code = "nats_connector"
+
+
+class ConflictingMessageError(NatsConnectorError):
+    """The transaction's id stands for a message with other content, which was published before."""
+
+    code = "conflicting_message"
+
+
+@dataclass(frozen=True, slots=True)
+class DurableConsumer:
+    """The durable consumer that is read, and how it is made when there is none."""
+
+    stream: str
+    durable: str
+    filter_subject: str | None = None
+    ack_wait: float | None = None
+    deliver: str = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What is known of a server once it was reached."""
+
+    ack_wait: float = DEFAULT_ACK_WAIT
+
+
+@dataclass(slots=True)
+class JetStream:
+    """One client of a server, as the connector uses it. Any thread may call."""
+
+    client: NatsClient
+    pulls: PullSubscription = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pulls = PullSubscription(self.client)
+
+    @property
+    def name(self) -> str:
+        """The name of the server that is shown to users."""
+        return self.client.address.name
+
+    def open(self, options: DurableConsumer | None) -> Session:
+        """Connect, and find the consumer; it is made when there is none."""
+        self.client.version()
+        if options is None:
+            return Session()
+        config = self.consumer(options.stream, options.durable)
+        if config is None:
+            config = self._make(options)
+        _refuse_unfit(config, options)
+        return Session(config["ack_wait"] / _NANOSECONDS)
+
+    def consumer(self, stream: str, durable: str) -> dict[str, Any] | None:
+        """How a consumer is configured; None when there is none of that name."""
+        answer = self.api(f"CONSUMER.INFO.{stream}.{durable}", None, NO_CONSUMER)
+        return None if answer is None else answer["config"]
+
+    def waiting(self, stream: str, durable: str) -> int:
+        """How many messages the consumer has not delivered yet."""
+        answer = self.api(f"CONSUMER.INFO.{stream}.{durable}", None)
+        return int((answer or {})["num_pending"])
+
+    def _make(self, options: DurableConsumer) -> dict[str, Any]:
+        config: dict[str, Any] = {
+            "durable_name": options.durable,
+            "ack_policy": "explicit",
+            "ack_wait": int((options.ack_wait or DEFAULT_ACK_WAIT) * _NANOSECONDS),
+            "deliver_policy": options.deliver,
+            "max_deliver": -1,
+        }
+        if options.filter_subject:
+            config["filter_subject"] = options.filter_subject
+        return self.create_consumer(options.stream, options.durable, config)
+
+    def create_consumer(self, stream: str, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a consumer; its configuration as the server has completed it."""
+        request = {"stream_name": stream, "config": {"name": name, **config}}
+        answer = self.api(f"CONSUMER.CREATE.{stream}.{name}", request)
+        made: dict[str, Any] = (answer or {})["config"]
+        return made
+
+    # ---- messages -------------------------------------------------------------------------------
+
+    def pull(self, stream: str, consumer: str, most: int, wait: float, room: int) -> Pulled:
+        """Up to so many messages: those that are there, or the first that comes within ``wait``."""
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        return self.client.begin(self._pull(subject, most, wait, room)).result()
+
+    async def _pull(self, subject: str, most: int, wait: float, room: int) -> Pulled:
+        found = await self.pulls.pull(subject, most, room=room)
+        if not found.messages and TOO_LARGE in found.reason.lower():
+            found = await self.pulls.pull(subject, 1)  # one message that is larger than all of it
+        if not wait or found.messages or found.status not in NO_MESSAGES:
+            return found
+        # One alone, so that no other message is on its way to a pull that was given up.
+        return await self.pulls.pull(subject, 1, wait=wait)
+
+    def give_up_pull(self) -> None:
+        """End the pull under way, if there is one. It does not block."""
+        self.client.begin(self._give_up())
+
+    async def _give_up(self) -> None:
+        self.pulls.give_up()
+
+    def settle(self, reply: str, how: bytes) -> None:
+        """Tell the server how a delivery ended, and wait until it has heard it."""
+        self.client.send([(reply, how, None)])
+
+    def in_progress(self, replies: Sequence[str]) -> None:
+        """Tell the server that these deliveries are worked on."""
+        for start in range(0, len(replies), CHUNK):
+            part = replies[start : start + CHUNK]
+            self.client.send_each([(each, b"+WPI", None) for each in part])
+
+    def publish(self, messages: Sequence[Sendable]) -> None:
+        """Publish, and wait until the stream has stored each."""
+        for start in range(0, len(messages), CHUNK):
+            part = messages[start : start + CHUNK]
+            for message, reply in zip(part, self.client.send_each(part), strict=True):
+                if reply.status:
+                    raise _unheard(self.name, message[0])
+                answer = json.loads(reply.data)
+                if "error" in answer:
+                    raise translate(self.name, answer["error"])
+                if answer.get("duplicate"):
+                    self._refuse_other(message, answer)
+
+    def _refuse_other(self, message: Sendable, answer: Mapping[str, Any]) -> None:
+        """Refuse other content under an id that the stream knows; what it has no more passes."""
+        try:
+            there = self.api(f"STREAM.MSG.GET.{answer['stream']}", {"seq": answer["seq"]})
+        except StoreUnavailableError:
+            raise
+        except StoreError:
+            return
+        if there and b64decode(there["message"].get("data", "")) != message[1]:
+            identity = (message[2] or {}).get(MESSAGE_ID, "")
+            raise ConflictingMessageError(
+                f"the id {identity!r} stands for a message with another payload",
+                remedy="a new unit of work needs an id of its own: transaction.derive(...) gives"
+                " one",
+                details={"transaction_id": identity},
+            )
+
+    def api(
+        self, subject: str, request: Mapping[str, Any] | None, none_for: int = 0
+    ) -> dict[str, Any] | None:
+        """Ask the server; None for the one error that says that there is none."""
+        data = json.dumps(request).encode() if request is not None else b""
+        reply = self.client.request(f"$JS.API.{subject}", data)
+        if reply.status:
+            raise no_jetstream(self.name)
+        answer: dict[str, Any] = json.loads(reply.data)
+        error = answer.get("error")
+        if error is None:
+            return answer
+        code = error.get("err_code", 0)
+        if none_for and code == none_for:
+            return None
+        if code == NO_STREAM:
+            raise missing_stream(self.name, subject.split(".")[2])
+        raise no_jetstream(self.name) if code in NO_JETSTREAM else translate(self.name, error)
+
+
+def reason_of(text: str) -> bytes:
+    """The end of a message that is not delivered again, with the reason as the server tells it."""
+    return f"+TERM {' '.join(text.split())}".encode()[:_MAX_REASON]
+
+
+def delayed(seconds: float) -> bytes:
+    """Back to the server, which keeps it for so long."""
+    return b'-NAK {"delay": %d}' % int(seconds * _NANOSECONDS)
+
+
+def missing_stream(name: str, stream: str) -> ConfigurationError:
+    """The error of a stream that was never made."""
+    return ConfigurationError(
+        f"{name} has no stream {stream!r}",
+        remedy=f"make it, with the subjects it is for: nats stream add {shlex.quote(stream)}"
+        f" --subjects={shlex.quote(stream.lower() + '.>')} --storage=file --defaults",
+    )
+
+
+def _unheard(name: str, subject: str) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"{name} has no stream that takes the subject {subject!r} just now",
+        remedy="see which subjects the streams have: nats stream ls --subjects",
+        details={"is_lost": False},
+    )
+
+
+def _refuse_unfit(config: Mapping[str, Any], options: DurableConsumer) -> None:
+    """Refuse a consumer of the server that does not do what the options say."""
+    about = f"the consumer {options.durable!r} of the stream {options.stream!r}"
+    edit = f"nats consumer edit {shlex.quote(options.stream)} {shlex.quote(options.durable)}"
+    found = config["ack_wait"] / _NANOSECONDS
+    if config.get("deliver_subject"):
+        raise ConfigurationError(
+            f"{about} is a push consumer", remedy="name a pull consumer, or one that is not there"
+        )
+    if config.get("ack_policy") != "explicit":
+        raise ConfigurationError(
+            f"{about} has the ack policy {config.get('ack_policy')!r}, not explicit",
+            remedy="name another consumer: the policy of one cannot be changed",
+        )
+    if options.ack_wait is not None and abs(found - options.ack_wait) > 0.001:
+        raise ConfigurationError(
+            f"{about} has an ack_wait of {found:g} s, not {options.ack_wait:g}",
+            remedy=f"leave ack_wait out, or change the consumer: {edit}"
+            f" --wait={options.ack_wait:g}s",
+        )
+    filters = config.get("filter_subjects") or [config.get("filter_subject", "")]
+    if options.filter_subject is not None and filters != [options.filter_subject]:
+        raise ConfigurationError(
+            f"{about} reads {', '.join(filters) or 'all subjects'}, not {options.filter_subject}",
+            remedy=f"leave filter_subject out, or change the consumer: {edit}"
+            f" --filter={shlex.quote(options.filter_subject)}",
+        )

@@ -1,0 +1,206 @@
+"""A NATS connector when its consumer is killed, its connection is cut, or its server dies."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.connector.broker.leases import DeliveryExpiredError
+from ergon_framework.connector.nats import NatsConnector
+from ergon_framework.errors import ErgonError
+from ergon_framework.ports.transaction import Transaction
+from tests import fork_server
+from tests.boundary.node.cables import Cable
+from tests.connectors import diary_consumer
+from tests.connectors.diary_consumer import consuming, consuming_in, noted
+from tests.connectors.nats.streams import Streams
+from tests.servers.nats import NatsServer
+from tests.waiting import until
+
+pytestmark = pytest.mark.slow
+
+SHORT = 1.0
+"""Seconds a server waits for an acknowledgement in these tests."""
+
+
+@pytest.fixture
+def streams(nats_server: NatsServer) -> Iterator[Streams]:
+    """An operator of the server."""
+    made = Streams(nats_server.url())
+    yield made
+    made.close()
+
+
+def options(url: str, stream: str, **more: Any) -> dict[str, Any]:
+    """The arguments of a connector that reads what it publishes."""
+    named = {"stream": stream, "consumer": "billing", "subject": f"{stream}.new"}
+    return {"url": url, **named, "ack_wait": SHORT, "wait": 0.2, **more}
+
+
+def some(count: int, prefix: str = "t") -> list[Transaction]:
+    """So many transactions."""
+    return [Transaction(f"{prefix}{n}", {"n": n}) for n in range(count)]
+
+
+def unsettled(streams: Streams, stream: str) -> int:
+    """How many messages the server has not delivered, or waits to hear of."""
+    about = streams.ask(f"CONSUMER.INFO.{stream}.billing")
+    return int(about["num_pending"]) + int(about["num_ack_pending"])
+
+
+def test_a_killed_consumer_loses_nothing(streams: Streams, tmp_path: Path) -> None:
+    """What a killed process had in hand is delivered again, and nothing else is."""
+    stream, diary = streams.make(), tmp_path / "diary"
+    given = options(streams.url, stream)
+    with NatsConnector(**given) as connector:
+        connector.dispatch_transactions(some(60))
+        child = fork_server.start(
+            [
+                sys.executable,
+                diary_consumer.__file__,
+                "ergon_framework.connector.nats:NatsConnector",
+                json.dumps(given),
+                str(diary),
+            ]
+        )
+        until(lambda: len(noted(diary, "ended")) >= 10, "some work")
+        child.kill()
+        child.wait()
+        done_before = len(noted(diary, "ended"))
+        assert done_before < 60
+        with consuming(connector, diary):
+            until(lambda: unsettled(streams, stream) == 0, "everything")
+    ended = noted(diary, "ended")
+    assert set(ended) == {f"t{n}" for n in range(60)}
+    # At most what four workers had ended, or just not acknowledged, when their process died.
+    assert sum(ended.values()) - 60 <= 4
+
+
+def test_a_cut_connection_keeps_deliveries(
+    streams: Streams, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """Work goes on while the connection is cut, and its outcome counts over the next one."""
+    stream, diary = streams.make(), tmp_path / "diary"
+    with Cable(nats_server.port) as cable:
+        given = options(f"nats://127.0.0.1:{cable.port}", stream, ack_wait=20.0)
+        with NatsConnector(**given) as connector:
+            connector.dispatch_transactions(some(4))
+            with consuming(connector, diary, seconds=0.5):
+                until(lambda: len(noted(diary, "began")) == 4, "the work")
+                cable.cut()
+                until(lambda: not connector.health(), "an outage that is seen")
+                cable.heal()
+                until(lambda: unsettled(streams, stream) == 0, "everything")
+                connector.dispatch_transactions(some(3, "later"))
+                until(lambda: noted(diary, "ended").total() == 7, "the rest")
+            assert connector.health()
+    assert set(noted(diary, "began").values()) == {1}
+
+
+def test_an_outcome_after_the_lease_is_refused(streams: Streams, nats_server: NatsServer) -> None:
+    """Cut off for longer than the server waits, a delivery is somebody else's by now."""
+    stream = streams.make()
+    with Cable(nats_server.port) as cable:
+        cut_off = NatsConnector(**options(f"nats://127.0.0.1:{cable.port}", stream))
+        other = NatsConnector(**options(streams.url, stream))
+        with cut_off, other:
+            other.dispatch_transactions(some(1))
+            (first,) = cut_off.fetch_transactions(1)
+            cable.cut()
+            again: list[Transaction] = []
+
+            def came() -> bool:
+                again.extend(other.fetch_transactions(1))
+                return bool(again)
+
+            until(came, "the redelivery")
+            cable.heal()
+            with pytest.raises(DeliveryExpiredError, match="t0"):
+                cut_off.nack(first, ValueError("late"))
+            other.ack(again[0])
+    assert unsettled(streams, stream) == 0
+
+
+def test_a_long_handler_keeps_its_delivery(streams: Streams, tmp_path: Path) -> None:
+    """Work that takes thrice as long as the server waits is told in progress, and done once."""
+    stream, diary = streams.make(), tmp_path / "diary"
+    with NatsConnector(**options(streams.url, stream)) as connector:
+        connector.dispatch_transactions(some(2))
+        with consuming(connector, diary, seconds=3 * SHORT):
+            until(lambda: noted(diary, "ended").total() == 2, "the work")
+            until(lambda: unsettled(streams, stream) == 0, "its acknowledgement")
+    assert noted(diary, "began").total() == 2
+
+
+def test_two_consumers_share_a_stream(streams: Streams, tmp_path: Path) -> None:
+    """Two connectors under one durable name get each message once, and both get some."""
+    stream, diaries = streams.make(), (tmp_path / "one", tmp_path / "other")
+    given = options(streams.url, stream, ack_wait=20.0)
+    with NatsConnector(**given) as one, NatsConnector(**given) as other:
+        one.dispatch_transactions(some(80))
+        with consuming(one, diaries[0]), consuming(other, diaries[1]):
+            until(lambda: unsettled(streams, stream) == 0, "everything")
+    shares = [noted(diary, "ended") for diary in diaries]
+    assert all(shares)
+    assert sum(shares, start=noted(tmp_path / "none", "")) == dict.fromkeys(
+        (f"t{n}" for n in range(80)), 1
+    )
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_server_that_dies_is_waited_for(
+    own_nats: NatsServer, tmp_path: Path, colour: str
+) -> None:
+    """Away at the start, and killed later: it is waited for, and what it stored is delivered."""
+    diary = tmp_path / "diary"
+    own_nats.start()
+    streams = Streams(own_nats.url())
+    streams.ask("STREAM.CREATE.ORDERS", {"name": "ORDERS", "subjects": ["ORDERS.>"]})
+    own_nats.stop()
+    connector = NatsConnector(**options(own_nats.url(is_monitored=False), "ORDERS"))
+    with consuming_in(colour, connector, diary):
+        until(lambda: not connector.health(), "a server that is away")
+        own_nats.start()
+        streams.publish("ORDERS.new", b'{"n": 1}', {"ergon-transaction-id": "before"})
+        until(lambda: noted(diary, "ended")["before"], "the first message")
+        own_nats.kill()
+        until(lambda: not connector.health(), "a server that was killed")
+        own_nats.start()
+        streams.publish("ORDERS.new", b'{"n": 2}', {"ergon-transaction-id": "after"})
+        until(lambda: noted(diary, "ended")["after"], "the second message")
+        until(lambda: unsettled(streams, "ORDERS") == 0, "their acknowledgements")
+        assert connector.health()
+        streams.close()
+    connector.close()
+
+
+def test_settling_while_the_server_is_away_says_so(
+    streams: Streams, nats_server: NatsServer
+) -> None:
+    """A settlement does not wait for the server: it raises an error without credentials."""
+    stream = streams.make()
+    with Cable(nats_server.port) as cable:
+        url = f"nats://somebody:hunter2@127.0.0.1:{cable.port}"
+        with NatsConnector(**options(url, stream, ack_wait=20.0)) as connector:
+            connector.dispatch_transactions(some(1))
+            (held,) = connector.fetch_transactions(1)
+            cable.cut()
+            with pytest.raises(ErgonError) as caught:
+                connector.ack(held)
+            assert "hunter2" not in f"{caught.value!r} {caught.value} {connector!r}"
+            cable.heal()
+            until(lambda: _acked(connector, held), "the acknowledgement")
+    assert unsettled(streams, stream) == 0
+
+
+def _acked(connector: NatsConnector, held: Transaction) -> bool:
+    try:
+        connector.ack(held)
+    except ErgonError:
+        return False
+    return True
