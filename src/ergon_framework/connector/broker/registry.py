@@ -31,8 +31,11 @@ BROKERS: tuple[BrokerType, ...] = (
     BrokerType("kafka", ("kafka", "kafka+ssl"), "ergon_framework.connector.kafka:KafkaConnector"),
     BrokerType("nats", ("nats", "tls"), "ergon_framework.connector.nats:NatsConnector"),
     BrokerType(
-        "rabbitmq", ("amqp", "amqps"), "ergon_framework.connector.rabbitmq:RabbitConnector"
+        "postgres",
+        ("postgresql", "postgres"),
+        "ergon_framework.connector.postgres:PostgresConnector",
     ),
+    BrokerType("rabbitmq", ("amqp", "amqps"), "ergon_framework.connector.rabbitmq:RabbitConnector"),
     BrokerType(
         "redis-streams",
         ("redis", "rediss"),

@@ -1,0 +1,470 @@
+"""``PostgresConnector``: fetch, dispatch and settle, in both colours."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from urllib.parse import urlencode
+
+from ergon_framework.connector.base import ThreadedTwins, refuse_extra, settling
+from ergon_framework.connector.broker.connection import BrokerConnection
+from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
+from ergon_framework.connector.broker.leases import (
+    DeliveryExpiredError,
+    HeldLeases,
+    Lease,
+    LeasedDelivery,
+)
+from ergon_framework.connector.broker.message import (
+    MAX_MESSAGE_BYTES,
+    MalformedMessageError,
+    MessageCodec,
+)
+from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.connector.postgres.columns import options_of
+from ergon_framework.connector.postgres.errors import PostgresConnectorError
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import (
+    ChannelLostError,
+    ConfigurationError,
+    ErgonError,
+    PayloadError,
+    StoreUnavailableError,
+    describe,
+)
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.storage.postgres.address import address_of
+from ergon_framework.storage.server import Observation, latency
+from ergon_framework.telemetry.tracing import dispatching
+
+if TYPE_CHECKING:
+    from ergon_framework.connector.postgres.rows import NewRow, Row, TableSession
+
+T = TypeVar("T")
+
+_SETTINGS = "a fetch takes wait, and a dispatch takes connection"
+_MAX_REASON = 4000
+_LONGEST_LOOK = 5.0
+"""Seconds until a fetch that waits looks for itself: nobody tells of a lease that ended."""
+_STANDBY = 1.0
+"""The same for a reader that stands by while another one has the table."""
+
+
+class PostgresConnector(ThreadedTwins):
+    """Consumes the rows of a table, and inserts rows into it.
+
+    ``columns`` says which columns play which role: ``"headers, status=state, lease, visible_at"``.
+    With ``lease`` and ``visible_at`` any number of processes share the table. Without them one
+    reader at a time has it, in order, and others stand by: that is how an outbox is read. A row
+    that is done is deleted, or kept with another status by ``keep``. One that failed for good gets
+    the third of the ``statuses``, or is moved to the table ``dead_letters``; so is one that was
+    delivered more than ``max_deliveries`` times without an outcome.
+    """
+
+    redelivers: ClassVar[bool] = False
+    """What failed is set aside: whether a task tries again before that is the task's business."""
+    joins_trace: ClassVar[bool] = True
+    """What is delivered goes on with the trace that its row was inserted in."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        table: str,
+        columns: str = "",
+        statuses: str = "pending, done, dead",
+        keep: bool = False,
+        dead_letters: str | None = None,
+        lease: float = 30.0,
+        max_deliveries: int = 5,
+        channel: str | None = None,
+        wait: float = 0.0,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        format: str = "json",
+        name: str | None = None,
+        host: str | None = None,
+        pooler: str | None = None,
+        sslmode: str | None = None,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        given = {"host": host, "pooler": pooler, "sslmode": sslmode, "sslrootcert": ca}
+        self._url = _with_options(url, {**given, "sslcert": cert, "sslkey": key})
+        address = address_of(self._url)
+        self._options = options_of(table, columns, statuses, keep, dead_letters, lease)
+        self.name = name
+        self._is_leased = self._options.is_leased
+        if address.is_shared and not self._is_leased:
+            raise ConfigurationError(
+                f"the table {table!r} has no leases, so one reader locks it for its session, which"
+                " a pooler in transaction mode does not give",
+                remedy='name two columns, columns="lease, visible_at", or write the address of the'
+                " server itself",
+            )
+        self._channel = channel or table
+        self._wait = wait
+        self._room = max_in_flight_bytes
+        self._max_deliveries = max_deliveries if "attempts" in self._options.columns else 0
+        self._codec = MessageCodec(format, max_message_bytes, name)
+        self._wakeup = Wakeup()
+        self._connection: BrokerConnection[TableSession] = BrokerConnection(
+            address.name, self._connect, lambda session: session.close(), self._wakeup
+        )
+        self._in_flight = InFlight(self._wakeup, max_in_flight, max_in_flight_bytes)
+        self._leases = HeldLeases(
+            address.name,
+            self._options.seconds,
+            renew=self._renew,
+            give_back=self._give_back,
+            forget=lambda lease: self._in_flight.remove(lease.size),
+        )
+        self._is_closed = False
+        self._undoing: set[asyncio.Future[None]] = set()
+        self.malformed = 0
+        if not self._is_leased:
+            self._offer_no_parking()
+
+    # ---- both ends of its life ----
+
+    def open(self) -> None:
+        """Connect, and look at the table; otherwise the first use does."""
+        self._connection.get()
+
+    def health(self) -> bool:
+        """Whether it can be used: not closed, and its server was there when it was last asked."""
+        return not self._is_closed and self._connection.state.is_healthy
+
+    def observe(self) -> Iterator[Observation]:
+        """What ``ergon doctor`` says of it."""
+        session = self._connection.get()
+        yield latency(lambda: session.database.run(lambda on: on.execute(b"SELECT 1")))
+        yield Observation("table", f"{self._options.table}: {self._roles()}")
+        session.statements.refuse_reading()
+        unsafe = session.database.unsafe_settings
+        if unsafe is not None:
+            yield Observation(
+                "durability",
+                f"the server has {unsafe} off",
+                "set them to on: what was committed may be lost in a power cut",
+                is_grave=True,
+            )
+
+    def _roles(self) -> str:
+        held = "shared by leases" if self._is_leased else "one reader at a time"
+        columns = (f"{role}={column}" for role, column in self._options.columns.items())
+        return f"{', '.join(columns)}; {held}"
+
+    def stop_waiting(self) -> None:
+        """The fetch under way waits no longer. Any thread may call."""
+        self._wakeup.stop()
+        session = self._session
+        if session is not None and session.subscription is not None:
+            session.subscription.wake()
+
+    def close(self) -> None:
+        """Give back what is in hand and let go. Closing twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.stop_waiting()
+        for lease in self._leases.close():
+            if not self._connection.state.is_healthy:
+                break  # then their leases end
+            with suppress(ErgonError):
+                self._give_back(lease)
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- producing ----
+
+    def dispatch_transactions(
+        self, transactions: Iterable[Transaction], *, connection: Any = None, **extra: Any
+    ) -> None:
+        """Insert a row for each, all or none of them. Ids that are there already are left.
+
+        With ``connection`` they are inserted in the transaction of that connection, which is the
+        caller's: they are there when the caller commits, and only then.
+        """
+        refuse_extra(self, extra, _SETTINGS)
+        self._refuse_closed()
+        given = list(transactions)
+        with dispatching("postgres.insert", "messaging.message.id", given):
+            session = self._connection.get()
+            rows = self._new_rows(session, given)
+            if not rows:
+                return
+            if connection is None:
+                self._with_session(lambda each: each.insert(rows))
+                return
+            from ergon_framework.storage.postgres.external_transaction import joined
+
+            with joined(connection, session.database.name) as driver:
+                session.insert(rows, driver)
+
+    def _new_rows(self, session: TableSession, given: Sequence[Transaction]) -> list[NewRow]:
+        from ergon_framework.connector.postgres.rows import NewRow
+
+        session.statements.refuse_dispatch()
+        rows = []
+        for each, message in zip(given, self._codec.encode_all(given), strict=True):
+            if session.statements.refuses(message.body):
+                raise PayloadError(
+                    f"transaction {each.transaction_id!r} has a NUL character, which jsonb cannot"
+                    " keep",
+                    remedy="take it out, or let the column be json, text or bytea",
+                    details={"transaction_id": each.transaction_id},
+                )
+            rows.append(NewRow(each.transaction_id, message))
+        return rows
+
+    # ---- consuming ----
+
+    def fetch_transactions(
+        self, batch_size: int, *, wait: float | None = None, **extra: Any
+    ) -> list[Transaction]:
+        """Up to ``batch_size`` rows; empty at once, or after ``wait`` seconds without any."""
+        refuse_extra(self, extra, _SETTINGS)
+        _check_batch(batch_size)
+        self._wakeup.begin()
+        until = SYSTEM_CLOCK.now() + (self._wait if wait is None else wait)
+        while True:
+            self._refuse_closed()
+            session = self._connection.wait()
+            room = self._in_flight.wait_for_room(batch_size)
+            if session is None or not room:
+                return []
+            try:
+                found = self._claimed(session, room, until)
+            except StoreUnavailableError as error:
+                self._refuse_closed()
+                self._connection.lost(session, error)
+                continue
+            if found is not None:
+                return found
+
+    def _claimed(self, session: TableSession, room: int, until: float) -> list[Transaction] | None:
+        """What is there; None after a wait, when it is time to look again."""
+        is_waiting = SYSTEM_CLOCK.now() < until
+        # Before the look: what is put in between the look and the wait must end the wait.
+        subscription = session.subscribed() if is_waiting else None
+        rows = session.rows()
+        found = self._delivered(session, rows.claim(room, self._room))
+        left = until - SYSTEM_CLOCK.now()
+        if found or subscription is None or left <= 0 or self._wakeup.is_stopped:
+            return found
+        subscription.wait(min(left, session.look_within(_LONGEST_LOOK, _STANDBY)))
+        return None
+
+    def _delivered(self, session: TableSession, rows: list[Row]) -> list[Transaction]:
+        found: list[LeasedDelivery] = []
+        left = deque(rows)
+        try:
+            while left:
+                delivery = self._delivery_of(left[0])
+                left.popleft()
+                found += [] if delivery is None else [delivery]
+        except BaseException:
+            for each in found:
+                self._leases.let_go(each.lease)
+            # A reader that has them all would never see them again.
+            for row in [*(each.lease.place for each in found), *left]:
+                with suppress(ErgonError):
+                    session.rows().settle(_parked(session), row, seconds=0.0)
+            raise
+        return list(found)
+
+    def _delivery_of(self, row: Row) -> LeasedDelivery | None:
+        """What is handed out of a row; None when the row is set aside."""
+        if self._max_deliveries and row.attempts > self._max_deliveries:
+            self._set_aside(row, f"delivered {row.attempts - 1} times without an outcome")
+            return None
+        try:
+            delivery = self._codec.decode(
+                LeasedDelivery, row.body, row.headers, fallback_id=str(row.id)
+            )
+        except MalformedMessageError as error:
+            self._set_aside(row, str(error))
+            self.malformed += 1
+            return None
+        ends = SYSTEM_CLOCK.now() + self._options.seconds if self._is_leased else math.inf
+        lease = Lease(row, len(row.body), ends)
+        delivery.belongs_to(self, lease=lease)
+        self._in_flight.add(lease.size)
+        self._leases.hold(delivery)
+        return delivery
+
+    # ---- settling ----
+
+    def ack(self, transaction: Transaction) -> None:
+        """It succeeded: delete the row, or mark it as done."""
+        self._settle(transaction, "ack", lambda session: session.statements.done)
+
+    def nack(self, transaction: Transaction, exc: Exception) -> None:
+        """It failed for good: mark the row with the reason, or move it to the dead letters."""
+        reason = describe(exc)[:_MAX_REASON]
+        self._settle(transaction, "nack", lambda session: session.statements.dead, reason=reason)
+
+    def release(self, transaction: Transaction) -> None:
+        """It was not worked to an end: let the row wait again."""
+        self._settle(transaction, "release", _parked, seconds=0.0)
+
+    def release_after(self, transaction: Transaction, seconds: float) -> None:
+        """A gate is closed: let the row wait for so long."""
+        self._settle(transaction, "release_after", _parked, seconds=seconds)
+
+    async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
+        """The asyncio twin of :meth:`release_after`."""
+        await self._threads.run(self.release_after, transaction, seconds)
+
+    def _settle(
+        self,
+        transaction: Transaction,
+        verb: str,
+        statement: Callable[[TableSession], str],
+        **values: Any,
+    ) -> None:
+        with settling(LeasedDelivery, transaction, self, verb, PostgresConnectorError) as delivery:
+            self._refuse_closed()
+            if delivery is None:
+                return
+            with self._leases.settling(delivery, verb) as lease:
+                self._tell(lease, statement, values)
+
+    def _tell(
+        self, lease: Lease, statement: Callable[[TableSession], str], values: Mapping[str, Any]
+    ) -> None:
+        def settle(session: TableSession) -> None:
+            session.rows().settle(statement(session), lease.place, **values)
+
+        try:
+            try:
+                self._with_session(settle)
+            except StoreUnavailableError as error:
+                lease.is_unsure = lease.is_unsure or bool(error.details.get("is_lost"))
+                if not self._is_leased:
+                    raise ChannelLostError(
+                        f"the connection that row {lease.place.id!r} was delivered on is lost"
+                    ) from error
+                self._with_session(settle)  # a lease belongs to no connection
+        except DeliveryExpiredError:
+            # Ours by our own clock, and not by the table: an earlier attempt was heard after all.
+            if not lease.is_unsure:
+                raise
+
+    def _set_aside(self, row: Row, reason: str) -> None:
+        """A row that is not delivered to anybody ends as one that failed for good."""
+        values = {"reason": reason[:_MAX_REASON]}
+        self._with_session(
+            lambda session: session.rows().settle(session.statements.dead, row, **values)
+        )
+
+    def get_transactions_count(self) -> int:
+        """How many rows wait, parked ones included."""
+        return self._with_session(lambda session: session.count())
+
+    def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:
+        """The row of this id, whatever became of it. It claims nothing."""
+        row = self._with_session(lambda session: session.find(transaction_id))
+        if row is None:
+            return None
+        return self._codec.decode(Transaction, row.body, row.headers, fallback_id=str(row.id))
+
+    # ---- the same for event loops; what blocks is done by other threads ----
+
+    async def fetch_transactions_async(
+        self, batch_size: int, *, wait: float | None = None, **extra: Any
+    ) -> list[Transaction]:
+        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
+        fetching = asyncio.ensure_future(
+            self._threads.run(self.fetch_transactions, batch_size, wait=wait, **extra)
+        )
+        try:
+            return await asyncio.shield(fetching)
+        except asyncio.CancelledError:
+            undoing = asyncio.ensure_future(self._undone(fetching))
+            self._undoing.add(undoing)  # the loop itself keeps no hold of it
+            undoing.add_done_callback(self._undoing.discard)
+            await asyncio.shield(undoing)
+            raise
+
+    async def _undone(self, fetching: asyncio.Future[list[Transaction]]) -> None:
+        """Wait for a fetch that was cancelled, and give back what it brought."""
+        self.stop_waiting()
+        await asyncio.wait([fetching])
+        if fetching.exception() is None:
+            for transaction in fetching.result():
+                await self.release_async(transaction)
+
+    # ---- inside ----
+
+    def _connect(self) -> TableSession:
+        from ergon_framework.connector.postgres.rows import TableSession
+
+        session = TableSession(self._url, self._options, self._channel)
+        self._session = session
+        return session
+
+    _session: TableSession | None = None
+
+    def _with_session(self, work: Callable[[TableSession], T]) -> T:
+        """Do it on the connection there is; while there is none, that is an error at once."""
+        session = self._connection.get()
+        try:
+            return work(session)
+        except StoreUnavailableError as error:
+            self._connection.lost(session, error)
+            raise
+
+    def _renew(self, leases: Sequence[Lease]) -> Collection[Lease]:
+        """Keep rows in hand for another while; those that are somebody else's by now."""
+        if not self._is_leased:
+            return ()
+        kept = self._with_session(lambda session: session.renew([each.place for each in leases]))
+        return [each for each in leases if (each.place.id, each.place.token) not in kept]
+
+    def _give_back(self, lease: Lease) -> None:
+        self._with_session(
+            lambda session: session.rows().settle(_parked(session), lease.place, seconds=0.0)
+        )
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise PostgresConnectorError(
+                "this PostgresConnector is closed",
+                remedy="make a new one; close it after the last use",
+            )
+
+    def _offer_no_parking(self) -> None:
+        """The engine finds methods by name: without it a row waits in place, and keeps its turn."""
+        for verb in ("release_after", "release_after_async"):
+            setattr(self, verb, None)
+
+
+def _parked(session: TableSession) -> str:
+    return session.statements.park
+
+
+def _with_options(url: str, options: Mapping[str, str | None]) -> str:
+    given = {name: value for name, value in options.items() if value}
+    if not given or not isinstance(url, str):
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(given)}"
+
+
+def _check_batch(size: object) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigurationError(
+            f"batch_size must be at least 1, not {size!r}", remedy="give a whole number above 0"
+        )

@@ -1,0 +1,17 @@
+"""What the connector refuses. Importing this needs no driver."""
+
+from __future__ import annotations
+
+from ergon_framework.errors import ConnectorError
+
+
+class PostgresConnectorError(ConnectorError):
+    """The connector was asked for something it must refuse."""
+
+    code = "postgres_connector"
+
+
+class ConflictingRowError(PostgresConnectorError):
+    """The transaction's id stands for a row with another payload. Nothing of it was stored."""
+
+    code = "conflicting_row"

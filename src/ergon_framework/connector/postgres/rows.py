@@ -1,0 +1,305 @@
+"""Rows in hand. A lease in the table holds one of them, or one reader's lock holds them all."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+import psycopg
+
+from ergon_framework.connector.broker.leases import DeliveryExpiredError
+from ergon_framework.connector.postgres.columns import TableOptions
+from ergon_framework.connector.postgres.errors import ConflictingRowError
+from ergon_framework.connector.postgres.statements import Statements, look_at, refuse_unfit
+from ergon_framework.errors import ChannelLostError, ConfigurationError
+from ergon_framework.storage.postgres.database import PostgresDatabase, SessionLock
+
+if TYPE_CHECKING:
+    from ergon_framework.connector.broker.message import BrokerMessage
+    from ergon_framework.storage.notifier import LocalSubscription
+    from ergon_framework.storage.postgres.pool import Connection
+
+T = TypeVar("T")
+
+
+class Row(NamedTuple):
+    """One row as it is delivered."""
+
+    id: Any
+    body: bytes
+    headers: Mapping[str, str]
+    attempts: int
+    token: str
+    """What shows that it is ours."""
+
+
+class TableSchema:
+    """Looks at the table when a database is opened; it is the user's, so nothing is made."""
+
+    statements: Statements
+
+    def __init__(self, options: TableOptions) -> None:
+        self._options = options
+
+    def check(self, connection: Connection, name: str, namespace: str | None) -> None:
+        """Refuse a table that cannot play its role."""
+        found = look_at(connection, self._options.table)
+        refuse_unfit(self._options, found, name)
+        dead = self._options.dead_letters
+        if dead is not None and not look_at(connection, dead):
+            table = self._options.table
+            raise ConfigurationError(
+                f"{name} has no table {dead!r} for what fails for good",
+                remedy=f"CREATE TABLE {dead} (LIKE {table}); ALTER TABLE {dead}"
+                " ADD COLUMN error text",
+            )
+        self.statements = Statements(self._options, found)
+
+    settle = check
+
+
+class RowHolder(Protocol):
+    """How rows are held."""
+
+    def claim(self, most: int, room: int) -> list[Row]:
+        """Up to so many rows that wait, of so many bytes together, or one that has more."""
+
+    def settle(self, statement: str, row: Row, **values: Any) -> None:
+        """Say how a row ended, if it is still ours."""
+
+    def close(self) -> None:
+        """Let go of all of them."""
+
+
+class LeasedRows:
+    """Rows held by leases in the table: any number of processes may read it."""
+
+    def __init__(
+        self, database: PostgresDatabase, statements: Statements, options: TableOptions
+    ) -> None:
+        self._database = database
+        self._statements = statements
+        self._seconds = options.seconds
+
+    def claim(self, most: int, room: int) -> list[Row]:
+        """Up to so many rows that wait, of so many bytes together, or one that has more."""
+        token = secrets.token_hex(16)
+        asked = {"most": most, "room": room, "token": token, "seconds": self._seconds}
+        found = rows_of(self._database, self._statements.claim, asked)
+        return [row_of(each, token) for each in found]
+
+    def settle(self, statement: str, row: Row, **values: Any) -> None:
+        """Say how a row ended, if it is still ours."""
+        given = {"id": row.id, "token": row.token, **values}
+        changed = self._database.run(lambda on: on.execute(statement.encode(), given).rowcount)
+        if not changed:
+            raise DeliveryExpiredError(
+                f"the row {row.id!r} is not ours any more: its lease has ended",
+                remedy="see why it was not renewed: the process was stopped, or the server was away"
+                " for longer than the lease",
+            )
+
+    def renew(self, rows: Sequence[Row]) -> Collection[tuple[Any, str]]:
+        """Keep rows for another while; the ids and leases of those that are still ours."""
+        asked = {
+            "seconds": self._seconds,
+            "ids": [row.id for row in rows],
+            "tokens": list({row.token for row in rows}),
+        }
+        found = rows_of(self._database, self._statements.renew, asked)
+        return {(identity, token.replace("-", "")) for identity, token in found}
+
+    def next_due(self) -> float | None:
+        """Seconds until a row may be delivered that must not be now."""
+        [[seconds]] = rows_of(self._database, self._statements.next_due, {})
+        return None if seconds is None else max(0.0, float(seconds))
+
+    def close(self) -> None:
+        """Leases end by themselves."""
+
+
+class ExclusiveRows:
+    """Rows of a table without leases: one reader at a time has them all, in order.
+
+    It holds a lock for as long as its connection lasts, and settles on that very connection: a
+    reader that has lost the lock cannot settle any more. Others stand by until it ends.
+    """
+
+    def __init__(self, url: str, statements: Statements, options: TableOptions) -> None:
+        self._lock = SessionLock(url, f"table {options.table}")
+        self._statements = statements
+        self._held: dict[Any, Row] = {}
+        self._claiming = threading.Lock()  # two claims at once would find the same rows
+        self._is_ours = False
+
+    def claim(self, most: int, room: int) -> list[Row]:
+        """Up to so many rows that wait, in order; none while another reader has the table."""
+        with self._claiming:
+            self._is_ours = self._is_ours or self._lock.acquire()
+            return self._claim(most, room) if self._is_ours else []
+
+    def _claim(self, most: int, room: int) -> list[Row]:
+        asked = {"most": most, "room": room, "held": list(self._held)}
+        found = self._lock.run(
+            lambda on: on.execute(self._statements.claim.encode(), asked).fetchall()
+        )
+        rows = [row_of(each, "") for each in found]
+        self._held.update((row.id, row) for row in rows)
+        return rows
+
+    def settle(self, statement: str, row: Row, **values: Any) -> None:
+        """Say how a row ended, on the connection that has the lock."""
+        if self._held.get(row.id) is not row:
+            raise ChannelLostError(f"the row {row.id!r} was delivered on a connection that is lost")
+        if statement:  # without one the row is given back, and nothing changes in the table
+            given = {"id": row.id, **values}
+            self._lock.run(lambda on: on.execute(statement.encode(), given))
+        del self._held[row.id]
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether another reader has the table."""
+        return not self._is_ours
+
+    def close(self) -> None:
+        """Let another reader have the table."""
+        self._held = {}
+        self._lock.close()
+
+
+def row_of(given: Sequence[Any], token: str) -> Row:
+    """A row as it came. Headers that are no JSON object are left out: others may write there."""
+    identity, payload, headers, attempts = given
+    body = payload.encode() if isinstance(payload, str) else bytes(payload or b"")
+    found = json.loads(headers) if headers else {}
+    plain = (
+        {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
+    )
+    return Row(identity, body, plain, attempts, token)
+
+
+def rows_of(database: PostgresDatabase, statement: str, values: Mapping[str, Any]) -> list[Any]:
+    """What one statement finds, in a transaction of its own."""
+    return database.run(lambda on: on.execute(statement.encode(), values).fetchall())
+
+
+class NewRow(NamedTuple):
+    """One row to be put in."""
+
+    id: str
+    message: BrokerMessage
+
+
+class TableSession:
+    """A database that was reached, with the table in it that was looked at."""
+
+    def __init__(self, url: str, options: TableOptions, channel: str) -> None:
+        schema = TableSchema(options)
+        self._options = options
+        self._url = url
+        self._channel = channel
+        self._rows: RowHolder | None = None
+        self.database = PostgresDatabase(url, schema=schema)
+        self.statements = schema.statements
+        self.subscription: LocalSubscription | None = None
+
+    def subscribed(self) -> LocalSubscription:
+        """What is woken when a row was put in."""
+        if self.subscription is None:
+            self.subscription = self.database.subscribe(self._channel)
+        return self.subscription
+
+    def rows(self) -> RowHolder:
+        """The rows, as they are held; what reading needs is checked at the first time."""
+        if self._rows is None:
+            self.statements.refuse_reading()
+            if self._options.is_leased:
+                self._rows = LeasedRows(self.database, self.statements, self._options)
+            else:
+                self._rows = ExclusiveRows(self._url, self.statements, self._options)
+        return self._rows
+
+    def renew(self, rows: Sequence[Row]) -> Collection[tuple[Any, str]]:
+        """Keep leased rows for another while; the ids and leases of those that are still ours."""
+        held = self.rows()
+        return held.renew(rows) if isinstance(held, LeasedRows) else ()
+
+    def look_within(self, longest: float, standby: float) -> float:
+        """Seconds until a fetch that waits looks for itself at the latest."""
+        held = self.rows()
+        if isinstance(held, LeasedRows):
+            due = held.next_due()
+            return longest if due is None else min(due, longest)
+        return standby if isinstance(held, ExclusiveRows) and held.stands_by else longest
+
+    def count(self) -> int:
+        """How many rows wait."""
+        [[found]] = rows_of(self.database, self.statements.count, {})
+        return int(found)
+
+    def find(self, identity: str) -> Row | None:
+        """The row of a transaction, whatever became of it."""
+        found = rows_of(self.database, self.statements.by_id, {"id": identity})
+        return row_of(found[0], "") if found else None
+
+    def insert(self, given: Sequence[NewRow], connection: Connection | None = None) -> None:
+        """Put rows in, all or none of them, and tell who waits for them."""
+        if connection is not None:
+            self._insert(connection, given)
+            return
+
+        def work(on: Connection) -> None:
+            with on.transaction():
+                self._insert(on, given)
+
+        self.database.run(work)
+        self.database.changed()
+
+    def _insert(self, connection: Connection, given: Sequence[NewRow]) -> None:
+        cursor = psycopg.Cursor(connection)  # the caller's own may want other rows than tuples
+        bodies = [each.message.body for each in given]
+        values = {
+            "ids": [each.id for each in given],
+            "bodies": bodies if self.statements.is_binary else [each.decode() for each in bodies],
+            "headers": [json.dumps(dict(each.message.headers)) for each in given],
+        }
+        inserted = cursor.execute(self.statements.insert.encode(), values).fetchall()
+        if len(inserted) < len(given):
+            self._refuse_others(cursor, given)
+        cursor.execute(b"SELECT pg_notify(%s, '')", (self._channel,))
+
+    def _refuse_others(self, cursor: psycopg.Cursor[Any], given: Sequence[NewRow]) -> None:
+        """Refuse ids that stand for other payloads; the same again is fine."""
+        asked = {"ids": [each.id for each in given]}
+        found = dict(cursor.execute(self.statements.there.encode(), asked).fetchall())
+        for each in given:
+            payload = found.get(each.id)
+            if payload is not None and _differs(payload, each.message.body):
+                raise ConflictingRowError(
+                    f"the id {each.id!r} stands for a row with another payload",
+                    remedy="a new unit of work needs an id of its own: transaction.derive(...)"
+                    " gives one",
+                    details={"transaction_id": each.id},
+                )
+
+    def close(self) -> None:
+        """Let go of the database; rows in hand are others' when their leases end."""
+        if self._rows is not None:
+            self._rows.close()
+        if self.subscription is not None:
+            self.subscription.close()
+        self.database.close()
+
+
+def _differs(payload: Any, body: bytes) -> bool:
+    """Whether a stored payload is another one; jsonb has its own order of keys, and spaces."""
+    stored = payload.encode() if isinstance(payload, str) else bytes(payload)
+    if stored == body:
+        return False
+    try:
+        return bool(json.loads(stored) != json.loads(body))
+    except ValueError:
+        return True
