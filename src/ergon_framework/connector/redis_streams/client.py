@@ -24,6 +24,7 @@ RESPONSE_TIMEOUT = 20.0
 """Seconds for an answer: a server that is frozen keeps its side of a connection open."""
 
 _AWAY = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
+_FULL = ("OOM", "'maxmemory'", "MISCONF")
 _REFUSED = ("NOAUTH", "WRONGPASS", "invalid username-password", "AUTH ", "Authentication required")
 
 R = TypeVar("R")
@@ -36,6 +37,13 @@ class RedisStreamsError(ConnectorError):
     """The connector was asked for something it must refuse, or its server refused it."""
 
     code = "redis_streams"
+
+
+class ServerFullError(RedisStreamsError):
+    """The server has no memory or disk left for what it was to keep. It may have some later."""
+
+    code = "redis_streams_full"
+    failure_kind = "transient"
 
 
 class StoppedError(Exception):
@@ -217,7 +225,7 @@ class RedisClients:
     def send_all(self, commands: list[Command]) -> None:
         """All of them in one transaction of the server, or none."""
         client = self.threads.get()
-        pipeline = client.driver.pipeline(transaction=True)
+        pipeline = _transaction_of(client.driver)
         try:
             for command in commands:
                 pipeline.execute_command(*command)
@@ -230,7 +238,7 @@ class RedisClients:
     async def send_all_async(self, commands: list[Command]) -> None:
         """The asyncio twin of :meth:`send_all`."""
         client = await self.tasks.get()
-        pipeline = client.driver.pipeline(transaction=True)
+        pipeline = _transaction_of(client.driver)
         try:
             for command in commands:
                 pipeline.execute_command(*command)
@@ -299,6 +307,11 @@ class RedisClients:
                 f"{self.name} is one server of a cluster, and another one has the stream",
                 remedy="name the server that has it; a cluster is not followed",
             )
+        if isinstance(error, self._errors.OutOfMemoryError) or any(e in text for e in _FULL):
+            return ServerFullError(
+                f"{self.name} writes nothing for now: {text}",
+                remedy="give the server memory and disk, or trim its streams (max_length)",
+            )
         for sign, remedy in _REMEDIES.items():
             if sign in text:
                 return ConfigurationError(f"{self.name} cannot be used: {text}", remedy=remedy)
@@ -311,9 +324,19 @@ class RedisClients:
 
 _REMEDIES = {
     "DB index": "correct the number of the database in the URL of the connector",
-    "WRONGTYPE": "another program uses this name for something else: choose another stream",
+    "WRONGTYPE": "another program uses the name of the stream, or that of its dead letters, for"
+    " something else: choose another one",
+    "Invalid stream ID": "start is 0 (all entries), $ (new ones), or the id of an entry",
     "unknown command": "use Redis 6.2, Valkey 7.2, or newer",
 }
+
+
+def _transaction_of(client: Any) -> Any:
+    """A transaction of the server, whose errors show nothing of what was sent."""
+    pipeline = client.pipeline(transaction=True)
+    # The driver would put the command into the message of its error, and so the payload.
+    pipeline.annotate_exception = lambda *_: None
+    return pipeline
 
 
 def _no_retry(module: str) -> Any:

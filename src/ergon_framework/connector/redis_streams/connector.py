@@ -40,8 +40,14 @@ from ergon_framework.connector.redis_streams.client import (
 from ergon_framework.connector.redis_streams.group import LONG_IDLE, OURS, ConsumerGroup, Entry
 from ergon_framework.connector.redis_streams.in_hand import Deliveries, Held
 from ergon_framework.connector.redis_streams.observe import observations
+from ergon_framework.connector.redis_streams.options import check_bounds, check_names, refuse_header
 from ergon_framework.engine.clocks import current_clock
-from ergon_framework.errors import ChannelLostError, ConfigurationError, ConnectorError, describe
+from ergon_framework.errors import (
+    ChannelLostError,
+    ConfigurationError,
+    ConnectorError,
+    describe,
+)
 from ergon_framework.ports.transaction import Transaction, new_id
 from ergon_framework.storage.server import Observation
 
@@ -101,8 +107,8 @@ class RedisStreamsConnector(ThreadedTwins):
         cert: str | None = None,
         key: str | None = None,
     ) -> None:
-        _check(stream=stream, group=group, body_field=body_field)
-        _check_bounds(claim_idle=claim_idle, wait=wait, max_length=max_length)
+        check_names(stream, group, body_field, dead_letters)
+        check_bounds(claim_idle=claim_idle, wait=wait, max_length=max_length)
         place = BrokerUrl.of(url, port=PORT, schemes=("redis", "rediss"), example=EXAMPLE)
         place.refuse_query("RedisStreamsConnector")
         self.name = name
@@ -224,9 +230,9 @@ class RedisStreamsConnector(ThreadedTwins):
         return batch
 
     def _set_malformed_aside(self, entry: bytes, error: MalformedMessageError) -> Steps[None]:
-        self.malformed += 1
         reason = with_reason({}, describe(error))
         yield from self._group.set_aside(entry, self._identity(entry), reason)
+        self.malformed += 1
 
     def _opened(self, kind: type[_T], entry: bytes, fields: dict[bytes, bytes]) -> _T:
         """The transaction in an entry. One without a body is that of another program: its fields
@@ -389,6 +395,7 @@ class RedisStreamsConnector(ThreadedTwins):
         self._refuse_when_closed()
         bound = () if self._max_length is None else ("MAXLEN", "~", self._max_length)
         messages = self._codec.encode_all(transactions)
+        refuse_header(self._body_field.decode(), messages)
         return [("XADD", self._group.stream, *bound, "*", *self._fields(m)) for m in messages]
 
     def _fields(self, message: BrokerMessage) -> Iterator[Any]:
@@ -485,21 +492,3 @@ _TRACE = frozenset({"traceparent", "tracestate"})
 def _consumer() -> str:
     """A name that no other consumer has: a server gives each name what it left."""
     return f"{socket.gethostname()}-{os.getpid()}-{new_id()[:8]}"
-
-
-def _check(**texts: str) -> None:
-    for name, text in texts.items():
-        if not text:
-            raise ConfigurationError(f"{name} must not be empty", remedy=f"write {EXAMPLE}")
-
-
-def _check_bounds(*, claim_idle: float, wait: float, max_length: int | None) -> None:
-    if claim_idle <= 0:
-        raise ConfigurationError(f"claim_idle must be above 0 seconds, not {claim_idle!r}")
-    if wait < 0:
-        raise ConfigurationError(f"wait must be at least 0 seconds, not {wait!r}")
-    if max_length is not None and max_length < 1:
-        raise ConfigurationError(
-            f"max_length must be at least 1, not {max_length!r}",
-            remedy="leave it out to keep every entry",
-        )

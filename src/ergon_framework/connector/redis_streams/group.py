@@ -58,10 +58,15 @@ SET_ASIDE = LuaScript(
     _IS_OURS
     + """
 local entry = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
-local fields, has_id = {}, false
-for _, text in ipairs(entry and entry[2] or {}) do
-  fields[#fields + 1] = text
-  has_id = has_id or text == 'ergon-transaction-id'
+local fields, rest, has_id = {}, {}, false
+for i, text in ipairs(entry and entry[2] or {}) do
+  local part = i <= 7000 and fields or rest
+  part[#part + 1] = text
+  has_id = has_id or (part == fields and i % 2 == 1 and text == 'ergon-transaction-id')
+end
+if #rest > 0 then  -- unpack() takes no more than 8000, so these become one field
+  fields[#fields + 1] = 'ergon-more-fields'
+  fields[#fields + 1] = cjson.encode(rest)
 end
 if not has_id then
   fields[#fields + 1] = 'ergon-transaction-id'

@@ -1,0 +1,59 @@
+"""What the connector refuses before it asks a server: options, and headers in a body's place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ergon_framework.connector.broker.message import OWN, TRANSACTION_ID, BrokerMessage, decoded
+from ergon_framework.connector.redis_streams.client import EXAMPLE
+from ergon_framework.errors import ConfigurationError, PayloadError
+
+MAX_CLAIM_IDLE = 10 * 86400.0
+"""Seconds. A released entry is made idle for longer than that, so that anybody may claim it."""
+
+
+def check_names(stream: str, group: str, body_field: str, dead_letters: str | None) -> None:
+    """Refuse names that are empty, or stand for something else already."""
+    for name, text in (("stream", stream), ("group", group), ("body_field", body_field)):
+        if not text:
+            raise ConfigurationError(f"{name} must not be empty", remedy=f"write {EXAMPLE}")
+    if body_field in OWN:
+        raise ConfigurationError(
+            f"body_field must not be {body_field}, which is the field of a header",
+            remedy="choose another name, or leave it out for body",
+        )
+    if dead_letters == stream:
+        raise ConfigurationError(
+            f"dead_letters must not be {stream}, the stream itself: what is set aside there would"
+            " be delivered again",
+            remedy=f"choose another stream, or leave it out for {stream}:dead",
+        )
+
+
+def check_bounds(*, claim_idle: float, wait: float, max_length: int | None) -> None:
+    """Refuse numbers that are out of bounds."""
+    if not 0 < claim_idle <= MAX_CLAIM_IDLE:
+        raise ConfigurationError(
+            f"claim_idle must be above 0 and at most {MAX_CLAIM_IDLE:.0f} seconds,"
+            f" not {claim_idle!r}"
+        )
+    if not wait >= 0:
+        raise ConfigurationError(f"wait must be at least 0 seconds, not {wait!r}")
+    if max_length is not None and max_length < 1:
+        raise ConfigurationError(
+            f"max_length must be at least 1, not {max_length!r}",
+            remedy="leave it out to keep every entry",
+        )
+
+
+def refuse_header(body_field: str, messages: Iterable[BrokerMessage]) -> None:
+    """Refuse a header that would stand in the place of the body."""
+    for message in messages:
+        if body_field in message.headers:
+            identity = decoded(message.headers[TRANSACTION_ID])
+            raise PayloadError(
+                f"transaction {identity!r} has a header {body_field}, and that is the field of the"
+                " body in this stream",
+                remedy="name the header otherwise, or give the connector another body_field",
+                details={"transaction_id": identity, "path": "metadata.headers"},
+            )
