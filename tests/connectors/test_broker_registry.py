@@ -66,6 +66,8 @@ def test_a_url_makes_a_connector() -> None:
         ("rediss://host/0?stream=a&cert=file", "belong together"),
         ("redis://host/0?stream=a&format=xml", "json, text or bytes"),
         ("redis://host/0?stream=a&claim_idle=0", "claim_idle"),
+        ("redis://host/0?stream=a&wait=nan", "'wait' must be a number"),
+        ("rediss://host/0?stream=a&ca=/of-nobody.pem", "ca cannot be read: /of-nobody.pem"),
     ],
 )
 def test_a_mistake_in_a_url_is_told(url: str, message: str) -> None:
@@ -82,6 +84,7 @@ def test_a_mistake_in_a_url_is_told(url: str, message: str) -> None:
         f"redis://app:{SECRET}@host:port/0?stream=a",
         f"redis://app:{SECRET}@host/0?sream=a",
         f"redis://app:{SECRET}/@host/0?stream=a",
+        f"redis://app:half?{SECRET}@host/0?stream=a",
         f"amqq://app:{SECRET}@host",
     ],
 )
@@ -128,9 +131,11 @@ def test_the_class_refuses_options_in_its_url() -> None:
         RedisStreamsConnector("redis://host/0?group=billing", stream="orders")
 
 
-def test_tls_is_asked_for_by_the_scheme() -> None:
+def test_tls_is_asked_for_by_the_scheme(tmp_path: Path) -> None:
     """And files of certificates belong to it."""
-    assert tls_files(url_of("rediss://host"), ("rediss",), ca="x", cert=None, key=None)
+    ca = tmp_path / "ca.pem"
+    ca.touch()
+    assert tls_files(url_of("rediss://host"), ("rediss",), ca=str(ca), cert=None, key=None)
     assert not tls_files(url_of("redis://host"), ("rediss",), ca=None, cert=None, key=None)
 
 

@@ -7,6 +7,7 @@ text in a URL becomes. So a connector declares each option once.
 from __future__ import annotations
 
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from importlib import import_module
 from typing import Any, Union, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
+from ergon_framework.connector.broker.url import ENCODED
 from ergon_framework.errors import ConfigurationError, WiringError
 
 
@@ -113,6 +115,8 @@ def complete_options(factory: Callable[..., Any], given: Mapping[str, Any]) -> d
     url = options.get("url")
     if isinstance(url, str) and "?" in url:
         bare, _, query = url.partition("?")
+        if _is_half(bare) and "@" in query:
+            raise _refused("url", "the URL of the connector cannot be read", ENCODED)
         options["url"] = bare
         for name, value in parse_qsl(query, keep_blank_values=True):
             if name in options:
@@ -126,6 +130,12 @@ def complete_options(factory: Callable[..., Any], given: Mapping[str, Any]) -> d
         if parameter.default is parameter.empty and name not in options:
             raise _refused(name, f"the option {name!r} is missing", f"write {name}=… in the URL")
     return {name: _typed(name, value, declared[name]) for name, value in options.items()}
+
+
+def _is_half(bare: str) -> bool:
+    """Whether a URL may end within its password, where a bare ``?`` was."""
+    login = bare.partition("://")[2].partition("/")[0]
+    return ":" in login and "@" not in login
 
 
 def declared_options(factory: Callable[..., Any]) -> dict[str, tuple[type, ...]]:
@@ -150,7 +160,7 @@ def _typed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
     if isinstance(value, str) and str not in kinds:
         return _parsed(name, value, kinds)
     fits = any(kind in kinds for kind in type(value).__mro__ if kind is not object)
-    if fits and not (isinstance(value, bool) and bool not in kinds):
+    if fits and not (isinstance(value, bool) and bool not in kinds) and not _is_nan(value):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and float in kinds:
         return float(value)
@@ -165,11 +175,16 @@ def _parsed(name: str, text: str, kinds: tuple[type, ...]) -> Any:
             return _SWITCHES[text.lower()]
         if int in kinds:
             return int(text)
-        if float in kinds:
-            return float(text)
+        if float in kinds and not _is_nan(number := float(text)):
+            return number
     except (KeyError, ValueError):
         pass  # the text may be a secret in the wrong place, so it is not shown
     raise _mistyped(name, kinds)
+
+
+def _is_nan(value: Any) -> bool:
+    """Whether it is the number that is above and below nothing: no bound would hold it."""
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _mistyped(name: str, kinds: tuple[type, ...]) -> ConfigurationError:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
 from ergon_framework.storage.urls import is_torn, refuse_withheld
 
-_ENCODED = "write @, :, /, ? and # in a user or a password as %40, %3A, %2F, %3F and %23"
+ENCODED = "write @, :, /, ? and # in a user or a password as %40, %3A, %2F, %3F and %23"
 MAX_PORT = 65535
 
 
@@ -51,7 +53,7 @@ class BrokerUrl:
         """
         refuse_withheld(url)
         wrong = ConfigurationError(
-            "the URL of the connector cannot be read", remedy=f"write {example}; {_ENCODED}"
+            "the URL of the connector cannot be read", remedy=f"write {example}; {ENCODED}"
         )
         if not isinstance(url, str):
             raise ConfigurationError(
@@ -109,6 +111,12 @@ def tls_files(
             "cert and key belong together, and one of them is missing",
             remedy="name the file of the certificate and that of its key, or neither",
         )
+    for name, file in (("ca", ca), ("cert", cert), ("key", key)):
+        if file and not os.access(file, os.R_OK):
+            raise ConfigurationError(
+                f"the file of {name} cannot be read: {Path(file).absolute()}",
+                remedy="correct its name, or let this user read it",
+            )
     return has_tls
 
 
