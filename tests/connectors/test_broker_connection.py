@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ergon_framework.app.liveness import Liveness
 from ergon_framework.connector.broker.connection import (
     AsyncBrokerConnection,
     BrokerConnection,
@@ -19,6 +20,8 @@ from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.dice import loaded_dice
+from ergon_framework.ports.notice import Notice
+from ergon_framework.telemetry.notices import add_listener, emit, remove_listener
 from ergon_framework.testing.clock import VirtualClock
 from tests.waiting import until
 
@@ -92,6 +95,28 @@ def test_a_task_waits_as_a_thread_does(clock: VirtualClock) -> None:
 
     assert other_clock.run(waiting()) is not None
     assert other.attempts == pytest.approx(broker.attempts)
+
+
+def test_a_process_that_waits_for_its_broker_is_alive(clock: VirtualClock) -> None:
+    """A probe that is silent about an hour of waiting would have it restarted all the time."""
+    liveness = Liveness(now=clock.now)
+    told: list[str] = []
+    stalls: list[str] = []
+
+    def listen(notice: Notice) -> None:
+        stalls.append(liveness.snapshot().reason)  # as long after the notice before as it gets
+        told.append(notice.name)
+        liveness(notice)
+
+    add_listener(listen)
+    try:
+        emit("call.began", call=None)
+        threaded(Broker(clock, back_at=HOUR))[0].wait()
+    finally:
+        remove_listener(listen)
+    assert set(stalls) == {""}
+    assert told.count("broker.away") > 200
+    assert told[-1] == "broker.back"
 
 
 def test_a_dispatch_does_not_wait(clock: VirtualClock) -> None:

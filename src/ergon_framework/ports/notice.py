@@ -323,6 +323,14 @@ _BOUNDARY: dict[str, tuple[Any, ...]] = {
     "zone.stopped": ("A node has stopped.", ("zone",)),
 }
 
+_CONNECTORS: dict[str, tuple[Any, ...]] = {
+    "broker.away": (
+        "A broker could not be reached; the next attempt is in so many seconds.",
+        ("broker", "reason", "delay"),
+    ),
+    "broker.back": ("A broker is there again, after so many seconds.", ("broker", "seconds")),
+}
+
 CATALOGUE: Mapping[str, NoticeSpec] = {
     name: NoticeSpec(*known)._replace(part=part)
     for part, table in (
@@ -331,6 +339,7 @@ CATALOGUE: Mapping[str, NoticeSpec] = {
         ("providers", _PROVIDERS),
         ("jobs and providers", _STORES),
         ("boundary", _BOUNDARY),
+        ("connectors", _CONNECTORS),
     )
     for name, known in table.items()
 }

@@ -191,3 +191,35 @@ def test_ten_thousand_messages(redis_server: RedisServer) -> None:
         assert set(task.seen.values()) == {1}
         assert source.get_transactions_count() == 0
     assert pending(redis_server, "many") == 0
+
+
+def test_a_server_that_is_away_at_the_start_is_waited_for(redis_server: RedisServer) -> None:
+    """The consumer begins when it is there, and a stop before that ends it with nothing."""
+    put(redis_server.url, "late", 5)
+    with Cable(redis_server.port) as cable:
+        cable.cut()
+        url = f"redis://127.0.0.1:{cable.port}/0"
+        with RedisStreamsConnector(url, stream="late") as source:
+            with running(Recorder({"in": source})):
+                until(lambda: not source.health(), "an attempt")
+            task = Recorder({"in": source})
+            with running(task):
+                cable.heal()
+                until(lambda: len(task.seen) == 5, "the work")
+            assert source.health()
+
+
+def test_a_primary_that_becomes_a_replica_is_waited_for() -> None:
+    """It answers that it may only be read: the connection is made anew until it is a primary."""
+    with started(lambda: RedisServer(DURABLE)) as server, server.connect() as client:
+        given = put(server.url, "orders", 100)
+        with RedisStreamsConnector(server.url, stream="orders", claim_idle=1.0) as source:
+            task = Recorder({"in": source})
+            task.seconds = 0.01
+            with running(task):
+                until(lambda: len(task.seen) > 10, "some of the work")
+                client.replicaof("127.0.0.1", "1")
+                until(lambda: not source.health(), "that it is noticed")
+                client.replicaof("NO", "ONE")
+                until(lambda: task.seen.keys() == given, "the rest")
+                until(lambda: pending(server, "orders") == 0, "every settlement")

@@ -22,6 +22,7 @@ from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import ConfigurationError, ConnectorError, describe
 from ergon_framework.ports.dice import roll
 from ergon_framework.redaction import redacted_text
+from ergon_framework.telemetry.notices import emit
 
 C = TypeVar("C")
 logger = logging.getLogger("ergon.connector")
@@ -72,6 +73,8 @@ class ConnectionState:
         if was_there:
             logger.warning("%s cannot be reached, and is tried again: %s", self.name, text)
         found = self.away(now)
+        # Each time: who waits for a broker is alive, and readers of notices are to know that.
+        emit("broker.away", broker=self.name, reason=text, delay=found.retry_after_seconds)
         if not is_tried:
             found.retry_after_seconds = None
         return found
@@ -82,6 +85,7 @@ class ConnectionState:
         seconds = self.outage.connected(now)
         if was_away:
             logger.info("%s is back after %.1f s", self.name, seconds)
+            emit("broker.back", broker=self.name, seconds=seconds)
 
     def away(self, now: float) -> BrokerUnavailableError:
         """The error for whoever needs the broker now."""

@@ -302,6 +302,11 @@ class RedisClients:
                 f"{self.name} forbids something to this user: {text}",
                 remedy="let the user run scripts and use the keys of the stream (ACL)",
             )
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            return ConfigurationError(
+                f"the certificate of {self.name} is not trusted: {text}",
+                remedy="name the file of its authority: ca=FILE; a wrong host name is refused, too",
+            )
         if isinstance(error, self._errors.MovedError):
             return ConfigurationError(
                 f"{self.name} is one server of a cluster, and another one has the stream",
