@@ -12,14 +12,19 @@ import sys
 from importlib import metadata
 
 from comparison import Record
+from connector_parts.nats import nats
+from connector_parts.postgres import postgres, postgres_threads
 from connector_parts.redis_streams import redis_streams, redis_streams_threads
 from harness import Benchmark
 
 CASES = {
+    "nats": nats,
+    "postgres": postgres,
+    "postgres-threads": postgres_threads,
     "redis-streams": redis_streams,
     "redis-streams-threads": redis_streams_threads,
 }
-LIBRARIES = ("faststream", "redis")
+LIBRARIES = ("faststream", "nats-py", "psycopg", "redis")
 
 
 def main() -> int:

