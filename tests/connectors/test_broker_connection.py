@@ -18,7 +18,7 @@ from ergon_framework.connector.broker.connection import (
 from ergon_framework.connector.broker.in_flight import InFlight
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.errors import ConfigurationError, ConnectorError
 from ergon_framework.ports.dice import loaded_dice
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry.notices import add_listener, emit, remove_listener
@@ -214,6 +214,56 @@ def test_each_event_loop_has_a_client_of_its_own(clock: VirtualClock) -> None:
 
 
 # ---- what is in flight --------------------------------------------------------------------------
+
+
+def test_a_second_loop_that_runs_at_the_same_time_is_refused(clock: VirtualClock) -> None:
+    """A client belongs to one loop: in another one its answers would never come."""
+    broker = Broker(clock)
+    connection = AsyncBrokerConnection(
+        "redis://host:6379", broker.connect_async, broker.close_async, Wakeup()
+    )
+
+    def elsewhere() -> None:
+        with pytest.raises(ConnectorError, match="another event loop"):
+            asyncio.run(connection.get())
+
+    async def use() -> None:
+        client = await connection.get()
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+        assert connection.is_current(client)
+
+    asyncio.run(use())
+
+
+def test_closing_does_not_wait_for_a_connection_that_is_made() -> None:
+    """It ends by itself when it is made, and nobody gets it."""
+    connecting, is_made = threading.Event(), threading.Event()
+    closed: list[object] = []
+
+    def connect() -> object:
+        connecting.set()
+        is_made.wait(10)
+        return "client"
+
+    connection = BrokerConnection("redis://host:6379", connect, closed.append, Wakeup())
+    failures: list[Exception] = []
+
+    def use() -> None:
+        try:
+            connection.get()
+        except ConnectorClosedError as error:
+            failures.append(error)
+
+    user = threading.Thread(target=use)
+    user.start()
+    connecting.wait(10)
+    connection.close()
+    assert not is_made.is_set()
+    is_made.set()
+    user.join(10)
+    assert (len(failures), closed) == (1, ["client"])
 
 
 def test_room_is_bounded_by_messages() -> None:

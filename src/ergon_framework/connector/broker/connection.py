@@ -137,9 +137,13 @@ class BrokerConnection(Generic[C]):
         if client is not None:
             return client
         with self._lock:
-            if self._client is None:
-                self._client = self._made()
-            return self._client
+            client = self._client
+            if client is None:
+                client = self._client = self._made()
+        if self.state.is_closed:  # while it was made
+            self._end()
+            raise closed(self.state.name)
+        return client
 
     def wait(self) -> C | None:
         """The client, as soon as the broker is there; None when a stop was asked for."""
@@ -154,6 +158,8 @@ class BrokerConnection(Generic[C]):
 
     def lost(self, client: C, error: BaseException) -> ConnectorError | ConfigurationError:
         """The client broke: the next use connects anew. The error for whoever used it."""
+        if self._client is not client:  # whoever connects now may take long
+            return self.state.away(current_clock().now())
         with self._lock:
             if self._client is not client:
                 return self.state.away(current_clock().now())
@@ -173,11 +179,13 @@ class BrokerConnection(Generic[C]):
         return self._client is client
 
     def close(self) -> None:
-        """End the connection; may be called twice."""
-        with self._lock:
-            self.state.is_closed = True
-            client, self._client = self._client, None
+        """End the connection; may be called twice. One that is being made ends when it is made."""
+        self.state.is_closed = True
         self._wakeup.notify()
+        self._end()
+
+    def _end(self) -> None:
+        client, self._client = self._client, None
         if client is not None:
             with suppress(Exception):
                 self._close(client)
@@ -223,6 +231,12 @@ class AsyncBrokerConnection(Generic[C]):
             return self._client
         if self._loop is not loop or self._lock is None:
             # The loop before has ended, and its client with it.
+            if self._loop is not None and self._loop.is_running():
+                raise ConnectorError(
+                    f"the connector to {self.state.name} is used in another event loop, which"
+                    " still runs",
+                    remedy="open one connector for each event loop",
+                )
             self._loop, self._lock, self._client = loop, asyncio.Lock(), None
         async with self._lock:
             if self._client is None:

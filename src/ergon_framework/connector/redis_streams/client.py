@@ -256,25 +256,36 @@ class RedisClients:
     # ---- connections and errors -----------------------------------------------------------------
 
     def _connect(self) -> ThreadedCalls:
-        # The driver must not repeat by itself: it does not know what may be done twice.
-        driver = self._redis.Redis(**self._options, retry=_no_retry("redis.retry"))
-        client = ThreadedCalls(driver, self._errors.ResponseError)
+        # Of a server that accepts and says nothing, a stop and a settlement must hear soon.
+        first = self._calls(CONNECT_TIMEOUT)
         try:
-            client.call(packed(("PING",)))
+            first.call(packed(("PING",)))
         except Exception as error:
-            client.close()
             raise self._refusal(error) from error
-        return client
+        finally:
+            first.close()
+        return self._calls(RESPONSE_TIMEOUT)
+
+    def _calls(self, timeout: float) -> ThreadedCalls:
+        # The driver must not repeat by itself: it does not know what may be done twice.
+        retry = _no_retry("redis.retry")
+        driver = self._redis.Redis(**self._options, socket_timeout=timeout, retry=retry)
+        return ThreadedCalls(driver, self._errors.ResponseError)
 
     async def _connect_async(self) -> AsyncCalls:
-        driver = self._asyncio.Redis(**self._options, retry=_no_retry("redis.asyncio.retry"))
-        client = AsyncCalls(driver, self._errors.ResponseError)
+        first = self._calls_async(CONNECT_TIMEOUT)
         try:
-            await client.call(packed(("PING",)))
+            await first.call(packed(("PING",)))
         except Exception as error:
-            await client.close()
             raise self._refusal(error) from error
-        return client
+        finally:
+            await first.close()
+        return self._calls_async(RESPONSE_TIMEOUT)
+
+    def _calls_async(self, timeout: float) -> AsyncCalls:
+        retry = _no_retry("redis.asyncio.retry")
+        driver = self._asyncio.Redis(**self._options, socket_timeout=timeout, retry=retry)
+        return AsyncCalls(driver, self._errors.ResponseError)
 
     def _is_lost(self, error: Exception) -> bool:
         """Whether the client is of no use any more: the connection broke, or it is a replica."""
@@ -372,7 +383,6 @@ def _options(
         "protocol": 2,
         "max_connections": MAX_CONNECTIONS,
         "socket_connect_timeout": CONNECT_TIMEOUT,
-        "socket_timeout": RESPONSE_TIMEOUT,
         "socket_keepalive": True,
     }
     if tls_files(url, ("rediss",), ca=ca, cert=cert, key=key):

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from ergon_framework.connector.base import Delivered, ThreadedTwins, refuse_extra, settling
@@ -41,6 +42,7 @@ from ergon_framework.connector.redis_streams.group import LONG_IDLE, OURS, Consu
 from ergon_framework.connector.redis_streams.in_hand import Deliveries, Held
 from ergon_framework.connector.redis_streams.observe import observations
 from ergon_framework.connector.redis_streams.options import check_bounds, check_names, refuse_header
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import (
     ChannelLostError,
@@ -128,9 +130,18 @@ class RedisStreamsConnector(ThreadedTwins):
         )
         self._in_flight = InFlight(self._wakeup, max_in_flight, max_in_flight_bytes)
         self._in_hand = Deliveries(self._in_flight, self._renew, self._give_back, claim_idle)
-        self._fetching = threading.Lock()
+        self._has_own_name = consumer is not None
         self._cursor = b"0-0"
         self._claimed_at = float("-inf")
+        self._has_left = self._is_turn_of_left = False
+        self._fetching = threading.Lock()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a forked child: it is another consumer than its parent, which may be fetching."""
+        self._fetching = threading.Lock()
+        if not self._has_own_name:
+            self._group = replace(self._group, consumer=_consumer())
 
     # ---- fetching -------------------------------------------------------------------------------
 
@@ -198,12 +209,17 @@ class RedisStreamsConnector(ThreadedTwins):
         )
 
     def _is_time_to_claim(self) -> bool:
-        return current_clock().now() - self._claimed_at >= CLAIM_INTERVAL
+        """Once a second. While there is more of it, at every second fetch: new work takes turns."""
+        if current_clock().now() - self._claimed_at >= CLAIM_INTERVAL:
+            return True
+        self._is_turn_of_left = self._has_left and not self._is_turn_of_left
+        return self._is_turn_of_left
 
     def _take_over(self, count: int) -> Steps[list[Transaction]]:
         """What other consumers left, or gave back."""
         self._claimed_at = current_clock().now()
         self._cursor, found, trimmed = yield from self._group.claim_idle_ones(self._cursor, count)
+        self._has_left = len(found) + trimmed >= count
         if trimmed:
             logger.warning(
                 "%d entries of the stream %s were trimmed away before they were settled; raise"
@@ -470,7 +486,8 @@ class RedisStreamsConnector(ThreadedTwins):
 
     def _leave(self) -> None:
         try:
-            self._clients.drive(self._group.leave(self._in_hand.all()))
+            entries = [*self._in_hand.all(), *self._in_hand.take_handed_back()]
+            self._clients.drive(self._group.leave(entries))
         except (ConnectorError, ConfigurationError) as error:
             # What was in hand comes back by itself, a little later.
             logger.info("the consumer could not leave its group: %s", describe(error))
