@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.servers.kafka",
     "tests.servers.s3",
     "tests.servers.tls",
+    "tests.servers.mosquitto",
     "tests.servers.rabbitmq",  # which imports the one before
 ]
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ergon_framework.connector.jobs import JobsConnector
     from ergon_framework.connector.jsonl import JsonlConnector
     from ergon_framework.connector.memory import MemoryConnector
+    from ergon_framework.connector.mqtt import MqttConnector
     from ergon_framework.connector.rabbitmq import RabbitConnector
     from ergon_framework.connector.webhook import WebhookReceiver
 
@@ -30,6 +31,7 @@ _HOMES = {
     "JobsConnector": "connector.jobs",
     "JsonlConnector": "connector.jsonl",
     "MemoryConnector": "connector.memory",
+    "MqttConnector": "connector.mqtt",
     "RabbitConnector": "connector.rabbitmq",
     "WebhookReceiver": "connector.webhook",
     "Zone": "connector.boundary",
@@ -41,6 +43,7 @@ __all__ = [
     "JobsConnector",
     "JsonlConnector",
     "MemoryConnector",
+    "MqttConnector",
     "RabbitConnector",
     "Transaction",
     "WebhookReceiver",

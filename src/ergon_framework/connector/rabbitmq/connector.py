@@ -157,7 +157,6 @@ class RabbitConnector:
         self._places = itertools.count()
         self._wakeup = Wakeup()
         self._consumers: dict[str, PikaConsumer | AioConsumer] = {}  # the last of each colour
-        self._publishers: dict[str, PikaPublisher | AioPublisher] = {}
         broker, wakeup = self._broker, self._wakeup
         self._consuming = BrokerConnection(broker, self._consumer, PikaConsumer.close, wakeup)
         self._publishing = BrokerConnection(broker, self._publisher, PikaPublisher.close, wakeup)
@@ -174,8 +173,9 @@ class RabbitConnector:
         """Whether it can be used: not closed, and the broker answers as far as is known."""
         states = [self._consuming.state, self._publishing.state]
         states += [self._aconsuming.state, self._apublishing.state]
-        clients = (*self._consumers.values(), *self._publishers.values())
-        return all(each.is_open for each in clients) and all(each.is_healthy for each in states)
+        # A publisher that broke while nobody used it shows only that it has to be made anew.
+        is_there = all(each.is_open for each in self._consumers.values())
+        return is_there and all(each.is_healthy for each in states)
 
     def stop_waiting(self) -> None:
         """The fetch under way waits no longer. Any thread may call."""
@@ -551,9 +551,7 @@ class RabbitConnector:
             made.open()
             return made
 
-        made = self._first(self._login.pika_parameters(), opened)
-        self._publishers["sync"] = made
-        return made
+        return self._first(self._login.pika_parameters(), opened)
 
     async def _aio_consumer(self) -> AioConsumer:
         async def opened(connect: Any) -> AioConsumer:
@@ -573,9 +571,7 @@ class RabbitConnector:
             await made.open(connect)
             return made
 
-        made = await self._first_async(self._login.aio_pika_connects(), opened)
-        self._publishers["async"] = made
-        return made
+        return await self._first_async(self._login.aio_pika_connects(), opened)
 
     def _consumed(self) -> list[QueuePlan]:
         # Where it may make none, the dead-letter queue is missed when the first letter is written.

@@ -1,0 +1,383 @@
+"""A connection to an MQTT broker: paho's client, which has a thread of its own.
+
+Callbacks run in that thread. They only put down what has come; nothing of a caller's runs there.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import uuid
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ergon_framework.connector.base import Delivered
+from ergon_framework.connector.broker.message import CONTENT_TYPE
+from ergon_framework.connector.broker.url import BrokerUrl, import_client
+from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.errors import ChannelLostError, ConfigurationError, ConnectorError
+from ergon_framework.storage import connection_errors
+
+ANSWER_TIMEOUT = 30.0
+"""Seconds that the broker has for an answer."""
+TLS_OPTIONS = connection_errors.Options("ca=FILE", "cert=FILE and key=FILE", "mqtt://")
+NOBODY = 0x10
+"""The reason code of a message for which there is no subscription."""
+FAILED = 0x80
+TAKEN_OVER = 0x8E
+_REFUSALS = frozenset({0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C})
+"""Protocol version, client id, user or password, not authorised, banned, authentication method."""
+
+
+class MqttConnectorError(ConnectorError):
+    """The connector refuses to do what it was asked."""
+
+    code = "mqtt_connector"
+
+
+class NobodySubscribedError(MqttConnectorError):
+    """A message was published, and no session would ever get it."""
+
+    code = "mqtt_nobody_subscribed"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How to connect; without a client id the session ends with its connection."""
+
+    url: BrokerUrl
+    tls: ssl.SSLContext | None
+    keepalive: int
+    client_id: str | None = None
+    session_expiry: int = 0
+    receive_maximum: int = 100
+
+
+@dataclass(slots=True, eq=False)
+class Arrived:
+    """One message in the hands of a session, until it is acknowledged there."""
+
+    body: bytes
+    headers: Mapping[str, str]
+    correlation: bytes | None
+    topic: str
+    is_retained: bool
+    mid: int
+    qos: int
+    session: MqttSession
+    own_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    """Its id if it has none, as long as this process has it."""
+
+
+class MqttDelivery(Delivered):
+    """A delivered transaction, with the message it was made of."""
+
+    __slots__ = ("arrived",)
+
+    arrived: Arrived
+
+    @property
+    def topic(self) -> str:
+        """The topic it was published to; the subscription may have had wildcards."""
+        return self.arrived.topic
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What is published, with QoS 1."""
+
+    topic: str
+    body: bytes
+    headers: Mapping[str, str]
+    correlation: str | None = None
+    retain: bool = False
+    expiry: int | None = None
+    must_be_heard: bool = True
+
+
+class MqttSession:
+    """One connection. Any thread may call."""
+
+    def __init__(self, options: SessionOptions, wakeup: Wakeup) -> None:
+        self._options = options
+        self._wakeup = wakeup
+        self._lock = threading.Lock()  # nothing of the client's is called under it
+        self._waiting: dict[tuple[str, int], Future[int]] = {}
+        self._early: dict[tuple[str, int], int] = {}  # answers that came before they were asked for
+        self._buffer: deque[Arrived] = deque()
+        self._connected: Future[int] = Future()
+        self._client: Any = None
+        self._is_closing = False
+        self.error: Exception | None = None
+
+    # ---- both ends of its life ----
+
+    def open(self) -> None:
+        """Connect to the first host that answers; what goes wrong is raised."""
+        failure: Exception = ConnectionError("the URL names no host")
+        for host, port in self._options.url.hosts:
+            try:
+                self._connect(host, port)
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                failure = self._refused(error) or error
+            else:
+                return
+        raise failure
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can still be acknowledged."""
+        return self.error is None and not self._is_closing
+
+    def close(self) -> None:
+        """Leave. The broker keeps the session, and what was not acknowledged in it."""
+        self._is_closing = True
+        if self._client is not None:
+            with suppress(Exception):
+                self._client.disconnect()
+                self._client.loop_stop()
+            _close_sockets(self._client)
+        self._wakeup.notify()
+
+    def _connect(self, host: str, port: int) -> None:
+        mqtt = import_client("paho.mqtt.client", extra="mqtt", connector="mqtt")
+        properties = self._properties("CONNECT")
+        properties.ReceiveMaximum = self._options.receive_maximum
+        properties.SessionExpiryInterval = self._options.session_expiry
+        made = mqtt.Client(
+            mqtt.CallbackAPIVersion.VERSION2,
+            client_id=self._options.client_id or "",
+            protocol=mqtt.MQTTv5,
+            manual_ack=True,
+            reconnect_on_failure=False,  # when to try again is decided elsewhere
+        )
+        made.on_connect = self._on_connect
+        made.on_disconnect = self._on_disconnect
+        made.on_message = self._on_message
+        made.on_subscribe = self._on_subscribe
+        made.on_publish = self._on_publish
+        url = self._options.url
+        if url.user is not None:
+            made.username_pw_set(url.user, url.password)
+        if self._options.tls is not None:
+            made.tls_set_context(self._options.tls)
+        try:
+            made.connect(
+                host,
+                port,
+                keepalive=self._options.keepalive,
+                clean_start=self._options.client_id is None,
+                properties=properties,
+            )
+        except BaseException:
+            _close_sockets(made)
+            raise
+        self._client = made
+        made.loop_start()
+        try:
+            code = self._connected.result(ANSWER_TIMEOUT)
+        except TimeoutError:
+            self.close()
+            raise ConnectionError("the broker does not answer") from None
+        if code in _REFUSALS:
+            self.close()
+            raise ConfigurationError(
+                f"{url.name} refuses the login (reason code {code:#x})",
+                remedy="mend user, password or client_id",
+            )
+        if code >= FAILED:
+            self.close()
+            raise ConnectionError(f"the broker refuses the connection (reason code {code:#x})")
+
+    def _refused(self, error: Exception) -> ConfigurationError | None:
+        return connection_errors.refused(self._options.url.name, repr(error), TLS_OPTIONS)
+
+    # ---- consuming ----
+
+    def subscribe(self, subscription: str, *, wants_retained: bool) -> None:
+        """Subscribe with QoS 1; a session that has the subscription gets no retained messages."""
+        mqtt = import_client("paho.mqtt.client", extra="mqtt", connector="mqtt")
+        handling = 1 if wants_retained else 2
+        options = mqtt.SubscribeOptions(qos=1, retainAsPublished=True, retainHandling=handling)
+        _, mid = self._client.subscribe(subscription, options=options)
+        try:
+            code = self._answer("subscribe", mid).result(ANSWER_TIMEOUT)
+        except TimeoutError:
+            raise ConnectionError("the broker does not answer") from None
+        if code >= FAILED:
+            raise ConfigurationError(
+                f"{self._options.url.name} refuses the subscription (reason code {code:#x})",
+                remedy="mend the topic, or what the broker allows the user",
+            )
+
+    def pop(self, batch_size: int) -> list[Arrived]:
+        """What has come, in order, at most so many."""
+        with self._lock:
+            return [self._buffer.popleft() for _ in range(min(batch_size, len(self._buffer)))]
+
+    def put_back(self, arrived: Sequence[Arrived]) -> None:
+        """Deliver these first."""
+        with self._lock:
+            self._buffer.extendleft(reversed(arrived))
+        self._wakeup.notify()
+
+    def is_due(self) -> bool:
+        """Whether a fetch has something to return for."""
+        return bool(self._buffer) or not self.is_open
+
+    @property
+    def buffered(self) -> int:
+        """How many have come and were not fetched."""
+        return len(self._buffer)
+
+    def ack(self, arrived: Arrived) -> None:
+        """The broker may forget it."""
+        if not self.is_open:
+            raise ChannelLostError(
+                f"the connection to {self._options.url.name} that brought this message is closed",
+                remedy="nothing: the broker delivers it again to this session",
+            )
+        if arrived.qos:
+            self._client.ack(arrived.mid, arrived.qos)
+
+    # ---- publishing ----
+
+    def publish(self, publication: Publication) -> Future[int]:
+        """Publish; the future has the reason code of the broker's acknowledgement."""
+        if self.error is not None:
+            raise self.error
+        properties = self._properties("PUBLISH")
+        headers = dict(publication.headers)
+        content_type = headers.pop(CONTENT_TYPE, None)
+        if content_type:
+            properties.ContentType = content_type
+        if publication.correlation:
+            properties.CorrelationData = publication.correlation.encode()
+        if publication.expiry is not None:
+            properties.MessageExpiryInterval = publication.expiry
+        for pair in headers.items():
+            properties.UserProperty = pair  # which adds one
+        sent = self._client.publish(
+            publication.topic,
+            publication.body,
+            qos=1,
+            retain=publication.retain,
+            properties=properties,
+        )
+        return self._answer("publish", sent.mid)
+
+    def check(self, publication: Publication, code: int) -> None:
+        """Raise what a reason code means."""
+        name, topic = self._options.url.name, publication.topic
+        if code == NOBODY and publication.must_be_heard and not publication.retain:
+            raise NobodySubscribedError(
+                f"{name} has no subscription for {topic!r}: the message is gone",
+                remedy="let its consumer connect once first: its session is kept; or retain=true",
+            )
+        if code >= FAILED:
+            raise MqttConnectorError(
+                f"{name} refuses a message for {topic!r} (reason code {code:#x})",
+                remedy="look at what the broker allows the user, and at its quotas",
+            )
+
+    def _properties(self, kind: str) -> Any:
+        packets = import_client("paho.mqtt.packettypes", extra="mqtt", connector="mqtt")
+        properties = import_client("paho.mqtt.properties", extra="mqtt", connector="mqtt")
+        return properties.Properties(getattr(packets.PacketTypes, kind))
+
+    # ---- answers, in the thread of the client ----
+
+    def _answer(self, kind: str, mid: int) -> Future[int]:
+        future: Future[int] = Future()
+        with self._lock:
+            early = self._early.pop((kind, mid), None)
+            if early is None and self.error is None:
+                self._waiting[kind, mid] = future
+        if early is not None:
+            future.set_result(early)
+        elif self.error is not None and not future.done():
+            future.set_exception(self.error)
+        return future
+
+    def _answered(self, kind: str, mid: int, code: int) -> None:
+        with self._lock:
+            future = self._waiting.pop((kind, mid), None)
+            if future is None:
+                self._early[kind, mid] = code
+        if future is not None and not future.done():
+            future.set_result(code)
+
+    def _on_connect(self, _client: Any, _data: Any, _flags: Any, code: Any, _more: Any) -> None:
+        if not self._connected.done():
+            self._connected.set_result(code.value)
+
+    def _on_subscribe(self, _client: Any, _data: Any, mid: int, codes: Any, _more: Any) -> None:
+        self._answered("subscribe", mid, max(each.value for each in codes))
+
+    def _on_publish(self, _client: Any, _data: Any, mid: int, code: Any, _more: Any) -> None:
+        self._answered("publish", mid, code.value)
+
+    def _on_disconnect(self, _client: Any, _data: Any, _flags: Any, code: Any, _more: Any) -> None:
+        error: Exception = ConnectionError(f"the connection was lost ({code})")
+        if code.value == TAKEN_OVER:
+            error = ConfigurationError(
+                f"another connection to {self._options.url.name} has taken over the session"
+                f" {self._options.client_id!r}",
+                remedy="give each process a client_id of its own; group= lets them share the work",
+            )
+        with self._lock:
+            self.error = error
+            waiting, self._waiting = list(self._waiting.values()), {}
+            self._buffer.clear()
+        for future in [self._connected, *waiting]:
+            if not future.done():
+                future.set_exception(error)
+        self._wakeup.notify()
+
+    def _on_message(self, _client: Any, _data: Any, message: Any) -> None:
+        properties = message.properties
+        headers = dict(getattr(properties, "UserProperty", None) or [])
+        content_type = getattr(properties, "ContentType", None)
+        if content_type:
+            headers.setdefault(CONTENT_TYPE, content_type)
+        arrived = Arrived(
+            message.payload,
+            headers,
+            getattr(properties, "CorrelationData", None),
+            message.topic,
+            message.retain,
+            message.mid,
+            message.qos,
+            self,
+        )
+        with self._lock:
+            is_first = not self._buffer
+            self._buffer.append(arrived)
+        if is_first:
+            self._wakeup.notify()
+
+
+def _close_sockets(client: Any) -> None:
+    """Close the pair by which paho wakes its thread: nothing public does without a connection."""
+    with suppress(Exception):
+        client._reset_sockets()  # noqa: SLF001
+
+
+def waited(future: Future[int]) -> int:
+    """The reason code, in threads."""
+    try:
+        return future.result(ANSWER_TIMEOUT)
+    except TimeoutError:
+        raise ConnectionError("the broker does not answer") from None
+
+
+def deadline(seconds: float) -> float:
+    """The instant so many seconds from now, by the clock of this context."""
+    return current_clock().now() + seconds
