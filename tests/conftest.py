@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.servers.nats_cluster",
     "tests.servers.kafka",
     "tests.servers.s3",
+    "tests.servers.sqs",
     "tests.servers.tls",
     "tests.servers.mosquitto",
     "tests.servers.rabbitmq",  # which imports the one before

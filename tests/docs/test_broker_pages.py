@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.connectors.kafka_topic import dead_letters
+from tests.connectors import kafka_topic, sqs_queue
 from tests.docs.pages import ROOT, Block, blocks
 from tests.docs.programs import run_python
 from tests.servers.kafka import KafkaCluster
+from tests.servers.s3 import REGION
+from tests.servers.sqs import SqsServer
 
 pytestmark = pytest.mark.slow
 
@@ -38,4 +40,17 @@ def test_the_page_about_kafka(kafka: KafkaCluster, tmp_path: Path) -> None:
     changes = {"localhost:9092/orders": f"{kafka.server}/{topic}"}
     printed, shown = followed("consume-from-kafka.md", changes, tmp_path)
     assert printed == shown
-    assert [each for each, _ in dead_letters(kafka, topic)] == ["order-2"]
+    assert [each for each, _ in kafka_topic.dead_letters(kafka, topic)] == ["order-2"]
+
+
+def test_the_page_about_sqs(sqs: SqsServer, tmp_path: Path) -> None:
+    """Its program prints what the page says, and leaves one dead letter."""
+    queue = sqs.new_queue()
+    here = f"sqs://{REGION}/{queue}?endpoint={sqs.endpoint}"
+    changes = {
+        "sqs://eu-central-1/orders?": f"{here}&",
+        'sqs://eu-central-1/orders"': f'{here}"',
+    }
+    printed, shown = followed("consume-from-sqs.md", changes, tmp_path)
+    assert printed == shown
+    assert [each for each, _ in sqs_queue.dead_letters(sqs, queue)] == ["order-2"]

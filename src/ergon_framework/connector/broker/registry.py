@@ -44,6 +44,7 @@ BROKERS: tuple[BrokerType, ...] = (
         ("redis", "rediss"),
         "ergon_framework.connector.redis_streams:RedisStreamsConnector",
     ),
+    BrokerType("sqs", ("sqs",), "ergon_framework.connector.sqs:SqsConnector"),
 )
 """One entry for each, in the order of the names."""
 REFERENCES = {each.name: each.reference for each in BROKERS}

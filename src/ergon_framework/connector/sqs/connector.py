@@ -1,0 +1,550 @@
+"""``SqsConnector``: fetch, dispatch and settle, in both colours.
+
+The client library blocks, so threads make its requests for event loops as well: a request takes
+milliseconds, and handing it to a thread takes a small part of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar, Self
+
+from ergon_framework.connector.base import (
+    Delivered,
+    DroppedDeliveries,
+    OwnThreads,
+    refuse_extra,
+    settling,
+)
+from ergon_framework.connector.broker.connection import BrokerConnection
+from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
+from ergon_framework.connector.broker.message import (
+    MalformedMessageError,
+    MessageCodec,
+    with_reason,
+)
+from ergon_framework.connector.broker.url import BrokerUrl, import_client
+from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.connector.sqs.held import HeldMessage, HeldMessages
+from ergon_framework.connector.sqs.queue import (
+    BATCH,
+    MAX_VISIBILITY,
+    Batcher,
+    SqsConnectorError,
+    SqsQueue,
+    refusal,
+)
+from ergon_framework.connector.sqs.wire import (
+    MAX_BATCH_BYTES,
+    incoming,
+    outgoing,
+    plain_id,
+    size_of,
+)
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import ChannelLostError, ConfigurationError, PayloadError, describe
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.storage.server import Observation
+from ergon_framework.telemetry.tracing import dispatching
+
+logger = logging.getLogger("ergon.connector")
+EXAMPLE = "sqs://eu-central-1/orders"
+LONGEST_WAIT = 20
+FIFO = ".fifo"
+HEADROOM = 4096
+"""Bytes that a message is smaller than SQS allows, so that the reason of a dead letter fits in."""
+FEW_RECEIVES = 5
+"""Receives below which a redrive policy would set aside what was only parked."""
+
+
+class SqsDelivery(Delivered):
+    """A received message."""
+
+    __slots__ = ("held",)
+
+    held: HeldMessage
+
+
+class SqsConnector:
+    """Consumes an SQS queue, and produces into it.
+
+    ``url`` is ``sqs://region/queue``, or ``sqs://region/account/queue`` for a queue of another
+    account. Credentials are those that AWS clients find: variables, files or a role. ``endpoint``
+    is the address of a server that is not AWS. What is fetched is kept invisible to others for
+    ``visibility`` seconds, renewed while it is in hand. What failed for good goes to
+    ``dead_letter_queue``, by default the queue of the redrive policy. ``wait`` is how many seconds
+    a fetch waits for messages. Those for a FIFO queue have the group ``message_group`` names: a
+    field of the transaction (``correlation_id``), or a path into it (``payload.customer``).
+    """
+
+    joins_trace: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str | None = None,
+        format: str = "json",
+        endpoint: str | None = None,
+        visibility: int = 30,
+        wait: float = LONGEST_WAIT,
+        dead_letter_queue: str | None = None,
+        message_group: str = "correlation_id",
+        max_message_bytes: int = MAX_BATCH_BYTES - HEADROOM,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+        ca: str | None = None,
+    ) -> None:
+        place = BrokerUrl.of(url, port=443, schemes=["sqs"], example=EXAMPLE)
+        place.refuse_query("SqsConnector")
+        if not place.path or place.user:
+            raise ConfigurationError(
+                "the URL of the connector cannot be read",
+                remedy=f"write {EXAMPLE}; credentials are found where AWS clients look for them",
+            )
+        self.name = name
+        self.malformed = 0
+        self._region = place.host
+        self._account, _, self.queue = place.path.rpartition("/")
+        self._title = f"sqs://{place.host}/{place.path}"
+        self._endpoint, self._ca = endpoint, ca
+        self._visibility = _whole("visibility", visibility, 1, MAX_VISIBILITY)
+        self._wait = _whole("wait", wait, 0, LONGEST_WAIT)
+        self._dead_letter_queue = dead_letter_queue
+        self._group_path = message_group.split(".")
+        self._max_bytes = max_message_bytes
+        self._codec = MessageCodec(format, max_message_bytes, name)
+        self._wakeup = Wakeup()
+        self._connection = BrokerConnection(
+            self._title, self._connect, lambda queue: queue.client.close(), self._wakeup
+        )
+        self._in_flight = InFlight(self._wakeup, max_in_flight, max_in_flight_bytes)
+        self._held = HeldMessages(
+            self._visibility, self._in_flight, lambda some: self._queue().show_again(some)
+        )
+        self._deletes = Batcher(lambda some: self._queue().delete(some), self._threads)
+        self._returns = Batcher(lambda some: self._queue().show_again(some), self._threads)
+        self._receiving: Future[None] | None = None
+        self._dropped: DroppedDeliveries[HeldMessage] = DroppedDeliveries()
+
+    # ---- both ends of its life ----
+
+    def health(self) -> bool:
+        """Whether it can be used, as far as is known."""
+        return self._connection.state.is_healthy
+
+    def observe(self) -> list[Observation]:
+        """What ``ergon doctor`` says: whether the queue is there, and where failures go."""
+        try:
+            queue = self._queue()
+        except Exception as error:
+            remedy = getattr(error, "remedy", "") or "see that region, queue and rights are right"
+            return [Observation("queue", describe(error), remedy, is_grave=True)]
+        told = [Observation("queue", f"{self.queue} is there")]
+        if queue.dead_letters is None:
+            told.append(Observation("dead letters", "go nowhere", _NO_DEAD_LETTERS))
+        if queue.max_receives is not None and queue.max_receives < FEW_RECEIVES:
+            told.append(
+                Observation(
+                    "redrive",
+                    f"a message is set aside after {queue.max_receives} receives, and each parking"
+                    " is one",
+                    f"set maxReceiveCount of the queue to {FEW_RECEIVES} or more",
+                )
+            )
+        return told
+
+    def close(self) -> None:
+        """Give back what was not handed out, and let go."""
+        if self._connection.state.is_closed:
+            return
+        left = self._held.close()
+        self._wakeup.stop()
+        with suppress(Exception):
+            self._show([(each.handle, 0) for each in left])
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- producing ----
+
+    def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
+        """Send one message for each, ten in a request; returns when SQS has them all."""
+        refuse_extra(self, extra, _SETTINGS)
+        given = list(transactions)
+        with dispatching("sqs.send", "messaging.message.id", given):
+            entries = self._entries(given)
+            queue = self._queue()
+            self._asked(queue, lambda: queue.send(queue.url, entries))
+
+    # ---- consuming ----
+
+    def fetch_transactions(
+        self, batch_size: int, *, wait: float | None = None, **extra: Any
+    ) -> list[Transaction]:
+        """Up to ``batch_size`` messages; empty when ``wait`` seconds brought none."""
+        self._await(*self._checked(batch_size, wait, extra))
+        return self._take(batch_size)
+
+    def stop_waiting(self) -> None:
+        """The fetch under way waits no longer; what its request brings is for the next one."""
+        self._wakeup.stop()
+
+    def ack(self, transaction: Transaction) -> None:
+        """The transaction succeeded: delete its message."""
+        with self._settling(transaction, "ack") as held:
+            if held is not None:
+                self._delete(held).result()
+
+    def nack(self, transaction: Transaction, exc: Exception) -> None:
+        """The transaction failed for good: its message goes to the dead letters, with why."""
+        with self._settling(transaction, "nack") as held:
+            if held is not None:
+                self._bury(held, describe(exc))
+                self._delete(held).result()
+
+    def release(self, transaction: Transaction) -> None:
+        """The transaction was not worked to an end: let its message be received again."""
+        self.release_after(transaction, 0.0, verb="release")
+
+    def release_after(
+        self, transaction: Transaction, seconds: float, *, verb: str = "release_after"
+    ) -> None:
+        """Let the message be received again in so many seconds: twelve hours at most."""
+        with self._settling(transaction, verb) as held:
+            if held is not None:
+                self._return(held, seconds).result()
+
+    def get_transactions_count(self) -> int:
+        """About how many messages wait."""
+        queue = self._queue()
+        return int(self._asked(queue, queue.count))
+
+    # ---- the same for event loops ----
+
+    async def dispatch_transactions_async(
+        self, transactions: Iterable[Transaction], **extra: Any
+    ) -> None:
+        """The asyncio twin of ``dispatch_transactions``."""
+        await self._threads.run(self.dispatch_transactions, list(transactions), **extra)
+
+    async def fetch_transactions_async(
+        self, batch_size: int, *, wait: float | None = None, **extra: Any
+    ) -> list[Transaction]:
+        """The asyncio twin of ``fetch_transactions``. Cancelled, it has taken nothing."""
+        arguments = self._checked(batch_size, wait, extra)
+        try:
+            await self._threads.run(self._await, *arguments)
+        except asyncio.CancelledError:
+            self._wakeup.stop()
+            raise
+        return self._take(batch_size)
+
+    async def ack_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of ``ack``."""
+        with self._settling(transaction, "ack") as held:
+            if held is not None:
+                await _ended(self._delete(held))
+
+    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
+        """The asyncio twin of ``nack``."""
+        await self._threads.run(self.nack, transaction, exc)
+
+    async def release_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of ``release``."""
+        await self.release_after_async(transaction, 0.0, verb="release")
+
+    async def release_after_async(
+        self, transaction: Transaction, seconds: float, *, verb: str = "release_after"
+    ) -> None:
+        """The asyncio twin of ``release_after``."""
+        with self._settling(transaction, verb) as held:
+            if held is not None:
+                await _ended(self._return(held, seconds))
+
+    async def get_transactions_count_async(self) -> int:
+        """The asyncio twin of ``get_transactions_count``."""
+        return await self._threads.run(self.get_transactions_count)
+
+    async def aclose(self) -> None:
+        """The asyncio twin of ``close``."""
+        await self._threads.run(self.close)
+
+    # ---- inside: the queue ----
+
+    def _connect(self) -> SqsQueue:
+        boto3 = import_client("boto3", extra="sqs", connector="sqs")
+        config = import_client("botocore.config", extra="sqs", connector="sqs").Config(
+            connect_timeout=5,
+            read_timeout=LONGEST_WAIT + 10,
+            max_pool_connections=32,
+            # Once more at once, for a connection that had gone stale. Everything else waits as the
+            # core decides.
+            retries={"mode": "standard", "total_max_attempts": 2},
+        )
+        client = boto3.session.Session().client(
+            "sqs",
+            region_name=self._region,
+            endpoint_url=self._endpoint,
+            verify=self._ca,
+            config=config,
+        )
+        try:
+            return self._found(client)
+        except client.exceptions.ClientError as error:
+            raise _explained(self._title, error) from error
+
+    def _found(self, client: Any) -> SqsQueue:
+        account = {"QueueOwnerAWSAccountId": self._account} if self._account else {}
+        url = client.get_queue_url(QueueName=self.queue, **account)["QueueUrl"]
+        dead = self._dead_letter_queue
+        found = client.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])
+        policy = json.loads(found.get("Attributes", {}).get("RedrivePolicy", "{}"))
+        if dead is None and "deadLetterTargetArn" in policy:
+            dead = policy["deadLetterTargetArn"].rpartition(":")[2]
+        dead_url = None if dead is None else client.get_queue_url(QueueName=dead)["QueueUrl"]
+        receives = policy.get("maxReceiveCount")
+        return SqsQueue(client, url, dead_url, None if receives is None else int(receives))
+
+    def _queue(self) -> SqsQueue:
+        return self._connection.get()
+
+    def _asked(self, queue: SqsQueue, request: Any) -> Any:
+        """What a request answers; a broken connection is made anew at the next use."""
+        try:
+            return request()
+        except queue.client.exceptions.ClientError as error:
+            raise _explained(self._title, error) from error
+        except SqsConnectorError:
+            raise
+        except Exception as error:
+            raise self._connection.lost(queue, error) from error
+
+    # ---- inside: producing ----
+
+    def _entries(self, transactions: list[Transaction]) -> list[dict[str, Any]]:
+        """All of them, before the first is sent: a batch with a bad one is refused as a whole."""
+        entries = []
+        encoded = self._codec.encode_all(transactions)
+        for transaction, message in zip(transactions, encoded, strict=True):
+            entry = outgoing(message.body, message.headers)
+            if not message.body or size_of(entry) > self._max_bytes:
+                raise PayloadError(
+                    f"transaction {transaction.transaction_id!r} is {size_of(entry)} bytes long as"
+                    f" a message; SQS takes 1 to {self._max_bytes}",
+                    remedy="store the data elsewhere, in S3 say, and send its address",
+                    details={"transaction_id": transaction.transaction_id},
+                )
+            if self.queue.endswith(FIFO):
+                entry |= self._fifo(transaction)
+            entries.append(entry)
+        return entries
+
+    def _fifo(self, transaction: Transaction) -> dict[str, str]:
+        found: Any = getattr(transaction, self._group_path[0], None)
+        for each in self._group_path[1:]:
+            found = found.get(each) if isinstance(found, Mapping) else None
+        group = transaction.transaction_id if found is None else str(found)
+        return {
+            "MessageGroupId": plain_id(group),
+            "MessageDeduplicationId": plain_id(transaction.transaction_id),
+        }
+
+    # ---- inside: consuming ----
+
+    def _checked(
+        self, batch_size: int, wait: float | None, extra: Mapping[str, Any]
+    ) -> tuple[int, int]:
+        refuse_extra(self, extra, _SETTINGS)
+        _whole("batch_size", batch_size, 1, math.inf)
+        self._wakeup.begin()
+        return batch_size, self._wait if wait is None else _whole("wait", wait, 0, LONGEST_WAIT)
+
+    def _await(self, most: int, seconds: int) -> None:
+        """Wait until a message can be handed out, or a request for some came back without any."""
+        for held in self._dropped.take():
+            self._held.let_go(held)  # it becomes visible when its time is over
+        while not (self._held.can_take or self._wakeup.is_stopped):
+            queue = self._connection.wait()
+            if queue is None:
+                return
+            if queue.dead_letters is None:
+                raise ConfigurationError(
+                    f"{self._title} has no dead-letter queue", remedy=_NO_DEAD_LETTERS
+                )
+            room = self._in_flight.wait_for_room(most)
+            if not room:
+                return
+            is_behind = self._held.has_arrived  # others of their groups, which are in hand
+            # With some behind there is work, so an empty answer does not end the fetch.
+            if self._has_asked(queue, room, max(seconds, is_behind)) and not is_behind:
+                return
+
+    def _has_asked(self, queue: SqsQueue, most: int, seconds: int) -> bool:
+        """Ask for messages; whether an answer came, with some or without."""
+        receiving = self._begin_receiving(queue, most, seconds)
+        self._wakeup.wait(None, lambda: receiving.done() or self._held.can_take)
+        return receiving.done() and self._ended_well(queue, receiving)
+
+    def _begin_receiving(self, queue: SqsQueue, most: int, seconds: int) -> Future[None]:
+        if self._receiving is None or self._receiving.done():
+            self._receiving = self._threads.submit(self._receive, queue, most, seconds)
+            self._receiving.add_done_callback(lambda _: self._wakeup.notify())
+        return self._receiving
+
+    def _receive(self, queue: SqsQueue, most: int, seconds: int) -> None:
+        asked_at = SYSTEM_CLOCK.now()
+        found = queue.receive(most, seconds, self._visibility)
+        # A long poll may have brought them at its very end: they are ours from then on, at least
+        # as long as counted here.
+        if self._connection.state.is_closed:
+            queue.show_again([(each["ReceiptHandle"], 0) for each in found])
+        else:
+            self._held.add(found, asked_at if not seconds else SYSTEM_CLOCK.now())
+
+    def _ended_well(self, queue: SqsQueue, receiving: Future[None]) -> bool:
+        error = receiving.exception()
+        if error is None:
+            return True
+        if self._connection.state.is_closed:
+            self._queue()  # says that it is closed
+        if isinstance(error, queue.client.exceptions.ClientError):
+            found: BaseException = _explained(self._title, error)
+            if isinstance(found, ConfigurationError):
+                raise found from error
+        self._connection.lost(queue, error)
+        return False
+
+    def _take(self, most: int) -> list[Transaction]:
+        if self._connection.state.is_closed:
+            self._queue()  # says that it is closed
+        taken: list[Transaction] = []
+        for held in self._held.take(most):
+            try:
+                body, headers = incoming(held.raw)
+                delivery = self._codec.decode(SqsDelivery, body, headers, fallback_id=held.identity)
+            except MalformedMessageError as error:
+                self._threads.submit(self._set_aside, held, describe(error))
+                self.malformed += 1
+                continue
+            delivery.belongs_to(self, held=held)
+            self._dropped.watch(delivery, held)
+            taken.append(delivery)
+        return taken
+
+    # ---- inside: settling ----
+
+    @contextmanager
+    def _settling(self, transaction: Transaction, verb: str) -> Iterator[HeldMessage | None]:
+        with settling(SqsDelivery, transaction, self, verb, SqsConnectorError) as delivery:
+            if delivery is None:
+                yield None
+                return
+            held = delivery.held
+            if not self._held.is_ours(held):
+                self._held.let_go(held)
+                raise ChannelLostError(
+                    f"{self._title}: message {held.identity} became visible before it was settled",
+                    remedy="raise visibility, if something stops the process for longer than that",
+                )
+            yield held
+            self._dropped.forget(held)
+            self._held.let_go(held)
+            self._wakeup.notify()
+
+    def _delete(self, held: HeldMessage) -> Future[None]:
+        return self._deletes.submit(held.handle)
+
+    def _return(self, held: HeldMessage, seconds: float) -> Future[None]:
+        left = MAX_VISIBILITY - 1 - math.ceil(SYSTEM_CLOCK.now() - held.received_at)
+        shown = min(_whole("release_after's seconds", seconds, 0, math.inf), max(0, left))
+        behind = self._held.let_go(held, with_group=True)
+        for each in behind:
+            self._returns.submit((each.handle, 0))
+        return self._returns.submit((held.handle, shown))
+
+    def _bury(self, held: HeldMessage, reason: str) -> None:
+        queue = self._queue()
+        if queue.dead_letters is None:
+            raise SqsConnectorError(
+                f"{self._title} has no dead-letter queue", remedy=_NO_DEAD_LETTERS
+            )
+        try:
+            body, headers = incoming(held.raw)
+        except MalformedMessageError:
+            body, headers = held.raw["Body"].encode(), {}
+        entry = outgoing(body, with_reason(headers, reason))
+        if queue.dead_letters.endswith(FIFO):
+            entry |= {
+                "MessageGroupId": held.group or held.identity,
+                "MessageDeduplicationId": held.identity,
+            }
+        queue.send(queue.dead_letters, [entry])
+
+    def _set_aside(self, held: HeldMessage, reason: str) -> None:
+        """Move what is no transaction to the dead letters; if that fails, it comes again."""
+        try:
+            self._bury(held, reason)
+            self._delete(held).result()
+        except Exception as error:
+            logger.warning("%s: could not be set aside: %s", self._title, describe(error))
+            self.malformed -= 1
+        finally:
+            self._held.let_go(held)
+            self._wakeup.notify()
+
+    def _show(self, wanted: list[tuple[str, int]]) -> None:
+        for start in range(0, len(wanted), BATCH):
+            self._queue().show_again(wanted[start : start + BATCH])
+
+    @functools.cached_property
+    def _threads(self) -> OwnThreads:
+        return OwnThreads()
+
+
+_SETTINGS = "a fetch takes wait, and a dispatch takes none"
+_NO_DEAD_LETTERS = "give the queue a redrive policy, or the connector a dead_letter_queue"
+_MISTAKES = (
+    "AccessDenied",
+    "InvalidAddress",
+    "InvalidClientTokenId",
+    "NonExistentQueue",
+    "QueueDoesNotExist",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+)
+
+
+def _explained(title: str, error: Any) -> Exception:
+    """What SQS answered to a whole request, as the error for whoever asked."""
+    code = str(error.response["Error"]["Code"])
+    if any(each in code for each in _MISTAKES):
+        return ConfigurationError(
+            f"{title}: SQS answers {code}",
+            remedy="see that region and queue are right, and what the credentials may do",
+        )
+    return refusal(code)
+
+
+async def _ended(future: Future[None]) -> None:
+    # Shielded: the answer to a request has to find its future, also after a cancellation.
+    await asyncio.shield(asyncio.wrap_future(future))
+
+
+def _whole(name: str, value: object, least: int, most: float) -> int:
+    """A whole number within bounds; parts of a second count as one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        bound = f" to {most:g}" if math.isfinite(most) else " or more"
+        raise ConfigurationError(f"{name} is {value!r}", remedy=f"give {least}{bound}")
+    return math.ceil(value)
