@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.connectors import kafka_topic, sqs_queue
+from tests.connectors.kafka import kafka_topic
+from tests.connectors.sqs import sqs_queue
 from tests.docs.pages import ROOT, Block, blocks
 from tests.docs.programs import run_python
 from tests.servers.kafka import KafkaCluster

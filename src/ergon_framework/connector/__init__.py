@@ -21,18 +21,22 @@ if TYPE_CHECKING:
     from ergon_framework.connector.broker.registry import from_url
     from ergon_framework.connector.jobs import JobsConnector
     from ergon_framework.connector.jsonl import JsonlConnector
+    from ergon_framework.connector.kafka import KafkaConnector
     from ergon_framework.connector.memory import MemoryConnector
     from ergon_framework.connector.mqtt import MqttConnector
     from ergon_framework.connector.rabbitmq import RabbitConnector
+    from ergon_framework.connector.sqs import SqsConnector
     from ergon_framework.connector.webhook import WebhookReceiver
 
 _HOMES = {
     "BoundaryConnector": "connector.boundary",
     "JobsConnector": "connector.jobs",
     "JsonlConnector": "connector.jsonl",
+    "KafkaConnector": "connector.kafka",
     "MemoryConnector": "connector.memory",
     "MqttConnector": "connector.mqtt",
     "RabbitConnector": "connector.rabbitmq",
+    "SqsConnector": "connector.sqs",
     "WebhookReceiver": "connector.webhook",
     "Zone": "connector.boundary",
     "from_url": "connector.broker.registry",
@@ -42,9 +46,11 @@ __all__ = [
     "BoundaryConnector",
     "JobsConnector",
     "JsonlConnector",
+    "KafkaConnector",
     "MemoryConnector",
     "MqttConnector",
     "RabbitConnector",
+    "SqsConnector",
     "Transaction",
     "WebhookReceiver",
     "Zone",

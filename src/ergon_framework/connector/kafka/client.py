@@ -112,6 +112,7 @@ class ClientRule:
             "client.id": "ergon",
             "message.max.bytes": self.max_message_bytes + HEADROOM,
             "log.connection.close": False,
+            "log_level": 2,  # what is less than critical comes as an error, which we log ourselves
             **self.login.settings(),
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging
 import math
 import threading
 import time
@@ -38,15 +39,17 @@ from ergon_framework.connector.kafka.client import (
     ClientRule,
     Login,
 )
-from ergon_framework.connector.kafka.errors import KafkaConnectorError
+from ergon_framework.connector.kafka.errors import KafkaConnectorError, in_words
 from ergon_framework.connector.kafka.ledger import Entry, OffsetLedger, Order
-from ergon_framework.connector.kafka.member import QUESTION, GroupMember, MemberRule
+from ergon_framework.connector.kafka.member import GroupMember, MemberRule
 from ergon_framework.connector.kafka.sender import SLICE, Record, Sender
 from ergon_framework.errors import ChannelLostError, ConfigurationError, describe
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.server import Observation
 from ergon_framework.telemetry.tracing import dispatching
 
+CLIENT_LOGGER = logging.getLogger("ergon.connector.kafka")
+"""Where the client library's own log lines go."""
 NOT_BEFORE = "ergon-not-before"
 """Header in a retry topic: the Unix time before which the message is not handed out."""
 PLACE = "ergon-origin"
@@ -179,12 +182,12 @@ class KafkaConnector:
     def observe(self) -> list[Observation]:
         """What ``ergon doctor`` says: whether brokers answer, and which topics are missing."""
         try:
-            found = self._sender.metadata(None, QUESTION)
+            found = self._sender.metadata(None, HEALTH)
         except Exception as error:
             return [
                 Observation(
                     "brokers",
-                    f"{self._title} cannot be reached: {describe(error)}",
+                    f"{self._title} cannot be reached: {in_words(error)}",
                     "see that a broker runs there, and that user, password and TLS are right",
                     is_grave=True,
                 )
@@ -273,7 +276,7 @@ class KafkaConnector:
         try:
             return self._opened().lag()
         except Exception as error:
-            raise BrokerUnavailableError(f"{self._title}: {describe(error)}") from error
+            raise BrokerUnavailableError(f"{self._title}: {in_words(error)}") from error
 
     @property
     def late_settlements(self) -> int:
@@ -482,10 +485,11 @@ class KafkaConnector:
     def _made(self, kind: str, settings: dict[str, Any]) -> Any:
         library = import_client("confluent_kafka", extra="kafka", connector="kafka")
         try:
-            return getattr(library, kind)(settings)
+            # Without a logger the library writes to the standard error.
+            return getattr(library, kind)(settings, logger=CLIENT_LOGGER)
         except library.KafkaException as error:
             raise ConfigurationError(
-                f"{self._title}: {error.args[0].str()}", remedy="correct the setting in client"
+                f"{self._title}: {in_words(error)}", remedy="correct the setting in client"
             ) from error
 
     @functools.cached_property

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ergon_framework.connector.kafka.errors import KafkaConnectorError
+from ergon_framework.connector.kafka.errors import KafkaConnectorError, in_words
 from ergon_framework.connector.kafka.ledger import Entry, OffsetLedger, Partition
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConnectorError, describe
@@ -306,7 +306,7 @@ class GroupMember:
                 self._changed.wait(until)
         error = self._commit_now(found)
         if error is not None:  # the next member handles these again
-            logger.warning("%s: offsets were not committed: %s", self._name, describe(error))
+            logger.warning("%s: offsets were not committed: %s", self._name, in_words(error))
         self._forget(found)
 
     def _on_lost(self, _consumer: object, partitions: Iterable[Any]) -> None:

@@ -13,7 +13,7 @@ from ergon_framework.connector.kafka import KafkaConnector
 from ergon_framework.errors import ConfigurationError, ConnectorError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.suites import ConnectorFaults, exercise_connector
-from tests.connectors.kafka_topic import (
+from tests.connectors.kafka.kafka_topic import (
     connect,
     dead_letters,
     headers,
@@ -23,6 +23,7 @@ from tests.connectors.kafka_topic import (
     send,
     take,
 )
+from tests.connectors.recorded_results import check_recorded
 from tests.servers.kafka import KafkaCluster, KafkaLink
 from tests.waiting import until
 
@@ -73,14 +74,17 @@ def test_it_behaves_as_every_connector_must(
             (each.value(), headers(each)) for each in read(kafka, connector.topic)
         ],
     )
-    exercise_connector(
+    report = exercise_connector(
         made,
         colour=colour,
         dead_letters=dead,
         order="strict",
         faults=faults,
         patience=20,  # the group waits for a dead member until its session has ended
+        # Without a retry topic the consumer keeps what is parked; with one, a test below shows it.
+        skip=["parked_outlives_its_consumer"],
     )
+    check_recorded("kafka", report)
 
 
 def test_the_next_member_gets_what_has_no_outcome(kafka: KafkaCluster) -> None:
@@ -176,18 +180,19 @@ def test_messages_of_other_programs_have_the_id_of_their_place(kafka: KafkaClust
 
 
 def test_a_retry_topic_takes_what_is_parked(kafka: KafkaCluster) -> None:
-    """The partition's offset goes on, and the message comes back when its time has come."""
+    """The partition's offset goes on, and any member gets the message when its time has come."""
     topic = kafka.new_topic()
-    with connect(kafka, topic, retry_topic=f"{topic}.retry") as connector:
-        connector.dispatch_transactions(numbered(2))
-        parked, other = take(connector, 2)
-        connector.release_after(parked, 0.5)
-        connector.ack(other)
-        until(lambda: connector.get_transactions_count() == 1, "the offset to pass the parked one")
-        (again,) = take(connector, 1)
+    with connect(kafka, topic, retry_topic=f"{topic}.retry") as first:
+        first.dispatch_transactions(numbered(2))
+        parked, other = take(first, 2)
+        first.release_after(parked, 0.5)
+        first.ack(other)
+        until(lambda: first.get_transactions_count() == 1, "the offset to pass the parked one")
+    with connect(kafka, topic, retry_topic=f"{topic}.retry") as second:
+        (again,) = take(second, 1)
         assert (again.transaction_id, again.topic) == ("t0", f"{topic}.retry")
-        connector.ack(again)
-        until(lambda: connector.get_transactions_count() == 0, "both to be done")
+        second.ack(again)
+        until(lambda: second.get_transactions_count() == 0, "both to be done")
 
 
 def test_what_is_read_ahead_is_bounded(kafka: KafkaCluster) -> None:

@@ -18,7 +18,8 @@ from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.link import Link
 from ergon_framework.testing.suites import ConnectorFaults, exercise_connector
 from tests import fork_server
-from tests.connectors.sqs_queue import connect, dead_letters, ids, numbered, take
+from tests.connectors.recorded_results import check_recorded
+from tests.connectors.sqs.sqs_queue import connect, dead_letters, ids, numbered, take
 from tests.servers.s3 import REGION
 from tests.servers.sqs import SqsServer
 from tests.waiting import until
@@ -63,7 +64,7 @@ def test_it_behaves_as_every_connector_must(
         put_foreign=lambda connector, body, given: sqs.send(connector.queue, body.decode(), given),
         read_foreign=lambda connector: [incoming(each) for each in sqs.read(connector.queue)],
     )
-    exercise_connector(
+    report = exercise_connector(
         made,
         colour=colour,
         dead_letters=dead,
@@ -72,6 +73,7 @@ def test_it_behaves_as_every_connector_must(
         skip=["keeps_large_payload"],
         patience=20,
     )
+    check_recorded("sqs", report)
 
 
 CONSUMER = """

@@ -17,7 +17,7 @@ import pytest
 from ergon_framework.connector.kafka import KafkaConnector
 from ergon_framework.errors import ChannelLostError, ConnectorError
 from tests import fork_server
-from tests.connectors.kafka_topic import connect, ids, numbered, read, take
+from tests.connectors.kafka.kafka_topic import connect, ids, numbered, read, take
 from tests.servers.kafka import FAST, KafkaCluster, KafkaLink
 from tests.waiting import until
 
