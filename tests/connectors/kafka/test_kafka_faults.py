@@ -182,30 +182,61 @@ def test_a_member_that_joins_gets_partitions_and_nothing_twice(kafka: KafkaClust
             sent += 40
 
         more()
-        pool.submit(work, first)
+        working = [pool.submit(work, first)]
         until(lambda: by[first] > 20, "the first member to work")
-        pool.submit(work, second)
+        working.append(pool.submit(work, second))
         while by[second] < 40 or len(first.partitions) != 2 or len(second.partitions) != 2:
             more()
             stop.wait(0.2)
         until(lambda: len(handled) == sent, "the rest")
+        stop.set()
+        for each in working:
+            each.result(30)
     assert set(handled.values()) == {1}
+
+
+def test_a_rebalance_waits_for_what_is_in_hand(kafka: KafkaCluster) -> None:
+    """The new owner gets nothing before it is settled, and then nothing of it."""
+    topic = kafka.new_topic(4)
+    with ExitStack() as stack:
+        first = stack.enter_context(connect(kafka, topic, partition_key="transaction_id"))
+        second = stack.enter_context(connect(kafka, topic))
+        pool = stack.enter_context(ThreadPoolExecutor())
+        first.dispatch_transactions(numbered(40))
+        held = take(first, 40)
+        waiting = pool.submit(take, second, 1)
+        stack.callback(second.stop_waiting)
+        for _ in range(50):  # long enough for a group that is given partitions at once
+            threading.Event().wait(0.1)
+            assert not waiting.done()
+        for delivery in held:
+            first.ack(delivery)
+        until(lambda: len(first.partitions) == 2, "the revoke")
+        first.dispatch_transactions(numbered(40, "later"))
+        (came,) = waiting.result(60)
+        assert came.transaction_id.startswith("later")
+        assert first.late_settlements == 0
 
 
 def test_a_handler_longer_than_the_rebalance_waits_loses_its_delivery(kafka: KafkaCluster) -> None:
     """The wait is bounded: then the new owner has the message, and the late outcome is refused."""
-    topic = kafka.new_topic()
-    with connect(kafka, topic, revoke_wait=0.3) as slow:
-        slow.dispatch_transactions(numbered(1))
-        (held,) = take(slow, 1)
-        # The same group, whose only partition may go to either member: the first one leaves.
-        leaving = threading.Thread(target=slow.close)
-        with connect(kafka, topic) as other:
-            leaving.start()
-            (again,) = take(other, 1)
-            assert again.transaction_id == held.transaction_id
-            other.ack(again)
-        leaving.join()
+    topic = kafka.new_topic(4)
+    options: dict[str, Any] = {"revoke_wait": 0.3, "partition_key": "transaction_id"}
+    with connect(kafka, topic, **options) as slow, connect(kafka, topic) as other:
+        slow.dispatch_transactions(numbered(40))
+        held = take(slow, 40)
+        again = ids(take(other, 1))
+        until(lambda: len(other.partitions) == 2, "the rebalance")
+        refused = []
+        for delivery in held:
+            try:
+                slow.ack(delivery)
+            except ChannelLostError:
+                refused.append(delivery.transaction_id)
+        assert set(again) < set(refused)
+        assert len(refused) == slow.late_settlements
+        again += ids(take(other, len(refused) - 1))
+        assert sorted(again) == sorted(refused)
 
 
 def test_a_handler_may_run_longer_than_the_group_waits_for_a_poll(kafka: KafkaCluster) -> None:
