@@ -14,6 +14,7 @@ from importlib import metadata
 from comparison import Record
 from connector_parts.nats import nats
 from connector_parts.postgres import postgres, postgres_threads
+from connector_parts.rabbitmq import rabbitmq, rabbitmq_threads
 from connector_parts.redis_streams import redis_streams, redis_streams_threads
 from harness import Benchmark
 
@@ -21,10 +22,12 @@ CASES = {
     "nats": nats,
     "postgres": postgres,
     "postgres-threads": postgres_threads,
+    "rabbitmq": rabbitmq,
+    "rabbitmq-threads": rabbitmq_threads,
     "redis-streams": redis_streams,
     "redis-streams-threads": redis_streams_threads,
 }
-LIBRARIES = ("faststream", "nats-py", "psycopg", "redis")
+LIBRARIES = ("aio-pika", "faststream", "nats-py", "pika", "psycopg", "redis")
 
 
 def main() -> int:
