@@ -207,13 +207,12 @@ def test_a_table_of_the_settings_feeds_a_provider_of_the_script(
     """What the script says goes before it, field by field; a name without a table is as before."""
     (tmp_path / "ergon.toml").write_text(TABLES)
     monkeypatch.setenv("ERGON_PROVIDERS__RATES__ATTEMPT_TIMEOUT", "4")
-    with App(tmp_path / "ergon.toml") as app:
-        fed, own = (
-            app.provider("rates"),
-            app.provider("rates", attempts=2, budget=60.0, quota="9/s"),
-        )
+    file = tmp_path / "ergon.toml"
+    with App(file) as app, App(file) as second, App(file) as third:
+        fed = app.provider("rates")
+        own = second.provider("rates", attempts=2, budget=60.0, quota="9/s")
         mail, other = app.provider("mail"), app.provider("other")
-        free = app.provider("rates", quota="unlimited")
+        free = third.provider("rates", quota="unlimited")
         seen: list[float] = []
 
         @fed.call(attempts=4)
@@ -245,6 +244,16 @@ def test_a_table_of_the_settings_feeds_a_provider_of_the_script(
         assert (tmp_path / "work.db").exists()
         with pytest.raises(ConfigurationError, match=r"attempts=5 is more .* makes \(4\)"):
             quote.options(attempts=5)
+
+
+def test_a_provider_is_declared_once() -> None:
+    """Two of one name share a circuit and a quota, and only one of them would say how large."""
+    with App(url="memory://") as app:
+        app.provider("rates", quota="10/day")
+        app.provider("rates", quota="10/day")
+        with pytest.raises(WiringError, match=r"'rates' is declared twice .*: attempts, quota"):
+            app.provider("rates", quota="99/day", attempts=2)
+        app.provider("other", quota="99/day")
 
 
 def test_a_table_may_take_the_bound_away_that_a_function_needs(tmp_path: Path) -> None:

@@ -121,12 +121,32 @@ def test_what_it_yields_has_to_be_said() -> None:
     def vague() -> Iterator[dict[str, str]]:
         yield {}
 
-    for function, told in ((silent, "does not say what it yields"), (vague, "no parameter")):
-        dependencies, _ = opened(function)
+    def wrong() -> Pool:  # type: ignore[misc]
+        yield Pool()
+
+    asked = "does not say what it yields"
+    for function, told in ((silent, asked), (vague, "no parameter"), (wrong, asked)):
+        dependencies = Dependencies()
         with pytest.raises(HookError, match=told):
-            dependencies.injected(Pool)
+            dependencies.add(function)
+        assert dependencies.lifespans == []
     with pytest.raises(HookError, match="no generator function"):
         Dependencies().add(Pool)
+
+
+def test_types_may_be_defined_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be read by then is refused before anything runs."""
+
+    def below() -> Iterator[Later]:  # type: ignore[name-defined]  # noqa: F821
+        yield Cache()
+
+    dependencies = Dependencies()
+    dependencies.add(below)
+    with pytest.raises(HookError, match="cannot be read: NameError"):
+        dependencies.check()
+    monkeypatch.setitem(globals(), "Later", Cache)
+    dependencies.check()
+    assert dependencies.injected(Cache) is Cache
 
 
 def test_a_tuple_of_another_length_is_told() -> None:

@@ -157,6 +157,7 @@ class App:
         self.registry = Registry(dependencies=self._dependencies, middleware=self._middleware)
         self._consumers: dict[str, FunctionConsumer[..., Any]] = {}
         self._providers: list[Provider] = []
+        self._provider_options: dict[str, Mapping[str, object]] = {}
         self._zones: dict[str, Zone] = {}
         renew_after_fork(self)
 
@@ -389,6 +390,7 @@ class App:
         from ergon_framework.providers.functions import Provider
 
         check_provider_words(options)
+        self._refuse_other_options(name, dict(options))
         options.setdefault("store", partial(self._call_store, name))
         made = Provider(
             name,
@@ -399,6 +401,21 @@ class App:
         )
         self._providers.append(made)
         return made
+
+    def _refuse_other_options(self, name: str, given: Mapping[str, object]) -> None:
+        """Refuse the name of another provider: both would share its circuits and its quota.
+
+        Whichever were called first would decide how the calls of the other are counted.
+        """
+        before = self._provider_options.setdefault(name, given)
+        differing = {each for each in {**before, **given} if before.get(each) != given.get(each)}
+        if differing:
+            raise WiringError(
+                f"the provider {name!r} is declared twice in this App, with other options:"
+                f" {', '.join(sorted(differing))}",
+                remedy="declare it once and import it where it is called, or give this one a name"
+                " of its own; one call differs with .options()",
+            )
 
     def _provider_settings(self, name: str) -> dict[str, Any]:
         """What the settings say about the calls of a provider, asked at the first of them."""
@@ -581,6 +598,7 @@ class App:
         from ergon_framework.executor.loading import refuse_while_loading
 
         refuse_while_loading("starts a worker")
+        self._dependencies.check()
         served = checked_queues("run", queues)
         limits: dict[str, float | None] = {
             "max_jobs_per_process": max_jobs_per_process,
@@ -669,6 +687,7 @@ class App:
 
         served = checked_queues("drain", queues)
         check_values("drain", max_jobs=max_jobs, raises=raises)
+        self._dependencies.check()
         self._refuse_namesake()
         most = MAX_JOBS if max_jobs is None else max_jobs
         return drain(self, queues=served, max_jobs=most, raises=raises)

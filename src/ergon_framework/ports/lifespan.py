@@ -107,11 +107,13 @@ class Lifespan:
             )
         self.function = function
         self.place = place_of(function)
-        self._provides: tuple[type, ...] | None = None
+        # Types may be defined below it, or later in a module that is being imported: those are
+        # read when they are needed, and before a run begins.
+        self._provides = _yielded_by_now(self.name, function)
 
     @property
     def provides(self) -> tuple[type, ...]:
-        """The types of what it yields, read at the first use: they may be defined below it."""
+        """The types of what it yields."""
         if self._provides is None:
             self._provides = _yielded(self.name, self.function)
         return self._provides
@@ -144,6 +146,11 @@ class Dependencies:
         """Open a lifespan before the first handler, after those that were added before it."""
         self.lifespans.append(Lifespan(function, **options))
         return function
+
+    def check(self) -> None:
+        """Refuse lifespans whose types cannot be read, before anything is opened or started."""
+        for each in self.lifespans:
+            _ = each.provides
 
     @property
     def startup_timeout(self) -> float:
@@ -414,6 +421,16 @@ def checked_limits(name: str, options: Mapping[str, Any]) -> Mapping[str, float 
                 remedy="give it a number of seconds above 0, or None for no limit",
             )
     return options
+
+
+def _yielded_by_now(name: str, function: Callable[[], Any]) -> tuple[type, ...] | None:
+    """What it yields, refused where it is declared; None while a type has no value yet."""
+    try:
+        return _yielded(name, function)
+    except HookError as error:
+        if isinstance(error.__cause__, (NameError, AttributeError)):
+            return None
+        raise
 
 
 def _yielded(name: str, function: Callable[[], Any]) -> tuple[type, ...]:
