@@ -119,6 +119,41 @@ def test_the_app_of_a_module(
     assert line.split()[:2] == ["jobs", "0"]
 
 
+PIDS = """
+import os
+from pathlib import Path
+
+from ergon_framework import App
+
+app = App()
+none = App()
+
+
+@app.job
+def meet(number: int) -> int:
+    while len(list(Path(__file__).parent.glob("*.pid"))) < number:
+        Path(__file__).with_name(f"{os.getpid()}.pid").touch()
+    return os.getpid()
+"""
+
+
+@pytest.mark.slow
+def test_so_many_processes_run_the_jobs_of_an_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As ``app.run(processes=2)`` does; an App without jobs has nothing for them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meeting.py").write_text(PIDS)
+    enqueue = ["enqueue", "meeting#meet", "--args", "[2]", "--store", "sqlite:///ergon.db"]
+    for _ in range(2):
+        assert invoke([*enqueue, "--timeout", "20"]) == 0
+    assert invoke(["run", "meeting.py:app", "--burst", "--workers", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["jobs"]["completed"] == 2
+    assert len(list(tmp_path.glob("*.pid"))) == 2
+    assert "this App declares none" in told(capsys, "meeting.py:none", "--workers", "2")
+
+
 def test_what_is_no_app_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With what to write instead."""
     place = f"jobs/{script.name}"

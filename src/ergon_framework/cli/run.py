@@ -64,9 +64,11 @@ def check_asked(target: str | None, everything: bool, config: Path | None) -> No
         )
 
 
-def check_options(context: typer.Context, what: str) -> None:
-    """Refuse options that only mean something for one task."""
+def check_options(context: typer.Context, what: str, allowed: str = "") -> None:
+    """Refuse options that only mean something for one task, except one that is ``allowed``."""
     for name in _OF_TASKS:
+        if name == allowed:
+            continue
         source: Any = context.get_parameter_source(name)
         if source is not None and source.name == _GIVEN:
             raise ConfigurationError(
@@ -220,13 +222,13 @@ def run(
     with keep_stdout(as_json):  # it imports the user's module
         app = find_app(target or "")
     if app is not None:
-        check_options(context, "an App")
+        check_options(context, "an App", allowed="workers")
         if session.is_process and not is_given and for_all is not None:
             # An App reads the settings beside its script, wherever the command runs.
             del os.environ["ERGON_CONFIG"]
         if is_given:
             _check_config(app, config)
-        return _run_app(app, burst=burst, as_json=as_json)
+        return _run_app(app, workers, burst=burst, as_json=as_json)
     if burst:
         raise ConfigurationError("--burst is for an App", remedy="leave it out")
     part = part_named(target or "", load_settings(config))
@@ -281,10 +283,16 @@ def _check_config(app: App, config: Path | None) -> None:
         )
 
 
-def _run_app(app: App, *, burst: bool, as_json: bool) -> int:
+def _run_app(app: App, workers: int | None, *, burst: bool, as_json: bool) -> int:
     """Run everything that a script declared; what its own code prints is kept out of JSON."""
+    if workers is not None and not app.registry.names:
+        raise ConfigurationError(
+            "--workers is how many processes run jobs, and this App declares none",
+            remedy="leave it out; a consumer handles several messages at once with"
+            " @app.consumer(..., concurrency=8)",
+        )
     with keep_stdout(as_json):
-        report = app.run(burst=burst)
+        report = app.run(burst=burst, processes=workers)
     if as_json:
         consumers = {name: each.to_dict() for name, each in report.consumers.items()}
         view = {"jobs": msgspec.structs.asdict(report.jobs), "consumers": consumers}
