@@ -70,6 +70,22 @@ def open_fact_store(
     return _open_file(path_in(rest), zone, clock, read_only)
 
 
+def make_marked(url: str, zone: str, state: bytes) -> None:
+    """Make a zone's store on a server with a move state in it; one that is there stays as it is.
+
+    So it is refused to everybody else from its first moment. New files are announced beside them.
+    """
+    kind, _ = _fact_parts(url)
+    if kind == "postgresql":
+        from ergon_framework.boundary.factstore.postgres.database import make_marked as make_tables
+
+        make_tables(url, zone, state)
+    elif kind == "nats":
+        from ergon_framework.boundary.factstore.nats.setup import make_marked as make_stream
+
+        make_stream(url, zone, state)
+
+
 def check_fact_url(url: str) -> None:
     """Refuse a URL that names no store of facts, or one whose driver is missing; nothing is
     opened.

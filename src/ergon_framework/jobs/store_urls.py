@@ -50,6 +50,24 @@ def open_store(
     return store
 
 
+def make_marked(url: str, state: bytes) -> None:
+    """Make a store on a server with a move state in it; one that is there stays as it is.
+
+    So it is refused to everybody else from its first moment. New files are announced beside them.
+    """
+    kind, _ = check_url(url)
+    if find_substitute("jobs", url) is not None:
+        return
+    if kind in _REDIS:
+        from ergon_framework.jobs.stores.redis.records import make_marked as make_marked_redis
+
+        make_marked_redis(url, state)
+    elif kind == "postgresql":
+        from ergon_framework.jobs.stores.postgres.records import make_marked as make_marked_tables
+
+        make_marked_tables(url, state)
+
+
 def refuse_moved(store: FullJobStore, url: str) -> None:
     """Refuse a store that a move has not filled yet, or whose jobs went elsewhere."""
     state = move_state_of(store)

@@ -9,20 +9,21 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from ergon_framework.app.move.endpoints import Asked
 from ergon_framework.app.move.run import run_all
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.store_urls import open_facts
+from ergon_framework.boundary.store_urls import open_fact_store, open_facts
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.transfer import MoveState
+from ergon_framework.ports.transfer import MoveState, move_state_of
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.storage.incoming import Announcement, refuse_incoming
-from tests.app.move.stock import add, append, ergon, moved, with_jobs
+from tests.app.move.stock import ZONE, add, append, ergon, moved, with_jobs
 
 pytestmark = pytest.mark.req("SCALE:move")
 
@@ -73,12 +74,12 @@ def test_a_folder_of_facts_takes_none_before_it_is_marked(
     new = tmp_path / "new" / "zone"
     killed("move", str(zone), str(new), at=step)
     with pytest.raises(StoreError, match="a move into this store has not ended"):
-        LocalZone.open("plant-a", ZoneSettings(data=str(new))).close()
-    with closing(open_facts("plant-a", ZoneSettings(data=str(zone)))) as store:
+        LocalZone.open(ZONE, ZoneSettings(data=str(new))).close()
+    with closing(open_facts(ZONE, ZoneSettings(data=str(zone)))) as store:
         append(store, "b")
     moved(zone, new)
     assert not notes_in(tmp_path)
-    with closing(open_facts("plant-a", ZoneSettings(data=str(new)))) as store:
+    with closing(open_facts(ZONE, ZoneSettings(data=str(new)))) as store:
         assert [log.head for log in store.logs()] == [2]
 
 
@@ -100,6 +101,56 @@ def test_a_file_that_is_imported_takes_nothing_before_it_is_marked(
     with closing(open_store(new)) as store:
         assert [job.id for job in store.search(Search())] == ["a"]
     assert not notes_in(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["postgres_url", "redis_url"])
+def test_jobs_on_a_server_are_refused_from_when_their_store_is_made(
+    server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The old store goes on, and the same command brings along what came there."""
+    old = with_jobs(f"sqlite:///{tmp_path}/old.db", lambda s: s.put("a"))
+    new = request.getfixturevalue(server)
+    killed("move", old, new, "--shut", at="move.target.made")
+    with pytest.raises(StoreError, match="a move into this store has not ended"):
+        open_store(new)
+    with closing(open_store(old)) as store:
+        add(store, "b")
+    moved(old, new, shuts=True)
+    with closing(open_store(new)) as store:
+        assert [job.id for job in store.search(Search())] == ["b", "a"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["postgres_url", "nats_url"])
+def test_facts_on_a_server_are_refused_from_when_their_store_is_made(
+    server: str, zone: Path, request: pytest.FixtureRequest
+) -> None:
+    """A node that begins there would give offsets that the old one gives, too."""
+    new = request.getfixturevalue(server)
+    killed("move", str(zone), new, at="move.target.made")
+    with pytest.raises(StoreError, match="a move into this store has not ended"):
+        open_facts(ZONE, ZoneSettings(store=SecretStr(new)))
+    with closing(open_facts(ZONE, ZoneSettings(data=str(zone)))) as store:
+        append(store, "b")
+    moved(zone, new, zone=ZONE)
+    with closing(open_facts(ZONE, ZoneSettings(store=SecretStr(new)))) as store:
+        assert [log.head for log in store.logs()] == [2]
+
+
+@pytest.mark.slow
+def test_a_refused_move_leaves_a_server_open(zone: Path, tmp_path: Path, postgres_url: str) -> None:
+    """What was made for it there may be used for anything else then."""
+    old = with_jobs(f"sqlite:///{tmp_path}/old.db", lambda s: s.put("a"))
+    new = StoreLocation(postgres_url)
+    with closing(open_fact_store(postgres_url, zone=ZONE)) as store:
+        append(store, "other")
+    several = [Asked(StoreLocation(str(zone)), new, zone=ZONE), Asked(StoreLocation(old), new)]
+    with pytest.raises(StoreError, match="holds facts already"):
+        run_all(several, lambda _: None)
+    with closing(open_store(postgres_url)) as jobs:
+        assert move_state_of(jobs) == MoveState()
+        add(jobs, "other")
 
 
 def test_a_refused_move_leaves_nothing_beside_a_file(jobs: str, tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,9 @@ from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.store_urls import clock_of, open_fact_store
+from ergon_framework.boundary.store_urls import make_marked as make_marked_facts
 from ergon_framework.errors import ConfigurationError, StoreError, StoreSchemaError
+from ergon_framework.jobs.store_urls import make_marked as make_marked_jobs
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.factstore import FactStore
@@ -36,8 +39,12 @@ from ergon_framework.ports.jobstore import FullJobStore, Search
 from ergon_framework.ports.transfer import (
     FACT_KINDS,
     JOB_KINDS,
+    Fence,
+    MoveState,
     ProgramMove,
+    RecordStore,
     ZoneEpochRecord,
+    encode_move_state,
     records_of,
     store_id_of,
 )
@@ -236,10 +243,16 @@ def job_source(asked: Asked, stack: ExitStack) -> FullJobStore | None:
     return source
 
 
-def job_target(asked: Asked, stack: ExitStack, *, tolerates_workers: bool = False) -> FullJobStore:
-    """The store that jobs are written to."""
+def job_target(
+    asked: Asked, stack: ExitStack, first: MoveState, *, tolerates_workers: bool = False
+) -> FullJobStore:
+    """The store that jobs are written to; ``first`` is what a new one on a server begins with."""
+    written = encode_move_state(first)
+    if not asked.is_trial:
+        make_marked_jobs(asked.target.url, written)
     target = _target(asked, _open_target, MemoryJobStore, lambda: _has_jobs(asked.target))
     stack.enter_context(closing(target))
+    stack.callback(_forget, records_of(target), written)
     if not tolerates_workers:
         refuse_workers(target, target.now(), asked.target.name, is_target=True)
     return target
@@ -253,18 +266,20 @@ def job_part(
     if source is None:
         return
     _refuse_elsewhere(asked, source, "jobs")
-    target = job_target(asked, stack, tolerates_workers=tolerates_workers)
+    identity, birth = f"jobs of {asked.source.name}", store_id_of(source)
+    first = first_state(identity, birth, asked.program)
+    target = job_target(asked, stack, first, tolerates_workers=tolerates_workers)
     records = records_of(source)
     yield Transfer(
         "jobs",
         FencedStore(records, asked.source.name, InlinedRecords(records, asked.settings)),
         FencedStore(records_of(target), asked.target.name),
         JOB_KINDS,
-        f"jobs of {asked.source.name}",
+        identity,
         asked.target.name,
         {"jobs": source.count(Search())},
         lambda: [(queue.name, queue.counts) for queue in source.queues()],
-        store_id_of(source),
+        birth,
         source.now,
         origin=asked.source.name,
         program=asked.program,
@@ -332,10 +347,16 @@ def zone_source(asked: Asked, stack: ExitStack) -> FactStore:
     return source
 
 
-def zone_target(asked: Asked, zone: str, stack: ExitStack) -> FactStore:
-    """The store that facts are written to; its folder is locked."""
-    if asked.target.file is not None and not asked.is_trial:
-        stack.enter_context(closing(DataFolder.lock(asked.target.file.parent)))
+def zone_target(asked: Asked, zone: str, stack: ExitStack, first: MoveState) -> FactStore:
+    """The store that facts are written to; its folder is locked.
+
+    ``first`` is what a new one on a server begins with.
+    """
+    written = encode_move_state(first)
+    if not asked.is_trial:
+        if asked.target.file is not None:
+            stack.enter_context(closing(DataFolder.lock(asked.target.file.parent)))
+        make_marked_facts(asked.target.url, zone, written)
 
     def opened(url: str, **how: Any) -> Any:
         return open_fact_store(url, zone=zone, **how)
@@ -344,6 +365,7 @@ def zone_target(asked: Asked, zone: str, stack: ExitStack) -> FactStore:
         asked, opened, lambda: MemoryFactStore(zone), lambda: zone in zones_at(asked.target)
     )
     stack.enter_context(closing(target))
+    stack.callback(_forget, records_of(target), written)
     return target
 
 
@@ -352,13 +374,15 @@ def zone_part(asked: Asked, stack: ExitStack) -> Transfer:
     source = zone_source(asked, stack)
     _refuse_elsewhere(asked, source, "facts")
     info = source.info()
-    target = zone_target(asked, info.zone, stack)
+    identity = f"facts of {info.zone}, epoch {info.epoch}"
+    first = first_state(identity, program=asked.program)
+    target = zone_target(asked, info.zone, stack, first)
     return Transfer(
         "facts",
         FencedStore(records_of(source), asked.source.name),
         FencedStore(records_of(target), asked.target.name),
         FACT_KINDS,
-        f"facts of {info.zone}, epoch {info.epoch}",
+        identity,
         asked.target.name,
         {"facts": sum(log.head - log.first + 1 for log in source.logs())},
         lambda: _heads(source),
@@ -458,6 +482,21 @@ def id_at(place: StoreLocation, part: str) -> str:
     except (ConfigurationError, StoreError):  # whoever opens it says so
         pass
     return ""
+
+
+def first_state(identity: str, birth: str = "", program: ProgramMove | None = None) -> MoveState:
+    """What a store on a server is made with: a move of this source is going to fill it.
+
+    The token is not that of the part: as long as the state is this one, nothing was begun.
+    """
+    return MoveState(identity, birth=birth, token=secrets.token_hex(8), program=program)
+
+
+def _forget(target: RecordStore, first: bytes) -> None:
+    """Leave a store that this run has made empty and open, if the move was refused."""
+    with suppress(StoreError):  # why the move was refused is what is told
+        if target.move_state() == first:
+            target.set_move_state(None, Fence(first))
 
 
 def _target(

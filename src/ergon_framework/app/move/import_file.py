@@ -42,6 +42,7 @@ from ergon_framework.ports.transfer import (
     FILE_OF_RECORDS,
     C,
     FactIdRecord,
+    MoveState,
     RecordStore,
     move_state_of,
     records_of,
@@ -146,9 +147,14 @@ def _work_parts(
         calls = endpoints.call_target(asked.target)
         parts.append(_part(CALLS, file, calls, asked))
     if JOBS in file.header.parts:
-        jobs = endpoints.job_target(steps, stack)
+        jobs = endpoints.job_target(steps, stack, _first(file))
         parts.append(_part(JOBS, file, records_of(jobs), asked))
     return parts
+
+
+def _first(file: RecordFile) -> MoveState:
+    """What a new store on a server begins with."""
+    return endpoints.first_state(f"{FILE_OF_RECORDS}{file.digest}")
 
 
 def _part(name: str, file: RecordFile, target: RecordStore, asked: Importing) -> Transfer:
@@ -233,7 +239,7 @@ def _import_zone(
     place = _object_place(asked, file)
     if place is not None:
         endpoints.refuse_object_target(place, str(file.header.zone), asked.target.file)
-    store = endpoints.zone_target(steps, str(file.header.zone), stack)
+    store = endpoints.zone_target(steps, str(file.header.zone), stack, _first(file))
     part = _part(FACTS, file, records_of(store), asked)
     _begin(asked, [part], announced)
     if place is None:

@@ -76,7 +76,11 @@ def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
             lock.alone(each for each in several if each.shuts and not each.is_trial)
         )
         announced = stack.enter_context(announced_files(several))
-        moves = [(_open_zone if each.is_zone else _open_work)(each, stack) for each in several]
+        # The last first, as when they are marked: stores on servers are made with a mark.
+        moves = [
+            (_open_zone if each.is_zone else _open_work)(each, stack) for each in reversed(several)
+        ]
+        moves.reverse()
         left = _without_ended(moves)
         for move in left:
             _refuse(move)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import psycopg
@@ -180,6 +180,21 @@ def has_table(url: str, table: str) -> bool:
     with connected(url) as (connection, _):
         found = connection.execute("SELECT to_regclass(%s)", (table,)).fetchone()
     return found is not None and found[0] is not None
+
+
+def make_with(
+    url: str,
+    schema: PostgresSchema,
+    namespace: str | None,
+    statement: bytes,
+    values: Mapping[str, object],
+) -> None:
+    """Make the tables and write something into them in one commit; nothing if they are there."""
+    with connected(url) as (connection, name), connection.transaction():
+        is_made = schema.found(connection, namespace) is not None
+        # Another process may make them meanwhile, and use them: the upgrade says so.
+        if not is_made and schema.upgrade(connection, name, namespace) == 0:
+            connection.execute(statement, values)
 
 
 def upgrade(url: str, schema: PostgresSchema, namespace: str | None = None) -> int:

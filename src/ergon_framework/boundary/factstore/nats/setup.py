@@ -12,6 +12,7 @@ from ergon_framework.boundary.factstore.nats.schema import (
     Attribute,
     Counters,
     LogState,
+    Mark,
     Subjects,
     ZoneRecord,
 )
@@ -52,6 +53,14 @@ def zones_in_space(url: str) -> list[str]:
     with closing(NatsClient(address_of(url))) as line:
         said = [each["config"].get("metadata") or {} for each in Account(line).streams()]
     return sorted(each[_ZONE] for each in said if _ZONE in each)
+
+
+def make_marked(url: str, zone: str, state: bytes) -> None:
+    """Found the store of a zone with a move state in it; nothing if it is there."""
+    setup = StreamSetup(url, zone, read_only=False)
+    with closing(setup.stream.client):
+        setup.meet()
+        setup.move_in(setup.server_time, state)
 
 
 class StreamSetup:
@@ -176,8 +185,11 @@ class StreamSetup:
 
     # ---- moving in ------------------------------------------------------------------------------
 
-    def move_in(self, clock: Callable[[], float]) -> StoreInfo:
-        """Found the store, or look whose it is."""
+    def move_in(self, clock: Callable[[], float], state: bytes | None = None) -> StoreInfo:
+        """Found the store, or look whose it is.
+
+        ``state`` is written down about a move in the commit that founds it.
+        """
         if self._is_read_only:
             return self.read_info(self._begin(self.standing().last))
 
@@ -188,6 +200,8 @@ class StreamSetup:
             found = transaction.get(ZoneRecord, self.subjects.zone)
             if found is None:
                 _found(transaction, self.zone, clock())
+                if state is not None:
+                    transaction.put(self.subjects.mark, Mark(state))
                 self.stream.commit(transaction.messages(), last)
                 return self.read_info(self._begin(self.standing().last))
             return _info(found)

@@ -18,7 +18,7 @@ from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreUnavaila
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.notifier import LocalSubscription
 from ergon_framework.storage.postgres.database import PostgresDatabase
-from ergon_framework.storage.postgres.migrations import PostgresSchema
+from ergon_framework.storage.postgres.migrations import PostgresSchema, make_with
 from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, Connection, PostgresTimeouts
 from ergon_framework.storage.write_guard import WriteGuard
 
@@ -27,6 +27,7 @@ __all__ = [
     "FactNotifier",
     "PostgresTuning",
     "PostgresZoneDatabase",
+    "make_marked",
     "namespace_of",
     "zones_in",
 ]
@@ -86,6 +87,14 @@ class PostgresTuning:
     """Groups for which the logs are locked, after one that could not be appended otherwise."""
     lost_answer_timeout: float = 5.0
     """Seconds for which an append whose answer was lost is repeated."""
+
+
+_MARK = b"INSERT INTO moves (one, mark) VALUES (1, %(mark)s)"
+
+
+def make_marked(url: str, zone: str, state: bytes) -> None:
+    """Make a zone's tables with a move state in them, in one commit; nothing if they are there."""
+    make_with(url, SCHEMA, namespace_of(zone), _MARK, {"mark": state})
 
 
 class PostgresZoneDatabase:

@@ -23,7 +23,12 @@ from ergon_framework.jobs.stores.postgres.statements import (
     statements,
     texts,
 )
-from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, is_conflict
+from ergon_framework.jobs.stores.postgres.transactions import (
+    SCHEMA,
+    PostgresTransactions,
+    Tx,
+    is_conflict,
+)
 from ergon_framework.jobs.stores.records import (
     FROZEN_TABLES,
     KeyBuckets,
@@ -45,6 +50,7 @@ from ergon_framework.ports.transfer import (
     as_page,
 )
 from ergon_framework.storage.freeze import postgres_bars
+from ergon_framework.storage.postgres.migrations import make_with
 from ergon_framework.storage.postgres.pipeline import Bytes
 
 _SQL = statements("records.sql")
@@ -172,6 +178,11 @@ class PostgresJobRecords:
 
         with self._transactions.guard.set(_check_of(fence)):
             self._transactions.unpipelined(work, "move", topics=())
+
+
+def make_marked(url: str, state: bytes) -> None:
+    """Make the tables with a move state in them, in one commit; nothing if they are there."""
+    make_with(url, SCHEMA, None, _SQL["set_mark"], {"mark": state})
 
 
 def _check_of(fence: Fence | None) -> Callable[[Tx], None] | None:

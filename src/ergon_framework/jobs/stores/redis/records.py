@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from ergon_framework.jobs.stores.records import (
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.flows import RedisFlows
 from ergon_framework.jobs.stores.redis.scripts import JOBS, KEY_BUCKETS, MARK, script
-from ergon_framework.jobs.stores.redis.transactions import BIRTH, RedisTransactions
+from ergon_framework.jobs.stores.redis.transactions import BIRTH, SCHEMA, RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import Transitions
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.transfer import (
@@ -44,6 +45,20 @@ if tonumber(ARGV[2]) > 0 then redis.call("SET", KEYS[1], ARGV[1], "PX", ARGV[2])
 else redis.call("DEL", KEYS[1]) end
 return 1
 """
+
+
+_MARK_FIRST = """
+if redis.call("EXISTS", unpack(KEYS)) == 0 then redis.call("SET", KEYS[1], ARGV[1]) end
+return 1
+"""
+
+
+def make_marked(url: str, state: bytes) -> None:
+    """Write a move state where there is no store yet: whoever makes one there finds it."""
+    with closing(RedisTransactions(url, read_only=True)) as found:
+        keys = [found.key(name) for name in (MARK, BIRTH, SCHEMA)]
+        if not found.is_made:
+            found.client.call("EVAL", _MARK_FIRST, len(keys), *keys, state)
 
 
 class RedisJobRecords:

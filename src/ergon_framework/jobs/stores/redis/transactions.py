@@ -44,7 +44,7 @@ INSPECT_INTERVAL = 10.0
 """Seconds after which the server is asked again whether it still syncs before it answers: its
 settings can be changed while it runs, and be others after a restart."""
 
-_SCHEMA = "schema"
+SCHEMA = "schema"
 BIRTH = "birth"
 _OVERTAKEN = b"ergon: overtaken"
 """What a fenced script answers that has changed nothing."""
@@ -124,7 +124,7 @@ class RedisTransactions:
         self._inspect_at = time.monotonic() + self._inspect_interval
 
     def _check_schema(self) -> None:
-        key = f"{self._tag}{_SCHEMA}"
+        key = f"{self._tag}{SCHEMA}"
         version = self.client.call("GET", key)
         if version is None and not self.is_read_only:
             # Only if there is none: two processes that open an empty store at once must agree on
