@@ -58,6 +58,17 @@ def test_an_entry_that_is_no_transaction_is_kept_whole(redis_url: str, client: A
     assert "json" in fields["ergon-reason"]
 
 
+def test_many_malformed_entries_do_not_look_like_the_end(redis_url: str, client: Any) -> None:
+    """A fetch goes on behind them: an empty batch would end a run that drains its source."""
+    for _ in range(25):
+        client.xadd("orders", {"body": "{"})
+    client.xadd("orders", {"body": "1"})
+    with orders(redis_url) as source:
+        assert [each.payload for each in source.fetch_transactions(10)] == [1]
+        assert source.malformed == 25
+        assert source.fetch_transactions(10) == []
+
+
 def test_a_nacked_entry_keeps_its_body(redis_url: str, client: Any) -> None:
     """So that it can be put back as it was."""
     with orders(redis_url, dead_letters="orders-failed") as source:

@@ -186,6 +186,7 @@ class RedisStreamsConnector(ThreadedTwins):
         for entry in self._in_hand.take_handed_back():
             yield from self._returned(entry, 0.0)
         while True:
+            before = self.malformed
             if due := self._in_hand.due(count):
                 batch += yield from self._delivered((yield from self._group.claim(due)))
             if len(batch) < count and self._is_time_to_claim():
@@ -196,6 +197,8 @@ class RedisStreamsConnector(ThreadedTwins):
                 batch += yield from self._delivered(found)
             if not batch and self._claimed_at < current_clock().now() - STOP_INTERVAL:
                 batch += yield from self._take_over(count)
+            if not batch and self.malformed > before and not self._wakeup.is_stopped:
+                continue  # an empty batch would mean that there is nothing behind them
             block = self._next_block(until)
             if batch or block <= 0 or self._wakeup.is_stopped:
                 return batch
