@@ -148,6 +148,37 @@ def test_a_parked_message_waits_in_a_queue(rabbit_server: RabbitServer, colour: 
         assert orders("count") == 0
 
 
+def test_a_message_held_here_comes_back_where_there_is_no_room_for_another(
+    rabbit_server: RabbitServer, colour: str
+) -> None:
+    """It is unsettled and fills the prefetch, so no settlement would ever end the fetch's wait."""
+    with in_colour(colour, rabbit_server.new_queue(), prefetch=1) as orders:
+        orders("dispatch", [Transaction("a", 1), Transaction("b", 2)])
+        (first,) = orders.take()
+        orders("release_after", first, 0.3)
+        (again,) = orders("fetch", 1, wait=0.0)
+        assert again.payload == 1
+        orders("ack", again)
+        (other,) = orders.take()
+        orders("ack", other)
+
+
+def test_a_message_parked_for_ever_stops_nobody(rabbit_server: RabbitServer, colour: str) -> None:
+    """Another program may write any instant into the header, also one that no copy could hold."""
+    with in_colour(colour, rabbit_server.new_queue()) as orders:
+        assert orders("fetch", 1) == []  # which makes the queue
+        publish(
+            rabbit_server,
+            orders.connector.queue,
+            b"1",
+            headers={"ergon-not-before": 2**63 - 1},
+        )
+        assert orders("fetch", 1, wait=0.5) == []
+        assert orders.connector.health()
+        parked = messages(rabbit_server, f"{orders.connector.queue}.parked.{2**17}")
+        assert [body for _, body in parked] == [b"1"]
+
+
 def test_a_queue_of_other_arguments_is_used_as_it_is(
     rabbit_server: RabbitServer, colour: str
 ) -> None:

@@ -40,6 +40,7 @@ from ergon_framework.connector.rabbitmq.errors import (
 )
 from ergon_framework.connector.rabbitmq.loops import AioConsumer, AioPublisher
 from ergon_framework.connector.rabbitmq.messages import (
+    LATEST,
     NOT_BEFORE,
     Outgoing,
     RabbitDelivery,
@@ -64,6 +65,9 @@ NEARLY_DUE = 0.02
 """Seconds before its time that a parked message counts as due."""
 DROPPED_FOR = 30.0
 """Seconds after which a message is delivered again that nobody has any more, and nobody settled."""
+LOOK_AROUND = 1.0
+"""Seconds that a fetch without room waits for a settlement before it looks for messages that nobody
+has any more: they may be all that is in flight, and no settlement of theirs will come."""
 _SETTINGS = "a fetch takes wait, and a dispatch takes none"
 
 
@@ -230,7 +234,12 @@ class RabbitConnector:
         while (consumer := self._consuming.wait()) is not None:
             self._bring_back(clock.now())
             try:
-                taken = consumer.take(batch_size, self._earliest(until), may_ask=self._may_ask)
+                taken = consumer.take(
+                    batch_size,
+                    self._earliest(until),
+                    self._earliest(clock.now() + LOOK_AROUND),
+                    may_ask=self._may_ask,
+                )
                 found = self._sorted(taken, clock.now())
                 self._put_away(consumer, found)
             except Exception:
@@ -243,7 +252,9 @@ class RabbitConnector:
                     raise lost
             elif found.deliver:
                 return found.deliver
-            elif self._wakeup.is_stopped or (clock.now() >= until and not taken):
+            elif self._wakeup.is_stopped or (
+                clock.now() >= until and not taken and not consumer.is_full
+            ):
                 return []
         return []
 
@@ -258,7 +269,10 @@ class RabbitConnector:
             self._bring_back(loop.time())
             try:
                 taken = await consumer.take(
-                    batch_size, self._earliest(until), may_ask=self._may_ask
+                    batch_size,
+                    self._earliest(until),
+                    self._earliest(loop.time() + LOOK_AROUND),
+                    may_ask=self._may_ask,
                 )
                 found = self._sorted(taken, loop.time())
                 await self._put_away_async(consumer, found)
@@ -272,7 +286,9 @@ class RabbitConnector:
                     raise lost
             elif found.deliver:
                 return found.deliver
-            elif self._wakeup.is_stopped or (loop.time() >= until and not taken):
+            elif self._wakeup.is_stopped or (
+                loop.time() >= until and not taken and not consumer.is_full
+            ):
                 return []
         return []
 
@@ -476,7 +492,7 @@ class RabbitConnector:
 
     def _parked(self, received: Received, rest: float) -> Outgoing:
         plan = self._topology.parking(parking_step(rest) or 1)
-        due = {NOT_BEFORE: int((time.time() + rest) * 1000)}
+        due = {NOT_BEFORE: int(min(time.time() + rest, LATEST) * 1000)}
         return copy_of(received, ("", plan.name), plan, due)
 
     def _dead_letter(self, received: Received, reason: str) -> Outgoing:

@@ -128,20 +128,23 @@ class AioConsumer(_AioConnection):
 
     # ---- fetching ----
 
-    async def take(self, batch_size: int, until: float, *, may_ask: bool = True) -> list[Received]:
+    async def take(
+        self, batch_size: int, until: float, full_until: float, *, may_ask: bool = True
+    ) -> list[Received]:
         """Up to ``batch_size`` messages, as soon as there is one; none at ``until``, if none came.
 
-        Before it is empty it asks the queue, for what waits there may not have been sent yet.
+        Before it is empty it asks the queue, for what waits there may not have been sent yet. While
+        there is no room for more it waits for a settlement instead, until ``full_until``.
         """
         while self.is_open and not self._wakeup.is_stopped:
             more = 0 if len(self._buffer) >= batch_size else self._window.more(batch_size)
             if more:
                 await self._shielded(self._subscribe(more))
-            # What is full gets nothing more before a settlement, so that is waited for.
             was_full = self._window.is_full
-            await self._wait(until, was_full=was_full)
-            is_over = not was_full and self._loop.time() >= until
-            if is_over and may_ask and not self._buffer and self.is_open:
+            end = full_until if was_full else until
+            await self._wait(end, was_full=was_full)
+            is_over = self._loop.time() >= end
+            if is_over and not was_full and may_ask and not self._buffer and self.is_open:
                 await self._shielded(self._ask_queue())
             # Nothing is awaited from here on: a fetch that is cancelled has taken nothing.
             if self._buffer or is_over:
@@ -158,12 +161,17 @@ class AioConsumer(_AioConnection):
         """How many were delivered here and not fetched."""
         return len(self._buffer)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more can come before something is settled."""
+        return self._window.is_full
+
     async def _wait(self, until: float, *, was_full: bool) -> None:
         def is_due() -> bool:
             is_freed = was_full and not self._window.is_full
             return bool(self._buffer) or is_freed or not self.is_open
 
-        await self._wakeup.wait_async(None if was_full else until, is_due)
+        await self._wakeup.wait_async(until, is_due)
 
     async def _shielded(self, asking: Coroutine[Any, Any, None]) -> None:
         """Await it. When the caller is cancelled it goes on: aio-pika would close the channel."""

@@ -31,6 +31,9 @@ PROPERTIES = (
 ``expiration``, which would count anew."""
 NOT_BEFORE = "ergon-not-before"
 """The header of a parked message: when it is due, in milliseconds since 1970."""
+LATEST = float(1 << 52)
+"""The latest time that is written there, in seconds since 1970: other programs may ask for more,
+and the milliseconds must fit into the 63 bits of the header."""
 DELIVERY_COUNT = "x-delivery-count"
 """The header in which a quorum queue says how often a message was delivered before."""
 _OF_THE_BROKER = re.compile(

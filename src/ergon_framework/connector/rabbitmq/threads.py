@@ -243,19 +243,22 @@ class PikaConsumer:
 
     # ---- fetching ----
 
-    def take(self, batch_size: int, until: float, *, may_ask: bool = True) -> list[Received]:
+    def take(
+        self, batch_size: int, until: float, full_until: float, *, may_ask: bool = True
+    ) -> list[Received]:
         """Up to ``batch_size`` messages, as soon as there is one; none at ``until``, if none came.
 
-        Before it is empty it asks the queue, for what waits there may not have been sent yet.
+        Before it is empty it asks the queue, for what waits there may not have been sent yet. While
+        there is no room for more it waits for a settlement instead, until ``full_until``.
         """
         clock = current_clock()
         while self.is_open and not self._wakeup.is_stopped:
             self._subscribe(batch_size)
-            # What is full gets nothing more before a settlement, so that is waited for.
             was_full = self._window.is_full
-            self._wait(until, was_full=was_full)
-            is_over = not was_full and clock.now() >= until
-            if is_over and may_ask and not self._buffer and self.is_open:
+            end = full_until if was_full else until
+            self._wait(end, was_full=was_full)
+            is_over = clock.now() >= end
+            if is_over and not was_full and may_ask and not self._buffer and self.is_open:
                 self._ask_queue()
             with self._lock:
                 taken = [self._buffer.popleft() for _ in range(min(batch_size, len(self._buffer)))]
@@ -273,12 +276,17 @@ class PikaConsumer:
         """How many were delivered here and not fetched."""
         return len(self._buffer)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more can come before something is settled."""
+        return self._window.is_full
+
     def _wait(self, until: float, *, was_full: bool) -> None:
         def is_due() -> bool:
             is_freed = was_full and not self._window.is_full
             return bool(self._buffer) or is_freed or not self.is_open
 
-        self._wakeup.wait(None if was_full else until, is_due)
+        self._wakeup.wait(until, is_due)
 
     def _subscribe(self, batch_size: int) -> None:
         with self._lock:
