@@ -246,6 +246,13 @@ def test_a_message_above_the_limit_is_refused_as_a_whole(kafka: KafkaCluster) ->
     [
         ("kafka://h:1", {}, "there is no topic"),
         ("kafka://h:1/t", {"order": "keys"}, "order is 'keys'.*key, partition, none"),
+        ("kafka://h:1/t", {"topic": "a b"}, "topic is 'a b', which is no name of a topic"),
+        ("kafka://h:1/^t.*", {}, "topic is .*, which is no name of a topic"),
+        ("kafka://h:1/t", {"dead_letter_topic": "t/d"}, "dead_letter_topic is 't/d', which is no"),
+        ("kafka://h:1/t", {"dead_letter_topic": "t"}, "dead_letter_topic is 't', as topic is"),
+        ("kafka://h:1/t", {"retry_topic": "t"}, "retry_topic is 't', as topic is"),
+        ("kafka://h:1/t", {"retry_topic": "t.dlq"}, "retry_topic is 't.dlq', as dead_letter_topic"),
+        ("kafka://h:1/t", {"partition_key": "corelation_id"}, "has no such field to be a key"),
         ("kafka://h:1/t", {"max_in_flight": 0}, "max_in_flight must be at least 1"),
         ("kafka://h:1/t", {"wait": -1}, "wait is -1"),
         ("kafka://h:1/t", {"client": {"group.id": "g"}}, "client must not hold group.id"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import threading
 from collections import Counter
@@ -18,6 +19,7 @@ from ergon_framework.connector.kafka import KafkaConnector
 from ergon_framework.errors import ChannelLostError, ConnectorError
 from tests import fork_server
 from tests.connectors.kafka.kafka_topic import connect, ids, numbered, read, take
+from tests.connectors.test_jsonl_forking import ended, in_a_child
 from tests.servers.kafka import FAST, KafkaCluster, KafkaLink
 from tests.waiting import until
 
@@ -275,3 +277,22 @@ def test_with_asyncio_a_cut_is_waited_out_as_well(
         return ids(came)
 
     assert asyncio.run(scenario()) == ["t0"]
+
+
+def test_a_forked_child_has_clients_of_its_own(kafka: KafkaCluster) -> None:
+    """It can settle nothing of its parent's, sends and leaves without waiting for their threads."""
+    topic = kafka.new_topic()
+    with connect(kafka, topic) as connector:
+        connector.dispatch_transactions(numbered(1))
+        (order,) = take(connector, 1)
+
+        def misuse_and_use() -> None:
+            signal.alarm(60)  # a child that hangs must not keep the test waiting
+            with pytest.raises(ChannelLostError):
+                connector.ack(order)
+            connector.dispatch_transactions(numbered(1, "child"))
+            connector.close()
+
+        assert ended(in_a_child(misuse_and_use)) == 0
+        connector.ack(order)
+        assert ids(take(connector, 1)) == ["child0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,34 @@ EXAMPLE = "kafka://host:9092/topic"
 HEADROOM = 40_000
 """Bytes that a message may have beyond ``max_message_bytes``: its key, and the reason of a dead
 letter. With it the default stays below what brokers take by default."""
+
+
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+_of_parents: list[Any] = []
+
+
+def leave_to_parent(client: object) -> None:
+    """Keep a client that was made before a fork: freeing it waits for threads of the parent."""
+    _of_parents.append(client)
+
+
+def check_topics(place: str, **given: str | None) -> None:
+    """Refuse what no topic can be called, and one topic in two parts: it would feed itself."""
+    parts: dict[str, str] = {}
+    for part, topic in given.items():
+        if topic is None:
+            continue
+        if not _TOPIC.fullmatch(topic):
+            raise ConfigurationError(
+                f"{place}: {part} is {topic[:80]!r}, which is no name of a topic",
+                remedy="give up to 249 letters, digits, dots, hyphens and underscores",
+            )
+        if topic in parts:
+            raise ConfigurationError(
+                f"{place}: {part} is {topic!r}, as {parts[topic]} is",
+                remedy=f"give {part} a topic of its own",
+            )
+        parts[topic] = part
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,14 @@ from ergon_framework.connector.kafka.client import (
     TLS,
     ClientRule,
     Login,
+    check_topics,
+    leave_to_parent,
 )
 from ergon_framework.connector.kafka.errors import KafkaConnectorError, in_words
 from ergon_framework.connector.kafka.ledger import Entry, OffsetLedger, Order
 from ergon_framework.connector.kafka.member import GroupMember, MemberRule
 from ergon_framework.connector.kafka.sender import SLICE, Record, Sender
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ChannelLostError, ConfigurationError, describe
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.server import Observation
@@ -132,9 +135,15 @@ class KafkaConnector:
         self.malformed = 0
         self._title = f"{broker.name}/{self.topic}"
         self._wait = _seconds("wait", wait)
-        self._key_path = () if partition_key is None else tuple(partition_key.split("."))
+        self._key_path = _key_path(partition_key)
         self._retry_topic = retry_topic
         self._dead_letter_topic = dead_letter_topic or f"{self.topic}.dlq"
+        check_topics(
+            broker.name,
+            topic=self.topic,
+            dead_letter_topic=self._dead_letter_topic,
+            retry_topic=retry_topic,
+        )
         self._max_message_bytes = max_message_bytes
         self._codec = MessageCodec(format, max_message_bytes, name)
         self._rule = ClientRule(
@@ -161,10 +170,19 @@ class KafkaConnector:
             window=_positive("window", window),
         )
         self._sender = Sender(self._title, self._make_producer, CLOSING)
-        self._lock = threading.Lock()
         self._member: GroupMember | None = None
         self._dropped: DroppedDeliveries[Entry] = DroppedDeliveries()
         self._is_closed = False
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Also in a forked child: the member is the parent's, and so is what it delivered."""
+        self._lock = threading.Lock()
+        if self._member is not None:
+            leave_to_parent(self._member)
+            self._ledger.revoke(self._ledger.partitions)
+        self._member = None
 
     # ---- both ends of its life ----
 
@@ -547,6 +565,21 @@ def _key(transaction: Transaction, path: Sequence[str]) -> bytes | None:
     if found is None:
         return None
     return found.encode() if isinstance(found, str) else json.dumps(found, sort_keys=True).encode()
+
+
+def _key_path(given: str | None) -> tuple[str, ...]:
+    path = () if given is None else tuple(given.split("."))
+    if path and path[0] not in _KEY_FIELDS:
+        raise ConfigurationError(
+            f"partition_key is {given!r}, and a transaction has no such field to be a key",
+            remedy=f"begin with one of {', '.join(sorted(_KEY_FIELDS))}, as in payload.customer",
+        )
+    return path
+
+
+_KEY_FIELDS = frozenset(
+    {"transaction_id", "correlation_id", "parent_id", "trace_id", "source", "payload", "metadata"}
+)
 
 
 def _order(given: str) -> Order:

@@ -170,13 +170,13 @@ class GroupMember:
     # ---- the thread ----
 
     def _run(self) -> None:
-        self._consumer.subscribe(
-            list(self._rule.topics),
-            on_assign=self._on_assign,
-            on_revoke=self._on_revoke,
-            on_lost=self._on_lost,
-        )
         try:
+            self._consumer.subscribe(
+                list(self._rule.topics),
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
+            )
             while not self._is_closing:
                 self._poll(self._room())
                 self._commit()

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ergon_framework.connector.broker.connection import BrokerUnavailableError, closed
+from ergon_framework.connector.kafka.client import leave_to_parent
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 
 POLL = 0.2
@@ -76,10 +78,18 @@ class Sender:
         self._name = name
         self._make_producer = make_producer
         self._timeout = timeout
-        self._lock = threading.Lock()
         self._producer: Any = None
-        self._thread: threading.Thread | None = None
         self._is_closed = False
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Also in a forked child: the producer and its threads are the parent's."""
+        self._lock = threading.Lock()
+        if self._producer is not None:
+            leave_to_parent(self._producer)
+        self._producer = None
+        self._thread: threading.Thread | None = None
 
     def send(self, records: Sequence[Record]) -> None:
         """Send them all; returns when each is on the broker."""
