@@ -18,6 +18,7 @@ from ergon_framework.errors import ChannelLostError, ConfigurationError
 from ergon_framework.ports.transaction import Transaction
 from tests.boundary.node.cables import Cable
 from tests.connectors.rabbitmq.in_colour import COLOURS, in_colour
+from tests.connectors.test_jsonl_forking import ended, in_a_child
 from tests.servers.rabbitmq import RabbitServer
 from tests.servers.tls import Papers
 from tests.waiting import until
@@ -211,3 +212,26 @@ def test_it_speaks_tls(rabbit_server: RabbitServer, signed: Papers, colour: str)
         pytest.raises(ConfigurationError, match="signed by nobody who is trusted"),
     ):
         orders("fetch", 1)
+
+
+def test_a_forked_child_settles_nothing_of_its_parents(rabbit_server: RabbitServer) -> None:
+    """Its settlements would be sent by nobody; with connections of its own it does its own work."""
+    with in_colour("sync", rabbit_server.new_queue()) as orders:
+        orders("dispatch", [Transaction("parent", 1)])
+        (order,) = orders.take()
+        connector = orders.connector
+
+        def misuse_and_use() -> None:
+            signal.alarm(60)  # a child that hangs must not keep the test waiting
+            with pytest.raises(ChannelLostError):
+                connector.ack(order)
+            connector.dispatch_transactions([Transaction("child", 2)])
+            assert connector.health()
+            connector.close()
+
+        assert ended(in_a_child(misuse_and_use)) == 0
+        orders("ack", order)
+        (other,) = orders.take()
+        assert other.transaction_id == "child"
+        orders("ack", other)
+        assert orders("count") == 0

@@ -53,6 +53,7 @@ from ergon_framework.connector.rabbitmq.options import check_batch, login, posit
 from ergon_framework.connector.rabbitmq.prefetch import PrefetchWindow
 from ergon_framework.connector.rabbitmq.threads import PikaConsumer, PikaPublisher
 from ergon_framework.connector.rabbitmq.topology import QueuePlan, Topology, parking_step
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import ConfigurationError, ConnectorError, ErgonError, describe
 from ergon_framework.ports.transaction import Transaction
@@ -160,7 +161,9 @@ class RabbitConnector:
         self._held: list[tuple[float, int, Received]] = []  # a heap of parked ones by their time
         self._places = itertools.count()
         self._wakeup = Wakeup()
+        self._of_parents: list[object] = []  # freeing these would close what the parent uses
         self._consumers: dict[str, PikaConsumer | AioConsumer] = {}  # the last of each colour
+        renew_after_fork(self)
         broker, wakeup = self._broker, self._wakeup
         self._consuming = BrokerConnection(broker, self._consumer, PikaConsumer.close, wakeup)
         self._publishing = BrokerConnection(broker, self._publisher, PikaPublisher.close, wakeup)
@@ -170,6 +173,11 @@ class RabbitConnector:
         self._apublishing = AsyncBrokerConnection(
             broker, self._aio_publisher, AioPublisher.close, wakeup
         )
+
+    def renew(self) -> None:
+        """In a forked child: it has no connection, and nothing in hand."""
+        self._of_parents.append(self._consumers)
+        self._consumers, self._held = {}, []
 
     # ---- both ends of its life ----
 

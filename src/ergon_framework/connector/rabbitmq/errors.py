@@ -47,6 +47,11 @@ def no_answer(name: str) -> ConnectionError:
     return ConnectionError(f"{name} does not answer")
 
 
+def made_before_fork(name: str) -> ConnectionError:
+    """A connection in a child of the process that made it."""
+    return ConnectionError(f"the connection to {name} was made before a fork")
+
+
 def unroutable(name: str, exchange: str, routing_key: str) -> UnroutableError:
     """A mandatory message came back."""
     where = f"exchange {exchange!r}" if exchange else "the default exchange"

@@ -17,6 +17,7 @@ from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.rabbitmq.errors import (
     NOT_OURS,
     channel_lost,
+    made_before_fork,
     no_answer,
     not_taken,
     reply_code,
@@ -26,6 +27,7 @@ from ergon_framework.connector.rabbitmq.messages import PROPERTIES, Outgoing, Re
 from ergon_framework.connector.rabbitmq.prefetch import PrefetchWindow
 from ergon_framework.connector.rabbitmq.threads import ANSWER_TIMEOUT, CLOSE_TIMEOUT
 from ergon_framework.connector.rabbitmq.topology import QueuePlan
+from ergon_framework.engine.atfork import renew_after_fork
 
 if TYPE_CHECKING:
     import aio_pika
@@ -45,6 +47,11 @@ class _AioConnection:
         self._connection: Any = None
         self._is_open = True
         self.error: Exception = ConnectionError("the connection was closed")
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self._is_open, self.error = False, made_before_fork(self.name)
 
     @property
     def is_open(self) -> bool:

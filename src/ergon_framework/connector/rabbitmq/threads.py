@@ -18,6 +18,7 @@ from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.rabbitmq.errors import (
     NOT_OURS,
     channel_lost,
+    made_before_fork,
     no_answer,
     not_taken,
     reply_code,
@@ -26,6 +27,7 @@ from ergon_framework.connector.rabbitmq.errors import (
 from ergon_framework.connector.rabbitmq.messages import PROPERTIES, Outgoing, Received
 from ergon_framework.connector.rabbitmq.prefetch import PrefetchWindow
 from ergon_framework.connector.rabbitmq.topology import QueuePlan
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
 
 if TYPE_CHECKING:
@@ -52,6 +54,12 @@ class PikaConnection:
         self._ended = threading.Event()
         self._is_closing = False
         self._pika: Any = None
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a forked child: the thread that would send anything is the parent's."""
+        self.error = self.error or made_before_fork(self.name)
+        self._waiting = {}
 
     def open(self) -> None:
         """Connect; what goes wrong is raised here."""
