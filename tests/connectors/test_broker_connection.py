@@ -141,13 +141,17 @@ def test_an_outage_shows_no_password(clock: VirtualClock) -> None:
     assert "nobody listens" in str(caught.value)
 
 
-def test_a_refusal_is_raised_and_not_waited_for(clock: VirtualClock) -> None:
-    """A wrong password is no outage."""
+def test_a_refusal_is_raised_and_not_waited_for(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrong password is no outage. It is logged once: a consumer that streams tries again."""
     broker = Broker(clock)
     broker.refusal = ConfigurationError("it does not let this user in")
     with pytest.raises(ConfigurationError, match="this user"):
         threaded(broker)[0].wait()
     assert clock.now() == 0.0
+    (told,) = caplog.messages
+    assert "does not let this user in" in told
 
 
 def test_a_lost_client_is_replaced_and_closed(clock: VirtualClock) -> None:

@@ -270,6 +270,8 @@ def test_bad_options_are_refused_before_anything_is_opened(
         ({"sasl": "external"}, "certificate"),
         ({"ca": "x.pem"}, "amqps"),
         ({"format": "xml"}, "format"),
+        ({"routing_key": "x" * 256}, "routing_key is 256 bytes long"),
+        ({"dead_letter_queue": "ü" * 128}, "dead_letter_queue is 256 bytes long"),
     ]
     for options, match in wrong:
         with pytest.raises(ConfigurationError, match=match):

@@ -69,6 +69,8 @@ class ConnectionState:
         failure = Failure(Kind.REJECTED if is_refused else Kind.LOST, "broker_unavailable", text)
         is_tried = self.outage.failed(failure, now, roll())
         if isinstance(error, ConfigurationError):
+            if was_there:  # a consumer that streams tries again, and nobody else would say why
+                logger.warning("%s", text)
             return error
         if was_there:
             logger.warning("%s cannot be reached, and is tried again: %s", self.name, text)

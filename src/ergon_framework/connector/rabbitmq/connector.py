@@ -49,7 +49,13 @@ from ergon_framework.connector.rabbitmq.messages import (
     properties_of,
     readable_headers,
 )
-from ergon_framework.connector.rabbitmq.options import check_batch, login, positive, seconds_of
+from ergon_framework.connector.rabbitmq.options import (
+    check_batch,
+    login,
+    positive,
+    seconds_of,
+    short_names,
+)
 from ergon_framework.connector.rabbitmq.prefetch import PrefetchWindow
 from ergon_framework.connector.rabbitmq.threads import PikaConsumer, PikaPublisher
 from ergon_framework.connector.rabbitmq.topology import QueuePlan, Topology, parking_step
@@ -150,6 +156,13 @@ class RabbitConnector:
             dead_letter_queue or f"{self.queue}.dead",
             delivery_limit,
             consumer_timeout,
+        )
+        short_names(
+            queue=self.queue,
+            exchange=exchange,
+            routing_key=routing_key,
+            dead_letter_queue=self._topology.dead_letter_queue,
+            dead_letter_exchange=dead_letter_exchange,
         )
         self._to = (exchange, self.queue if routing_key is None else routing_key)
         self._may_declare = declare

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergon_framework.connector.broker.url import BrokerUrl, import_client, tls_files
 from ergon_framework.connector.rabbitmq.errors import TLS_OPTIONS
+from ergon_framework.connector.rabbitmq.messages import MAX_SHORT
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage.connection_errors import context_of
 
@@ -144,3 +145,13 @@ def check_batch(size: object) -> None:
         raise ConfigurationError(
             f"batch_size must be at least 1, not {size!r}", remedy="give a whole number above 0"
         )
+
+
+def short_names(**given: str | None) -> None:
+    """Refuse names that a field of AMQP has no room for."""
+    for name, value in given.items():
+        if value is not None and len(value.encode()) > MAX_SHORT:
+            raise ConfigurationError(
+                f"{name} is {len(value.encode())} bytes long",
+                remedy=f"AMQP has room for {MAX_SHORT} bytes",
+            )
