@@ -1,0 +1,412 @@
+"""The connector itself: its options, and what the engines call, in both colours."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+from ergon_framework.connector.base import (
+    Delivered,
+    DroppedDeliveries,
+    OwnThreads,
+    refuse_extra,
+    settling,
+)
+from ergon_framework.connector.broker.connection import BrokerConnection
+from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.connector.database.reading import (
+    DatabaseConnectorError,
+    RowReader,
+    RowTakenError,
+    reader_of,
+)
+from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.errors import ConfigurationError, ConnectorError, describe
+from ergon_framework.ports.transaction import Transaction
+
+LATE = 300.0
+"""Seconds for which a row may be committed whose number is lower than that of one that is done."""
+DROPPED_FOR = 60.0
+"""Seconds after which a row comes again whose delivery was dropped and never settled."""
+_FLOORS_PER_LATE = 10
+
+
+class _Row:
+    """A row in hand."""
+
+    __slots__ = ("key", "position")
+
+    def __init__(self, key: str, position: Any) -> None:
+        self.key = key
+        self.position = position
+
+
+class _Delivery(Delivered):
+    __slots__ = ("row",)
+
+    row: _Row
+
+
+class DatabaseConnector:
+    """Consumes the rows of a table in the order of a column that grows; the table is not changed.
+
+    ``database`` is the URL of a database, or an engine of SQLAlchemy, which stays the caller's to
+    close. ``key`` is a column whose values are unique, ``position`` the one that grows: a number,
+    an instant or a uuid. ``where`` is a condition in SQL on columns that do not change.
+    ``consumer`` is the durable name under which is kept what is done, in two tables of the same
+    database.
+    ``payload`` is the column that is the payload; without it, the payload is a dict of all columns.
+    ``ids`` is the column with the transaction's id, by default it is the table and the key.
+
+    A row that is committed after others with higher numbers is delivered when it is there, as long
+    as that is within ``late`` seconds.
+    """
+
+    exclusive: ClassVar[bool] = True
+    """One process at a time reads as one consumer."""
+
+    def __init__(
+        self,
+        database: str | sa.Engine,
+        *,
+        table: str,
+        key: str = "id",
+        position: str | None = None,
+        where: str | None = None,
+        consumer: str = "ergon",
+        payload: str | None = None,
+        ids: str | None = None,
+        name: str | None = None,
+        late: float = LATE,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        if not table or not consumer or len(f"{consumer}@{table}") > 200:
+            raise ConfigurationError("table and consumer are names of 200 characters together")
+        if isinstance(late, bool) or not late >= 0:
+            raise ConfigurationError(f"late must be seconds, 0 or more, not {late!r}")
+        self._owned = isinstance(database, str)
+        self._engine = _engine(database) if isinstance(database, str) else database
+        self.name = name or table
+        self._table = table
+        self._options: dict[str, Any] = {
+            "consumer": consumer,
+            "key": key,
+            "position": position or key,
+            "where": where,
+        }
+        self._payload = payload
+        self._ids = ids
+        self._late = late
+        self._now = now
+        self._floor_at = 0.0
+        self._wakeup = Wakeup()
+        place = self._engine.url
+        self._connection: BrokerConnection[RowReader] = BrokerConnection(
+            f"{place.get_backend_name()}://{place.host or ''}/{place.database or ''}",
+            self._look_at_the_table,
+            lambda _: self._engine.dispose(),
+            self._wakeup,
+        )
+        self._in_hand: dict[str, _Row] = {}
+        self._dropped: DroppedDeliveries[_Row] = DroppedDeliveries()
+        self._dropped_until: deque[tuple[float, _Row]] = deque()
+        self._threads = OwnThreads()
+        self._fetching = threading.Lock()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Also in a forked child: connections and rows in hand are the parent's."""
+        self._fetching = threading.Lock()
+        self._in_hand = {}
+        self._engine.dispose(close=False)
+
+    # ---- both ends of its life ------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Look at the table; otherwise the first use does."""
+        self._connection.get()
+
+    def stop_waiting(self) -> None:
+        """A fetch that waits for its database returns. Any thread may call."""
+        self._wakeup.stop()
+
+    def health(self) -> bool:
+        """Whether it can be used, as far as is known."""
+        return self._connection.state.is_healthy
+
+    def close(self) -> None:
+        """Let go. What is in hand is delivered again to the next one. Closing twice is fine."""
+        self._connection.close()
+        if self._owned:
+            self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- consuming ------------------------------------------------------------------------------
+
+    def fetch_transactions(self, batch_size: int, **extra: Any) -> list[Transaction]:
+        """Up to ``batch_size`` rows that are not done; empty when there are none now."""
+        refuse_extra(self, extra, "it takes no settings per call")
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
+        self._wakeup.begin()
+        with self._fetching:
+            self._forget_dropped()
+            while (reader := self._connection.wait()) is not None:
+                try:
+                    return self._fetch(reader, batch_size)
+                except DBAPIError as error:
+                    found = self._connection.lost(reader, self._refusal(error))
+                    if isinstance(found, ConfigurationError):  # waiting does not repair it
+                        raise found from error
+            return []
+
+    def _fetch(self, reader: RowReader, wanted: int) -> list[Transaction]:
+        self._raise_floor(reader)
+        with self._engine.connect() as connection:
+            rows = reader.due(connection, wanted + len(self._in_hand))
+        found: list[Transaction] = []
+        for row in rows:
+            key = str(row[-1])
+            if key not in self._in_hand and len(found) < wanted:
+                found.append(self._delivery(reader, row, key))
+        return found
+
+    def _delivery(self, reader: RowReader, row: Any, key: str) -> Transaction:
+        delivery: _Delivery = self._made(_Delivery, row, key)
+        held = _Row(key, getattr(row, reader.position.key))
+        delivery.belongs_to(self, row=held)
+        self._in_hand[key] = held
+        self._dropped.watch(delivery, held)
+        return delivery
+
+    def _made(self, kind: Any, row: Any, key: str) -> Any:
+        columns = dict(zip(row._fields[:-1], row[:-1], strict=True))
+        identity = (
+            f"{self._table}:{key}" if self._ids is None else str(self._column(columns, "ids"))
+        )
+        payload = columns if self._payload is None else self._column(columns, "payload")
+        return kind(identity, payload, {"table": self._table, "key": key}, source=self.name)
+
+    def _column(self, columns: dict[str, Any], option: str) -> Any:
+        column = self._ids if option == "ids" else self._payload
+        if column not in columns:
+            raise ConfigurationError(
+                f"the table {self._table!r} has no column {column!r}",
+                remedy=f"{option}= names one of {', '.join(columns)}",
+            )
+        return columns[column]
+
+    def _forget_dropped(self) -> None:
+        """Rows whose deliveries nobody has any more are due again, after a while.
+
+        Who dropped one may still be at work on what was in it.
+        """
+        now = self._now()
+        self._dropped_until += [(now + DROPPED_FOR, row) for row in self._dropped.take()]
+        while self._dropped_until and self._dropped_until[0][0] <= now:
+            row = self._dropped_until.popleft()[1]
+            if self._in_hand.get(row.key) is row:
+                del self._in_hand[row.key]
+
+    def _raise_floor(self, reader: RowReader) -> None:
+        now = self._now()
+        if now < self._floor_at:
+            return
+        self._floor_at = now + self._late / _FLOORS_PER_LATE
+        with self._engine.begin() as connection:
+            reader.raise_floor(connection, now - self._late)
+
+    # ---- settling -------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self, transaction: Transaction) -> Iterator[sa.Connection]:
+        """A transaction of the database in which the row is done: commit both, or none.
+
+        What is written with the connection and that the row is done are one commit. The engine's
+        own ``ack`` then does nothing. A statement that changes the row itself belongs here, too.
+        """
+        with self._claimed(transaction, "ack") as delivery:
+            if delivery is None:
+                raise DatabaseConnectorError(
+                    f"transaction {transaction.transaction_id!r} is done already",
+                    remedy="use transaction() once for each delivery",
+                )
+            with self._marked(delivery, None) as connection:
+                yield connection
+
+    def ack(self, transaction: Transaction) -> None:
+        """The transaction succeeded: its row is not delivered again."""
+        self._settle(transaction, "ack", None)
+
+    def nack(self, transaction: Transaction, exc: Exception) -> None:
+        """The transaction failed for good: its row is set aside with the reason."""
+        self._settle(transaction, "nack", describe(exc) or "unknown")
+
+    def release(self, transaction: Transaction) -> None:
+        """The transaction was not worked to an end: its row is due again."""
+        with self._claimed(transaction, "release") as delivery:
+            if delivery is not None:
+                self._let_go(delivery)
+
+    def dead_letters(self) -> list[tuple[str, float, str]]:
+        """Key, instant and reason of rows that failed for good, oldest first."""
+        found: list[tuple[str, float, str]] = self._asked(RowReader.dead)
+        return found
+
+    def get_transactions_count(self) -> int:
+        """How many rows are not done; those in hand count."""
+        count: int = self._asked(RowReader.count)
+        return count
+
+    def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:
+        """The row of this transaction, done or not. It claims nothing."""
+        reader = self._connection.get()
+        prefix = "" if self._ids else f"{self._table}:"
+        if not transaction_id.startswith(prefix):
+            return None
+        column = reader.key if self._ids is None else reader.key.table.c[self._ids]
+        text = transaction_id.removeprefix(prefix)
+        row = self._asked(lambda reader, connection: reader.find(connection, column, text))
+        return None if row is None else self._made(Transaction, row, str(row[-1]))
+
+    # ---- the same for event loops; what blocks is done by other threads -------------------------
+
+    async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> list[Transaction]:
+        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
+        fetching = asyncio.ensure_future(
+            self._threads.run(self.fetch_transactions, batch_size, **extra)
+        )
+        try:
+            return await asyncio.shield(fetching)
+        except asyncio.CancelledError:
+            fetching.add_done_callback(self._give_back)
+            raise
+
+    async def ack_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of :meth:`ack`."""
+        await self._threads.run(self.ack, transaction)
+
+    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
+        """The asyncio twin of :meth:`nack`."""
+        await self._threads.run(self.nack, transaction, exc)
+
+    async def release_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of :meth:`release`."""
+        self.release(transaction)  # it asks nobody
+
+    async def get_transactions_count_async(self) -> int:
+        """The asyncio twin of :meth:`get_transactions_count`."""
+        return await self._threads.run(self.get_transactions_count)
+
+    async def fetch_transaction_by_id_async(self, transaction_id: str) -> Transaction | None:
+        """The asyncio twin of :meth:`fetch_transaction_by_id`."""
+        return await self._threads.run(self.fetch_transaction_by_id, transaction_id)
+
+    async def aclose(self) -> None:
+        """The asyncio twin of :meth:`close`."""
+        await self._threads.run(self.close)
+
+    def _give_back(self, fetching: asyncio.Future[list[Transaction]]) -> None:
+        if not fetching.cancelled() and fetching.exception() is None:
+            for transaction in fetching.result():
+                self.release(transaction)
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def _claimed(self, transaction: Transaction, verb: str) -> Iterator[_Delivery | None]:
+        with settling(_Delivery, transaction, self, verb, DatabaseConnectorError) as delivery:
+            yield delivery
+
+    def _settle(self, transaction: Transaction, verb: str, reason: str | None) -> None:
+        with self._claimed(transaction, verb) as delivery:
+            if delivery is not None:
+                with self._marked(delivery, reason):
+                    pass
+
+    @contextmanager
+    def _marked(self, delivery: _Delivery, reason: str | None) -> Iterator[sa.Connection]:
+        """A transaction that marks the row first: another process waits, and then hears of it."""
+        reader, row = self._connection.get(), delivery.row
+        try:
+            with self._engine.begin() as connection:
+                reader.mark(connection, row.key, row.position, self._now(), reason)
+                yield connection
+        except RowTakenError:
+            self._let_go(delivery)
+            raise
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise self._connection.lost(reader, self._refusal(error)) from error
+            raise
+        self._let_go(delivery)
+
+    def _let_go(self, delivery: _Delivery) -> None:
+        row = delivery.row
+        self._dropped.forget(row)
+        if self._in_hand.get(row.key) is row:
+            del self._in_hand[row.key]
+
+    def _asked(self, question: Callable[[RowReader, sa.Connection], Any]) -> Any:
+        reader = self._connection.get()
+        try:
+            with self._engine.connect() as connection:
+                return question(reader, connection)
+        except DBAPIError as error:
+            found = self._refusal(error)
+            raise self._connection.lost(reader, found) from error
+
+    def _look_at_the_table(self) -> RowReader:
+        try:
+            return reader_of(self._engine, self._table, **self._options)
+        except DBAPIError as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: DBAPIError) -> Exception:
+        """A database that is away is waited for; what it refuses is told without the statement."""
+        text = str(error.orig)
+        if any(sign in text for sign in _NOT_LET_IN):
+            return ConfigurationError(
+                f"{self._connection.state.name} does not let this user in",
+                remedy="correct the user, the password and the name of the database in its URL",
+            )
+        kinds = OperationalError | InterfaceError
+        is_file = self._engine.dialect.name == "sqlite"  # where OperationalError is said of SQL
+        if error.connection_invalidated or (
+            any(sign in text for sign in _FILE_AWAY) if is_file else isinstance(error, kinds)
+        ):
+            return ConnectorError(f"the database does not answer ({type(error.orig).__name__})")
+        return ConfigurationError(
+            f"the database refused to read {self._table} ({type(error.orig).__name__})",
+            remedy="look at where=, at the types of the columns, and at the rights of the user",
+        )
+
+
+_NOT_LET_IN = ("authentication failed", "no password supplied", 'database "', 'role "')
+_FILE_AWAY = ("locked", "busy", "unable to open", "disk I/O")
+
+
+def _engine(url: str) -> sa.Engine:
+    try:
+        place = sa.make_url(url)
+    except sa.exc.ArgumentError:
+        raise ConfigurationError(
+            "that is no URL of a database",
+            remedy='write "postgresql+psycopg://host/name" or "sqlite:///file.db"',
+        ) from None
+    if place.drivername == "postgresql":
+        place = place.set(drivername="postgresql+psycopg")
+    return sa.create_engine(place, pool_pre_ping=True, hide_parameters=True)

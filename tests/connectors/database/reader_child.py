@@ -1,0 +1,28 @@
+"""Does orders until it is killed: ``python reader_child.py URL``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import sqlalchemy as sa
+
+from ergon_framework.connector.database import DatabaseConnector
+
+EFFECT = sa.text("insert into effects values (:order_id)")
+
+
+def main(url: str) -> None:
+    """Write the effect of each in the transaction in which its row is done."""
+    with DatabaseConnector(url, table="orders") as orders:
+        while batch := orders.fetch_transactions(5):
+            for order in batch:
+                with orders.transaction(order) as connection:
+                    connection.execute(EFFECT, {"order_id": order.payload["id"]})
+                    sys.stdout.write("x\n")
+                    sys.stdout.flush()
+                    threading.Event().wait(0.005)  # killed here more often than elsewhere
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

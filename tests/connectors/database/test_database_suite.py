@@ -1,0 +1,81 @@
+"""The connector suite with rows of a table, on SQLite and PostgreSQL, in both colours."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from ergon_framework.testing.suites import ConnectorFaults, exercise_connector
+from tests.connectors.database.tables import ORDERS, Addressed, engine_of, seed
+from tests.servers.postgres import PostgresServer
+
+pytestmark = pytest.mark.slow
+NUMBERS = itertools.count()
+
+
+def another(first: Addressed) -> Addressed:
+    """The consumer of another process; the first one is left as it is."""
+    found = Addressed(first.address, table="orders", payload="data", ids="tid")
+    found.address = first.address
+    return found
+
+
+@contextmanager
+def fresh(url: str) -> Iterator[Addressed]:
+    """A connector to an empty table."""
+    engine_of(url).dispose()
+    with Addressed(url, table="orders", payload="data", ids="tid") as connector:
+        connector.address = url
+        yield connector
+
+
+def dead_letters(connector: Addressed) -> list[tuple[str, str]]:
+    """The ids and reasons of what failed for good."""
+    engine = engine_of(connector.address)
+    with engine.connect() as connection:
+        rows = connection.execute(sa.select(ORDERS.c.id, ORDERS.c.tid))
+        ids = {str(key): tid for key, tid in rows}
+    engine.dispose()
+    return [(ids[key], reason) for key, _, reason in connector.dead_letters()]
+
+
+def run_suite(make: object) -> None:
+    """The whole suite with what a table has."""
+    exercise_connector(
+        make,  # type: ignore[arg-type]
+        colour="both",
+        seed=seed,
+        dead_letters=dead_letters,
+        order="strict",
+        carries=(),
+        shape=(json.dumps, json.loads),
+        faults=ConnectorFaults(crash=another),
+        skip=["unserialisable_payload_is_refused"],  # rows are written by others
+        patience=20,
+    )
+
+
+def test_on_sqlite(tmp_path: Path) -> None:
+    """Every check, each with a file of its own."""
+    run_suite(lambda: fresh(f"sqlite:///{tmp_path}/{next(NUMBERS)}.db"))
+
+
+def test_on_postgresql(postgres_server: PostgresServer) -> None:
+    """Every check, each with a database of its own."""
+
+    @contextmanager
+    def on_server() -> Iterator[Addressed]:
+        url = postgres_server.new_database()
+        try:
+            with fresh(url) as connector:
+                yield connector
+        finally:
+            postgres_server.drop_database(url)
+
+    run_suite(on_server)
