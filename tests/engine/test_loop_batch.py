@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.loop import StopReason
+from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import ConsumerLoopTimeoutException, ExceptionType
 from ergon_framework.task.mixins.policies import ConsumerPolicy
+from ergon_framework.testing.clock import VirtualClock
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import Gauge, Supply, consumer, final_report, nap, now, rules
 from tests.engine.colours import Colour, consume
@@ -192,6 +194,46 @@ def test_streaming_waits_by_the_empty_queue_formula(colour: Colour) -> None:
 
 async def _nothing(_transaction: Any) -> None:
     return None
+
+
+@pytest.mark.parametrize(
+    ("declared", "extra", "instants"),
+    [
+        (True, {}, [0.0, 2.0, 4.0, 6.0, 8.0]),
+        (True, {"wait": None}, [0.0, 2.0, 4.0, 6.0, 8.0]),
+        (True, {"wait": 0.5}, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]),
+        (False, {"wait": 2.0}, [0.0, 2.0, 4.0, 6.0, 8.0]),
+        (True, {"wait": 0.0}, [0.0, 1.0, 4.0]),
+        (False, {}, [0.0, 3.0, 8.0]),
+        (None, {"wait": 2.0}, [0.0, 3.0, 8.0]),
+    ],
+)
+def test_a_source_that_waits_for_work_is_asked_again_at_once(
+    colour: Colour, declared: bool | None, extra: dict[str, Any], instants: list[float]
+) -> None:
+    """No growing wait comes on top of its own, in which nobody would hear of work."""
+    asked: list[float] = []
+
+    class Broker:
+        async def fetch_transactions_async(
+            self, batch_size: int, wait: float | None = None
+        ) -> None:
+            asked.append(now())
+            await nap(2.0 if wait is None else wait)
+
+        def fetch_transactions(self, batch_size: int, wait: float | None = None) -> None:
+            asked.append(now())
+            clock = current_clock()
+            assert isinstance(clock, VirtualClock)
+            clock.sleep(2.0 if wait is None else wait)
+
+    broker = Broker()
+    if declared is not None:
+        broker.waits_for_work = declared  # type: ignore[attr-defined]
+    empty = {"backoff": 1.0, "backoff_multiplier": 3.0, "backoff_cap": 10.0}
+    policy = rules(streaming=True, empty_queue=empty, timeout=8.5, extra=extra)
+    consume(colour, broker, policy, task=consumer(colour, broker, process=_nothing))
+    assert asked == instants
 
 
 @pytest.mark.req("R3-EQ4", "T3.21", "RFC-004:7.2c")

@@ -85,7 +85,11 @@ def machine_only(monkeypatch: pytest.MonkeyPatch) -> Any:
             original = getattr(module, f"_original_{name}", None) or getattr(module, name)
             monkeypatch.setattr(module, f"_original_{name}", original, raising=False)
             made = (
-                (lambda *a, _make=original: dataclasses.replace(_make(*a), compiled=False))
+                (
+                    lambda *a, _make=original, **k: dataclasses.replace(
+                        _make(*a, **k), compiled=False
+                    )
+                )
                 if is_on
                 else original
             )

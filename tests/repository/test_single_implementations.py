@@ -66,7 +66,16 @@ def test_one_judge() -> None:
     """Whether something is tried again is decided in the core (``tools/source_rules.py``)."""
     assert users("ergon_framework.core.retry.judge") == {
         f"core/{name}.py"
-        for name in ("drain", "guard", "job", "lifecycle", "loop", "redelivery", "restart")
+        for name in (
+            "drain",
+            "guard",
+            "job",
+            "lifecycle",
+            "loop",
+            "reconnect",
+            "redelivery",
+            "restart",
+        )
     }
 
 

@@ -47,6 +47,7 @@ class LoopRule:
     fetch: RetryRule = RetryRule()
     exhausted: StopReason = StopReason.EMPTY
     returns: bool = False  # whether the source takes transactions back unstarted
+    source_waits: bool = False  # whether a fetch itself waits for work before it answers "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,12 @@ class Loop:
     def _found_nothing(self, now: float) -> None:
         if not self.rule.streaming:
             self.stop(self.rule.exhausted)
+            return
+        if self.rule.source_waits:
+            # The source is asked again at once, since nobody would hear of work that comes during
+            # a wait of ours. The base delay counts from the start of the fetch: it keeps a source
+            # that answers without waiting from being asked in a tight loop.
+            self.resume_at = max(now, self.fetch_began_at + self.rule.empty.base)
             return
         self.resume_at = now + self.rule.empty.delay(self.empties)
         self.empties += 1

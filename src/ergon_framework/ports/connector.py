@@ -9,8 +9,10 @@ call ends. One that raises may be called again, unless it raises ``ChannelLostEr
 source that redelivers what failed declares ``redelivers = True``, and one whose content is lost
 with the process ``volatile = True``. A source whose fetch waits for work may offer
 ``stop_waiting()``, which never blocks: it makes the fetch under way return when a stop was
-requested. A source that sets aside malformed messages may count them in ``malformed`` and name the
-file that keeps them in ``dead_letter_file``: both are in the report.
+requested. One that does wait declares ``waits_for_work = True``: after an empty fetch it is asked
+again at once, where others are left alone for ever longer. A source that sets aside malformed
+messages may count them in ``malformed`` and name the file that keeps them in ``dead_letter_file``:
+both are in the report.
 """
 
 from __future__ import annotations

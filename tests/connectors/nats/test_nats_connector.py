@@ -40,7 +40,7 @@ def consuming(url: str, stream: str, **options: Any) -> NatsConnector:
         subject=f"{stream}.new",
         filter_subject=f"{stream}.new",
         dead_letter_subject=f"{stream}.dead",
-        **options,
+        **{"wait": 0.0, **options},
     )
 
 

@@ -72,7 +72,7 @@ class SuiteTables:
 
     def _connector(self, url: str, table: str) -> PostgresConnector:
         dead: dict[str, Any] = {"dead_letters": f"{table}_dead"} if self._is_moved else {}
-        return PostgresConnector(url, table=table, **dead, **self._options)
+        return PostgresConnector(url, table=table, **dead, **{"wait": 0.0, **self._options})
 
     def crash(self, connector: Any) -> PostgresConnector:
         """Nothing more is heard of it."""

@@ -35,7 +35,7 @@ def unclosed(server: RedisServer) -> Iterator[Wired]:
     stream = f"suite-{os.getpid()}-{next(NUMBERS)}"
     with Cable(server.port) as cable:
         url = f"redis://127.0.0.1:{cable.port}/0"
-        connector = Wired(url, stream=stream, claim_idle=5.0)
+        connector = Wired(url, stream=stream, claim_idle=5.0, wait=0)
         connector.server, connector.cable, connector.stream = server, cable, stream
         yield connector
 
@@ -72,7 +72,8 @@ def dead_letters(connector: Wired) -> list[tuple[str, str]]:
 def crash(connector: Wired) -> RedisStreamsConnector:
     """Its process is gone: nothing of it reaches the server any more."""
     connector.cable.cut()
-    return RedisStreamsConnector(connector.server.url, stream=connector.stream, claim_idle=0.3)
+    url, stream = connector.server.url, connector.stream
+    return RedisStreamsConnector(url, stream=stream, claim_idle=0.3, wait=0)
 
 
 def cut(connector: Wired) -> None:

@@ -181,6 +181,7 @@ class BoundaryConnector:
     ) -> None:
         self.name = name
         self._wait = wait
+        self.waits_for_work = self._wait > 0
         reading: ConsumerOptions = {
             "log": log,
             "start": start,

@@ -172,6 +172,7 @@ class JobsConnector(ThreadedTwins):
         self._handler = handler
         self._executor = executor or ""
         self._wait = wait
+        self.waits_for_work = self._wait > 0
         self._options = {**given.options, "queue": queue}
         self._consumer = QueueConsumer(
             store, given.settings, queue, self._executor or DEFAULT_EXECUTOR

@@ -135,6 +135,7 @@ class KafkaConnector:
         self.malformed = 0
         self._title = f"{broker.name}/{self.topic}"
         self._wait = _seconds("wait", wait)
+        self.waits_for_work = self._wait > 0
         self._key_path = _key_path(partition_key)
         self._retry_topic = retry_topic
         self._dead_letter_topic = dead_letter_topic or f"{self.topic}.dlq"

@@ -110,6 +110,7 @@ class MqttConnector:
         self._retain, self._wants_retained = retain, retained
         self._codec = MessageCodec(format, max_message_bytes, name)
         self._wait = _seconds("wait", wait)
+        self.waits_for_work = self._wait > 0
         self._durable = SessionOptions(
             self._url, tls, keepalive, client_id, session_expiry, min(max_in_flight, MAX_RECEIVED)
         )

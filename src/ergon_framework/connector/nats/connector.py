@@ -86,7 +86,7 @@ class NatsConnector(ThreadedTwins):
         ordered: bool = False,
         start_sequence: int = 1,
         deduplicate: bool = True,
-        wait: float = 0.0,
+        wait: float = 1.0,
         max_in_flight: int = MAX_IN_FLIGHT,
         max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -112,6 +112,7 @@ class NatsConnector(ThreadedTwins):
         self._max_deliver = max_deliver
         self._deduplicate = deduplicate
         self._wait = wait
+        self.waits_for_work = self._wait > 0
         self._room = max_in_flight_bytes
         self._ordered = (
             OrderedReader(self._stream, filter_subject, start_sequence) if ordered else None

@@ -82,7 +82,7 @@ class PostgresConnector(ThreadedTwins):
         lease: float = 30.0,
         max_deliveries: int = 5,
         channel: str | None = None,
-        wait: float = 0.0,
+        wait: float = 1.0,
         max_in_flight: int = MAX_IN_FLIGHT,
         max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -110,6 +110,7 @@ class PostgresConnector(ThreadedTwins):
             )
         self._channel = channel or table
         self._wait = wait
+        self.waits_for_work = self._wait > 0
         self._room = max_in_flight_bytes
         self._max_deliveries = max_deliveries if "attempts" in self._options.columns else 0
         self._codec = MessageCodec(format, max_message_bytes, name)

@@ -169,6 +169,7 @@ class RabbitConnector:
         self._bounds = (max_in_flight, max_in_flight_bytes, prefetch)
         self._codec = MessageCodec(format, max_message_bytes, name)
         self._wait = seconds_of("wait", wait)
+        self.waits_for_work = self._wait > 0
         self._may_ask = True
         self._dropped: DroppedDeliveries[Received] = DroppedDeliveries()
         self._held: list[tuple[float, int, Received]] = []  # a heap of parked ones by their time

@@ -99,7 +99,7 @@ class RedisStreamsConnector(ThreadedTwins):
         format: str = MessageFormat.JSON.value,
         body_field: str = "body",
         claim_idle: float = 60.0,
-        wait: float = 0.0,
+        wait: float = 1.0,
         start: str = "0",
         max_length: int | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -121,6 +121,7 @@ class RedisStreamsConnector(ThreadedTwins):
         self._body_field = body_field.encode()
         self._max_length = max_length
         self._wait = wait
+        self.waits_for_work = self._wait > 0
         self._wakeup = Wakeup()
         self._codec = MessageCodec(format, max_message_bytes, name)
         self._reads_fields = format == MessageFormat.JSON.value

@@ -117,6 +117,7 @@ class SqsConnector:
         self._endpoint, self._ca = endpoint, ca
         self._visibility = _whole("visibility", visibility, 1, MAX_VISIBILITY)
         self._wait = _whole("wait", wait, 0, LONGEST_WAIT)
+        self.waits_for_work = self._wait > 0
         self._dead_letter_queue = dead_letter_queue
         self._group_path = message_group.split(".")
         self._max_bytes = max_message_bytes

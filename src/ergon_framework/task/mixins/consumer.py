@@ -23,6 +23,7 @@ from ergon_framework.task.mixins.plans import (
     malformed_of,
     require_hook,
     settlement_of,
+    waits_for_work,
 )
 from ergon_framework.task.mixins.policies import ConsumerPolicy
 
@@ -137,7 +138,8 @@ def _plan(task: BaseTask, policy: ConsumerPolicy, *, is_async: bool) -> EnginePl
             connector, loop.settlement_timeout, loop.settlement_attempts, is_async=is_async
         )
     fetch = partial(method, **extra) if extra else method
-    plan = consumer_plan(type(task).__name__, policy, hooks, fetch, settlement)
+    waits = waits_for_work(connector, extra)
+    plan = consumer_plan(type(task).__name__, policy, hooks, fetch, settlement, source_waits=waits)
     plan.settings["joins_trace"] = getattr(connector, "joins_trace", False) is True
     malformed = partial(malformed_of, connector)
     return replace(plan, wake=getattr(connector, "stop_waiting", None), malformed=malformed)

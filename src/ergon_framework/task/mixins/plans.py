@@ -192,6 +192,15 @@ def settlement_of(
     return SettlementPlan(verbs, timeout, redelivers, is_volatile, retry) if verbs else None
 
 
+def waits_for_work(connector: object, extra: Mapping[str, Any]) -> bool:
+    """Whether a fetch waits for work: the connector does, unless the policy's ``wait`` is zero."""
+    declared = getattr(connector, "waits_for_work", None)
+    asked = extra.get("wait")
+    if declared is None or asked is None:
+        return declared is True
+    return bool(asked)
+
+
 def malformed_of(connector: object) -> tuple[int, str]:
     """How much the connector set aside unread since it was opened, and the file that keeps it."""
     count = getattr(connector, "malformed", 0)
@@ -268,6 +277,8 @@ def consumer_plan(
     hooks: Hooks,
     fetch: Callable[[int], Any],
     settlement: SettlementPlan | None,
+    *,
+    source_waits: bool = False,
 ) -> EnginePlan:
     """A consume call, ready to be driven."""
     loop, steps = policy.loop, policy.steps
@@ -291,6 +302,7 @@ def consumer_plan(
             # Without release, what arrives during a stop has to be worked on: no other consumer
             # would see it.
             returns=settlement is not None and Verb.RELEASE in settlement.verbs,
+            source_waits=source_waits,
         ),
         bounds=replace(_bounds(loop, steps.fetch.retry.timeout), release_grace=loop.release_grace),
         settlement=settlement,
