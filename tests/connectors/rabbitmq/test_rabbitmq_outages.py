@@ -31,10 +31,12 @@ CHILD = Path(__file__).with_name("consumer_child.py")
 def test_a_lost_channel_settles_nothing(rabbit_server: RabbitServer, colour: str) -> None:
     """Each settlement of what came through it is refused, and all of it comes again, once."""
     queue = rabbit_server.new_queue().rpartition("/")[2]
+    # Another connector dispatches: health() then tells of nothing but the consumer's connection.
+    with in_colour(colour, rabbit_server.url(queue)) as producer:
+        producer("dispatch", [Transaction(f"t{n}", n) for n in range(6)])
     with Cable(rabbit_server.port) as cable:
         url = rabbit_server.url(queue, port=cable.port)
         with in_colour(colour, url) as orders:
-            orders("dispatch", [Transaction(f"t{n}", n) for n in range(6)])
             first = orders.take(6)
             cable.cut()
             until(lambda: not orders.connector.health(), "the loss")
