@@ -23,7 +23,11 @@ Results = dict[str, dict[str, dict[str, list[str]]]]
 COLUMNS = {
     "work of a dead consumer": ("redelivers_after_a_crash",),
     "lost channel": ("lost_channel_is_never_settled_twice", "goes_on_after_a_cut"),
-    "malformed messages": ("malformed_never_blocks", "malformed_is_kept_with_its_reason"),
+    "malformed messages": (
+        "malformed_never_blocks",
+        "malformed_flood_is_not_an_empty_source",
+        "malformed_is_kept_with_its_reason",
+    ),
     "other programs": ("foreign_message_is_work", "other_programs_can_read_it"),
     "order": ("first_in_first_out",),
 }

@@ -190,6 +190,16 @@ class SkipsMalformed(HonestBroker):
         pass
 
 
+class CallsMalformedNothing(HonestBroker):
+    """Answers with nothing at all when the batch that it read was malformed."""
+
+    def pick(self, count: int) -> list[Entry]:
+        self.waiting, behind = self.waiting[:count], self.waiting[count:]
+        picked = super().pick(count)
+        self.waiting += behind
+        return picked
+
+
 class CountsMalformedOnly(HonestBroker):
     """Counts what it cannot read, and keeps none of it."""
 

@@ -92,6 +92,7 @@ FAULTS: list[tuple[type[faults.HonestBroker], str]] = [
     (faults.SendsIntoTheVoid, "dispatches_after_a_cut"),
     (faults.ChokesOnMalformed, "malformed_never_blocks"),
     (faults.SkipsMalformed, "malformed_never_blocks"),
+    (faults.CallsMalformedNothing, "malformed_flood_is_not_an_empty_source"),
     (faults.CountsMalformedOnly, "malformed_is_kept_with_its_reason"),
     (faults.TagsAreIds, "foreign_message_is_work"),
     (faults.DropsForeignHeaders, "foreign_message_is_work"),

@@ -248,8 +248,11 @@ class KafkaConnector:
     ) -> list[Transaction]:
         """Up to ``batch_size`` messages; empty when ``wait`` seconds brought none."""
         member, seconds = self._asked(batch_size, wait, extra)
-        member.wait(seconds, threading.Event())
-        return self._take(member, batch_size)
+        while True:
+            member.wait(seconds, threading.Event())
+            taken = self._take(member, batch_size)
+            if taken is not None:
+                return taken
 
     def stop_waiting(self) -> None:
         """The fetch under way, or the next one, waits no longer. Any thread may call."""
@@ -328,13 +331,16 @@ class KafkaConnector:
     ) -> list[Transaction]:
         """The asyncio twin of ``fetch_transactions``. Cancelled, it has taken nothing."""
         member, seconds = self._asked(batch_size, wait, extra)
-        gave_up = threading.Event()
-        try:
-            await self._threads.run(member.wait, seconds, gave_up)
-        finally:
-            gave_up.set()
-            member.wake()
-        return self._take(member, batch_size)
+        while True:
+            gave_up = threading.Event()
+            try:
+                await self._threads.run(member.wait, seconds, gave_up)
+            finally:
+                gave_up.set()
+                member.wake()
+            taken = self._take(member, batch_size)
+            if taken is not None:
+                return taken
 
     async def ack_async(self, transaction: Transaction) -> None:
         """The asyncio twin of ``ack``; it never waits."""
@@ -395,16 +401,18 @@ class KafkaConnector:
             for transaction, message in zip(given, self._codec.encode_all(given), strict=True)
         ]
 
-    def _take(self, member: GroupMember, most: int) -> list[Transaction]:
+    def _take(self, member: GroupMember, most: int) -> list[Transaction] | None:
+        """What there is; None when all of it was set aside, and there may be more behind it."""
         for entry in self._dropped.take():
             member.give_back(entry, DROPPED_AFTER)
         taken: list[Transaction] = []
-        for entry in member.take(most):
+        entries = member.take(most)
+        for entry in entries:
             try:
                 taken.append(self._delivery(entry))
             except MalformedMessageError as error:
                 self._set_aside(member, entry, describe(error))
-        return taken
+        return taken if taken or not entries else None
 
     def _delivery(self, entry: Entry) -> KafkaDelivery:
         message = entry.message

@@ -193,7 +193,7 @@ class MqttConnector:
                     raise lost
             elif deliveries:
                 return deliveries
-            elif self._wakeup.is_stopped or current_clock().now() >= until:
+            elif self._wakeup.is_stopped or (current_clock().now() >= until and not malformed):
                 return []
         return []
 
@@ -217,7 +217,7 @@ class MqttConnector:
                     raise lost
             elif deliveries:
                 return deliveries
-            elif self._wakeup.is_stopped or loop.time() >= until:
+            elif self._wakeup.is_stopped or (loop.time() >= until and not malformed):
                 return []
         return []
 

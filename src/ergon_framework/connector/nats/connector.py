@@ -238,7 +238,9 @@ class NatsConnector(ThreadedTwins):
                 self._connection.lost(session, error)
                 continue
             found = self._delivered(messages)
-            if found or SYSTEM_CLOCK.now() >= until or self._wakeup.is_stopped:
+            # Where all were set aside there may be work behind them.
+            is_over = SYSTEM_CLOCK.now() >= until and not messages
+            if found or is_over or self._wakeup.is_stopped:
                 return found
 
     def _pulled(self, session: Session, most: int, wait: float) -> Sequence[Msg]:

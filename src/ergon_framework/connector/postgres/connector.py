@@ -261,7 +261,10 @@ class PostgresConnector(ThreadedTwins):
         # Before the look: what is put in between the look and the wait must end the wait.
         subscription = session.subscribed() if is_waiting else None
         rows = session.rows()
-        found = self._delivered(session, rows.claim(room, self._room))
+        claimed = rows.claim(room, self._room)
+        found = self._delivered(session, claimed)
+        if claimed and not found and not self._wakeup.is_stopped:
+            return None  # all were set aside: there may be work behind them
         left = until - SYSTEM_CLOCK.now()
         if found or subscription is None or left <= 0 or self._wakeup.is_stopped:
             return found

@@ -195,8 +195,12 @@ class SqsConnector:
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
         """Up to ``batch_size`` messages; empty when ``wait`` seconds brought none."""
-        self._await(*self._checked(batch_size, wait, extra))
-        return self._take(batch_size)
+        arguments = self._checked(batch_size, wait, extra)
+        while True:
+            self._await(*arguments)
+            taken = self._take(batch_size)
+            if taken is not None:
+                return taken
 
     def stop_waiting(self) -> None:
         """The fetch under way waits no longer; what its request brings is for the next one."""
@@ -245,12 +249,15 @@ class SqsConnector:
     ) -> list[Transaction]:
         """The asyncio twin of ``fetch_transactions``. Cancelled, it has taken nothing."""
         arguments = self._checked(batch_size, wait, extra)
-        try:
-            await self._threads.run(self._await, *arguments)
-        except asyncio.CancelledError:
-            self._wakeup.stop()
-            raise
-        return self._take(batch_size)
+        while True:
+            try:
+                await self._threads.run(self._await, *arguments)
+            except asyncio.CancelledError:
+                self._wakeup.stop()
+                raise
+            taken = self._take(batch_size)
+            if taken is not None:
+                return taken
 
     async def ack_async(self, transaction: Transaction) -> None:
         """The asyncio twin of ``ack``."""
@@ -427,11 +434,13 @@ class SqsConnector:
         self._connection.lost(queue, error)
         return False
 
-    def _take(self, most: int) -> list[Transaction]:
+    def _take(self, most: int) -> list[Transaction] | None:
+        """What there is; None when all of it was set aside, and there may be more behind it."""
         if self._connection.state.is_closed:
             self._queue()  # says that it is closed
         taken: list[Transaction] = []
-        for held in self._held.take(most):
+        found = self._held.take(most)
+        for held in found:
             try:
                 body, headers = incoming(held.raw)
                 delivery = self._codec.decode(SqsDelivery, body, headers, fallback_id=held.identity)
@@ -442,7 +451,7 @@ class SqsConnector:
             delivery.belongs_to(self, held=held)
             self._dropped.watch(delivery, held)
             taken.append(delivery)
-        return taken
+        return taken if taken or not found else None
 
     # ---- inside: settling ----
 

@@ -23,6 +23,7 @@ check = register(CHECKS)
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 _LONG = 3600.0
 _PARKED = 0.5  # seconds in which what is not parked any more would come
+_FLOOD = 5  # malformed messages in a row
 _LOOK = 0.02  # seconds between two looks for what is to come back
 
 
@@ -139,6 +140,17 @@ def malformed_never_blocks(s: ConnectorSubject) -> None:
     expect(sorted(came) == ["after0", "before0"], f"two were in order, and {came} came")
     count = getattr(s.connector, "malformed", None)
     expect(count == 1, f"one was malformed, and malformed says {count}")
+
+
+@check("put", "put_malformed")
+def malformed_flood_is_not_an_empty_source(s: ConnectorSubject) -> None:
+    """A fetch that finds only malformed messages goes on: "none" would end a draining consumer."""
+    for _ in range(_FLOOD):
+        s.fault("put_malformed")
+    s.put(some(1, "behind"))
+    came = next((batch for batch in (s.fetch(1) for _ in range(_FLOOD)) if batch), [])
+    expect([each.transaction_id for each in came] == ["behind0"], f"{ids_of(came)} came")
+    expect(s.connector.malformed == _FLOOD, f"malformed says {s.connector.malformed}, not {_FLOOD}")
 
 
 @check("put_malformed", "dead")
