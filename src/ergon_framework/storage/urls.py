@@ -255,7 +255,8 @@ def shown_url(url: str) -> str:
 
 def file_of(url: str) -> Path | None:
     """The file of a store on SQLite; None for any other."""
-    if not url.lower().startswith(SQLITE):
+    given: object = url  # what is no text is refused, in words, where the store is opened
+    if not isinstance(given, str) or not url.lower().startswith(SQLITE):
         return None
     path = url[len(SQLITE) :]
     refuse_secrets(path)
