@@ -102,7 +102,13 @@ class KafkaCluster:
 
     def close(self) -> None:
         """End it; what it held is gone."""
-        self._library.rd_kafka_mock_cluster_destroy(self._cluster)
+        # It waits for the cluster's own thread, at times for ever. The process ends without it.
+        library, cluster = self._library, self._cluster
+        ending = threading.Thread(
+            target=lambda: library.rd_kafka_mock_cluster_destroy(cluster), daemon=True
+        )
+        ending.start()
+        ending.join(10)
         self._library.rd_kafka_destroy(self._handle)
 
 
