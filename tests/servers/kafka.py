@@ -102,13 +102,14 @@ class KafkaCluster:
 
     def close(self) -> None:
         """End it; what it held is gone."""
-        # It waits for the cluster's own thread, at times for ever. The process ends without it.
-        library, cluster = self._library, self._cluster
-        ending = threading.Thread(
-            target=lambda: library.rd_kafka_mock_cluster_destroy(cluster), daemon=True
-        )
+        # The library waits for the cluster's own thread, at times for ever: then the process ends
+        # without it.
+        ending = threading.Thread(target=self._destroy, daemon=True)
         ending.start()
         ending.join(10)
+
+    def _destroy(self) -> None:
+        self._library.rd_kafka_mock_cluster_destroy(self._cluster)
         self._library.rd_kafka_destroy(self._handle)
 
 
