@@ -8,7 +8,8 @@ from tools.connector_docs import BEGIN, END, page_with, read_results, table, wri
 
 FULL = [
     *("redelivers_after_a_crash", "lost_channel_is_never_settled_twice", "goes_on_after_a_cut"),
-    *("malformed_never_blocks", "malformed_is_kept_with_its_reason", "foreign_message_is_work"),
+    *("malformed_never_blocks", "malformed_flood_is_not_an_empty_source"),
+    *("malformed_is_kept_with_its_reason", "foreign_message_is_work"),
     *("other_programs_can_read_it", "first_in_first_out", "parked_waits_for_its_time"),
 ]
 

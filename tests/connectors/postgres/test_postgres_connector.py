@@ -382,7 +382,7 @@ def test_an_empty_fetch_looks_when_the_next_row_is_due(postgres_url: str) -> Non
         connector.dispatch_transactions([Transaction("t1", 1)])
         (found,) = connector.fetch_transactions(1)
         connector.release_after(found, 0.3)
-        assert connector.fetch_transactions(1) == []
+        assert connector.fetch_transactions(1, wait=0.0) == []
         assert [each.transaction_id for each in connector.fetch_transactions(1, wait=60.0)] == [
             "t1"
         ]
