@@ -385,7 +385,8 @@ def test_metrics_of_several_processes(tmp_path: Path) -> None:
     (folder / "several.py").write_text(SEVERAL)
     port = free_port()  # the line of several processes tells only the port that was asked for
     words = ["-m", "uvicorn", "several:api", "--port", port, "--workers", "2"]
-    words += ["--timeout-keep-alive", "600"]
+    # By itself uvicorn replaces a process that has not answered it for five seconds.
+    words += ["--timeout-keep-alive", "600", "--timeout-worker-healthcheck", "150"]
     attempts = 'ergon_job_attempts_total{queue="default",outcome="completed"}'
     waiting = 'ergon_jobs{queue="default",status="pending"}'
     with started(folder, *words) as output, ExitStack() as opened:
