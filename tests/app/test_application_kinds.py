@@ -100,6 +100,30 @@ def test_a_connector_may_be_one_of_the_settings(tmp_path: Path) -> None:
         lost.run(burst=True)
 
 
+def test_stores_of_providers_are_open_before_the_first_message(tmp_path: Path) -> None:
+    """To make the tables of a new store takes long: no message has that in its timeout."""
+    app = App(f"sqlite:///{tmp_path / 'work.db'}", name="shop")
+    happened = []
+
+    def opened() -> str:
+        happened.append("opened")
+        return f"sqlite:///{tmp_path / 'calls.db'}"
+
+    rates = app.provider("rates", capability="exchange", store=opened)
+    broken = app.provider("broken", capability="exchange", store=lambda: "nonsense://")
+
+    @app.consumer(orders(5))
+    def charge(order: Order) -> None:
+        happened.append("consumed")
+
+    with app:
+        assert app.run(burst=True).completed == 1, "a provider that nobody calls is in nobody's way"
+        assert happened == ["opened", "consumed"]
+        assert rates.health() == []
+        with pytest.raises(ConfigurationError, match="nonsense"):
+            broken.health()
+
+
 POLICIES = """
 [policies.careful]
 loop = { streaming = false, limit = 2 }

@@ -615,6 +615,10 @@ class App:
             scope = None
             if self._consumers:
                 scope = stack.enter_context(shared_lifespans(self._dependencies))
+                # Making the tables of a new store takes a second, and more on a busy machine. The
+                # first message has its own timeout, and must not pay for that.
+                for provider in self._providers:
+                    provider.open_early()
             consumers = self._consumer_parts(scope, burst=burst)
             worker = None
             if self.registry.names or self.setup.executors or not (consumers or self._zones):

@@ -23,12 +23,13 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, cast
 
 from ergon_framework.core.limits import UNLIMITED
 from ergon_framework.engine.atfork import renew_after_fork
-from ergon_framework.errors import ConfigurationError, HookError
+from ergon_framework.errors import ConfigurationError, ErgonError, HookError
 from ergon_framework.providers.calls import (
     DEFAULT_TENANT,
     AsyncProviderCall,
@@ -387,6 +388,14 @@ class Provider:
         if found is None:
             found = self._own_async_base() if is_async else self._own_base()
         return found
+
+    def open_early(self) -> None:
+        """Open its store now, which the first call would do otherwise, in the time of that call.
+
+        The first call still names what is wrong with the store or its settings.
+        """
+        with suppress(ErgonError):
+            self._own_base()
 
     def _own_base(self) -> FunctionProvider:
         with self._lock:
