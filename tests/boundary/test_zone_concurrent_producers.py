@@ -78,7 +78,7 @@ def test_nobody_sleeps_on_while_artifacts_are_looked_for(monkeypatch: pytest.Mon
     """Objects may lie on a server that takes its time."""
     zone = LocalZone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
     batcher, told = AppendBatcher(zone), list[str]()
-    monkeypatch.setattr(batcher.grouping, "let_go", lambda: told.append("let go"))
+    monkeypatch.setattr(batcher.appends, "let_go", lambda: told.append("let go"))
     monkeypatch.setattr(zone, "check_bytes", lambda _: told.append("asked"))
     artifact = {"bucket": "b", "key": "k", "digest": "sha256:" + "0" * 64, "size": 5}
     assert isinstance(batcher.append(*message("1", artifact)), ArtifactError)
@@ -89,7 +89,7 @@ def test_nobody_sleeps_on_while_large_facts_are_checked(monkeypatch: pytest.Monk
     """Who was served is let go in any case after some milliseconds."""
     zone = LocalZone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
     batcher, told = AppendBatcher(zone, max_check_time=-1.0), list[str]()
-    monkeypatch.setattr(batcher.grouping, "let_go", lambda: told.append("let go"))
+    monkeypatch.setattr(batcher.appends, "let_go", lambda: told.append("let go"))
     batcher.append(*message("1"))
     assert told == ["let go"]
 
@@ -134,4 +134,4 @@ def test_a_store_that_tells_nothing_of_its_waits() -> None:
     """Whoever was served is woken at once then."""
     zone = LocalZone("plant-a", OtherStore("plant-a"), MemoryObjectStore())  # type: ignore[arg-type]
     assert zone.append(*message("1")).offset == 1
-    assert AppendBatcher(zone).grouping.lets_go is False
+    assert AppendBatcher(zone).appends.lets_go is False

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.factstore.group_commit import GroupCommit
+from ergon_framework.boundary.factstore.append_queue import AppendQueue
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.group_commit import CommitQueue
 from tests.storage.conftest import WAIT, add, items, until
@@ -63,18 +63,18 @@ def test_others_are_served_afterwards(interrupted: list[str], is_closed: bool) -
     def serve(requests: Sequence[int]) -> list[int]:
         if 0 in requests:
             leads.set()
-            until(lambda: grouping.pending > 1)  # the end of the line, and the main thread
+            until(lambda: appends.pending > 1)  # the end of the line, and the main thread
         return list(requests)
 
-    grouping: GroupCommit[int, int] = GroupCommit(serve)
+    appends: AppendQueue[int, int] = AppendQueue(serve)
     if is_closed:
-        grouping.close()  # there is no thread then that would serve who waits
-        threading.Thread(target=grouping.call, args=(0,)).start()
+        appends.close()  # there is no thread then that would serve who waits
+        threading.Thread(target=appends.call, args=(0,)).start()
         assert leads.wait(WAIT)
     with pytest.raises(KeyboardInterrupt):
-        grouping.call(1)
+        appends.call(1)
     answers: list[int] = []
-    other = threading.Thread(target=lambda: answers.append(grouping.call(2)))
+    other = threading.Thread(target=lambda: answers.append(appends.call(2)))
     other.start()
     other.join(WAIT)
     assert answers == [2]

@@ -15,7 +15,7 @@ import msgspec
 
 from ergon_framework.boundary.facts.admission import AdmittedFact, unreadable
 from ergon_framework.boundary.facts.schema import spelled
-from ergon_framework.boundary.factstore.group_commit import GroupCommit
+from ergon_framework.boundary.factstore.append_queue import AppendQueue
 from ergon_framework.boundary.model import Envelope, EnvelopeLike, Fact, FactLike, Receipt
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.telemetry import ZoneEvents, appended
@@ -271,22 +271,22 @@ class AppendBatcher:
         self._zone = zone
         self._max_check_time = max_check_time
         watch_waits = getattr(zone.store, "watch_waits", None)  # one made elsewhere may not know it
-        self.grouping: GroupCommit[PendingFact, Answer] = GroupCommit(
+        self.appends: AppendQueue[PendingFact, Answer] = AppendQueue(
             self._append,
             look=self._look,
             name="ergon-zone",
             lets_go=watch_waits is not None,
         )
         if watch_waits is not None:
-            watch_waits(self.grouping.meanwhile)
+            watch_waits(self.appends.meanwhile)
 
     def append(self, envelope: EnvelopeLike, fact: FactLike) -> Answer:
         """Append one fact, together with those of others when there are any."""
-        return self.grouping.call(PendingFact(envelope, fact))
+        return self.appends.call(PendingFact(envelope, fact))
 
     def close(self) -> None:
         """Take nothing more. Closing twice is fine."""
-        self.grouping.close()
+        self.appends.close()
 
     def _append(self, group: Sequence[PendingFact]) -> list[Answer]:
         until = time.perf_counter() + self._max_check_time
@@ -297,7 +297,7 @@ class AppendBatcher:
                 found = self._with_bytes(found)
             admissions.append(found)
             if time.perf_counter() > until:  # callers of the group before have waited long enough
-                self.grouping.let_go()
+                self.appends.let_go()
         return self._zone.append_all(admissions)
 
     def _look(self, asked: PendingFact) -> None:
@@ -324,7 +324,7 @@ class AppendBatcher:
     def _with_bytes(self, admission: AdmittedFact) -> AdmittedFact | BoundaryError:
         """The admission, if the artifacts that it refers to are in the object store."""
         zone = self._zone
-        self.grouping.let_go()  # the store will be asked
+        self.appends.let_go()  # the store will be asked
         try:
             zone.check_bytes(zone.prepared(admission))
         except StoreError as error:

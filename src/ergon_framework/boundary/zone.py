@@ -246,7 +246,7 @@ class LocalZone:
     @property
     def pending_appends(self) -> int:
         """Calls of ``append`` that wait for their turn."""
-        return self._batcher.grouping.pending
+        return self._batcher.appends.pending
 
     def append(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
         """Append one fact; the answer means that it is on disk."""

@@ -11,7 +11,7 @@ Every store fulfils ``ergon_framework.ports.factstore``, and passes the same sui
 - ``append_plan``: what an append is: new, a duplicate, a conflict, or refused. ``page_plan``: what
   a page of a log holds.
 - ``hashchain``: keys, checksums and the chain of a log. ``consumers``: how cursors, leases and the
-  quarantine may change, and the errors that refuse a change. ``group_commit``: callers that come
-  together share a commit. ``references``: what stored facts refer to. ``records``: records of a
-  zone.
+  quarantine may change, and the errors that refuse a change. ``append_queue``: appends that
+  come together share a commit. ``references``: what stored facts refer to. ``records``: records of
+  a zone.
 """

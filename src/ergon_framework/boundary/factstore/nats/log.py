@@ -15,13 +15,13 @@ from typing import TypeAlias
 
 from ergon_framework.boundary.factstore import hashchain, page_plan
 from ergon_framework.boundary.factstore.append_plan import AppendPlanner
-from ergon_framework.boundary.factstore.consumers import conflicting
-from ergon_framework.boundary.factstore.group_commit import (
-    GroupCommit,
+from ergon_framework.boundary.factstore.append_queue import (
+    AppendQueue,
     GuardedCallback,
     nothing,
     tell_head,
 )
+from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.hashchain import PreparedFact, key_of, prepare
 from ergon_framework.boundary.factstore.nats.append import (
     MAX_REFERENCES_PER_COMMIT,
@@ -110,7 +110,7 @@ class NatsLog:
         self._watch: Callable[[int, float], None] | None = None
         self._heads_seen: Callable[[str, int], None] | None = None
         self._before_waiting: BeforeWait = nothing
-        self._appends: GroupCommit[Append, list[Outcome]] = GroupCommit(
+        self._appends: AppendQueue[Append, list[Outcome]] = AppendQueue(
             self.append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
         )
 

@@ -11,8 +11,8 @@ from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 from ergon_framework.boundary.factstore import page_plan
-from ergon_framework.boundary.factstore.group_commit import (
-    GroupCommit,
+from ergon_framework.boundary.factstore.append_queue import (
+    AppendQueue,
     GuardedCallback,
     nothing,
     tell_head,
@@ -305,7 +305,7 @@ class SqlLog:
         self._heads_seen: Callable[[str, int], None] | None = None
         self._before_waiting: BeforeWait = nothing
         self._aged: dict[str, tuple[float, int]] = {}
-        self._appends: GroupCommit[Append, list[Outcome]] = GroupCommit(
+        self._appends: AppendQueue[Append, list[Outcome]] = AppendQueue(
             self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
         )
 

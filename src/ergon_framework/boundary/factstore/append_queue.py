@@ -1,4 +1,4 @@
-"""Group commit: requests that arrive together are served by one transaction.
+"""The queue of appends: those that arrive together are served as one group, by one transaction.
 
 A caller that finds no other request under way serves its own one, in its own thread. Requests that
 arrive meanwhile, and those of callers that do not want to wait, are queued for one background
@@ -168,8 +168,8 @@ class AnsweredCallers:
                 pass
 
 
-class GroupCommit(Generic[Request, Answer]):
-    """Gathers requests of many threads. ``serve`` answers all requests of a group, or raises.
+class AppendQueue(Generic[Request, Answer]):
+    """Joins requests of many threads into groups. ``serve`` answers all of a group, or raises.
 
     With ``lets_go``, ``serve`` promises to call ``meanwhile`` before it waits for anything, and the
     callers of the group before are woken then. Woken earlier, they would compete with ``serve`` for
@@ -183,7 +183,7 @@ class GroupCommit(Generic[Request, Answer]):
         *,
         weigh: Callable[[Request], int] = lambda _: 1,
         look: Callable[[Request], None] | None = None,
-        name: str = "ergon-grouping",
+        name: str = "ergon-appends",
         lets_go: bool = False,
         max_group: int = MAX_GROUP,
         idle_timeout: float = IDLE_TIMEOUT,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.factstore.group_commit import MAX_EMPTY_POLLS, GroupCommit
+from ergon_framework.boundary.factstore.append_queue import MAX_EMPTY_POLLS, AppendQueue
 from ergon_framework.errors import StoreUnavailableError
-from tests.boundary.test_group_commit import WAIT, Caller
+from tests.boundary.test_append_queue import WAIT, Caller
 
 pytestmark = pytest.mark.req("BOUNDARY:store", "SCALE:boundary-postgres")
 
@@ -29,7 +29,7 @@ class RecordedGroups:
         """What happens during the groups, in order."""
         self.odd: BaseException | None = None
         """What looking at a negative number raises."""
-        self.grouping: GroupCommit[int, int] = GroupCommit(
+        self.appends: AppendQueue[int, int] = AppendQueue(
             self.serve, look=self.look, lets_go=True, **limits
         )
 
@@ -49,19 +49,19 @@ class RecordedGroups:
     def come(self, *numbers: int) -> None:
         """Callers come, one behind the other, and stand in line."""
         for number in numbers:
-            before = self.grouping.pending
-            self.callers.append(Caller(self.grouping, number))
-            self.until(lambda size=before: self.grouping.pending > size)  # type: ignore[misc]
+            before = self.appends.pending
+            self.callers.append(Caller(self.appends, number))
+            self.until(lambda size=before: self.appends.pending > size)  # type: ignore[misc]
 
     def begin(self) -> None:
         """Somebody is served, and behind it somebody for whom the thread is needed."""
 
         def first() -> None:
-            self.callers.append(Caller(self.grouping, 1))
-            self.until(lambda: self.grouping.has_thread)
+            self.callers.append(Caller(self.appends, 1))
+            self.until(lambda: self.appends.has_thread)
 
         self.acts.insert(0, first)
-        self.grouping.call(0)
+        self.appends.call(0)
 
     def answers(self) -> list[int | None]:
         """Wait for all; what each was answered."""
@@ -87,7 +87,7 @@ def opened(**limits: Any) -> Iterator[RecordedGroups]:
     try:
         yield recorded
     finally:
-        recorded.grouping.close()
+        recorded.appends.close()
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_who_comes_during_a_wait_is_looked_at_before_its_end(recorded: RecordedG
 
     def wait() -> None:
         recorded.come(2, 3)
-        recorded.grouping.meanwhile(lambda: len(recorded.looked) == 2)
+        recorded.appends.meanwhile(lambda: len(recorded.looked) == 2)
         seen.append(list(recorded.looked))
         recorded.come(4)
 
@@ -121,7 +121,7 @@ def test_a_wait_that_is_over_is_not_made_longer(recorded: RecordedGroups) -> Non
     def wait() -> None:
         recorded.come(2, 3)
         answers = iter((False, True))
-        recorded.grouping.meanwhile(lambda: next(answers))
+        recorded.appends.meanwhile(lambda: next(answers))
 
     recorded.acts = [wait]
     recorded.begin()
@@ -139,7 +139,7 @@ def test_nobody_is_looked_for_without_end(recorded: RecordedGroups) -> None:
         return False
 
     def wait() -> None:
-        recorded.grouping.meanwhile(is_over)
+        recorded.appends.meanwhile(is_over)
 
     recorded.acts = [wait]
     recorded.begin()
@@ -153,7 +153,7 @@ def test_no_more_are_looked_at_than_fit_into_a_group() -> None:
 
         def wait() -> None:
             recorded.come(2, 3, 4)
-            recorded.grouping.meanwhile(lambda: False)
+            recorded.appends.meanwhile(lambda: False)
 
         recorded.acts = [wait]
         recorded.begin()
@@ -171,7 +171,7 @@ def test_a_look_that_fails_harms_nobody_else(
 
     def wait() -> None:
         recorded.come(-2, 3)
-        recorded.grouping.meanwhile(lambda: len(recorded.looked) == 2)
+        recorded.appends.meanwhile(lambda: len(recorded.looked) == 2)
 
     recorded.acts = [wait]
     recorded.begin()
@@ -185,7 +185,7 @@ def test_those_looked_at_are_served_although_the_group_before_failed(
 
     def fail() -> None:
         recorded.come(2)
-        recorded.grouping.meanwhile(lambda: bool(recorded.looked))
+        recorded.appends.meanwhile(lambda: bool(recorded.looked))
         raise StoreUnavailableError("gone")
 
     recorded.acts = [fail]
@@ -200,14 +200,14 @@ def test_those_looked_at_are_served_although_the_line_is_closed() -> None:
 
         def close() -> None:
             recorded.come(2)
-            recorded.grouping.close()
-            recorded.grouping.meanwhile(lambda: False)
+            recorded.appends.close()
+            recorded.appends.meanwhile(lambda: False)
 
         recorded.acts = [close]
         recorded.begin()
         assert recorded.answers() == [2, 4]
         assert recorded.looked == [2]
-        recorded.until(lambda: not recorded.grouping.has_thread)
+        recorded.until(lambda: not recorded.appends.has_thread)
 
 
 class Unhashable:
@@ -225,15 +225,15 @@ def test_those_looked_at_are_served_although_the_thread_stumbled(
     """An error of our own, between two groups."""
 
     def leave() -> None:
-        recorded.grouping.call_soon(1, lambda _: None, Unhashable())
-        recorded.until(lambda: recorded.grouping.has_thread)
+        recorded.appends.call_soon(1, lambda _: None, Unhashable())
+        recorded.until(lambda: recorded.appends.has_thread)
 
     def wait() -> None:
         recorded.come(2)
-        recorded.grouping.meanwhile(lambda: bool(recorded.looked))
+        recorded.appends.meanwhile(lambda: bool(recorded.looked))
 
     recorded.acts = [leave, wait]
-    recorded.grouping.call(0)
+    recorded.appends.call(0)
     recorded.until(lambda: bool(recorded.callers))
     assert recorded.answers() == [4]
     assert recorded.groups == [[0], [1], [2]]
@@ -244,13 +244,13 @@ def test_whoever_serves_itself_looks_at_nobody(recorded: RecordedGroups) -> None
     """It would have to wait for what is others' work."""
 
     def wait() -> None:
-        recorded.callers.append(Caller(recorded.grouping, 1))
-        recorded.until(lambda: recorded.grouping.pending == 1)
+        recorded.callers.append(Caller(recorded.appends, 1))
+        recorded.until(lambda: recorded.appends.pending == 1)
         recorded.come(2)
-        recorded.grouping.meanwhile(lambda: False)
+        recorded.appends.meanwhile(lambda: False)
 
     recorded.acts = [wait]
-    assert recorded.grouping.call(0) == 0
+    assert recorded.appends.call(0) == 0
     assert recorded.answers() == [2, 4]
     assert recorded.looked == []
 
@@ -263,22 +263,22 @@ def test_a_caller_that_leaves_after_it_was_looked_at_is_not_served(
     me = threading.get_ident()
 
     def begin() -> None:
-        recorded.callers.append(Caller(recorded.grouping, 1))
-        recorded.until(lambda: recorded.grouping.has_thread)
+        recorded.callers.append(Caller(recorded.appends, 1))
+        recorded.until(lambda: recorded.appends.has_thread)
 
     def wait() -> None:
         may_come.set()
-        recorded.until(lambda: recorded.grouping.pending == 1)  # the caller that will leave
+        recorded.until(lambda: recorded.appends.pending == 1)  # the caller that will leave
         recorded.come(3)
-        recorded.grouping.meanwhile(lambda: len(recorded.looked) == 2)
+        recorded.appends.meanwhile(lambda: len(recorded.looked) == 2)
         signal.pthread_kill(me, signal.SIGINT)
         assert is_gone.wait(WAIT)
 
     recorded.acts = [begin, wait]
-    first = Caller(recorded.grouping, 0)
+    first = Caller(recorded.appends, 0)
     assert may_come.wait(WAIT)
     with pytest.raises(KeyboardInterrupt):
-        recorded.grouping.call(2)
+        recorded.appends.call(2)
     is_gone.set()
     first.join(WAIT)
     assert recorded.answers() == [2, 6]
@@ -294,7 +294,7 @@ def test_who_was_served_is_woken_before_anybody_is_looked_at(recorded: RecordedG
         recorded.come(2)
 
     def wait_again() -> None:
-        recorded.grouping.meanwhile(lambda: True)
+        recorded.appends.meanwhile(lambda: True)
         recorded.callers[0].join(WAIT)
         seen.append(recorded.callers[0].answer)
 
@@ -310,18 +310,18 @@ def test_a_forked_process_has_looked_at_nobody(recorded: RecordedGroups) -> None
     ends: list[int] = []
 
     def work_in_child() -> bool:
-        grouping, before = recorded.grouping, len(recorded.groups)
-        is_fresh = grouping.pending == 0 and not grouping.has_thread
-        grouping.meanwhile(lambda: False)  # nobody serves here, so nobody is looked for
+        appends, before = recorded.appends, len(recorded.groups)
+        is_fresh = appends.pending == 0 and not appends.has_thread
+        appends.meanwhile(lambda: False)  # nobody serves here, so nobody is looked for
         done = threading.Event()
-        answer = grouping.call(5)
-        grouping.call_soon(6, lambda _: None, done.set)
+        answer = appends.call(5)
+        appends.call_soon(6, lambda _: None, done.set)
         is_done = done.wait(WAIT)
         return is_fresh and is_done and answer == 10 and recorded.groups[before:] == [[5], [6]]
 
     def wait() -> None:
         recorded.come(2)
-        recorded.grouping.meanwhile(lambda: bool(recorded.looked))
+        recorded.appends.meanwhile(lambda: bool(recorded.looked))
         pid = os.fork()
         if not pid:
             os._exit(0 if work_in_child() else 1)
@@ -342,25 +342,25 @@ def test_a_start_that_is_interrupted_makes_no_second_thread(
 
     def interrupted(thread: threading.Thread) -> None:
         start(thread)
-        if thread.name == "ergon-grouping":
+        if thread.name == "ergon-appends":
             begun.append(thread)
             if len(begun) == 1:
                 raise KeyboardInterrupt
 
     def wait() -> None:
-        recorded.callers.append(Caller(recorded.grouping, 1))
+        recorded.callers.append(Caller(recorded.appends, 1))
         recorded.callers[0].join(WAIT)
         assert isinstance(recorded.callers[0].error, KeyboardInterrupt)
-        recorded.until(lambda: recorded.grouping.has_thread)
-        recorded.callers.append(Caller(recorded.grouping, 2))
-        recorded.until(lambda: recorded.grouping.pending == 1)
+        recorded.until(lambda: recorded.appends.has_thread)
+        recorded.callers.append(Caller(recorded.appends, 2))
+        recorded.until(lambda: recorded.appends.pending == 1)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     recorded.acts = [wait]
-    assert recorded.grouping.call(0) == 0
+    assert recorded.appends.call(0) == 0
     assert recorded.answers() == [None, 4]
     assert len(begun) == 1
-    assert recorded.grouping.has_thread
+    assert recorded.appends.has_thread
 
 
 def test_a_second_thread_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +368,7 @@ def test_a_second_thread_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     start, begun = threading.Thread.start, list[threading.Thread]()
 
     def interrupted(thread: threading.Thread) -> None:
-        if thread.name == "ergon-grouping":
+        if thread.name == "ergon-appends":
             begun.append(thread)
             if len(begun) == 1:
                 raise KeyboardInterrupt
@@ -377,9 +377,9 @@ def test_a_second_thread_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with opened(idle_timeout=2 * WAIT) as recorded:
         with pytest.raises(KeyboardInterrupt):
-            recorded.grouping.call_soon(0, lambda _: None)
+            recorded.appends.call_soon(0, lambda _: None)
         done = threading.Event()
-        recorded.grouping.call_soon(1, lambda _: None, done.set)
+        recorded.appends.call_soon(1, lambda _: None, done.set)
         assert done.wait(WAIT)
         late, running = begun
         start(late)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ergon_framework.boundary.factstore.group_commit import GroupCommit
+from ergon_framework.boundary.factstore.append_queue import AppendQueue
 from ergon_framework.errors import (
     ErgonError,
     NodeUnavailableError,
@@ -46,20 +46,20 @@ def paused_commits() -> PausedCommits:
 
 
 @pytest.fixture
-def grouping(paused_commits: PausedCommits) -> Iterator[GroupCommit[int, int]]:
+def appends(paused_commits: PausedCommits) -> Iterator[AppendQueue[int, int]]:
     """Groups for the kitchen."""
-    grouping: GroupCommit[int, int] = GroupCommit(paused_commits.serve)
-    yield grouping
+    appends: AppendQueue[int, int] = AppendQueue(paused_commits.serve)
+    yield appends
     paused_commits.may_end.set()
-    grouping.close()
+    appends.close()
 
 
 class Caller(threading.Thread):
     """A thread that makes one call."""
 
-    def __init__(self, grouping: GroupCommit[int, int], number: int) -> None:
+    def __init__(self, appends: AppendQueue[int, int], number: int) -> None:
         super().__init__()
-        self._grouping = grouping
+        self._appends = appends
         self._number = number
         self.answer: int | None = None
         self.error: BaseException | None = None
@@ -68,29 +68,29 @@ class Caller(threading.Thread):
     def run(self) -> None:
         """Call."""
         try:
-            self.answer = self._grouping.call(self._number)
+            self.answer = self._appends.call(self._number)
         except BaseException as error:
             self.error = error
 
 
-def in_line(grouping: GroupCommit[int, int], count: int) -> None:
+def in_line(appends: AppendQueue[int, int], count: int) -> None:
     """Wait until so many callers stand in line."""
     deadline = threading.Event()
     for _ in range(2000):
-        if grouping.pending >= count:
+        if appends.pending >= count:
             return
         deadline.wait(0.01)
     raise AssertionError("they did not come")
 
 
 def crowd(
-    paused_commits: PausedCommits, grouping: GroupCommit[int, int], count: int
+    paused_commits: PausedCommits, appends: AppendQueue[int, int], count: int
 ) -> list[Caller]:
     """One caller who is being served, and others who have come meanwhile."""
-    callers = [Caller(grouping, 0)]
+    callers = [Caller(appends, 0)]
     assert paused_commits.began.wait(WAIT)
-    callers += [Caller(grouping, number) for number in range(1, count)]
-    in_line(grouping, count - 1)
+    callers += [Caller(appends, number) for number in range(1, count)]
+    in_line(appends, count - 1)
     paused_commits.may_end.set()
     for each in callers:
         each.join(WAIT)
@@ -99,19 +99,19 @@ def crowd(
 
 
 def test_a_single_caller_serves_itself(
-    paused_commits: PausedCommits, grouping: GroupCommit[int, int]
+    paused_commits: PausedCommits, appends: AppendQueue[int, int]
 ) -> None:
     """There is no thread and no waiting."""
     paused_commits.may_end.set()
-    assert (grouping.call(1), grouping.call(2)) == (2, 4)
+    assert (appends.call(1), appends.call(2)) == (2, 4)
     assert paused_commits.groups == [[1], [2]]
 
 
 def test_those_who_come_meanwhile_are_one_group(
-    paused_commits: PausedCommits, grouping: GroupCommit[int, int]
+    paused_commits: PausedCommits, appends: AppendQueue[int, int]
 ) -> None:
     """Each gets its own answer."""
-    callers = crowd(paused_commits, grouping, 9)
+    callers = crowd(paused_commits, appends, 9)
     assert [each.answer for each in callers] == [number * 2 for number in range(9)]
     assert paused_commits.groups[0] == [0]
     assert sorted(paused_commits.groups[1]) == list(range(1, 9))
@@ -126,11 +126,11 @@ def test_those_who_come_meanwhile_are_one_group(
     ids=["store", "zone"],
 )
 def test_everybody_of_a_group_is_told_its_error(
-    paused_commits: PausedCommits, grouping: GroupCommit[int, int], error: ErgonError
+    paused_commits: PausedCommits, appends: AppendQueue[int, int], error: ErgonError
 ) -> None:
     """Each has an instance of its own to raise, which says all that the first one says."""
     paused_commits.error = error
-    errors = [each.error for each in crowd(paused_commits, grouping, 4)]
+    errors = [each.error for each in crowd(paused_commits, appends, 4)]
     assert len({id(each) for each in errors[1:]}) == 3
     for each in errors:
         assert type(each) is type(error)
@@ -138,26 +138,26 @@ def test_everybody_of_a_group_is_told_its_error(
 
 
 def test_an_interrupt_is_raised_where_it_came_and_leaves_the_others_in_doubt(
-    paused_commits: PausedCommits, grouping: GroupCommit[int, int]
+    paused_commits: PausedCommits, appends: AppendQueue[int, int]
 ) -> None:
     """They are told to do the same again, and the next one is served."""
     paused_commits.error = KeyboardInterrupt()
-    callers = crowd(paused_commits, grouping, 3)
+    callers = crowd(paused_commits, appends, 3)
     kinds = [type(each.error).__name__ for each in callers]
     assert kinds == ["KeyboardInterrupt", "StoreUnavailableError", "StoreUnavailableError"]
     paused_commits.error = None
-    assert grouping.call(7) == 14
+    assert appends.call(7) == 14
 
 
-def test_a_call_within_a_call_is_refused(grouping: GroupCommit[int, int]) -> None:
+def test_a_call_within_a_call_is_refused(appends: AppendQueue[int, int]) -> None:
     """It would wait for itself."""
-    inner: GroupCommit[int, int] = GroupCommit(lambda asked: [inner.call(each) for each in asked])
+    inner: AppendQueue[int, int] = AppendQueue(lambda asked: [inner.call(each) for each in asked])
     with pytest.raises(StoreError, match="tried to write again"):
         inner.call(1)
 
 
 def test_what_is_left_to_the_thread(
-    paused_commits: PausedCommits, grouping: GroupCommit[int, int]
+    paused_commits: PausedCommits, appends: AppendQueue[int, int]
 ) -> None:
     """Answers come one by one, and after each group one word for all."""
     told: list[object] = []
@@ -167,10 +167,10 @@ def test_what_is_left_to_the_thread(
         told.append("group")
         ended.release()
 
-    grouping.call_soon(1, told.append, group_done)
+    appends.call_soon(1, told.append, group_done)
     assert paused_commits.began.wait(WAIT)
     for number in (2, 3, 4):
-        grouping.call_soon(number, told.append, group_done)
+        appends.call_soon(number, told.append, group_done)
     paused_commits.may_end.set()
     for _ in range(2):
         assert ended.acquire(timeout=WAIT)
@@ -178,19 +178,19 @@ def test_what_is_left_to_the_thread(
 
 
 def test_a_callback_that_fails_harms_nobody(
-    paused_commits: PausedCommits, grouping: GroupCommit[int, int], caplog: pytest.LogCaptureFixture
+    paused_commits: PausedCommits, appends: AppendQueue[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others are told, and the thread goes on."""
     paused_commits.may_end.set()
     told = threading.Semaphore(0)
-    grouping.call_soon(1, lambda _: 1 / 0)  # type: ignore[arg-type]
-    grouping.call_soon(2, lambda _: told.release())
+    appends.call_soon(1, lambda _: 1 / 0)  # type: ignore[arg-type]
+    appends.call_soon(2, lambda _: told.release())
     assert told.acquire(timeout=WAIT)
     assert "callback" in caplog.text
 
 
 def test_an_error_reaches_what_was_left_to_the_thread(
-    paused_commits: PausedCommits, grouping: GroupCommit[int, int]
+    paused_commits: PausedCommits, appends: AppendQueue[int, int]
 ) -> None:
     """``done`` is given the exception; one that is no error of the store is told as doubt."""
     told: list[object] = []
@@ -198,33 +198,33 @@ def test_an_error_reaches_what_was_left_to_the_thread(
     for error in (StoreBrokenError("broken"), ZeroDivisionError("of our own")):
         paused_commits.error = error
         ended = threading.Event()
-        grouping.call_soon(1, told.append, ended.set)
+        appends.call_soon(1, told.append, ended.set)
         assert ended.wait(WAIT)
     assert [type(each) for each in told] == [StoreBrokenError, StoreUnavailableError]
 
 
 def test_a_group_is_not_made_too_heavy(paused_commits: PausedCommits) -> None:
     """What was left to the thread is taken until there is enough of it."""
-    grouping: GroupCommit[int, int] = GroupCommit(paused_commits.serve, weigh=lambda _: 2000)
-    grouping.call_soon(0, lambda _: None)
+    appends: AppendQueue[int, int] = AppendQueue(paused_commits.serve, weigh=lambda _: 2000)
+    appends.call_soon(0, lambda _: None)
     assert paused_commits.began.wait(WAIT)
     for number in range(1, 6):
-        grouping.call_soon(number, lambda _: None)
+        appends.call_soon(number, lambda _: None)
     paused_commits.may_end.set()
-    grouping.close()
+    appends.close()
     assert paused_commits.groups == [[0], [1, 2, 3], [4, 5]]
 
 
 def test_closing_answers_what_was_left(
-    paused_commits: PausedCommits, grouping: GroupCommit[int, int]
+    paused_commits: PausedCommits, appends: AppendQueue[int, int]
 ) -> None:
     """Nothing is dropped, and nothing more is taken."""
     told: list[object] = []
-    grouping.call_soon(1, told.append)
-    grouping.call_soon(2, told.append)
+    appends.call_soon(1, told.append)
+    appends.call_soon(2, told.append)
     paused_commits.may_end.set()
-    grouping.close()
-    grouping.close()
+    appends.close()
+    appends.close()
     assert told == [2, 4]
     with pytest.raises(StoreUnavailableError, match="closed"):
-        grouping.call_soon(3, told.append)
+        appends.call_soon(3, told.append)
