@@ -77,7 +77,7 @@ def test_each_producer_hears_of_its_own_facts(tmp_path: Path) -> None:
 def test_nobody_sleeps_on_while_artifacts_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects may lie on a server that takes its time."""
     zone = LocalZone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
-    batcher, told = AppendBatcher(zone), list[str]()
+    batcher, told = AppendBatcher(zone, max_check_time=600.0), list[str]()
     monkeypatch.setattr(batcher.appends, "let_go", lambda: told.append("let go"))
     monkeypatch.setattr(zone, "check_bytes", lambda _: told.append("asked"))
     artifact = {"bucket": "b", "key": "k", "digest": "sha256:" + "0" * 64, "size": 5}
