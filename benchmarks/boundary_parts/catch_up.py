@@ -66,7 +66,7 @@ def _fill(path: Path, count: int) -> None:
     with LocalZone.open(FROM, ZoneSettings(data=str(path))) as zone:
         made = messages(count)
         for at in range(0, count, BATCH):
-            zone.append_all([zone.admit(*each[:2]) for each in made[at : at + BATCH]])
+            zone.append_all([zone.validate(*each[:2]) for each in made[at : at + BATCH]])
 
 
 def _arrival(target: Node, count: int) -> Turn:

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 from comparison import Record, RunOptions
 
-from ergon_framework.boundary.facts.admission import admitted, parse_append
 from ergon_framework.boundary.facts.canonical import canonical, read
 from ergon_framework.boundary.facts.ids import hash_of_object, lint
 from ergon_framework.boundary.facts.schema import identity_digest
+from ergon_framework.boundary.facts.validation import parse_append, validate_fact
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.core.rfc3339 import format_rfc3339, parse_rfc3339
@@ -49,7 +49,7 @@ def facts(options: RunOptions) -> Iterator[Record]:
     limits = LimitSettings()
 
     def ours() -> Call:
-        return lambda: admitted(*parse_append(RAW), limits, is_thorough=False)
+        return lambda: validate_fact(*parse_append(RAW), limits, is_thorough=False)
 
     others = {"pydantic": _pydantic_admission, "msgspec with patterns": _msgspec_admission}
     yield from compare("facts", options, ours, others)
@@ -60,7 +60,7 @@ def given_facts(options: RunOptions) -> Iterator[Record]:
     limits = LimitSettings()
 
     def ours() -> Call:
-        return lambda: admitted(ENVELOPE, FACT, limits, is_thorough=False)
+        return lambda: validate_fact(ENVELOPE, FACT, limits, is_thorough=False)
 
     yield from compare("given-facts", options, ours, {"pydantic": _pydantic_given})
 
@@ -70,7 +70,7 @@ def fact_records(options: RunOptions) -> Iterator[Record]:
     limits, (envelope, fact) = LimitSettings(), (Envelope(**ENVELOPE), Fact(**FACT))
 
     def ours() -> Call:
-        return lambda: admitted(envelope, fact, limits, is_thorough=False)
+        return lambda: validate_fact(envelope, fact, limits, is_thorough=False)
 
     def with_msgspec() -> Call:
         from library_parts.models import MsgspecEnvelope, MsgspecGivenFact, MsgspecItem
@@ -132,7 +132,7 @@ class _Stored(msgspec.Struct):
 
 
 def _admitted(item: Any, envelope: bytes, form: bytes) -> NewFact:
-    """What admission does once the fields are known to be right."""
+    """What validation does once the fields are known to be right."""
     fact, said = item.fact, item.envelope
     stored = _Stored(fact.subject, fact.predicate, msgspec.Raw(form))
     digest = identity_digest(said, fact, form)

@@ -55,7 +55,7 @@ class ZoneLog:
     def append_all(self, batch: Sequence[Message]) -> None:
         """As a producer does that has many at once."""
         zone = self._zone
-        zone.append_all([zone.admit(each.envelope, each.fact) for each in batch])
+        zone.append_all([zone.validate(each.envelope, each.fact) for each in batch])
 
     def head(self) -> int:
         """The last offset."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.boundary.facts.admission import references
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.schema import identity_digest, spelled
+from ergon_framework.boundary.facts.validation import references
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.errors import (
     ArtifactError,

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.facts import admission, schema
-from ergon_framework.boundary.facts.admission import (
-    AdmittedFact,
-    admitted,
+from ergon_framework.boundary.facts import schema, validation
+from ergon_framework.boundary.facts.canonical import MAX_DEPTH, canonical
+from ergon_framework.boundary.facts.validation import (
+    ValidatedFact,
     parse_append,
     parse_batch,
+    validate_fact,
 )
-from ergon_framework.boundary.facts.canonical import MAX_DEPTH, canonical
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import FactInvalidError
@@ -45,7 +45,7 @@ FACT: dict[str, Any] = {
     "object_json": {"b": 1, "a": [1.5, None]},
 }
 GONE = object()
-Way = Callable[..., AdmittedFact]
+Way = Callable[..., ValidatedFact]
 
 
 def changed(path: str, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -58,23 +58,23 @@ def changed(path: str, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return whole["envelope"], whole["fact"]
 
 
-def by_wire(envelope: Any, fact: Any, **options: Any) -> AdmittedFact:
+def by_wire(envelope: Any, fact: Any, **options: Any) -> ValidatedFact:
     """As a request with compact JSON."""
     body = json.dumps({"envelope": envelope, "fact": fact}, separators=(",", ":")).encode()
     return by_body(body, **options)
 
 
-def by_body(body: bytes, limits: LimitSettings = LIMITS, **options: Any) -> AdmittedFact:
+def by_body(body: bytes, limits: LimitSettings = LIMITS, **options: Any) -> ValidatedFact:
     """As a request."""
-    return admitted(*parse_append(body, limits), limits, clock=lambda: NOW, **options)
+    return validate_fact(*parse_append(body, limits), limits, clock=lambda: NOW, **options)
 
 
-def by_value(envelope: Any, fact: Any, **options: Any) -> AdmittedFact:
+def by_value(envelope: Any, fact: Any, **options: Any) -> ValidatedFact:
     """As dicts of a program."""
-    return admitted(envelope, fact, LIMITS, clock=lambda: NOW, **options)
+    return validate_fact(envelope, fact, LIMITS, clock=lambda: NOW, **options)
 
 
-def by_record(envelope: Any, fact: Any, **options: Any) -> AdmittedFact:
+def by_record(envelope: Any, fact: Any, **options: Any) -> ValidatedFact:
     """As records of a program, which nobody has checked yet."""
     return by_value(Envelope(**envelope), Fact(**fact), **options)
 
@@ -416,7 +416,7 @@ def test_an_unknown_zone_may_not_be_addressed() -> None:
 
 def test_long_words_are_not_remembered() -> None:
     """What is kept for speed stays small, whatever is sent."""
-    remembered = (admission.are_valid_names, admission.is_valid_word)
+    remembered = (validation.are_valid_names, validation.is_valid_word)
     by_wire(ENVELOPE, FACT)
     sizes = [each.cache_info().currsize for each in remembered]
     for path in ("envelope.from_zone", "envelope.to_zone", "fact.predicate", "envelope.labels"):
@@ -512,7 +512,7 @@ def test_a_bad_item_does_not_spoil_the_others() -> None:
     found = parse_batch(b'{ "items": [' + b" ,".join(items) + b"] }", LIMITS)
     told = [each.details["field"] if isinstance(each, FactInvalidError) else "" for each in found]
     assert told == ["", "body", "envelope.from_zone", "fakt", "envelope.to_zone", "", ""]
-    sound = [admitted(*each, LIMITS) for each in found if isinstance(each, tuple)]
+    sound = [validate_fact(*each, LIMITS) for each in found if isinstance(each, tuple)]
     assert sound == [by_wire(ENVELOPE, FACT)] * 3
 
 
@@ -540,7 +540,7 @@ def test_an_oddly_spelled_batch_is_read() -> None:
     item = json.dumps({"envelope": ENVELOPE, "fact": FACT})
     (found,) = parse_batch(f'{{"\\u0069tems":[{item}]}}'.encode(), LIMITS)
     assert isinstance(found, tuple)
-    assert admitted(*found, LIMITS) == by_wire(ENVELOPE, FACT)
+    assert validate_fact(*found, LIMITS) == by_wire(ENVELOPE, FACT)
 
 
 # ---- properties ----
@@ -598,7 +598,7 @@ def test_a_damaged_request_is_judged(data: st.DataObject) -> None:
 def test_a_usual_request_does_not_take_the_slow_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any compact or indented request with its fields in any order goes the fast way."""
     for name in ("load", "composed"):
-        monkeypatch.setattr(admission, name, None)
+        monkeypatch.setattr(validation, name, None)
     fact = {name: FACT[name] for name in reversed(FACT)}
     assert by_wire(ENVELOPE, fact)
     assert by_body(json.dumps({"fact": fact, "envelope": ENVELOPE}, indent=2).encode())

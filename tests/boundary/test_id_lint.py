@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.ids import (
     doubt,
@@ -21,6 +20,7 @@ from ergon_framework.boundary.facts.ids import (
     message_id,
     stable_uuid,
 )
+from ergon_framework.boundary.facts.validation import validate_fact
 from ergon_framework.boundary.settings import LimitSettings
 
 pytestmark = pytest.mark.req("P10", "BSFG:Ids")
@@ -169,7 +169,7 @@ def test_a_random_uuid_without_dashes_is_told_and_not_refused() -> None:
     message |= {"message_id": uuid.uuid4().hex}
     fact = {"subject": "order:1", "predicate": "was_created", "object_json": None}
     for strict_ids in (False, True):
-        (warning,) = admitted(message, fact, LimitSettings(), strict_ids=strict_ids).warnings
+        (warning,) = validate_fact(message, fact, LimitSettings(), strict_ids=strict_ids).warnings
         assert warning.startswith("envelope.message_id may be a random UUID")
 
 

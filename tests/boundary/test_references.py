@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.facts.admission import MAX_REFERENCES, REFERENCE_MARK, references
 from ergon_framework.boundary.facts.canonical import canonical
+from ergon_framework.boundary.facts.validation import MAX_REFERENCES, REFERENCE_MARK, references
 from ergon_framework.errors import FactInvalidError
 from ergon_framework.ports.factstore import Reference
 

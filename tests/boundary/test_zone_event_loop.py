@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.facts.admission import AdmittedFact
+from ergon_framework.boundary.facts.validation import ValidatedFact
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.zone import LocalZone
@@ -77,14 +77,14 @@ class WatchedZone(LocalZone):
         self.checked: list[bool] = []
         """Of each fact that was checked during the wait, whether it was found to be good."""
 
-    def admit(self, envelope: Any, fact: Any) -> AdmittedFact:
+    def validate(self, envelope: Any, fact: Any) -> ValidatedFact:
         """Check one fact, and note it."""
         if not self.is_waiting:
-            return super().admit(envelope, fact)
+            return super().validate(envelope, fact)
         self.checked.append(False)
-        admission = super().admit(envelope, fact)
+        valid = super().validate(envelope, fact)
         self.checked[-1] = True
-        return admission
+        return valid
 
 
 class BusyZone:

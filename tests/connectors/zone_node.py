@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-from ergon_framework.boundary.facts.admission import admitted
+from ergon_framework.boundary.facts.validation import validate_fact
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.node.app import NodeApplication
@@ -85,7 +85,7 @@ def fill(zone: LocalZone, *ns: int) -> None:
             produced_at_unix_ms=1_741_248_600_000,
         )
         fact = Fact(subject=f"order:{n}", predicate="created", object_json={"n": n})
-        facts.append(admitted(envelope, fact, LimitSettings()).new_fact)
+        facts.append(validate_fact(envelope, fact, LimitSettings()).new_fact)
     zone.store.append("outbound", facts)
 
 

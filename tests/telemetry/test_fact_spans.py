@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.client.outbox import Outbox
-from ergon_framework.boundary.facts.admission import admitted
+from ergon_framework.boundary.facts.validation import validate_fact
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
@@ -144,7 +144,9 @@ def test_nobody_traces_and_the_envelope_is_as_it_was() -> None:
 def test_labels_are_no_part_of_the_identity() -> None:
     """Two tellings of an event in different traces have one digest."""
     other = {**ENVELOPE, "labels": {"traceparent": PARENT}}
-    digests = {admitted(each, FACT, LimitSettings()).new_fact.digest for each in (ENVELOPE, other)}
+    digests = {
+        validate_fact(each, FACT, LimitSettings()).new_fact.digest for each in (ENVELOPE, other)
+    }
     assert len(digests) == 1
 
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from ergon_framework.boundary.facts.admission import AdmittedFact, unreadable
 from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.validation import ValidatedFact, unreadable
 from ergon_framework.boundary.factstore.append_queue import AppendQueue
 from ergon_framework.boundary.model import Envelope, EnvelopeLike, Fact, FactLike, Receipt
 from ergon_framework.boundary.settings import ZoneSettings
@@ -169,25 +169,25 @@ class Receipts:
         self._events = events
 
     def many(
-        self, admissions: Sequence[AdmittedFact], outcomes: Sequence[Outcome], seconds: float
+        self, validated: Sequence[ValidatedFact], outcomes: Sequence[Outcome], seconds: float
     ) -> list[Receipt | BoundaryError]:
         """The answers to appends that took so many seconds together."""
         is_watched = is_traced() or has_listeners()
         return [
-            self.one(admission, outcome, seconds)
+            self.one(valid, outcome, seconds)
             if is_watched
             or not isinstance(outcome, Appended)
             or outcome.is_duplicate
-            or admission.warnings
-            else receipt(admission.new_fact, outcome)  # no warnings, as nearly always
-            for admission, outcome in zip(admissions, outcomes, strict=True)
+            or valid.warnings
+            else receipt(valid.new_fact, outcome)  # no warnings, as nearly always
+            for valid, outcome in zip(validated, outcomes, strict=True)
         ]
 
     def one(
-        self, admission: AdmittedFact, outcome: Outcome, seconds: float
+        self, valid: ValidatedFact, outcome: Outcome, seconds: float
     ) -> Receipt | BoundaryError:
         """The answer to an append that took so many seconds; counts and reports it."""
-        new, events = admission.new_fact, self._events
+        new, events = valid.new_fact, self._events
         if isinstance(outcome, Appended):
             events.damage_met(OUTBOUND, new.message_id, outcome)
         result = answer(new, outcome, strict_envelope=self._settings.strict_envelope)
@@ -200,7 +200,7 @@ class Receipts:
             if differs(new, outcome):
                 events.count("envelope_differences")
                 events.tell("fact.differed", message_id=new.message_id, offset=result.offset)
-        for warning in admission.warnings:
+        for warning in valid.warnings:
             events.count("warnings")
             events.tell("fact.doubted", message_id=new.message_id, why=warning)
         events.tell("fact.appended", message_id=new.message_id, offset=result.offset)
@@ -229,12 +229,12 @@ _PLAIN_TYPES = frozenset({Envelope, Fact, dict})
 class PendingFact:
     """One producer's fact, and what came of checking it."""
 
-    __slots__ = ("admission", "envelope", "fact")
+    __slots__ = ("envelope", "fact", "valid")
 
     def __init__(self, envelope: EnvelopeLike, fact: FactLike) -> None:
         self.envelope = envelope
         self.fact = fact
-        self.admission: AdmittedFact | None = None
+        self.valid: ValidatedFact | None = None
 
 
 class AppendTarget(Protocol):
@@ -248,16 +248,16 @@ class AppendTarget(Protocol):
     def answering(self) -> Receipts:
         """Counts answers, and reports them to listeners."""
 
-    def admit(self, envelope: EnvelopeLike, fact: FactLike) -> AdmittedFact:
+    def validate(self, envelope: EnvelopeLike, fact: FactLike) -> ValidatedFact:
         """Check one fact, without a look into the store."""
 
-    def prepared(self, admission: AdmittedFact) -> NewFact:
+    def prepared(self, valid: ValidatedFact) -> NewFact:
         """The fact as the store takes it."""
 
     def check_bytes(self, fact: NewFact) -> None:
         """Refuse a fact whose artifacts are not where they should be."""
 
-    def append_all(self, admissions: Sequence[AdmittedFact | BoundaryError]) -> list[Answer]:
+    def append_all(self, validated: Sequence[ValidatedFact | BoundaryError]) -> list[Answer]:
         """Append in order in one commit; each has an answer of its own."""
 
     def failed(self, error: StoreError, *, is_append: bool = False) -> BoundaryError:
@@ -290,15 +290,15 @@ class AppendBatcher:
 
     def _append(self, group: Sequence[PendingFact]) -> list[Answer]:
         until = time.perf_counter() + self._max_check_time
-        admissions = []
+        validated = []
         for asked in group:
-            found = asked.admission or self._checked(asked)
-            if isinstance(found, AdmittedFact) and found.new_fact.references:
+            found = asked.valid or self._checked(asked)
+            if isinstance(found, ValidatedFact) and found.new_fact.references:
                 found = self._with_bytes(found)
-            admissions.append(found)
+            validated.append(found)
             if time.perf_counter() > until:  # callers of the group before have waited long enough
                 self.appends.let_go()
-        return self._zone.append_all(admissions)
+        return self._zone.append_all(validated)
 
     def _look(self, asked: PendingFact) -> None:
         """Check a fact of the next group while the store commits the last one.
@@ -308,12 +308,12 @@ class AppendBatcher:
         """
         if type(asked.envelope) in _PLAIN_TYPES and type(asked.fact) in _PLAIN_TYPES:
             with suppress(Exception):
-                asked.admission = self._zone.admit(asked.envelope, asked.fact)
+                asked.valid = self._zone.validate(asked.envelope, asked.fact)
 
-    def _checked(self, asked: PendingFact) -> AdmittedFact | BoundaryError:
-        """Check a fact without the store: its admission, or why it is refused."""
+    def _checked(self, asked: PendingFact) -> ValidatedFact | BoundaryError:
+        """Check a fact without the store: what may be stored, or why it is refused."""
         try:
-            return self._zone.admit(asked.envelope, asked.fact)
+            return self._zone.validate(asked.envelope, asked.fact)
         except StoreError as error:
             return self._zone.failed(error)
         except BoundaryError as error:
@@ -321,17 +321,17 @@ class AppendBatcher:
         except READ_ERRORS as error:  # only this fact is refused, not the others of its group
             return self._refused(unreadable(error))
 
-    def _with_bytes(self, admission: AdmittedFact) -> AdmittedFact | BoundaryError:
-        """The admission, if the artifacts that it refers to are in the object store."""
+    def _with_bytes(self, valid: ValidatedFact) -> ValidatedFact | BoundaryError:
+        """The fact, if the artifacts that it refers to are in the object store."""
         zone = self._zone
         self.appends.let_go()  # the store will be asked
         try:
-            zone.check_bytes(zone.prepared(admission))
+            zone.check_bytes(zone.prepared(valid))
         except StoreError as error:
             return zone.failed(error)
         except BoundaryError as error:
             return self._refused(error)
-        return admission
+        return valid
 
     def _refused(self, error: BoundaryError) -> BoundaryError:
         self._zone.answering.refused(error)

@@ -1,7 +1,7 @@
 """What crosses a boundary: an envelope around a fact, and what is answered.
 
 ``Envelope`` names sender, recipient and time; ``Fact`` says what happened. They are plain records:
-the edge (:mod:`ergon_framework.boundary.facts.admission`) checks them.
+the edge (:mod:`ergon_framework.boundary.facts.validation`) checks them.
 """
 
 from __future__ import annotations

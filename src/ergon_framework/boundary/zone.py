@@ -18,8 +18,8 @@ from ergon_framework.boundary.anchor import Anchor
 from ergon_framework.boundary.append import AppendBatcher, Receipts, answer, store_trouble
 from ergon_framework.boundary.arguments import FUNCTION, NAME, check_given, of
 from ergon_framework.boundary.data_folder import DataFolder
-from ergon_framework.boundary.facts.admission import AdmittedFact, admitted, refuse_larger
 from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.validation import ValidatedFact, refuse_larger, validate_fact
 from ergon_framework.boundary.factstore.consumers import no_fact, no_object
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.factstore.references import (
@@ -227,10 +227,10 @@ class LocalZone:
 
     # ---- producers ----
 
-    def admit(self, envelope: EnvelopeLike, fact: FactLike) -> AdmittedFact:
+    def validate(self, envelope: EnvelopeLike, fact: FactLike) -> ValidatedFact:
         """Check one fact; ``FactInvalidError`` names every field that is wrong."""
         limits, strict = self.settings.limits, self.settings.strict_ids
-        found = admitted(
+        found = validate_fact(
             envelope,
             fact,
             limits,
@@ -272,8 +272,8 @@ class LocalZone:
                 remedy="keep them on PostgreSQL (store = 'postgresql://…'), or append to an outbox",
             )
         try:
-            admission = self.admit(envelope, fact)
-            new = self.prepared(admission)
+            valid = self.validate(envelope, fact)
+            new = self.prepared(valid)
             self.check_bytes(new)
             # On the caller's connection and past the group commit: only the caller can say when
             # this transaction ends.
@@ -292,11 +292,11 @@ class LocalZone:
         return told  # not reported yet: the caller may still roll back
 
     def append_all(
-        self, admissions: Sequence[AdmittedFact | BoundaryError]
+        self, validated: Sequence[ValidatedFact | BoundaryError]
     ) -> list[Receipt | BoundaryError]:
         """Append in order in one commit; each has an answer of its own."""
         began = time.perf_counter()
-        good = [each for each in admissions if isinstance(each, AdmittedFact)]
+        good = [each for each in validated if isinstance(each, ValidatedFact)]
         try:
             facts = [self.prepared(each) for each in good]
             outcomes = self.store.append(OUTBOUND, facts, capacity=self.capacity) if facts else []
@@ -305,14 +305,14 @@ class LocalZone:
         seconds = time.perf_counter() - began
         self.append_trouble = None if facts else self.append_trouble
         told = self.answering.many(good, outcomes, seconds)
-        if len(told) == len(admissions):
+        if len(told) == len(validated):
             return told
         answers = iter(told)
-        return [next(answers) if isinstance(each, AdmittedFact) else each for each in admissions]
+        return [next(answers) if isinstance(each, ValidatedFact) else each for each in validated]
 
-    def prepared(self, admission: AdmittedFact) -> NewFact:
+    def prepared(self, valid: ValidatedFact) -> NewFact:
         """The fact as the store takes it."""
-        new = admission.new_fact
+        new = valid.new_fact
         if new.references and not self.settings.verify_refs:
             new.needs_artifacts = False
         return new

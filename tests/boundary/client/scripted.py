@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from ergon_framework.boundary.append import answer
 from ergon_framework.boundary.client.consumer import AsyncConsumer, Consumer
 from ergon_framework.boundary.client.producer import AsyncProducer, Producer
-from ergon_framework.boundary.facts.admission import admitted, parse_append
+from ergon_framework.boundary.facts.validation import parse_append, validate_fact
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt
 from ergon_framework.boundary.node import operations
@@ -160,7 +160,7 @@ class MemoryNode(ScriptedTransport):
         self.append([(envelope(n), fact(n)) for n in range(1, count + 1)])
 
     def append(self, items: Sequence[tuple[Envelope, Fact]]) -> None:
-        new = [admitted(*item, LimitSettings()).new_fact for item in items]
+        new = [validate_fact(*item, LimitSettings()).new_fact for item in items]
         self.store.append("outbound", new)
 
     def count(self, method: str) -> int:
@@ -190,7 +190,7 @@ class MemoryNode(ScriptedTransport):
         return answer
 
     def _append_fact(self, body: bytes) -> bytes:
-        new = admitted(*parse_append(body), LimitSettings()).new_fact
+        new = validate_fact(*parse_append(body), LimitSettings()).new_fact
         receipt = answer(new, self.store.append("outbound", [new])[0], strict_envelope=False)
         if isinstance(receipt, BoundaryError):
             raise receipt

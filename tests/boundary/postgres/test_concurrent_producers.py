@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.facts.admission import AdmittedFact
+from ergon_framework.boundary.facts.validation import ValidatedFact
 from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.storage.objectstore.memory import MemoryObjectStore
@@ -21,14 +21,14 @@ def test_each_producer_hears_of_its_own_facts(
     """And each good fact is checked once, whenever that is."""
     zone = LocalZone("plant-a", store, MemoryObjectStore())
     checked: list[str] = []
-    admit = zone.admit
+    validate = zone.validate
 
-    def counted(envelope: Any, fact: Any) -> AdmittedFact:
-        admission = admit(envelope, fact)
+    def counted(envelope: Any, fact: Any) -> ValidatedFact:
+        valid = validate(envelope, fact)
         checked.append(envelope["message_id"])
-        return admission
+        return valid
 
-    monkeypatch.setattr(zone, "admit", counted)
+    monkeypatch.setattr(zone, "validate", counted)
     produce_in_a_crowd(zone)
     assert len(checked) == 2 * PRODUCERS * EACH
     assert zone.events.counts["append_failures", "range"] == PRODUCERS * EACH

@@ -105,7 +105,7 @@ def unrecorded(zone: LocalZone, message_id: str, **reference: Any) -> None:
     envelope = {"message_id": message_id, "from_zone": "plant-a", "to_zone": "enterprise"}
     envelope["produced_at_unix_ms"] = int(START * 1000)  # type: ignore[assignment]
     fact = {"subject": "unit:1", "predicate": "measured", "object_json": {"file": reference}}
-    new: NewFact = zone.admit(envelope, fact).new_fact
+    new: NewFact = zone.validate(envelope, fact).new_fact
     new.references = ()
     zone.store.append(OUTBOUND, [new])
 

@@ -23,8 +23,8 @@ from typing import IO, Any, BinaryIO, Protocol, TypeAlias
 
 from ergon_framework.boundary.client.flow import Dice, Do, Flow, Get, Now, Read, Shut, endured
 from ergon_framework.boundary.client.transport import BlobSource
-from ergon_framework.boundary.facts.admission import references
 from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.validation import references
 from ergon_framework.core.retry import RetriedCall, RetryRule
 from ergon_framework.errors import (
     BoundaryError,

@@ -60,8 +60,8 @@ from ergon_framework.boundary.client.outbox_store import (
     Waiting,
 )
 from ergon_framework.boundary.client.publish_flow import Publication, check_object, fact_of, placed
-from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.validation import validate_fact
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.boundary.telemetry import traced_publishing
@@ -460,12 +460,12 @@ class Outbox:
         return self._producer
 
     def _admitted(self, envelope: Any, fact: Any) -> NewFact:
-        admission = admitted(
+        valid = validate_fact(
             envelope, fact, self._limits, strict_ids=self._strict_ids, clock=self._clock
         )
-        for warning in admission.warnings:
-            logger.warning("fact %s: %s", admission.new_fact.message_id, warning)
-        return admission.new_fact
+        for warning in valid.warnings:
+            logger.warning("fact %s: %s", valid.new_fact.message_id, warning)
+        return valid.new_fact
 
     def _run(self) -> None:
         """The background: only its end ends it."""

@@ -30,7 +30,7 @@ from ergon_framework.boundary.client.flow import (
     understood,
 )
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY, BlobSource, Report
-from ergon_framework.boundary.facts.admission import admitted
+from ergon_framework.boundary.facts.validation import validate_fact
 from ergon_framework.boundary.http.codec import error_of_document
 from ergon_framework.boundary.model import (
     Envelope,
@@ -77,10 +77,10 @@ def message_json(
     envelope: EnvelopeLike, fact: FactLike, *, strict_ids: bool, is_quiet: bool = False
 ) -> bytes:
     """The request of an append, checked: what is invalid is never sent."""
-    admission = admitted(envelope, fact, _LIMITS, strict_ids=strict_ids)
-    for text in () if is_quiet else admission.warnings:
+    valid = validate_fact(envelope, fact, _LIMITS, strict_ids=strict_ids)
+    for text in () if is_quiet else valid.warnings:
         warnings.warn(text, FactWarning, stacklevel=3)
-    return b'{"envelope":%b,"fact":%b}' % (admission.new_fact.envelope, admission.new_fact.fact)
+    return b'{"envelope":%b,"fact":%b}' % (valid.new_fact.envelope, valid.new_fact.fact)
 
 
 def appending(message: bytes, habits: ProducerConfig) -> Flow[Receipt]:

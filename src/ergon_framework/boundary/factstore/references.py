@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ergon_framework.boundary.facts.admission import REFERENCE_MARK, references
+from ergon_framework.boundary.facts.validation import REFERENCE_MARK, references
 from ergon_framework.errors import DataLossError, FactInvalidError
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, Reference, StoredFact
 
@@ -29,7 +29,7 @@ def references_of(fact: StoredFact) -> tuple[Reference, ...]:
     try:
         return references(msgspec.json.decode(fact.fact).get(_OBJECT))
     except (msgspec.DecodeError, AttributeError, FactInvalidError):
-        return ()  # it was admitted when the rules were others
+        return ()  # it was validated when the rules were others
 
 
 def stored_facts(store: FactStore, log: str, after: int = 0) -> Iterator[list[StoredFact]]:

@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from ergon_framework.boundary.facts.admission import AdmittedFact, parse_append, parse_batch
+from ergon_framework.boundary.facts.validation import ValidatedFact, parse_append, parse_batch
 from ergon_framework.boundary.http.codec import ZONE_HEADER
 from ergon_framework.boundary.http.exchange import Caller, Exchange
 from ergon_framework.boundary.http.responses import HttpRefusal
@@ -243,7 +243,7 @@ def _wake(fetch: WaitingFetch) -> None:
 
 
 T = TypeVar("T")
-Pending: TypeAlias = tuple[Exchange, AdmittedFact, float]
+Pending: TypeAlias = tuple[Exchange, ValidatedFact, float]
 """An append on its way to disk, and when it came."""
 
 
@@ -271,16 +271,16 @@ class AppendRoutes:
         zone.events.count("appends")
         permit = self._permitted(exchange.caller, "AppendFact")
         try:
-            admission = zone.admit(*parse_append(exchange.body, zone.settings.limits))
+            valid = zone.validate(*parse_append(exchange.body, zone.settings.limits))
             if not permit.is_free:
-                self._check_zones(permit, exchange.caller, admission)
+                self._check_zones(permit, exchange.caller, valid)
         except BoundaryError as error:
             zone.answering.refused(error)
             raise
-        new = zone.prepared(admission)
+        new = zone.prepared(valid)
         if new.references:
-            return self._append_founded(exchange, admission, began)
-        self._gathered.append((exchange, admission, began))
+            return self._append_founded(exchange, valid, began)
+        self._gathered.append((exchange, valid, began))
         # The first of a turn submits for all that follow in the same turn.
         if len(self._gathered) == 1:
             self._loop.call_soon(self._submit)
@@ -289,19 +289,17 @@ class AppendRoutes:
     def _submit(self) -> None:
         """What the sockets brought in one turn of the loop goes to the writer together."""
         gathered, self._gathered = self._gathered, []
-        facts = [admission.new_fact for _exchange, admission, _began in gathered]
+        facts = [valid.new_fact for _exchange, valid, _began in gathered]
         done = partial(self._appended, gathered)
         try:
             self._zone.store.append_soon(OUTBOUND, facts, done, capacity=self._zone.capacity)
         except StoreError as error:
             self._answer(gathered, error)
 
-    async def _append_founded(
-        self, exchange: Exchange, admission: AdmittedFact, began: float
-    ) -> None:
+    async def _append_founded(self, exchange: Exchange, valid: ValidatedFact, began: float) -> None:
         """An append whose artifacts must be on disk, where they have to be looked for first."""
         zone, loop = self._zone, self._loop
-        new = admission.new_fact
+        new = valid.new_fact
         try:
             # Artifacts are looked for on a disk, which may take long; the event loop goes on
             # meanwhile.
@@ -319,7 +317,7 @@ class AppendRoutes:
         outcomes = await committed
         outcome = outcomes[0] if isinstance(outcomes, list) else outcomes
         seconds = perf_counter() - began
-        self._reply(exchange, admission, outcome, seconds)
+        self._reply(exchange, valid, outcome, seconds)
         zone.events.append_seconds.add(seconds)
 
     def _appended(self, gathered: list[Pending], result: list[Outcome] | BaseException) -> None:
@@ -329,14 +327,14 @@ class AppendRoutes:
     def _answer(self, gathered: list[Pending], result: list[Outcome] | BaseException) -> None:
         outcomes = result if isinstance(result, list) else [result] * len(gathered)
         now, seen = perf_counter(), self._zone.events.append_seconds
-        for (exchange, admission, began), outcome in zip(gathered, outcomes, strict=True):
-            self._reply(exchange, admission, outcome, now - began)
+        for (exchange, valid, began), outcome in zip(gathered, outcomes, strict=True):
+            self._reply(exchange, valid, outcome, now - began)
             seen.add(now - began)
 
     def _reply(
         self,
         exchange: Exchange,
-        admission: AdmittedFact,
+        valid: ValidatedFact,
         outcome: Outcome | BaseException,
         seconds: float,
     ) -> None:
@@ -348,14 +346,14 @@ class AppendRoutes:
             )
             exchange.fail(error)
             return
-        answer = self._zone.answering.one(admission, outcome, seconds)
+        answer = self._zone.answering.one(valid, outcome, seconds)
         if isinstance(answer, BoundaryError):
             exchange.fail(answer)
             return
         exchange.reply(200, _shown(answer))
 
-    def _check_zones(self, permit: Permissions, caller: Caller, admission: AdmittedFact) -> None:
-        fact = admission.new_fact
+    def _check_zones(self, permit: Permissions, caller: Caller, valid: ValidatedFact) -> None:
+        fact = valid.new_fact
         is_allowed = permit.may_assert(fact.from_zone)
         if not is_allowed or not permit.may_target(fact.to_zone):
             self._zone.events.count("denied", "zone")
@@ -390,19 +388,19 @@ class AppendRoutes:
         zone = self._zone
         items = parse_batch(body, zone.settings.limits)
         zone.events.count("appends", times=len(items))
-        admissions: list[AdmittedFact | BoundaryError] = []
+        validated: list[ValidatedFact | BoundaryError] = []
         for item in items:
             try:
                 if isinstance(item, BoundaryError):
                     raise item
-                admission = zone.admit(*item)
-                self._check_zones(permit, caller, admission)
-                zone.check_bytes(zone.prepared(admission))
-                admissions.append(admission)
+                valid = zone.validate(*item)
+                self._check_zones(permit, caller, valid)
+                zone.check_bytes(zone.prepared(valid))
+                validated.append(valid)
             except BoundaryError as error:
                 zone.answering.refused(error)
-                admissions.append(error)
-        answers = zone.append_all(admissions)
+                validated.append(error)
+        answers = zone.append_all(validated)
         return len(answers), b'{"results":[%b]}' % b",".join(map(_shown, answers))
 
 

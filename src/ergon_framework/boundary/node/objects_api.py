@@ -19,8 +19,8 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from ergon_framework.boundary.facts.admission import REFERENCE_MARK, references
 from ergon_framework.boundary.facts.schema import parsed, spelled
+from ergon_framework.boundary.facts.validation import REFERENCE_MARK, references
 from ergon_framework.boundary.http.exchange import Caller, Exchange
 from ergon_framework.boundary.http.responses import HttpRefusal
 from ergon_framework.boundary.model import ObjectReceipt
@@ -155,7 +155,7 @@ def _referred(fact: StoredFact, name: tuple[str, str]) -> Iterator[bytes]:
     """The digests that a fact gives for the object of this name."""
     if REFERENCE_MARK not in fact.fact:
         return
-    # A fact that was admitted when the rules were others refers to nothing that could be given out.
+    # A fact that was validated under other rules refers to nothing that could be given out.
     with suppress(BoundaryError, msgspec.DecodeError):
         content = msgspec.json.decode(fact.fact)
         for each in references(content.get("object_json")):

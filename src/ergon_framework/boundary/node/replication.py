@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY, AsyncTransport, encode
-from ergon_framework.boundary.facts.admission import admitted, refuse_larger
+from ergon_framework.boundary.facts.validation import refuse_larger, validate_fact
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.model import Batch, Envelope, Fact
 from ergon_framework.boundary.node import replication_plan
@@ -150,7 +150,7 @@ class Artifacts:
             return ""
         envelope = msgspec.json.decode(item.envelope, type=Envelope)
         fact = msgspec.json.decode(item.fact, type=Fact)
-        new = admitted(envelope, fact, self._zone.settings.limits, is_thorough=False).new_fact
+        new = validate_fact(envelope, fact, self._zone.settings.limits, is_thorough=False).new_fact
         if store.largest is not None:
             refuse_larger(new, store.largest)
         new.source_offset = item.offset

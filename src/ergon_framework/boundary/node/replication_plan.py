@@ -1,6 +1,6 @@
 """What a zone makes of a page that a peer sent: the decisions of a pull, without any I/O.
 
-Here a fact goes to quarantine for what it is: malformed, not admitted, or not for this zone. Two
+Here a fact goes to quarantine for what it is: malformed, not valid, or not for this zone. Two
 more reasons show only with I/O, and are decided there: artifacts that cannot be had in
 ``replication.Artifacts``, and an id that stands for other content in the store's ``take_in``.
 """
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from ergon_framework.boundary.client.transport import encode
-from ergon_framework.boundary.facts.admission import admitted, refuse_larger
 from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.validation import refuse_larger, validate_fact
 from ergon_framework.boundary.model import Batch, Delivery, Envelope, Fact, Loss
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.core.link import Frontier, contiguous
@@ -262,8 +262,8 @@ def _sort(
         return
     content = (encode(delivery.envelope), encode(delivery.fact))
     try:
-        # Not thorough: the peer has admitted it before, and its digest is compared below.
-        new = admitted(delivery.envelope, delivery.fact, limits, is_thorough=False).new_fact
+        # Not thorough: the peer has validated it before, and its digest is compared below.
+        new = validate_fact(delivery.envelope, delivery.fact, limits, is_thorough=False).new_fact
         _check(new, delivery, peer, may_assert)
         if largest is not None:
             refuse_larger(new, largest)

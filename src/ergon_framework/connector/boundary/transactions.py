@@ -12,8 +12,8 @@ import msgspec
 
 from ergon_framework.boundary.client.artifacts import Artifact, Blob
 from ergon_framework.boundary.client.publish_flow import check_object, fact_of
-from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.facts.schema import MAX_LABELS, MAX_NOTE
+from ergon_framework.boundary.facts.validation import validate_fact
 from ergon_framework.boundary.model import Delivery, Fact
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.connector.base import Delivered, difference
@@ -127,8 +127,8 @@ def message_of(
         files = _files(transaction.metadata.get("artifacts"))
         check_object(fact, files)
         envelope = _envelope(transaction, zones, trace_of(transaction) if trace is None else trace)
-        admission = admitted(envelope, fact, _LIMITS, strict_ids=strict_ids)
-        _check_likeness(fact, admission.new_fact.fact)
+        valid = validate_fact(envelope, fact, _LIMITS, strict_ids=strict_ids)
+        _check_likeness(fact, valid.new_fact.fact)
     except FactInvalidError as error:
         raise PayloadError(
             f"transaction {transaction.transaction_id!r} cannot become a fact: {error.message}",

@@ -1,8 +1,8 @@
-"""Admission of facts: the checks between a producer's text and the log.
+"""Validation of facts: the checks between a producer's text and the log.
 
-``parse_append`` and ``parse_batch`` read what a producer sent, and ``admit`` checks one fact and
-makes the record that stores append. What is refused here is refused for every kind of store. Also
-here: references from a fact's data to artifacts in the object store.
+``parse_append`` and ``parse_batch`` read what a producer sent, and ``validate_fact`` checks one
+fact and makes the record that stores append. What is refused here is refused for every kind of
+store. Also here: references from a fact's data to artifacts in the object store.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ _MAX_HASHED = 64 * 1024
 """Bytes of the largest object whose usual spellings are hashed."""
 
 
-class AdmittedFact(NamedTuple):
+class ValidatedFact(NamedTuple):
     """A fact that may be stored, and warnings about it."""
 
     new_fact: NewFact
@@ -207,7 +207,7 @@ def are_valid_names(from_zone: str, to_zone: str, predicate: str) -> bool:
 
 
 def parse_append(body: bytes, limits: LimitSettings | None = None) -> Message:
-    """The envelope and the fact of an ``AppendFact``; the object is read at admission."""
+    """The envelope and the fact of an ``AppendFact``; its object is read when it is validated."""
     item = _parsed(_decode_item, body)
     if item is not None:
         return item.envelope, item.fact
@@ -240,7 +240,7 @@ def composed(envelope: Any, fact: Any) -> Message:
     return Envelope(**envelope_fields), Fact(**fact_fields)
 
 
-def admitted(
+def validate_fact(
     envelope: Envelope | Mapping[str, Any],
     fact: Fact | Mapping[str, Any],
     limits: LimitSettings,
@@ -250,7 +250,7 @@ def admitted(
     is_thorough: bool = True,
     source_offset: int | None = None,
     clock: Callable[[], float] = time.time,
-) -> AdmittedFact:
+) -> ValidatedFact:
     """Check one fact and make it ready for a log; ``FactInvalidError`` names what is wrong.
 
     ``known_zones`` are those that may be addressed; ``strict_ids`` refuses ids that would differ
@@ -287,7 +287,7 @@ def admitted(
     if found is None and is_thorough and is_digest(message_id) and len(form) <= _MAX_HASHED:
         value = decode(raw or form) if isinstance(given, Raw) else given
         found = hash_of_python(message_id, value)
-    return AdmittedFact(new_fact, _warnings(envelope, found, strict_ids, clock))
+    return ValidatedFact(new_fact, _warnings(envelope, found, strict_ids, clock))
 
 
 def _typed(
