@@ -7,6 +7,9 @@ import socket
 import threading
 from typing import Self
 
+_LOOK = 0.1  # seconds between two looks at what was carried
+_QUIET_LOOKS = 5  # of which nothing new was seen
+
 
 class Cable:
     """Carries connections to ``port`` until it is cut."""
@@ -33,6 +36,14 @@ class Cable:
             for sock in list(self._pairs):
                 self._drop(sock)
         self._waker.send(b".")
+
+    def wait_until_quiet(self) -> None:
+        """Let arrive what was sent and is never answered, as an acknowledgement of AMQP or MQTT."""
+        carried, looks, never = -1, 0, threading.Event()
+        while looks < _QUIET_LOOKS:
+            looks = looks + 1 if carried == self.carried else 0
+            carried = self.carried
+            never.wait(_LOOK)
 
     def stall(self) -> None:
         """Keep the connections, but carry nothing: half-open, as after a lost route."""

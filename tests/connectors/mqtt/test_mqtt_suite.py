@@ -73,12 +73,19 @@ class OneTopic:
         return self._cut(connector)
 
     def _cut(self, connector: MqttConnector) -> None:
+        self._silent().wait_until_quiet()
         self._silent().cut()
         _noticed(connector)
         self._silent().heal()
 
-    def crash(self, connector: MqttConnector) -> MqttConnector:
+    def crash(self, connector: MqttConnector) -> Any:
         """Cut it off for good; another process takes the session over."""
+        if self._colour == "async":  # the loop goes on meanwhile
+            return asyncio.to_thread(self._crash, connector)
+        return self._crash(connector)
+
+    def _crash(self, connector: MqttConnector) -> MqttConnector:
+        self._silent().wait_until_quiet()
         self._silent().cut()
         return self._made(connector.topic)
 

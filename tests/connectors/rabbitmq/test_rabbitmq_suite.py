@@ -47,19 +47,20 @@ class OnePlace:
 
     def _cut(self, connector: RabbitConnector) -> None:
         assert self._cable is not None
-        # AMQP answers no acknowledgement. So what was sent before is given time to arrive, and what
-        # comes later is not sent into a connection that is broken.
-        carried, never = -1, threading.Event()
-        while carried != self._cable.carried:
-            carried = self._cable.carried
-            never.wait(0.1)
+        self._cable.wait_until_quiet()
         self._cable.cut()
         _noticed(connector)
         self._cable.heal()
 
-    def crash(self, connector: RabbitConnector) -> RabbitConnector:
+    def crash(self, connector: RabbitConnector) -> Any:
         """Cut it off for good; another one takes over."""
+        if self._colour == "async":  # the loop goes on meanwhile
+            return asyncio.to_thread(self._crash, connector)
+        return self._crash(connector)
+
+    def _crash(self, connector: RabbitConnector) -> RabbitConnector:
         assert self._cable is not None
+        self._cable.wait_until_quiet()
         self._cable.cut()
         return RabbitConnector(self._server.url(connector.queue), wait=0.0)
 
