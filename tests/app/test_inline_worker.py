@@ -760,6 +760,24 @@ def test_a_sandbox_without_an_app_says_what_to_do(ergon: Sandbox) -> None:
         ergon.drain()
 
 
+def test_no_command_is_named_for_a_job_that_is_only_in_memory(tmp_path: Path) -> None:
+    """The store of the program is a file, which has no such job."""
+    app = App(f"sqlite:///{tmp_path / 'ergon.db'}", name="shop")
+
+    @app.job
+    def bad() -> None:
+        raise ValueError("no")
+
+    with Sandbox() as ergon:
+        ergon.use(app)
+        jobs = bad.enqueue(), app.chain(bad.step()).enqueue()
+        ergon.drain()
+        for each in jobs:
+            with pytest.raises(JobFailedError) as caught:
+                each.result(timeout=1)
+            assert "ergon why" not in str(caught.value)
+
+
 def test_who_waits_in_a_sandbox_for_a_job_that_nobody_runs_is_told_so(ergon: Sandbox) -> None:
     """At once, whatever the timeout: only a drain runs jobs there. Both clients say what to do."""
     app = ergon.use(App(name="shop"))

@@ -18,6 +18,7 @@ from ergon_framework.executor.outcomes import MAX_TRACEBACK, traceback_of
 from ergon_framework.jobs.claims import MAX_MESSAGE
 from ergon_framework.jobs.results import result_of
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job
 from tests.jobs.real_worker import burst, get, job, quick, unruly
@@ -125,7 +126,7 @@ def test_where_it_failed_is_told_everywhere(
     assert "Attempt 1 failed here:" in why
     assert "  |     return look_up(pin)" in why
     with pytest.raises(JobFailedError, match="no such card") as caught:
-        result_of(found)
+        result_of(found, MemoryJobStore())
     assert "return look_up(pin)" in caught.value.__notes__[0]
     assert "return look_up(pin)" in caplog.text
     assert "looking for it" not in "".join(why)

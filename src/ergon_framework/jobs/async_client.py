@@ -435,10 +435,11 @@ class AsyncJobClient:
 
     async def _result_of(self, job: Job) -> Any:
         """What it returned; what is in an object store is fetched in a thread."""
+        store = self._sync().store
         if job.result is None or not names_object(job.result):
-            return result_of(job, self._url)
-        codec = codec_of(self._sync().store, self._sync().settings)
-        return await self._call(lambda: result_of(job, self._url, codec))
+            return result_of(job, store)
+        codec = codec_of(store, self._sync().settings)
+        return await self._call(lambda: result_of(job, store, codec))
 
     # ---- moving ----
 

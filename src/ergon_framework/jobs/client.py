@@ -184,7 +184,6 @@ class JobClient:
         self.settings = settings or JobsSettings()
         self._max_batch = max_batch
         self._max_steps = max_steps
-        self._url = url  # empty when only an open store was given
         self.store = with_codec(_open(url) if store is None else store, self.settings)
         self.before_storing: Callable[[], None] | None = None
         """Called before jobs are stored in a commit of their own; what it raises stops that."""
@@ -401,7 +400,7 @@ class JobClient:
         when the store has not told by then; one that is away is told at once.
         """
         job = wait_in_time(self.store, self.subscription, str(job_id), timeout, poll)
-        return result_of(job, self._url, codec_of(self.store, self.settings))
+        return result_of(job, self.store, codec_of(self.store, self.settings))
 
     # ---- moving ----
 

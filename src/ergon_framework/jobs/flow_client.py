@@ -34,6 +34,7 @@ from ergon_framework.jobs.results import (
     POLL_INTERVAL,
     SharedSubscription,
     check_timeout,
+    why_hint,
 )
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.erasure import is_erased
@@ -375,7 +376,6 @@ def flow_result(store: FullJobStore, flow: Flow) -> Any:
         if failure is not None:
             how += f" in {failed.handler}: {failure.message or failure.code}"
             details |= error_view(failure)
-    why = pasteable("why", flow.id, option_for(store))
     raise JobFailedError(
-        f"the flow {flow.id} {how}", remedy=f"this tells more:  {why}", details=details
+        f"the flow {flow.id} {how}", remedy=why_hint(store, flow.id), details=details
     )

@@ -25,7 +25,7 @@ from ergon_framework.jobs.payload_codec import PLAIN, PayloadCodec
 from ergon_framework.jobs.views import decoded, error_view, last_entry_with
 from ergon_framework.ports.jobstore import Job, JobStore, Subscription, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET
-from ergon_framework.storage.urls import option_for, pasteable, store_option
+from ergon_framework.storage.urls import option_for, pasteable
 
 MIN_POLL_INTERVAL = 0.005
 """Seconds between two looks at the store: in a busy one, jobs end all the time."""
@@ -203,11 +203,19 @@ def found(store: JobStore, job_id: str) -> Job:
     return job
 
 
-def result_of(job: Job, url: str = "", codec: PayloadCodec = PLAIN) -> Any:
+def why_hint(store: JobStore, any_id: str) -> str:
+    """The command that tells more of a job or a flow; empty for a store in memory."""
+    from ergon_framework.jobs.stores.memory import MemoryJobStore
+
+    if isinstance(getattr(store, "plain", store), MemoryJobStore):
+        return ""
+    return f"this tells more:  {pasteable('why', any_id, option_for(store))}"
+
+
+def result_of(job: Job, store: JobStore, codec: PayloadCodec = PLAIN) -> Any:
     """What a completed job returned; raises JobFailedError for one that ended otherwise.
 
-    ``url`` is the store, for the command that tells more. ``codec`` reads what is encoded, and
-    fetches what is in an object store.
+    ``codec`` reads what is encoded, and fetches what is in an object store.
     """
     if job.status is JobStatus.COMPLETED:
         return None if job.result is None else _read(job, codec)
@@ -217,8 +225,9 @@ def result_of(job: Job, url: str = "", codec: PayloadCodec = PLAIN) -> Any:
         failure = Failure(Kind.CANCELLED if is_cancelled else Kind.DEFECT, job.status.value)
     how = "was cancelled" if is_cancelled else f"failed: {failure.message or failure.code}"
     details = {"job_id": job.id, "status": job.status.value, **error_view(failure)}
-    remedy = f"this tells more:  {pasteable('why', job.id, store_option(url))}"
-    error = JobFailedError(f"the job {job.id} {how}", remedy=remedy, details=details)
+    error = JobFailedError(
+        f"the job {job.id} {how}", remedy=why_hint(store, job.id), details=details
+    )
     entry = None if is_cancelled else last_entry_with(job, "traceback")
     if entry is not None:
         error.add_note(f"It failed here:\n{indented(str(entry['traceback']))}")
