@@ -764,13 +764,13 @@ def test_no_command_is_named_for_a_job_that_is_only_in_memory(tmp_path: Path) ->
     """The store of the program is a file, which has no such job."""
     app = App(f"sqlite:///{tmp_path / 'ergon.db'}", name="shop")
 
-    @app.job
+    @app.job(attempts=1)
     def bad() -> None:
         raise ValueError("no")
 
     with Sandbox() as ergon:
         ergon.use(app)
-        jobs = bad.enqueue(), app.chain(bad.step()).enqueue()
+        jobs = bad.enqueue(), app.chain(bad.step(), on_failure="cancel").enqueue()
         ergon.drain()
         for each in jobs:
             with pytest.raises(JobFailedError) as caught:
