@@ -1,8 +1,8 @@
 """Runs everything that an App declares, in this process, until a signal or the end of a burst.
 
 Each part has a thread of its own; handlers of jobs run in executor processes. A consumer or worker
-that fails is started again after a wait, as ``core.restart`` decides; one that fails too often, or
-whose configuration is refused, stops the others, and its error is raised.
+that fails is started again after a wait: see ``core.restart``. One that fails too often, or whose
+configuration is refused, stops the others, and its error is raised.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Settlements: telling the source how a run ended, and what becomes of one that fails.
 
-``judge_settlement`` in ``core/lifecycle.py`` decides whether a failed settlement is tried again:
-within a bound, and never after the source has lost its channel. A stop bounds it further, by its
-grace. A settlement that is given up changes nothing about the outcome of its transaction: it is
-counted and reported, and the source will deliver the transaction again.
+Whether a failed settlement is tried again is decided by ``judge_settlement`` in
+``core/lifecycle.py``: within a bound, and never after the source has lost its
+channel. A stop bounds it further, by its grace. A settlement that is given up changes nothing about
+the outcome of its transaction: it is counted and reported, and the source will deliver it again.
 
 The drivers call the source and wait. As elsewhere in the engine, methods are called with the lock
 of the call held, unless they take it themselves.

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from ergon_framework.core import redelivery
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.guard import GuardEnd
 from ergon_framework.core.redelivery import (
     DeliveryCounts,
     Redelivery,
     RedeliveryRule,
+    defer,
     requeue,
 )
 from ergon_framework.core.retry import Backoff, RetryRule
@@ -359,7 +359,7 @@ def decide_deferral(
     if not moment.may_wait:
         return None
     counts = _counts(moment.carried, attempts)
-    again = redelivery.defer(_rule(options, moment), counts, seconds, moment.now, moment.dice)
+    again = defer(_rule(options, moment), counts, seconds, moment.now, moment.dice)
     return None if again is None else _redelivered(TaskEnd.DEFER, gate, again, moment.carried)
 
 
