@@ -18,7 +18,8 @@ from hypothesis.stateful import (
 )
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import (
+from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES, Backoff, RetryRule
+from ergon_framework.core.transaction_lifecycle import (
     BEGAN,
     HELD_DELAY,
     RETURNED,
@@ -42,7 +43,6 @@ from ergon_framework.core.lifecycle import (
     deadline,
     first_to_expire,
 )
-from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES, Backoff, RetryRule
 
 NEVER_RETRIED = {
     Step.PROCESS: {Kind.REJECTED, Kind.CANCELLED},

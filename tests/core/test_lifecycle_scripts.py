@@ -9,7 +9,8 @@ from enum import Enum
 import pytest
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import (
+from ergon_framework.core.retry import RFC_SUCCESS_RETRIES, Backoff, RetryRule
+from ergon_framework.core.transaction_lifecycle import (
     BEGAN,
     RETURNED,
     STOPPED,
@@ -26,7 +27,6 @@ from ergon_framework.core.lifecycle import (
     TimeoutScope,
     advance,
 )
-from ergon_framework.core.retry import RFC_SUCCESS_RETRIES, Backoff, RetryRule
 
 Script = tuple[str, ...]
 Attempts = tuple[int, int, int]

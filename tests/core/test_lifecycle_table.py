@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import (
+from ergon_framework.core.retry import RFC_SUCCESS_RETRIES, Backoff, RetryRule
+from ergon_framework.core.transaction_lifecycle import (
     BEGAN,
     RETURNED,
     ROUTES,
@@ -35,7 +36,6 @@ from ergon_framework.core.lifecycle import (
     deadline,
     first_to_expire,
 )
-from ergon_framework.core.retry import RFC_SUCCESS_RETRIES, Backoff, RetryRule
 
 EVENTS: list[Event] = [
     BEGAN,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import End, Ending
 from ergon_framework.core.loop import StopReason
+from ergon_framework.core.transaction_lifecycle import End, Ending
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import OutcomeCounts
 

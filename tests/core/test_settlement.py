@@ -3,8 +3,14 @@ from __future__ import annotations
 import pytest
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import VERBS, Ending, Verb, judge_settlement, settlement_rule
 from ergon_framework.core.retry import GiveUp, GiveUpReason, RetryAfter
+from ergon_framework.core.transaction_lifecycle import (
+    VERBS,
+    Ending,
+    Verb,
+    judge_settlement,
+    settlement_rule,
+)
 
 
 def test_every_ending_has_a_verb() -> None:

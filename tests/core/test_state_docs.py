@@ -7,8 +7,8 @@ import pytest
 
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import ALLOWED
-from ergon_framework.core.lifecycle import VERBS, Cue, Ending, Step
 from ergon_framework.core.loop import StopReason
+from ergon_framework.core.transaction_lifecycle import VERBS, Cue, Ending, Step
 from tools import state_docs
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import Step
+from ergon_framework.core.transaction_lifecycle import Step
 from ergon_framework.engine.classify import classify, fetch_failure
 from ergon_framework.errors import (
     ErgonError,

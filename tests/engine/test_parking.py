@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.connector.memory import MemoryConnector
-from ergon_framework.core.lifecycle import HELD_DELAY
+from ergon_framework.core.transaction_lifecycle import HELD_DELAY
 from ergon_framework.errors import ErgonError, ExceptionType, WiringError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.scripted import ScriptedConnector, transactions

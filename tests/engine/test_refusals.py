@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.lifecycle import (
+from ergon_framework.core.transaction_lifecycle import (
     BEGAN,
     Expired,
     LifecycleCursor,

@@ -70,7 +70,7 @@ def test_one_judge() -> None:
             "drain",
             "guard",
             "job",
-            "lifecycle",
+            "transaction_lifecycle",
             "loop",
             "reconnect",
             "redelivery",

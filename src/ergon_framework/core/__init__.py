@@ -8,7 +8,7 @@ Where to look first:
 
 - ``retry``: whether anything is tried again (``judge``), and the one formula of delays;
   ``failure``: what all machines branch on
-- ``lifecycle``: one transaction, up to its settlement with the source
+- ``transaction_lifecycle``: one transaction, up to its settlement with the source
 - ``loop``: when to fetch
 - ``job``: one job; ``flow``: jobs that wait for one another; ``claim``: which jobs a claim takes
 - ``unique``, ``schedule``: who holds a unique key; which fires of a cron schedule are due

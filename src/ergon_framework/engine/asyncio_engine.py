@@ -14,7 +14,8 @@ from types import CoroutineType
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import (
+from ergon_framework.core.loop import Finish, StopReason
+from ergon_framework.core.transaction_lifecycle import (
     BEGAN,
     RETURNED,
     STOPPED,
@@ -30,7 +31,6 @@ from ergon_framework.core.lifecycle import (
     Verb,
     deadline,
 )
-from ergon_framework.core.loop import Finish, StopReason
 from ergon_framework.engine.call import (
     Continuation,
     EngineCall,

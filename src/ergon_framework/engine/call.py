@@ -29,7 +29,8 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import (
+from ergon_framework.core.loop import Fetch, Finish, Loop, StopReason
+from ergon_framework.core.transaction_lifecycle import (
     RETURNED,
     STOPPED,
     SUCCEEDED,
@@ -40,7 +41,6 @@ from ergon_framework.core.lifecycle import (
     Verb,
     advance,
 )
-from ergon_framework.core.loop import Fetch, Finish, Loop, StopReason
 from ergon_framework.engine.classify import (
     fetch_failure,
     is_fatal,

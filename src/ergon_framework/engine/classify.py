@@ -18,8 +18,8 @@ from types import CoroutineType
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import Step
 from ergon_framework.core.option_values import is_number
+from ergon_framework.core.transaction_lifecycle import Step
 from ergon_framework.errors import (
     ConnectorError,
     ErgonError,

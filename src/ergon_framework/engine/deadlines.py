@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ergon_framework.core.lifecycle import TimeoutScope, deadline, first_to_expire
+from ergon_framework.core.transaction_lifecycle import TimeoutScope, deadline, first_to_expire
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.run import EngineWorker, InProgress, LifecycleRun

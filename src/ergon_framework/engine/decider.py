@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import (
+from ergon_framework.core.transaction_lifecycle import (
     STOPPED,
     VERBS,
     Action,

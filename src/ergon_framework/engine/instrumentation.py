@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, cast
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.lifecycle import SUCCEEDED, End, Ending, Verb
+from ergon_framework.core.transaction_lifecycle import SUCCEEDED, End, Ending, Verb
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import FETCH, InProgress, LifecycleRun, SettlementAttempt

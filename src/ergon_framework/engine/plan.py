@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ergon_framework.core.lifecycle import LifecycleRule, Step, Verb, settlement_rule
 from ergon_framework.core.loop import LoopRule
 from ergon_framework.core.retry import RetryRule
+from ergon_framework.core.transaction_lifecycle import LifecycleRule, Step, Verb, settlement_rule
 from ergon_framework.engine.run import LifecycleRun
 
 Hook = Callable[..., Any]

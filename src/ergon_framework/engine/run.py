@@ -7,7 +7,14 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.lifecycle import End, Ending, LifecycleCursor, Step, TimeoutScope, Verb
+from ergon_framework.core.transaction_lifecycle import (
+    End,
+    Ending,
+    LifecycleCursor,
+    Step,
+    TimeoutScope,
+    Verb,
+)
 from ergon_framework.errors import TransactionException
 from ergon_framework.ports.context import Attempt, Call, claim_ticket
 from ergon_framework.ports.transaction import Transaction

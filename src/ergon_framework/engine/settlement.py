@@ -1,7 +1,7 @@
 """Settlements: telling the source how a run ended, and what becomes of one that fails.
 
 Whether a failed settlement is tried again is decided by ``judge_settlement`` in
-``core/lifecycle.py``: within a bound, and never after the source has lost its
+``core/transaction_lifecycle.py``: within a bound, and never after the source has lost its
 channel. A stop bounds it further, by its grace. A settlement that is given up changes nothing about
 the outcome of its transaction: it is counted and reported, and the source will deliver it again.
 
@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import Verb, judge_settlement
 from ergon_framework.core.retry import RetryAfter, Verdict
+from ergon_framework.core.transaction_lifecycle import Verb, judge_settlement
 from ergon_framework.engine.classify import is_fatal, settlement_failure
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.plan import SettlementPlan

@@ -13,7 +13,8 @@ import threading
 from types import CoroutineType
 from typing import Any
 
-from ergon_framework.core.lifecycle import (
+from ergon_framework.core.loop import Finish, StopReason
+from ergon_framework.core.transaction_lifecycle import (
     BEGAN,
     RETURNED,
     STOPPED,
@@ -28,7 +29,6 @@ from ergon_framework.core.lifecycle import (
     Verb,
     deadline,
 )
-from ergon_framework.core.loop import Finish, StopReason
 from ergon_framework.engine.call import (
     Continuation,
     EngineCall,

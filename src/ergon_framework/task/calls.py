@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ergon_framework.core.lifecycle import Ending
+from ergon_framework.core.transaction_lifecycle import Ending
 from ergon_framework.engine.asyncio_engine import AsyncioEngine
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
 from ergon_framework.engine.plan import EnginePlan

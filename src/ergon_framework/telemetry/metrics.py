@@ -13,7 +13,7 @@ from typing import Any
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import TimeoutScope
+from ergon_framework.core.transaction_lifecycle import TimeoutScope
 from ergon_framework.errors import LoopTimeoutException
 from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import Notice

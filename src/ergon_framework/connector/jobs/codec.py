@@ -11,7 +11,7 @@ import msgspec
 from ergon_framework.connector.base import Delivered, difference
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, HeldBack
-from ergon_framework.core.lifecycle import Step
+from ergon_framework.core.transaction_lifecycle import Step
 from ergon_framework.engine.classify import classify
 from ergon_framework.errors import (
     ConnectorError,

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ergon_framework.core.lifecycle import (
+from ergon_framework.core.loop import LoopRule, StopReason
+from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES, Backoff, RetryRule
+from ergon_framework.core.transaction_lifecycle import (
     SETTLEMENT_ATTEMPTS,
     LifecycleRule,
     StepRule,
     Verb,
     settlement_rule,
 )
-from ergon_framework.core.loop import LoopRule, StopReason
-from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES, Backoff, RetryRule
 from ergon_framework.engine.plan import Bounds, EnginePlan, Hook, Hooks, SettlementPlan
 from ergon_framework.errors import HookError, WiringError
 from ergon_framework.task.inputs import Input
