@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ergon_framework.core.link import Frontier, contiguous, leads_to
+from ergon_framework.core.zone_link import Frontier, contiguous, leads_to
 from ergon_framework.ports.factstore import Link
 
 views = st.lists(st.integers(1, 60), unique=True, max_size=20).map(sorted)

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ergon_framework.core.link import Gate, GateRule, Mode
+from ergon_framework.core.zone_link import Gate, GateRule, Mode
 
 RULE = GateRule(failures=3, lag=100, settle=2.0)
 SHUT = Gate().failed(RULE).failed(RULE).failed(RULE)

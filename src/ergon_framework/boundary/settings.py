@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from ergon_framework.core.link import GateRule
 from ergon_framework.core.retry import Backoff
+from ergon_framework.core.zone_link import GateRule
 from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,

@@ -362,7 +362,7 @@ class FactLog(Protocol):
         it at the peer, and becomes a gap there; the same one again, of the same instant, is known.
         The outcomes are those of the facts. References are marked but not checked: the artifacts
         were fetched before. ``is_sealed`` and ``reason`` of the link are left as they are in the
-        store, and so is a link that does not lead there (``core.link.leads_to``).
+        store, and so is a link that does not lead there (``core.zone_link.leads_to``).
         """
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Response
 
 from ergon_framework.core.job import JobStatus, route
-from ergon_framework.core.link import Mode
+from ergon_framework.core.zone_link import Mode
 from ergon_framework.errors import StoreUnavailableError, describe
 from ergon_framework.jobs.stores.unreadable import UNREADABLE
 from ergon_framework.jobs.views import (

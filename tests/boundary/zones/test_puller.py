@@ -23,7 +23,7 @@ from ergon_framework.boundary.settings import (
     ZoneSettings,
 )
 from ergon_framework.boundary.zone import LocalZone
-from ergon_framework.core.link import Mode
+from ergon_framework.core.zone_link import Mode
 from ergon_framework.errors import (
     BoundaryError,
     NodeUnavailableError,

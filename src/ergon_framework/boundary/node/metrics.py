@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ergon_framework.boundary.telemetry import Histogram
-from ergon_framework.core.link import Mode
+from ergon_framework.core.zone_link import Mode
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.telemetry.prometheus_text import Family, HistogramFamily, Series, text_of
 

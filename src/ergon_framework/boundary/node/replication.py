@@ -33,7 +33,7 @@ from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.node.replication_plan import Plan
 from ergon_framework.boundary.telemetry import pulled
 from ergon_framework.boundary.zone import PEER, LocalZone, apart
-from ergon_framework.core.link import Gate, Mode
+from ergon_framework.core.zone_link import Gate, Mode
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import (
     BoundaryError,

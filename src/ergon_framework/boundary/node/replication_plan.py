@@ -17,7 +17,7 @@ from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.facts.validation import refuse_larger, validate_fact
 from ergon_framework.boundary.model import Batch, Delivery, Envelope, Fact, Loss
 from ergon_framework.boundary.settings import LimitSettings
-from ergon_framework.core.link import Frontier, contiguous
+from ergon_framework.core.zone_link import Frontier, contiguous
 from ergon_framework.errors import BoundaryError, FactInvalidError, ObjectConflictError
 from ergon_framework.ports.factstore import (
     INBOUND,

@@ -9,7 +9,7 @@ from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.hashchain import in_order
 from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, MemoryLog, ZoneState
 from ergon_framework.boundary.factstore.records import corrupted
-from ergon_framework.core.link import leads_to
+from ergon_framework.core.zone_link import leads_to
 from ergon_framework.ports.factstore import (
     INBOUND,
     OUTBOUND,

@@ -48,7 +48,7 @@ from ergon_framework.boundary.factstore.nats.schema import (
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.page_plan import Hole
 from ergon_framework.boundary.factstore.records import corrupted
-from ergon_framework.core.link import leads_to
+from ergon_framework.core.zone_link import leads_to
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import (
     INBOUND,

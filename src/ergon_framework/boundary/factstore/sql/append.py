@@ -32,7 +32,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     seal_in,
 )
 from ergon_framework.boundary.factstore.sql.session import Row, SqlSession
-from ergon_framework.core.link import leads_to
+from ergon_framework.core.zone_link import leads_to
 from ergon_framework.ports.factstore import (
     INBOUND,
     Appended,

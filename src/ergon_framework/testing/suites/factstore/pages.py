@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ergon_framework.core.link import Frontier
+from ergon_framework.core.zone_link import Frontier
 from ergon_framework.ports.factstore import OUTBOUND, LogInfo
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
