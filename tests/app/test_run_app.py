@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from ergon_framework.app.run_app import AppRun
-from ergon_framework.core.restart import RestartRule
+from ergon_framework.core.process_restart import RestartRule
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import ConfigurationError
 

@@ -21,7 +21,7 @@ from ergon_framework.app.supervisor import (
     WorkerEnded,
     worker_specs,
 )
-from ergon_framework.core.restart import (
+from ergon_framework.core.process_restart import (
     Decision,
     Finished,
     Restart,

@@ -74,7 +74,7 @@ def test_one_judge() -> None:
             "loop",
             "reconnect",
             "redelivery",
-            "restart",
+            "process_restart",
         )
     }
 

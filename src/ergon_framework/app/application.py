@@ -594,7 +594,7 @@ class App:
         """
         from ergon_framework.app.observability import observed, show_executors
         from ergon_framework.app.run_app import AppReport, AppRun, ZonePart, shared_lifespans
-        from ergon_framework.core.restart import RestartRule
+        from ergon_framework.core.process_restart import RestartRule
         from ergon_framework.executor.loading import refuse_while_loading
 
         refuse_while_loading("starts a worker")
@@ -638,7 +638,7 @@ class App:
     ) -> WorkerPart:
         """The worker of a run; ``given`` are settings of this script's own executor."""
         from ergon_framework.app.run_app import WorkerPart
-        from ergon_framework.core.restart import MAX_FAILED_STARTS
+        from ergon_framework.core.process_restart import MAX_FAILED_STARTS
 
         setup, store = self.worker_setup(given), self.client.store
         setup.limit_queues(store)

@@ -32,7 +32,7 @@ from ergon_framework.app.supervisor import (
     WorkerReady,
     worker_specs,
 )
-from ergon_framework.core.restart import RestartRule
+from ergon_framework.core.process_restart import RestartRule
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, ErgonError
 

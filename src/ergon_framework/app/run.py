@@ -28,7 +28,7 @@ from ergon_framework.app.processes import (
 from ergon_framework.app.settings import Settings, load_settings
 from ergon_framework.app.signals import Shutdown, end_stuck_process
 from ergon_framework.app.wiring import Overrides, RunTarget, Wiring, execution_of, target_of, wire
-from ergon_framework.core.restart import RestartRule
+from ergon_framework.core.process_restart import RestartRule
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.engine.time_limit import giving_up_by
 from ergon_framework.task.base import BaseTask

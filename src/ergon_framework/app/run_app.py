@@ -1,8 +1,8 @@
 """Runs everything that an App declares, in this process, until a signal or the end of a burst.
 
 Each part has a thread of its own; handlers of jobs run in executor processes. A consumer or worker
-that fails is started again after a wait: see ``core.restart``. One that fails too often, or whose
-configuration is refused, stops the others, and its error is raised.
+that fails is started again after a wait: see ``core.process_restart``. One that fails too often,
+or whose configuration is refused, stops the others, and its error is raised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ergon_framework.app.lifespan import offered
 from ergon_framework.app.signals import Shutdown, SignalListener, StopSignals, end_stuck_process
 from ergon_framework.core.loop import StopReason
-from ergon_framework.core.restart import Finished, Restart, RestartRule, after_exit
+from ergon_framework.core.process_restart import Finished, Restart, RestartRule, after_exit
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.engine.time_limit import close_lifespan, giving_up_by, open_lifespan
 from ergon_framework.errors import (

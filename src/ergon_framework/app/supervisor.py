@@ -18,7 +18,7 @@ from ergon_framework.app.console import ExitCode, of_signal
 from ergon_framework.app.liveness import LivenessState, Snapshot, combined
 from ergon_framework.app.outcome import error_shape
 from ergon_framework.app.signals import FORCE_AFTER
-from ergon_framework.core.restart import Restart, RestartRule, StopAll, after_exit
+from ergon_framework.core.process_restart import Restart, RestartRule, StopAll, after_exit
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError
 

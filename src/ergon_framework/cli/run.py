@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ergon_framework.app.parts import Part
     from ergon_framework.app.processes import WorkersOutcome
     from ergon_framework.app.run import Run
-    from ergon_framework.core.restart import RestartRule
+    from ergon_framework.core.process_restart import RestartRule
 
 
 _OF_TASKS = ("policy", "workers", "limit", "check", "liveness_file", "probe_port")
@@ -201,7 +201,7 @@ def run(
     from ergon_framework.app.run import Run
     from ergon_framework.app.settings import load_settings
     from ergon_framework.app.wiring import Overrides
-    from ergon_framework.core.restart import RestartRule
+    from ergon_framework.core.process_restart import RestartRule
 
     session = session_of(context)
     check_asked(target, everything, config)

@@ -14,7 +14,7 @@ Where to look first:
 - ``unique``, ``schedule``: who holds a unique key; which fires of a cron schedule are due
 - ``guard``: one provider call; ``circuit_breaker``, ``limits``: its gates; ``rollup``: its figures
 - ``redelivery``: when a queue delivers a failed provider call again
-- ``restart``: when a process that died is started again
+- ``process_restart``: when a process that died is started again
 - ``reconnect``: when a lost connection to a broker is made again
 - ``zone_link``: the mode of a link between two zones; ``drain``: how an outbox is sent
 - ``executor_protocol``: the lines between workers and executors

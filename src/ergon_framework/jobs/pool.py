@@ -36,7 +36,7 @@ from ergon_framework.core.job import (
     ProcessDied,
     Released,
 )
-from ergon_framework.core.restart import StartGate
+from ergon_framework.core.process_restart import StartGate
 from ergon_framework.core.text import indented
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.child_process import ChildProcess, executor_environment

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.restart import StartGate
+from ergon_framework.core.process_restart import StartGate
 from ergon_framework.core.retry import Backoff
 
 pytestmark = pytest.mark.req("X7")
