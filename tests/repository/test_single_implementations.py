@@ -72,7 +72,7 @@ def test_one_judge() -> None:
             "job",
             "transaction_lifecycle",
             "loop",
-            "reconnect",
+            "broker_reconnect",
             "redelivery",
             "process_restart",
         )

@@ -15,7 +15,7 @@ Where to look first:
 - ``guard``: one provider call; ``circuit_breaker``, ``limits``: its gates; ``rollup``: its figures
 - ``redelivery``: when a queue delivers a failed provider call again
 - ``process_restart``: when a process that died is started again
-- ``reconnect``: when a lost connection to a broker is made again
+- ``broker_reconnect``: when a lost connection to a broker is made again
 - ``zone_link``: the mode of a link between two zones; ``drain``: how an outbox is sent
 - ``executor_protocol``: the lines between workers and executors
 - ``text``, ``rfc3339``, ``json_names``, ``option_values``: spelling and checking of values

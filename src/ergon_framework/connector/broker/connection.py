@@ -2,7 +2,7 @@
 
 A fetch waits for a broker that is away, for as long as nobody asks for a stop. A dispatch and a
 settlement do not wait: they fail at once, and whoever called them decides. When a connection is
-tried again is decided in ``core/reconnect.py``, for threads and for asyncio alike.
+tried again is decided in ``core/broker_reconnect.py``, for threads and for asyncio alike.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.core.broker_reconnect import Outage
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.reconnect import Outage
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import ConfigurationError, ConnectorError, describe

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ergon_framework.core.broker_reconnect import RECONNECT, SETTLED, Outage
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.reconnect import RECONNECT, SETTLED, Outage
 
 AWAY = Failure(Kind.LOST, "broker_unavailable", "nobody listens")
 
