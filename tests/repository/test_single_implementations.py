@@ -73,7 +73,7 @@ def test_one_judge() -> None:
             "transaction_lifecycle",
             "loop",
             "broker_reconnect",
-            "redelivery",
+            "call_redelivery",
             "process_restart",
         )
     }

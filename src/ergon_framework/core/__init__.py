@@ -13,7 +13,7 @@ Where to look first:
 - ``job``: one job; ``flow``: jobs that wait for one another; ``claim``: which jobs a claim takes
 - ``unique``, ``schedule``: who holds a unique key; which fires of a cron schedule are due
 - ``guard``: one provider call; ``circuit_breaker``, ``limits``: its gates; ``rollup``: its figures
-- ``redelivery``: when a queue delivers a failed provider call again
+- ``call_redelivery``: when a queue delivers a failed provider call again
 - ``process_restart``: when a process that died is started again
 - ``broker_reconnect``: when a lost connection to a broker is made again
 - ``zone_link``: the mode of a link between two zones; ``drain``: how an outbox is sent

@@ -22,8 +22,8 @@ from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
+from ergon_framework.core.call_redelivery import MIN_DEFERRAL
 from ergon_framework.core.json_names import repeated_name
-from ergon_framework.core.redelivery import MIN_DEFERRAL
 from ergon_framework.errors import MissingExtraError, WiringError
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.errors import (

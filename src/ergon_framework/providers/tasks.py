@@ -2,7 +2,7 @@
 
 What becomes of a task whose call failed is decided without I/O: what a reason means is read from
 the one table in ``decisions.py``, and whether the message is sent again, and when, is asked of
-``core/redelivery.py``. The runner does it.
+``core/call_redelivery.py``. The runner does it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from ergon_framework.core.failure import Failure
-from ergon_framework.core.guard import GuardEnd
-from ergon_framework.core.redelivery import (
+from ergon_framework.core.call_redelivery import (
     DeliveryCounts,
     Redelivery,
     RedeliveryRule,
     defer,
     requeue,
 )
+from ergon_framework.core.failure import Failure
+from ergon_framework.core.guard import GuardEnd
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import DeadLetter
@@ -320,7 +320,7 @@ def decide_ending(
     """What becomes of a call that failed.
 
     Which gate refused it and which reasons go back is read from the tables here. Whether it is
-    deferred or requeued, and for how long, ``core/redelivery.py`` decides.
+    deferred or requeued, and for how long, ``core/call_redelivery.py`` decides.
     """
     carried, made = moment.carried, moment.carried.attempts + result.attempts
     is_asked_for = _is_opted_in(result, decision, options)

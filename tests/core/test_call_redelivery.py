@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.redelivery import (
+from ergon_framework.core.call_redelivery import (
     MIN_DEFERRAL,
     DeliveryCounts,
     RedeliveryRule,
     defer,
     requeue,
 )
+from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import Backoff, RetryRule
 
 pytestmark = pytest.mark.req("PROVIDERS:celery")
