@@ -18,7 +18,7 @@ from ergon_framework.app.settings import Settings
 from ergon_framework.core.job import JobStatus, Succeeded
 from ergon_framework.errors import DuplicateJobError, PayloadObjectError
 from ergon_framework.executor import Registry
-from ergon_framework.jobs import archiver, encoded_store, object_sweep
+from ergon_framework.jobs import archiver, object_sweep, payload_codec_store
 from ergon_framework.jobs.archive_files import JobArchive
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
@@ -85,8 +85,8 @@ class Place:
 
     def sweep(self, store: FullJobStore | None = None) -> object_sweep.ObjectSweep:
         """A sweep on clocks that the test sets."""
-        wrapped = encoded_store.with_codec(store or self.store, self.settings())
-        objects = encoded_store.codec_of(wrapped, self.settings()).objects
+        wrapped = payload_codec_store.with_codec(store or self.store, self.settings())
+        objects = payload_codec_store.codec_of(wrapped, self.settings()).objects
         assert objects is not None
         return object_sweep.ObjectSweep(
             wrapped, objects, interval=600.0, wall=lambda: self.wall, now=lambda: self.now
@@ -303,7 +303,7 @@ def a_sweep_removes_what_no_row_names(place: Place) -> None:
         waits = client.enqueue("echo", [LARGE], delay=60)
         client.cancel(gone)
         client.delete(gone)
-        codec = encoded_store.codec_of(client.store, client.settings)
+        codec = payload_codec_store.codec_of(client.store, client.settings)
         late = codec.encode_result(msgspec.json.encode(LARGE), str(kept))
         assert names_object(late)
         assert len(place.objects() - place.named()) == 2
@@ -317,7 +317,7 @@ def a_sweep_spares_what_is_young(place: Place) -> None:
     """Its row may come yet; and it takes two looks, however the clock was set in between."""
     with place.client() as client:
         client.enqueue("echo", [LARGE])
-        codec = encoded_store.codec_of(client.store, client.settings)
+        codec = payload_codec_store.codec_of(client.store, client.settings)
         codec.encode_arguments(msgspec.json.encode([LARGE]), b"{}", "of-no-row")
         sweep = place.sweep()
         assert sweep.look() == 0
@@ -414,7 +414,7 @@ def a_late_result_does_not_touch_the_first(place: Place) -> None:
     with place.client() as client:
         job = client.enqueue("h", [])
         claimed = Hand(client.store).claim()
-        codec = encoded_store.codec_of(client.store, client.settings)
+        codec = payload_codec_store.codec_of(client.store, client.settings)
         settler = Settler(client.settings, "w", codec)
         for number in (1, 2):
             result = msgspec.json.encode([number, LARGE])

@@ -23,8 +23,8 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.archive_files import ArchiveBusyError, JobArchive
 from ergon_framework.jobs.archiver import Archiver, ArchiveThread
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.encoded_store import decoded_job
 from ergon_framework.jobs.flow_client import flows_of, purge_flow
+from ergon_framework.jobs.payload_codec_store import decoded_job
 from ergon_framework.jobs.settings import ArchiveSettings, JobsSettings
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.stores.memory import MemoryJobStore

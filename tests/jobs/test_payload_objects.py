@@ -21,8 +21,8 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import ErgonError, StoreFullError, StoreUnavailableError
 from ergon_framework.jobs import object_sweep
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.encoded_store import codec_of, with_codec
 from ergon_framework.jobs.payload_codec import names_object
+from ergon_framework.jobs.payload_codec_store import codec_of, with_codec
 from ergon_framework.jobs.payload_objects import ObjectName, PayloadObjects
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore

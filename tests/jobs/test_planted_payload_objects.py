@@ -11,7 +11,13 @@ import pytest
 
 from ergon_framework.app.move import payloads
 from ergon_framework.errors import PayloadKeyError
-from ergon_framework.jobs import archiver, claims, encoded_store, object_sweep, payload_objects
+from ergon_framework.jobs import (
+    archiver,
+    claims,
+    object_sweep,
+    payload_codec_store,
+    payload_objects,
+)
 from ergon_framework.jobs.payload_codec import object_of
 from ergon_framework.jobs.payload_objects import ObjectName, PayloadObjects
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -68,12 +74,12 @@ def lends_objects_to_extended_jobs(patch: pytest.MonkeyPatch) -> None:
     class Nothing:
         EXTEND = object()
 
-    patch.setattr(encoded_store, "OnDuplicate", Nothing)
+    patch.setattr(payload_codec_store, "OnDuplicate", Nothing)
 
 
 def keeps_objects_of_duplicates(patch: pytest.MonkeyPatch) -> None:
     """What was written for a job that was not stored is left to the sweep."""
-    patch.setattr(encoded_store, "remove_objects", lambda _jobs, _codec: None)
+    patch.setattr(payload_codec_store, "remove_objects", lambda _jobs, _codec: None)
 
 
 def archives_names(patch: pytest.MonkeyPatch) -> None:

@@ -73,10 +73,10 @@ from ergon_framework.jobs.claims import (
     silence_of,
 )
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.encoded_store import codec_of, results_reader, with_codec
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import PRUNE_BATCH
+from ergon_framework.jobs.payload_codec_store import codec_of, results_reader, with_codec
 from ergon_framework.jobs.pool import request_line
 from ergon_framework.jobs.rescue import Rescue
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings

@@ -15,7 +15,7 @@ from ergon_framework.app.settings.stores import base_of, resolve_url, store_url,
 from ergon_framework.core.claim import checked_version
 from ergon_framework.errors import JobError, SettingsError
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.encoded_store import with_codec
+from ergon_framework.jobs.payload_codec_store import with_codec
 from ergon_framework.jobs.scheduler import Scheduler, Schedules, ScheduleSettings
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, JobAdmin

@@ -48,7 +48,7 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show one job or flow as it was archived last."""
-    from ergon_framework.jobs.encoded_store import decoded_job
+    from ergon_framework.jobs.payload_codec_store import decoded_job
     from ergon_framework.jobs.views import job_view
     from ergon_framework.ports.transfer import JobRecord
 

@@ -20,7 +20,7 @@ Where to look first:
   that run handlers, and the loop that talks to them
 - ``scheduler``, ``schedule_client``, ``cron``: schedules
 - ``views``, ``why``: jobs and queues as people see them
-- ``payload_codec``, ``encoded_store``: compressed and encrypted arguments and results
+- ``payload_codec``, ``payload_codec_store``: compressed and encrypted arguments and results
 - ``payload_objects``, ``payload_threads``, ``object_sweep``: those in an object store
 - ``settings``, ``store_urls``: the section ``[jobs]``, and which store a URL names
 - ``totals``, ``tracing``: counters that outlive a worker, and spans

@@ -16,8 +16,8 @@ from typing import Any
 
 from ergon_framework.errors import ErgonError
 from ergon_framework.jobs.archive_files import ArchiveBusyError, ArchiveWriter, JobArchive
-from ergon_framework.jobs.encoded_store import bounded, inlined_job
 from ergon_framework.jobs.payload_codec import PLAIN, PayloadCodec
+from ergon_framework.jobs.payload_codec_store import bounded, inlined_job
 from ergon_framework.ports.flow import Flow
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search, WorkerRecord
 from ergon_framework.ports.transfer import FlowRecord, JobRecord

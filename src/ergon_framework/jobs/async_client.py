@@ -23,7 +23,6 @@ from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ResultTimeoutError, StoreUnavailableError
 from ergon_framework.jobs.admin import Progress, batches
 from ergon_framework.jobs.client import EnqueuedJob, JobClient, _JobId
-from ergon_framework.jobs.encoded_store import codec_of
 from ergon_framework.jobs.finding import JobFilter
 from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow
 from ergon_framework.jobs.flows import (
@@ -36,6 +35,7 @@ from ergon_framework.jobs.flows import (
 )
 from ergon_framework.jobs.newjob import HandlerOptions, JobSpec
 from ergon_framework.jobs.payload_codec import names_object
+from ergon_framework.jobs.payload_codec_store import codec_of
 from ergon_framework.jobs.results import (
     MIN_POLL_INTERVAL,
     POLL_INTERVAL,

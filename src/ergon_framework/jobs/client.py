@@ -36,7 +36,6 @@ from ergon_framework.jobs.admin import (
 from ergon_framework.jobs.bulk import BulkChange
 from ergon_framework.jobs.change_requests import cancellation, due_instant
 from ergon_framework.jobs.claims import Settler
-from ergon_framework.jobs.encoded_store import codec_of, loaded_job, with_codec
 from ergon_framework.jobs.finding import JobFilter, refuse_empty, search_of, whole_or_none
 from ergon_framework.jobs.flow_client import (
     AsyncEnqueuedFlow,
@@ -65,6 +64,7 @@ from ergon_framework.jobs.newjob import (
     with_handler,
     without_unique,
 )
+from ergon_framework.jobs.payload_codec_store import codec_of, loaded_job, with_codec
 from ergon_framework.jobs.results import (
     POLL_INTERVAL,
     SharedSubscription,

@@ -26,9 +26,9 @@ from ergon_framework.errors import (
     JobStateError,
     ResultTimeoutError,
 )
-from ergon_framework.jobs.encoded_store import results_reader
 from ergon_framework.jobs.flow_results import used_ids, value_of
 from ergon_framework.jobs.payload_codec import refuse_marked_value
+from ergon_framework.jobs.payload_codec_store import results_reader
 from ergon_framework.jobs.results import (
     MIN_POLL_INTERVAL,
     POLL_INTERVAL,

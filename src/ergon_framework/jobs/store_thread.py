@@ -22,11 +22,11 @@ from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim, decode_claims
-from ergon_framework.jobs.encoded_store import codec_of, results_reader
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.payload_codec import names_object
+from ergon_framework.jobs.payload_codec_store import codec_of, results_reader
 from ergon_framework.jobs.payload_threads import PayloadThreads
 from ergon_framework.jobs.rescue import is_stall
 from ergon_framework.jobs.settings import JobsSettings

@@ -11,8 +11,8 @@ import msgspec
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import DISCARDED, JobStatus, route
 from ergon_framework.core.rfc3339 import format_rfc3339
-from ergon_framework.jobs.encoded_store import decoded_job
 from ergon_framework.jobs.payload_codec import PLAIN, encoding_of
+from ergon_framework.jobs.payload_codec_store import decoded_job
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import Job, JobStore, Named, Queue, Schedule, WorkerRecord
 

@@ -32,11 +32,11 @@ from ergon_framework.errors import (
     StoreError,
 )
 from ergon_framework.jobs.claims import Claim, Settler, notice_fields
-from ergon_framework.jobs.encoded_store import codec_of, with_codec
 from ergon_framework.jobs.event_loop import EventLoop
 from ergon_framework.jobs.executor_process import CONFUSED_AFTER
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.memory_watch import MemoryWatch
+from ergon_framework.jobs.payload_codec_store import codec_of, with_codec
 from ergon_framework.jobs.payload_threads import PayloadThreads
 from ergon_framework.jobs.pool import ExecutorPool, allow_descriptors, checked
 from ergon_framework.jobs.scheduler import MAX_SLICE, CronJobs

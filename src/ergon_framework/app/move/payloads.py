@@ -15,8 +15,8 @@ from ergon_framework.app.jobs import setup_of
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.errors import PayloadObjectError
-from ergon_framework.jobs.encoded_store import inlined_job
 from ergon_framework.jobs.payload_codec import PayloadCodec, names_object
+from ergon_framework.jobs.payload_codec_store import inlined_job
 from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, RecordReader
 
 

@@ -34,10 +34,10 @@ from ergon_framework.jobs.claims import (
     progress_record,
 )
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.encoded_store import results_reader
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.maintenance import ClockWatch, Maintenance
+from ergon_framework.jobs.payload_codec_store import results_reader
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_thread import MAX_PROGRESS, PROGRESS_INTERVAL
 from ergon_framework.jobs.store_urls import open_store

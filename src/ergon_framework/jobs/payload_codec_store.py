@@ -55,17 +55,17 @@ declare("jobs.object.stored", "jobs.object.named")
 
 def with_codec(store: FullJobStore, settings: JobsSettings) -> FullJobStore:
     """The store, with the codec of the settings around it if they have one."""
-    if not settings.codec.is_set or isinstance(store, EncodedJobStore):
+    if not settings.codec.is_set or isinstance(store, PayloadCodecStore):
         return store
-    return cast("FullJobStore", EncodedJobStore(store, settings.codec.compiled().of_store(store)))
+    return cast("FullJobStore", PayloadCodecStore(store, settings.codec.compiled().of_store(store)))
 
 
 def codec_of(store: object, settings: JobsSettings) -> PayloadCodec:
     """The codec of a store that has one, which knows whose objects it writes."""
-    return store.codec if isinstance(store, EncodedJobStore) else settings.codec.compiled()
+    return store.codec if isinstance(store, PayloadCodecStore) else settings.codec.compiled()
 
 
-class EncodedJobStore:
+class PayloadCodecStore:
     """A store with a codec. All that carries no payload goes straight to the store inside."""
 
     def __init__(self, store: FullJobStore, codec: PayloadCodec) -> None:
@@ -80,7 +80,7 @@ class EncodedJobStore:
                 jobs, self.codec, lambda encoded: found(connection, encoded)
             )
         if name == "flows":
-            return EncodedFlows(found, self.codec)
+            return PayloadCodecFlows(found, self.codec)
         return found
 
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
@@ -107,7 +107,7 @@ class EncodedJobStore:
         return (decoded_job(job, self.codec) for job in self.plain.search(search, limit))
 
 
-class EncodedFlows:
+class PayloadCodecFlows:
     """The flows of such a store. Values of signals are kept as they are: they are compared."""
 
     def __init__(self, flows: Any, codec: PayloadCodec) -> None:
@@ -143,8 +143,9 @@ def results_reader(store: Any) -> Callable[[Sequence[str]], Mapping[str, bytes |
     flows = getattr(store, "flows", None)
     if flows is None:
         return None
-    is_decoded = isinstance(store, EncodedJobStore)
-    return cast("EncodedFlows", flows if is_decoded else EncodedFlows(flows, PLAIN)).results
+    is_decoded = isinstance(store, PayloadCodecStore)
+    reader = flows if is_decoded else PayloadCodecFlows(flows, PLAIN)
+    return cast("PayloadCodecFlows", reader).results
 
 
 def encoded_jobs(jobs: Iterable[NewJob], codec: PayloadCodec) -> list[NewJob]:
