@@ -64,7 +64,7 @@ def _ours(url: str, count: int) -> Turn:
             countdown.handle(transaction.payload)
 
     async def consume() -> None:
-        source = NatsConnector(url, stream=stream, consumer="billing")
+        source = NatsConnector(url, stream=stream, consumer="billing", wait=0.0)
         await Orders({"in": source}).consume_transactions(LOOP)
         await source.aclose()
 

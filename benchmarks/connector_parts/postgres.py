@@ -82,7 +82,7 @@ def _ours(url: str, count: int) -> Turn:
         def process_transaction(self, transaction: Transaction) -> None:
             countdown.handle(transaction.payload)
 
-    with PostgresConnector(url, table=table, columns=COLUMNS) as source:
+    with PostgresConnector(url, table=table, columns=COLUMNS, wait=0.0) as source:
         turn = timed(count, lambda: Orders({"in": source}).consume_transactions(LOOP))
     return _whole(turn, countdown)
 
@@ -95,7 +95,7 @@ def _ours_async(url: str, count: int) -> Turn:
             countdown.handle(transaction.payload)
 
     async def consume() -> None:
-        source = PostgresConnector(url, table=table, columns=COLUMNS)
+        source = PostgresConnector(url, table=table, columns=COLUMNS, wait=0.0)
         await Orders({"in": source}).consume_transactions(LOOP)
         await source.aclose()
 

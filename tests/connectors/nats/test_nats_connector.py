@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -212,6 +213,28 @@ def test_a_fetch_waits_for_a_message(streams: Streams) -> None:
 
 
 @pytest.mark.slow
+def test_event_loops_settle_one_after_another_and_at_once(streams: Streams) -> None:
+    """The first loop has a connection of its own to settle on; others do without, or come after."""
+    stream = streams.make()
+    with consuming(streams.url, stream) as connector:
+        connector.dispatch_transactions(Transaction(f"t{n}", n) for n in range(4))
+        held = connector.fetch_transactions(4)
+
+        async def settle(*mine: Transaction) -> None:
+            for each in mine:
+                await connector.ack_async(each)
+
+        async def settle_around_another() -> None:
+            await settle(held[0])
+            await asyncio.to_thread(lambda: asyncio.run(settle(held[1])))
+            await settle(held[2])
+
+        asyncio.run(settle_around_another())
+        asyncio.run(settle(held[3]))
+        about = streams.ask(f"CONSUMER.INFO.{stream}.billing")
+        assert about["num_ack_pending"] == 0
+
+
 def test_what_is_in_flight_is_bounded(streams: Streams) -> None:
     """A fetch takes no more than there is room for, in messages and bytes, and waits for room."""
     stream = streams.make()

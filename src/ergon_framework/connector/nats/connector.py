@@ -29,6 +29,7 @@ from ergon_framework.connector.nats.jetstream import (
     delayed,
     reason_of,
 )
+from ergon_framework.connector.nats.loop_settlement import LoopSettlement
 from ergon_framework.connector.nats.ordered import OrderedReader
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError, describe
@@ -119,6 +120,7 @@ class NatsConnector(ThreadedTwins):
         )
         self._codec = MessageCodec(format, max_message_bytes, name)
         self._jetstream = JetStream(NatsClient(address))
+        self._loop_settlement = LoopSettlement(address, self._jetstream.client.timeouts)
         self._wakeup = Wakeup()
         self._connection: BrokerConnection[Session] = BrokerConnection(
             address.name, self._connect, lambda _: None, self._wakeup
@@ -178,6 +180,7 @@ class NatsConnector(ThreadedTwins):
             return
         self._is_closed = True
         self.stop_waiting()
+        self._loop_settlement.abandon()
         for lease in self._leases.close():
             if not self._connection.state.is_healthy:
                 break  # then their time to be acknowledged runs out
@@ -399,14 +402,9 @@ class NatsConnector(ThreadedTwins):
     async def _tell_async(self, held: _Held, how: bytes) -> None:
         """Without a thread while the connection stands: only making one blocks."""
         session = self._session
-        if session is not None and self._connection.is_current(session):
-            try:
-                await asyncio.wrap_future(self._jetstream.begin_settling(held.reply, how))
-            except StoreUnavailableError as error:
-                self._connection.lost(session, error)
-            else:
-                return
-        await self._threads.run(self._tell, held, how, None)
+        is_there = session is not None and self._connection.is_current(session)
+        if not (is_there and await self._loop_settlement.settle(held.reply, how)):
+            await self._threads.run(self._tell, held, how, None)
 
     async def _undone(self, fetching: asyncio.Future[list[Transaction]]) -> None:
         """Wait for a fetch that was cancelled, and give back what it brought."""
@@ -415,6 +413,11 @@ class NatsConnector(ThreadedTwins):
         if fetching.exception() is None and self._ordered is None:
             for transaction in fetching.result():
                 await self.release_async(transaction)
+
+    async def aclose(self) -> None:
+        """The asyncio twin of :meth:`close`."""
+        await self._loop_settlement.aclose()
+        await super().aclose()
 
     # ---- inside ----
 

@@ -6,7 +6,6 @@ import json
 import shlex
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,13 +145,6 @@ class JetStream:
     def settle(self, reply: str, how: bytes) -> None:
         """Tell the server how a delivery ended, and wait until it has heard it."""
         self.client.send([(reply, how, None)])
-
-    def begin_settling(self, reply: str, how: bytes) -> Future[object]:
-        """The same without waiting; what is returned is done when the server has heard it."""
-        return self.client.begin(self._settle(reply, how))
-
-    async def _settle(self, reply: str, how: bytes) -> object:
-        return await self.client.ask_each([(reply, how, None)])
 
     def in_progress(self, replies: Sequence[str]) -> None:
         """Tell the server that these deliveries are worked on."""
