@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.errors import ConfigurationError, ConnectorError
+from ergon_framework.errors import ChannelLostError, ConfigurationError, ConnectorError
 from ergon_framework.ports.transaction import Transaction
 
 T = TypeVar("T")
@@ -176,6 +176,14 @@ def settling(
         if before is None:
             _set(transaction, "verb", None)
         raise
+
+
+def inherited(delivery: Delivered, verb: str) -> ChannelLostError:
+    """The error of a forked child that settles what its parent was delivered."""
+    return ChannelLostError(
+        f"cannot {verb} {delivery!r}: it was delivered to the process that this fork was made from",
+        remedy="settle it in that process; what this one fetches by itself it can settle",
+    )
 
 
 class DroppedDeliveries(Generic[_W]):

@@ -39,15 +39,15 @@ class InFlight:
         self._wakeup = wakeup
         self._max_count = max_in_flight
         self._max_bytes = max_in_flight_bytes
-        self.count = 0
-        self.bytes = 0
         self._average = 0.0
         self.renew()
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child."""
+        """Also in a forked child: what is in flight, its parent has."""
         self._lock = threading.Lock()
+        self.count = 0
+        self.bytes = 0
 
     def room(self, wanted: int) -> int:
         """How many more messages may be asked for, at most ``wanted``; 0 when it is full."""

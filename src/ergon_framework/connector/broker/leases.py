@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ergon_framework.connector.base import Delivered, DroppedDeliveries
+from ergon_framework.connector.base import Delivered, DroppedDeliveries, inherited
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConnectorError, ErgonError, describe
@@ -43,7 +43,7 @@ def expired(delivery: Delivered, verb: str) -> DeliveryExpiredError:
 class Lease:
     """What one delivery holds at its system."""
 
-    __slots__ = ("is_lost", "is_unsure", "place", "size", "until")
+    __slots__ = ("holder", "is_lost", "is_unsure", "place", "size", "until")
 
     def __init__(self, place: Any, size: int, until: float) -> None:
         self.place = place
@@ -52,6 +52,8 @@ class Lease:
         """Bytes of its message."""
         self.until = until
         """Until when it is ours, by this machine's clock."""
+        self.holder: object = None
+        """Whose it is: a forked child has another holder than its parent."""
         self.is_lost = False
         self.is_unsure = False
         """Whether a settlement may have been heard although no answer to it came."""
@@ -94,6 +96,7 @@ class HeldLeases:
     def renew(self) -> None:
         """Also in a forked child: what is in hand is the parent's."""
         self._lock = threading.Lock()
+        self._holder = object()  # this process, among those that have inherited the connector
         self._held: set[Lease] = set()
         self._dropped: DroppedDeliveries[Lease] = DroppedDeliveries()
         self._woken = threading.Event()
@@ -102,6 +105,7 @@ class HeldLeases:
 
     def hold(self, delivery: LeasedDelivery) -> None:
         """Renew the lease of a delivery until it is let go."""
+        delivery.lease.holder = self._holder
         with self._lock:
             self._held.add(delivery.lease)
             if self._thread is None and not self._is_ending:
@@ -115,6 +119,8 @@ class HeldLeases:
         A renewal beside the settlement would find the lease gone, and take it for lost.
         """
         lease = delivery.lease
+        if lease.holder is not self._holder:
+            raise inherited(delivery, verb)
         self._refuse_expired(delivery, verb)
         with self._lock:
             self._held.discard(lease)

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
-from ergon_framework.connector.base import DroppedDeliveries, refuse_extra, settling
+from ergon_framework.connector.base import DroppedDeliveries, inherited, refuse_extra, settling
 from ergon_framework.connector.broker.connection import AsyncBrokerConnection, BrokerConnection
 from ergon_framework.connector.broker.message import (
     CORRELATION_ID,
@@ -33,6 +33,7 @@ from ergon_framework.connector.mqtt.session import (
     deadline,
     waited,
 )
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import ConfigurationError, ConnectorError, ErgonError, describe
 from ergon_framework.ports.transaction import Transaction
@@ -115,16 +116,27 @@ class MqttConnector:
             self._url, tls, keepalive, client_id, session_expiry, min(max_in_flight, MAX_RECEIVED)
         )
         self._passing = SessionOptions(self._url, tls, keepalive)
-        self._dropped: DroppedDeliveries[Arrived] = DroppedDeliveries()
-        self._parked: list[tuple[float, int, Arrived]] = []  # a heap by the instant they are due
         self._places = itertools.count()
         self._wakeup = Wakeup()
         self._sessions: dict[str, MqttSession] = {}
+        self._of_parents: list[MqttSession] = []
+        self._is_parents_session = False
+        self.renew()
+        renew_after_fork(self)
         about = (self._url.name, self._wakeup)
         self._consuming = _threaded(*about, self._consumer)
         self._publishing = _threaded(*about, self._publisher)
         self._aconsuming = _on_loop(*about, self._consumer)
         self._apublishing = _on_loop(*about, self._publisher)
+
+    def renew(self) -> None:
+        """Also in a forked child: the connections are its parent's, and so is what came there."""
+        # Kept: freeing one here would close what its parent uses.
+        self._of_parents += self._sessions.values()
+        self._is_parents_session = self._is_parents_session or "consuming" in self._sessions
+        self._sessions = {}
+        self._dropped: DroppedDeliveries[Arrived] = DroppedDeliveries()
+        self._parked: list[tuple[float, int, Arrived]] = []  # a heap by the instant they are due
 
     # ---- both ends of its life ----
 
@@ -282,6 +294,13 @@ class MqttConnector:
                 f"the connector to {self._url.name} has no client_id, so it cannot consume",
                 remedy="give client_id=NAME: the broker keeps a session for that name",
             )
+        if self._is_parents_session:
+            raise ConfigurationError(
+                f"the session {self._durable.client_id!r} on {self._url.name} is that of the"
+                " process that this fork was made from",
+                remedy="make a connector in the child, with a client_id of its own; group= lets"
+                " them share the work",
+            )
         self._wakeup.begin()
         return self._wait if wait is None else _seconds("wait", wait)
 
@@ -352,6 +371,8 @@ class MqttConnector:
             if delivery is None:
                 yield None
                 return
+            if delivery.arrived.session in self._of_parents:
+                raise inherited(delivery, verb)
             yield delivery.arrived
             self._dropped.forget(delivery.arrived)
 

@@ -20,6 +20,7 @@ from ergon_framework.connector.base import (
     Delivered,
     DroppedDeliveries,
     OwnThreads,
+    inherited,
     refuse_extra,
     settling,
 )
@@ -48,6 +49,7 @@ from ergon_framework.connector.sqs.wire import (
     plain_id,
     size_of,
 )
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ChannelLostError, ConfigurationError, PayloadError, describe
 from ergon_framework.ports.transaction import Transaction
@@ -132,6 +134,11 @@ class SqsConnector:
         )
         self._deletes = Batcher(lambda some: self._queue().delete(some), self._threads)
         self._returns = Batcher(lambda some: self._queue().show_again(some), self._threads)
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Also in a forked child: the request under way is its parent's, and what came of it."""
         self._receiving: Future[None] | None = None
         self._dropped: DroppedDeliveries[HeldMessage] = DroppedDeliveries()
 
@@ -462,6 +469,8 @@ class SqsConnector:
                 yield None
                 return
             held = delivery.held
+            if held not in self._held:
+                raise inherited(delivery, verb)
             if not self._held.is_ours(held):
                 self._held.let_go(held)
                 raise ChannelLostError(

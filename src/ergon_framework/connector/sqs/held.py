@@ -11,6 +11,7 @@ from typing import Any
 
 from ergon_framework.connector.broker.in_flight import InFlight
 from ergon_framework.connector.sqs.queue import BATCH
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import describe
 
@@ -29,6 +30,8 @@ class HeldMessage:
     received_at: float
     visible_at: float
     """When others get it, unless it is renewed before."""
+    holder: object = field(repr=False)
+    """Among what it is held: in a forked child that is something else."""
     is_ours: bool = True
 
 
@@ -47,13 +50,21 @@ class HeldMessages:
         self._visibility = visibility
         self._in_flight = in_flight
         self._renew = renew
+        self._is_closed = False
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Also in a forked child: what was received, its parent has."""
         self._lock = threading.Lock()
         self._changed = SYSTEM_CLOCK.signal(self._lock)
         self._arrived: deque[HeldMessage] = deque()
         self._held: dict[int, HeldMessage] = {}
         self._busy: set[str] = set()
         self._thread: threading.Thread | None = None
-        self._is_closed = False
+
+    def __contains__(self, held: HeldMessage) -> bool:
+        return held.holder is self._held
 
     def add(self, messages: Sequence[Mapping[str, Any]], asked_at: float) -> None:
         """These were received, by a request that was made at an instant."""
@@ -67,6 +78,7 @@ class HeldMessages:
                     raw.get("Attributes", {}).get("MessageGroupId"),
                     asked_at,
                     asked_at + self._visibility,
+                    self._held,
                 )
                 self._held[id(held)] = held
                 self._arrived.append(held)

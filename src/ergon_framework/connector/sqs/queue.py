@@ -15,6 +15,7 @@ from typing import Any
 
 from ergon_framework.connector.base import OwnThreads
 from ergon_framework.connector.sqs.wire import MAX_BATCH_BYTES, size_of
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ChannelLostError, ConnectorError
 
 BATCH = 10
@@ -95,6 +96,11 @@ class Batcher:
     ) -> None:
         self._request = request
         self._threads = threads
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Also in a forked child: its parent asks for what is wanted there."""
         self._lock = threading.Lock()
         self._wanted: deque[tuple[Any, Future[None]]] = deque()
         self._is_working = False
