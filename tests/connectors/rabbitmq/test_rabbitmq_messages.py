@@ -279,3 +279,20 @@ def test_bad_options_are_refused_before_anything_is_opened(
     for bad in ("amqp://127.0.0.1", "http://127.0.0.1/q", f"{url}?wait=1"):
         with pytest.raises(ConfigurationError):
             RabbitConnector(bad)
+
+
+def test_a_timestamp_that_no_calendar_has_stops_nothing(
+    rabbit_server: RabbitServer, colour: str
+) -> None:
+    """Other programs may write anything there, as a property and as a header; the rest is read."""
+    with in_colour(colour, rabbit_server.new_queue()) as orders:
+        assert orders("fetch", 1) == []  # which makes the queue
+        queue = orders.connector.queue
+        late = 1 << 62
+        publish(rabbit_server, queue, b"1", message_id="m-1", timestamp=late)
+        publish(rabbit_server, queue, b"{", message_id="m-2", timestamp=late)
+        publish(rabbit_server, queue, b"3", message_id="m-3", timestamp=1_700_000_000)
+        came = orders.take(2)
+        for each in came:
+            orders("ack", each)
+    assert [each.transaction_id for each in came] == ["m-1", "m-3"]

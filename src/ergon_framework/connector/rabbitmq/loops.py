@@ -26,6 +26,7 @@ from ergon_framework.connector.rabbitmq.errors import (
 from ergon_framework.connector.rabbitmq.messages import PROPERTIES, Outgoing, Received
 from ergon_framework.connector.rabbitmq.prefetch import PrefetchWindow
 from ergon_framework.connector.rabbitmq.threads import ANSWER_TIMEOUT, CLOSE_TIMEOUT
+from ergon_framework.connector.rabbitmq.timestamps import be_lenient
 from ergon_framework.connector.rabbitmq.topology import QueuePlan
 from ergon_framework.engine.atfork import renew_after_fork
 
@@ -123,6 +124,7 @@ class AioConsumer(_AioConnection):
         self, connect: Connect, plans: Sequence[QueuePlan], *, may_declare: bool
     ) -> None:
         """Connect, and see to it that the queues are there."""
+        be_lenient()
         try:
             self._channel = await self._open_channel(connect, confirms=False)
             for plan in plans:
