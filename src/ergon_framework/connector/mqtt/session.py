@@ -5,6 +5,8 @@ Callbacks run in that thread. They only put down what has come; nothing of a cal
 
 from __future__ import annotations
 
+import itertools
+import math
 import ssl
 import threading
 import uuid
@@ -70,8 +72,50 @@ class Arrived:
     mid: int
     qos: int
     session: MqttSession
+    place: int = 0
+    """Among those that came through its session."""
     own_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     """Its id if it has none, as long as this process has it."""
+
+
+class ArrivalOrder:
+    """Which messages are acknowledged when: in the order they came in, as MQTT 5 wants it.
+
+    One that is settled waits for those that came before it. When more than ``most`` wait, the
+    oldest that is not settled is overtaken: it may be parked for hours, and a broker that has as
+    many unacknowledged messages out as it may sends no others. Any thread may call.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._unsettled: dict[int, Arrived] = {}
+        self._waiting: dict[int, Arrived] = {}
+        self._places = itertools.count()
+
+    def add(self, arrived: Arrived) -> None:
+        """It has come."""
+        with self._lock:
+            arrived.place = next(self._places)
+            self._unsettled[arrived.place] = arrived
+
+    def settle(self, arrived: Arrived) -> list[Arrived]:
+        """It is settled; those that are acknowledged now, in their order."""
+        with self._lock:
+            self._unsettled.pop(arrived.place)
+            self._waiting[arrived.place] = arrived
+            if len(self._waiting) > self._most:
+                return self._released(math.inf)
+            return self._released(next(iter(self._unsettled), math.inf))
+
+    def settled(self) -> list[Arrived]:
+        """Those that wait, in their order, when nothing else can be waited for."""
+        with self._lock:
+            return self._released(math.inf)
+
+    def _released(self, before: float) -> list[Arrived]:
+        found = sorted(place for place in self._waiting if place < before)
+        return [self._waiting.pop(place) for place in found]
 
 
 class MqttDelivery(Delivered):
@@ -110,6 +154,8 @@ class MqttSession:
         self._waiting: dict[tuple[str, int], Future[int]] = {}
         self._early: dict[tuple[str, int], int] = {}  # answers that came before they were asked for
         self._buffer: deque[Arrived] = deque()
+        self._acknowledging = threading.Lock()
+        self._order = ArrivalOrder(options.receive_maximum // 2)
         self._connected: Future[int] = Future()
         self._client: Any = None
         self._is_closing = False
@@ -141,6 +187,10 @@ class MqttSession:
         self._is_closing = True
         if self._client is not None:
             with suppress(Exception):
+                if self.error is None:
+                    with self._acknowledging:
+                        for each in self._order.settled():
+                            self._client.ack(each.mid, each.qos)
                 self._client.disconnect()
                 self._client.loop_stop()
             _close_sockets(self._client)
@@ -244,8 +294,11 @@ class MqttSession:
                 f"the connection to {self._options.url.name} that brought this message is closed",
                 remedy="nothing: the broker delivers it again to this session",
             )
-        if arrived.qos:
-            self._client.ack(arrived.mid, arrived.qos)
+        if not arrived.qos:
+            return
+        with self._acknowledging:  # two threads must not overtake each other on the way out
+            for each in self._order.settle(arrived):
+                self._client.ack(each.mid, each.qos)
 
     # ---- publishing ----
 
@@ -357,6 +410,8 @@ class MqttSession:
             message.qos,
             self,
         )
+        if arrived.qos:
+            self._order.add(arrived)
         with self._lock:
             is_first = not self._buffer
             self._buffer.append(arrived)
