@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.req("ONE:wheel"), pytest.mark.timeou
 EXTRA_OF = {
     "aio_pika": "rabbitmq",
     "aiobotocore": "sqs",
-    "aiomqtt": "mqtt",
     "asgiref": "django",
     "boto3": "sqs",
     "celery": "celery",

@@ -255,6 +255,11 @@ def test_a_message_above_the_limit_is_refused_as_a_whole(kafka: KafkaCluster) ->
         ("kafka://h:1/t", {"partition_key": "corelation_id"}, "has no such field to be a key"),
         ("kafka://h:1/t", {"max_in_flight": 0}, "max_in_flight must be at least 1"),
         ("kafka://h:1/t", {"wait": -1}, "wait is -1"),
+        ("kafka://h:1/t", {"max_message_bytes": 10**9}, "max_message_bytes is 1000000000, and"),
+        ("kafka://h:1/t", {"revoke_wait": 10**6}, "revoke_wait is 1000000.*give 43200 or less"),
+        ("kafka://h:1/t", {"send_timeout": 10**7}, "send_timeout is .*give 2147483 or less"),
+        ("kafka://h:1/t", {"send_timeout": 0}, "send_timeout is .*give 0.001"),
+        ("kafka://h:1/t", {"group": ""}, "group is empty"),
         ("kafka://h:1/t", {"client": {"group.id": "g"}}, "client must not hold group.id"),
     ],
 )
@@ -262,6 +267,15 @@ def test_what_cannot_work_is_refused_at_once(url: str, options: dict[str, Any], 
     """Without a connection, and with the name of the option."""
     with pytest.raises(ConfigurationError, match=told):
         KafkaConnector(url, **options)
+
+
+def test_bounds_beyond_those_of_the_client_library_are_fine(kafka: KafkaCluster) -> None:
+    """It fetches ahead what it can; what may be in flight is counted here."""
+    huge = {"max_in_flight": 10**9, "max_in_flight_bytes": 1 << 50, "revoke_wait": 43_200.0}
+    most = {"max_message_bytes": 10**9 - 40_000, "send_timeout": 2_147_483.0}
+    with connect(kafka, kafka.new_topic(), **huge, **most) as connector:
+        connector.dispatch_transactions(numbered(1))
+        assert ids(take(connector, 1)) == ["t0"]
 
 
 def test_no_error_and_no_log_has_the_password(caplog: pytest.LogCaptureFixture) -> None:

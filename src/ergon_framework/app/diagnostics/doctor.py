@@ -35,7 +35,7 @@ EXTRAS = {
     "flask": ("flask",),
     "httpx": ("httpx",),
     "kafka": ("confluent_kafka",),
-    "mqtt": ("aiomqtt", "paho.mqtt"),
+    "mqtt": ("paho.mqtt",),
     "nats": ("nats",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "parquet": ("pyarrow",),

@@ -38,6 +38,13 @@ letter. With it the default stays below what brokers take by default."""
 
 
 _TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+MAX_MESSAGE = 1_000_000_000
+"""Bytes of a message that the client library has room for."""
+MAX_QUEUED = 10_000_000
+MAX_QUEUED_KIB = 2_097_151
+"""What the client library can fetch ahead at most: fewer than may be in flight is fine."""
+LONGEST = {"revoke_wait": 43_200.0, "send_timeout": 2_147_483.0}
+"""Seconds that its settings can hold."""
 _of_parents: list[Any] = []
 
 
@@ -109,6 +116,28 @@ class ClientRule:
                 f"client must not hold {name}: the connector sets it",
                 remedy=f"leave {name} out; see the options of KafkaConnector",
             )
+        self._refuse_out_of_bounds()
+
+    def _refuse_out_of_bounds(self) -> None:
+        """What the client library would refuse only when it connects, without our names for it."""
+        most = MAX_MESSAGE - HEADROOM
+        if self.max_message_bytes > most:
+            raise ConfigurationError(
+                f"max_message_bytes is {self.max_message_bytes}, and Kafka's client takes"
+                f" {most} at most",
+                remedy="store the data elsewhere and send its address",
+            )
+        for name, longest in LONGEST.items():
+            if getattr(self, name) > longest:
+                raise ConfigurationError(
+                    f"{name} is {getattr(self, name)!r}", remedy=f"give {longest:.0f} or less"
+                )
+        if self.send_timeout < 0.001:  # none at all would mean for ever
+            raise ConfigurationError(
+                f"send_timeout is {self.send_timeout!r}", remedy="give 0.001 seconds or more"
+            )
+        if not self.group:
+            raise ConfigurationError("group is empty", remedy='name one, group="billing"')
 
     def consumer(self) -> dict[str, Any]:
         """Of a group member."""
@@ -117,8 +146,8 @@ class ClientRule:
             "auto.offset.reset": "earliest",  # what was sent before the first start is work too
             "partition.assignment.strategy": "cooperative-sticky",
             "max.poll.interval.ms": int(max(LONGEST_POLL, 2 * self.revoke_wait) * 1000),
-            "queued.min.messages": max(1, self.max_count),
-            "queued.max.messages.kbytes": max(1, self.max_bytes // 1024),
+            "queued.min.messages": min(self.max_count, MAX_QUEUED),
+            "queued.max.messages.kbytes": min(max(1, self.max_bytes // 1024), MAX_QUEUED_KIB),
             **self.more,
             "group.id": self.group,
             "enable.auto.commit": False,
