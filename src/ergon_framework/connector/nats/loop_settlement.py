@@ -13,8 +13,8 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
+from ergon_framework.core.broker_reconnect import Outage
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.reconnect import Outage
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import describe
 from ergon_framework.ports.dice import roll
