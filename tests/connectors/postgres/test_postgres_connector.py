@@ -316,7 +316,8 @@ def test_a_fetch_is_woken_and_does_not_poll(postgres_url: str) -> None:
 
         def is_silent() -> bool:
             seen.append(execute(postgres_url, busy)[0][0])
-            return seen[-1] == seen[-2] and not threading.Event().wait(0.5)
+            is_connected = seen[-1] is not None
+            return is_connected and seen[-1] == seen[-2] and not threading.Event().wait(0.5)
 
         until(is_silent, "a second without a statement")
         assert execute(postgres_url, busy)[0][0] == seen[-1]
