@@ -40,7 +40,14 @@ from ergon_framework.core.job import (
 )
 from ergon_framework.core.loop import StopReason
 from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES
-from ergon_framework.core.transaction_lifecycle import ROUTES, VERBS, Cue, Ending, Step, Verb
+from ergon_framework.core.transaction_lifecycle import (
+    ROUTES,
+    VERBS,
+    Cue,
+    Ending,
+    Step,
+    Verb,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/reference/states.md"

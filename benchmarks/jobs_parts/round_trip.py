@@ -17,7 +17,7 @@ from ergon_framework.core.failure import Failure
 from ergon_framework.jobs.child_process import ChildProcess
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.event_loop import EventLoop
-from ergon_framework.jobs.executor_process import ExecutorProcess, InFlight
+from ergon_framework.jobs.executor_process import ExecutorProcess, PendingRequest
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.ports.jobstore import ClaimedJob
 from jobs_parts.ours import COMMAND
@@ -63,12 +63,12 @@ class ExecutorRoundTrip:
 
     # ---- what the process tells ----
 
-    def answered(self, process: ExecutorProcess, request: InFlight, reply: Reply) -> None:
+    def answered(self, process: ExecutorProcess, request: PendingRequest, reply: Reply) -> None:
         """The answer we wait for."""
         self._reply = reply
 
     def answer_unreadable(
-        self, process: ExecutorProcess, request: InFlight, failure: Failure
+        self, process: ExecutorProcess, request: PendingRequest, failure: Failure
     ) -> None:
         """An answer that cannot be read."""
         raise RuntimeError(failure.message)

@@ -121,9 +121,9 @@ def arrays(options: RunOptions) -> Iterator[Record]:
     times = [1_800_000_000.25 + n for n in range(len(ids))]
 
     def ours() -> Call:
-        from ergon_framework.storage.postgres.pipeline import Bytes, Floats
+        from ergon_framework.storage.postgres.pipeline import ByteaArray, Floats
 
-        return lambda: (Bytes(ids).data, Bytes(digests).data, Floats(times).data)
+        return lambda: (ByteaArray(ids).data, ByteaArray(digests).data, Floats(times).data)
 
     def with_psycopg() -> Call:
         from psycopg.adapt import PyFormat, Transformer
@@ -142,12 +142,12 @@ def redis_command(options: RunOptions) -> Iterator[Record]:
     """The call of a script as the bytes that are sent: five keys and five values."""
 
     def ours() -> Call:
-        from ergon_framework.storage.redis.client import Script, packed, read_lua
+        from ergon_framework.storage.redis.client import RedisScript, packed, read_lua
 
         package = "ergon_framework.jobs.stores.redis.lua"
         first = min(each.name for each in _folder(package).glob("*.lua"))
         source, keys = read_lua(package, first), packed(KEYS)
-        script = Script(source, keys=len(KEYS), names={})
+        script = RedisScript(source, keys=len(KEYS), names={})
         return lambda: script.call(keys, ARGS)
 
     def with_redis() -> Call:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from comparison import Contestant, Record, RunOptions, race
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore, QuotaGrant, RecordBatch
 from ergon_framework.providers import open_store
 from ergon_framework.providers.base import ProviderBase
@@ -41,7 +41,7 @@ class CountingStore(MemoryProviderStore):
         self.writes += 1
         return super().extend_cooldown(key, until)
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         """A write."""
         self.writes += 1
         return super().reserve(key, window, limit, units)

@@ -12,7 +12,7 @@ Read on in this order:
 3. ``troubles.py``: what goes wrong, and how one sees that it did.
 4. ``sums.py``: what must add up.
 
-The rest is stage machinery: ``site.py`` starts ``ergon run --all``, ``Link`` can be cut,
+The rest is stage machinery: ``site.py`` starts ``ergon run --all``, ``CuttableLink`` can be cut,
 ``floor.py`` packs, ``gauges.py`` and ``display.py`` show how far everything is.
 """
 
@@ -30,7 +30,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ergon_framework.testing.link import Link
+from ergon_framework.testing.link import CuttableLink
 
 from . import sums, troubles
 from .display import display
@@ -86,7 +86,7 @@ def main() -> int:
     console.print("The demo takes about a minute and a half. Two sites are set up …")
     with folder_of(asked.keep) as folder, ExitStack() as stack:
         site = stack.enter_context(Site(folder))
-        link = stack.enter_context(Link(site.plant_port))
+        link = stack.enter_context(CuttableLink(site.plant_port))
         floor = stack.enter_context(Floor(folder / "floor", asked.facts, asked.pace))
         shown = stack.enter_context(display(console, asked.facts, is_plain=asked.plain))
         story = Story(site, link, floor, shown)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from ergon_framework.testing.link import Link
+from ergon_framework.testing.link import CuttableLink
 
 from .books import Books
 from .display import Display
@@ -31,7 +31,13 @@ class Story:
     """All that troubles need."""
 
     def __init__(
-        self, site: Site, link: Link, floor: Floor, display: Display, *, timeout: float = TIMEOUT
+        self,
+        site: Site,
+        link: CuttableLink,
+        floor: Floor,
+        display: Display,
+        *,
+        timeout: float = TIMEOUT,
     ) -> None:
         self.site = site
         self.link = link

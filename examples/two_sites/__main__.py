@@ -26,7 +26,7 @@ from rich.console import Console
 from sites import Site, certificates, free_port, until
 from sums import Sum, problems, table
 
-from ergon_framework.testing.link import Link
+from ergon_framework.testing.link import CuttableLink
 
 ORDERS = 60
 console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -52,7 +52,7 @@ class Stage:
     """Who plays, and the line between the two nodes."""
 
     plant: Site
-    line: Link
+    line: CuttableLink
     enterprise: Site
     mes: Mes
     erp: Erp
@@ -80,7 +80,7 @@ def built(folder: Path, stack: ExitStack) -> Stage:
     plant = Site("plant", folder, free_port())
     stack.callback(plant.stop)
     plant.start()
-    line = stack.enter_context(Link(plant.port))
+    line = stack.enter_context(CuttableLink(plant.port))
     enterprise = Site(
         "enterprise", folder, free_port(), peers={"plant": f"https://127.0.0.1:{line.port}"}
     )

@@ -12,10 +12,10 @@ import pytest
 
 from ergon_framework.app.providers import (
     BreakerSettings,
+    ProviderRetrySettings,
     ProviderSettings,
     ProvidersSettings,
     QuotaSettings,
-    RetrySettings,
     ScriptOptions,
 )
 from ergon_framework.boundary.settings import LimitSettings
@@ -58,7 +58,11 @@ def test_keys_have_no_unit_but_those_of_zones() -> None:
 
 @pytest.mark.parametrize(
     ("table", "target"),
-    [(QuotaSettings, QuotaPolicy), (RetrySettings, RetryPolicy), (BreakerSettings, CircuitBreaker)],
+    [
+        (QuotaSettings, QuotaPolicy),
+        (ProviderRetrySettings, RetryPolicy),
+        (BreakerSettings, CircuitBreaker),
+    ],
 )
 def test_a_duration_has_the_name_of_its_parameter_without_the_unit(
     table: type[SettingsModel], target: Callable[..., Any]

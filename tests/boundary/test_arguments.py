@@ -21,7 +21,7 @@ from ergon_framework.boundary import (
     ZoneSettings,
 )
 from ergon_framework.boundary.arguments import check_given, one_of
-from ergon_framework.boundary.client.consumer import CONSUMER, ConsumerOptions
+from ergon_framework.boundary.client.consumer import CONSUMER, FactConsumerOptions
 from ergon_framework.boundary.client.options import PRODUCER, ProducerOptions
 from ergon_framework.boundary.model import Delivery
 from ergon_framework.core.retry import Backoff, RetryRule
@@ -66,7 +66,7 @@ def test_every_option_of_a_producer_is_looked_at(kind: Callable[..., Any], name:
 
 def test_no_option_is_forgotten() -> None:
     """What may be given is what is looked at."""
-    assert CONSUMER.keys() == ConsumerOptions.__optional_keys__
+    assert CONSUMER.keys() == FactConsumerOptions.__optional_keys__
     assert PRODUCER.keys() == ProducerOptions.__optional_keys__
 
 

@@ -26,7 +26,7 @@ from ergon_framework.connector.transaction import Transaction
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import HeldBack
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.journal import JournalEntry
 from ergon_framework.ports.providerstore import AttemptRow, DeadLetter, LaneKey, RecordBatch
@@ -349,7 +349,7 @@ def test_a_parked_job_names_its_gate(why: Why) -> None:
         store.record(RecordBatch([refused]))
         now = store.now()
         store.compare_and_set(LANE, 0, Breaker(CircuitState.OPEN, 5, now + 600, generation=1))
-        window = Window(now - 10, now + 1000)
+        window = QuotaWindow(now - 10, now + 1000)
         store.reserve(LANE, window, 1, 1)
     shape = why("job-1", "--kind", "job", "--json").json
     assert (shape["kind"], shape["status"]) == ("job", "pending")

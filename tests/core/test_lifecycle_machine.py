@@ -27,17 +27,17 @@ from ergon_framework.core.transaction_lifecycle import (
     WOKE,
     Action,
     CallHook,
-    Discarded,
     End,
     Ending,
     Event,
-    Expired,
     LifecycleCursor,
     LifecycleRule,
     Raised,
+    RaisedDiscard,
     Sleep,
     Step,
     StepRule,
+    TimedOut,
     TimeoutScope,
     advance,
     deadline,
@@ -70,9 +70,9 @@ backoffs = st.builds(
     free=st.sampled_from([0, 0, 1]),
 )
 anything = st.one_of(
-    st.sampled_from([BEGAN, RETURNED, WOKE, STOPPED, *map(Expired, TimeoutScope)]),
+    st.sampled_from([BEGAN, RETURNED, WOKE, STOPPED, *map(TimedOut, TimeoutScope)]),
     failures.map(Raised),
-    failures.map(Discarded),
+    failures.map(RaisedDiscard),
 )
 
 
@@ -208,7 +208,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     def attempt_expires(self, passed: float, roll: float) -> None:
         """The step's own timeout is a failed attempt too."""
         step = self.step
-        action = self.send(Expired(TimeoutScope.STEP), passed, roll)
+        action = self.send(TimedOut(TimeoutScope.STEP), passed, roll)
         self.attempt_failed(step, STEP_TIMEOUT, action, roll)
 
     def attempt_failed(self, step: Step, failure: Failure, action: Action, roll: float) -> None:
@@ -247,11 +247,11 @@ class LifecycleMachine(RuleBasedStateMachine):
         """From process and success to the exception phase, from there to the end."""
         step = self.step
         self.step_failed(
-            step, LIFECYCLE_TIMEOUT, self.send(Expired(TimeoutScope.LIFECYCLE), passed, 0.5)
+            step, LIFECYCLE_TIMEOUT, self.send(TimedOut(TimeoutScope.LIFECYCLE), passed, 0.5)
         )
 
     @precondition(lambda self: not self.is_over())
-    @rule(event=st.sampled_from([STOPPED, Expired(TimeoutScope.LOOP)]), passed=passing)
+    @rule(event=st.sampled_from([STOPPED, TimedOut(TimeoutScope.LOOP)]), passed=passing)
     def call_is_aborted(self, event: Event, passed: float) -> None:
         """The end, from anywhere, and no handler is called."""
         assert self.send(event, passed, 0.5) == End(Ending.ABORTED, self.cause)

@@ -18,12 +18,12 @@ from ergon_framework.core.transaction_lifecycle import (
     Action,
     CallHook,
     Event,
-    Expired,
     LifecycleCursor,
     LifecycleRule,
     Raised,
     Sleep,
     StepRule,
+    TimedOut,
     TimeoutScope,
     advance,
 )
@@ -35,8 +35,8 @@ LETTERS: dict[str, Event] = {
     "ok": RETURNED,
     "business": Raised(Failure(Kind.REJECTED, "business")),
     "system": Raised(Failure(Kind.TRANSIENT, "system")),
-    "step_timeout": Expired(TimeoutScope.STEP),
-    "lifecycle_timeout": Expired(TimeoutScope.LIFECYCLE),
+    "step_timeout": TimedOut(TimeoutScope.STEP),
+    "lifecycle_timeout": TimedOut(TimeoutScope.LIFECYCLE),
     "stop": STOPPED,
 }
 INTERRUPTS = ("lifecycle_timeout", "stop")

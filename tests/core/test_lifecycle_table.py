@@ -20,17 +20,17 @@ from ergon_framework.core.transaction_lifecycle import (
     Action,
     CallHook,
     Cue,
-    Discarded,
     End,
     Ending,
     Event,
-    Expired,
     LifecycleCursor,
     LifecycleRule,
     Raised,
+    RaisedDiscard,
     Sleep,
     Step,
     StepRule,
+    TimedOut,
     TimeoutScope,
     advance,
     deadline,
@@ -43,8 +43,8 @@ EVENTS: list[Event] = [
     WOKE,
     STOPPED,
     *(Raised(Failure(kind, "test")) for kind in Kind),
-    Discarded(Failure(Kind.REJECTED, "discarded")),
-    *(Expired(scope) for scope in TimeoutScope),
+    RaisedDiscard(Failure(Kind.REJECTED, "discarded")),
+    *(TimedOut(scope) for scope in TimeoutScope),
 ]
 SYSTEM = Raised(Failure(Kind.TRANSIENT, "system"))
 BUSINESS = Raised(Failure(Kind.REJECTED, "business"))
@@ -107,7 +107,12 @@ def test_every_step_has_a_route_for_every_cue() -> None:
 def test_the_table_by_hand() -> None:
     """A second writing of the table, so that no edit of the first one is an accident."""
     by_hand = {
-        Step.PROCESS: (Step.ON_SUCCESS, Step.ON_EXCEPTION, Step.ON_EXCEPTION, Ending.ABORTED),
+        Step.PROCESS: (
+            Step.ON_SUCCESS,
+            Step.ON_EXCEPTION,
+            Step.ON_EXCEPTION,
+            Ending.ABORTED,
+        ),
         Step.ON_SUCCESS: (
             Ending.SUCCEEDED,
             Step.ON_EXCEPTION,
@@ -167,7 +172,7 @@ def test_after_the_end_nothing_changes() -> None:
 
 def test_only_the_first_step_can_discard() -> None:
     """It ends at once there; in a handler it is a failure of the handler."""
-    rule, discarded = rules(2, 0.0), Discarded(Failure(Kind.REJECTED, "discarded", "pointless"))
+    rule, discarded = rules(2, 0.0), RaisedDiscard(Failure(Kind.REJECTED, "discarded", "pointless"))
     cursor = LifecycleCursor(0.0)
     advance(rule, cursor, BEGAN, 0.0, 0.5)
     assert advance(rule, cursor, discarded, 1.0, 0.5) == End(Ending.DISCARDED, discarded.failure)
@@ -234,7 +239,7 @@ def test_an_expired_lifecycle_goes_to_the_exception_phase_whatever_is_left(
     """Unused attempts are not tried, and a timeout is what the handler is told."""
     rule = rules(attempts=5)
     cursor = reached_by(rule, *events)
-    action = advance(rule, cursor, Expired(TimeoutScope.LIFECYCLE), 7.0, 0.5)
+    action = advance(rule, cursor, TimedOut(TimeoutScope.LIFECYCLE), 7.0, 0.5)
     assert action == CallHook(Step.ON_EXCEPTION, 0, None)
     assert cursor.failure is not None
     assert (cursor.failure.kind, cursor.failure.code) == (Kind.TIMEOUT, "lifecycle_timeout")
@@ -247,7 +252,7 @@ def test_an_expired_exception_phase_is_the_end() -> None:
     """The cause stays the outcome's failure; that the handler ran out of time stands beside it."""
     rule = rules(attempts=5)
     cursor = reached_by(rule, BUSINESS)
-    end = advance(rule, cursor, Expired(TimeoutScope.LIFECYCLE), 20.0, 0.5)
+    end = advance(rule, cursor, TimedOut(TimeoutScope.LIFECYCLE), 20.0, 0.5)
     assert isinstance(end, End)
     assert (end.how, end.failure) == (Ending.FAILED, BUSINESS.failure)
     assert end.handler_failure is not None
@@ -259,10 +264,10 @@ def test_an_expired_attempt_is_a_failure_like_any_other() -> None:
     """It is retried, and when no attempt is left the transaction has timed out."""
     rule = rules(attempts=2)
     cursor = reached_by(rule)
-    assert advance(rule, cursor, Expired(TimeoutScope.STEP), 1.0, 0.5) == CallHook(
+    assert advance(rule, cursor, TimedOut(TimeoutScope.STEP), 1.0, 0.5) == CallHook(
         Step.PROCESS, 1, None
     )
-    assert advance(rule, cursor, Expired(TimeoutScope.STEP), 2.0, 0.5) == CallHook(
+    assert advance(rule, cursor, TimedOut(TimeoutScope.STEP), 2.0, 0.5) == CallHook(
         Step.ON_EXCEPTION, 0, None
     )
     end = advance(rule, cursor, RETURNED, 3.0, 0.5)
@@ -273,7 +278,7 @@ def test_an_expired_attempt_is_a_failure_like_any_other() -> None:
 
 
 @pytest.mark.req("T3.17", "R3-CL2")
-@pytest.mark.parametrize("event", [Expired(TimeoutScope.LOOP), STOPPED])
+@pytest.mark.parametrize("event", [TimedOut(TimeoutScope.LOOP), STOPPED])
 def test_the_loop_s_end_aborts_from_anywhere(event: Event) -> None:
     """No handler is started any more; what led to an exception phase is still told."""
     rule = rules(3, 1.0)

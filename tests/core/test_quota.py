@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.limits import QuotaUsage, Window, block_of, window_at
+from ergon_framework.core.limits import QuotaUsage, QuotaWindow, block_of, window_at
 
 
 @pytest.mark.req("PEF:Q-4")
 def test_the_boundary_instant_belongs_to_the_new_window() -> None:
     """A window includes its start and not its end."""
-    assert window_at(7199.999, 3600) == Window(3600.0, 7200.0)
-    assert window_at(7200.0, 3600) == Window(7200.0, 10800.0)
-    assert window_at(7200.0, 3600, anchor=1800.0) == Window(5400.0, 9000.0)
+    assert window_at(7199.999, 3600) == QuotaWindow(3600.0, 7200.0)
+    assert window_at(7200.0, 3600) == QuotaWindow(7200.0, 10800.0)
+    assert window_at(7200.0, 3600, anchor=1800.0) == QuotaWindow(5400.0, 9000.0)
 
 
 @given(
@@ -33,7 +33,7 @@ def test_every_instant_lies_in_its_window(now: float, seconds: float, anchor: fl
 @pytest.mark.req("PEF:Q-1", "PEF:Q-2")
 def test_units_are_taken_whole_or_not_at_all() -> None:
     """The last unit may be taken, and then none."""
-    account = QuotaUsage(Window(0, 10), limit=3)
+    account = QuotaUsage(QuotaWindow(0, 10), limit=3)
     account = account.reserve(2) or pytest.fail("there were three")
     assert account.reserve(2) is None
     account = account.reserve(1) or pytest.fail("there was one")
@@ -44,20 +44,20 @@ def test_units_are_taken_whole_or_not_at_all() -> None:
 @pytest.mark.req("PEF:trap-refund-window")
 def test_a_refund_goes_to_its_own_window_and_never_below_zero() -> None:
     """Another window's units do not come into this one."""
-    account = QuotaUsage(Window(10, 20), limit=3, used=1)
-    assert account.refund(Window(0, 10), 1) is account
-    assert account.refund(Window(10, 20), 5).used == 0
+    account = QuotaUsage(QuotaWindow(10, 20), limit=3, used=1)
+    assert account.refund(QuotaWindow(0, 10), 1) is account
+    assert account.refund(QuotaWindow(10, 20), 5).used == 0
 
 
 @pytest.mark.req("PEF:trap-clock-back", "PEF:A-12")
 def test_an_older_window_is_never_opened_again() -> None:
     """A later one is fresh; a changed limit holds at once."""
-    account = QuotaUsage(Window(10, 20), limit=3, used=3)
-    assert account.at(Window(0, 10), 3) is account
-    assert account.at(Window(20, 30), 3) == QuotaUsage(Window(20, 30), 3)
-    lowered = account.at(Window(10, 20), 2)
+    account = QuotaUsage(QuotaWindow(10, 20), limit=3, used=3)
+    assert account.at(QuotaWindow(0, 10), 3) is account
+    assert account.at(QuotaWindow(20, 30), 3) == QuotaUsage(QuotaWindow(20, 30), 3)
+    lowered = account.at(QuotaWindow(10, 20), 2)
     assert (lowered.used, lowered.remaining) == (3, 0)
-    assert account.at(Window(10, 20), 5).remaining == 2
+    assert account.at(QuotaWindow(10, 20), 5).remaining == 2
 
 
 @pytest.mark.req("PEF:Q-3")
@@ -67,7 +67,7 @@ def test_an_older_window_is_never_opened_again() -> None:
 )
 def test_used_and_remaining_always_add_up(limit: int, steps: list[tuple[str, int]]) -> None:
     """Never over the limit, never negative, whatever is taken and given back."""
-    window = Window(0, 10)
+    window = QuotaWindow(0, 10)
     account = QuotaUsage(window, limit)
     held = 0
     for what, units in steps:

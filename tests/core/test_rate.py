@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.limits import Bucket
+from ergon_framework.core.limits import TokenBucket
 
 rates = st.floats(1e-3, 1e6)
 bursts = st.integers(1, 1000)
@@ -18,7 +18,7 @@ SLACK = 1e-6  # an instant near today is a float that is exact to less than a mi
 @given(rates, bursts, instants)
 def test_a_rested_bucket_is_full(rate: float, burst: int, now: float) -> None:
     """After a rest as many may go at once as the burst says, and no more."""
-    bucket = Bucket(rate, burst)
+    bucket = TokenBucket(rate, burst)
     assert bucket.free(now) == burst
     assert bucket.take(burst, now).free(now) <= (1 if (1 / rate) < SLACK else 0)
 
@@ -29,7 +29,7 @@ def test_never_more_than_the_rate_and_the_burst(
     rate: float, burst: int, now: float, waits: list[tuple[float, int]]
 ) -> None:
     """Whoever takes all there is at any time gets at most burst + rate * time."""
-    bucket, began, taken = Bucket(rate, burst), now, 0
+    bucket, began, taken = TokenBucket(rate, burst), now, 0
     for wait, wanted in waits:
         now += wait
         count = min(bucket.free(now), wanted)
@@ -43,7 +43,7 @@ def test_never_more_than_the_rate_and_the_burst(
 @given(rates, bursts, instants, st.integers(1, 1000))
 def test_the_promised_instant_is_kept(rate: float, burst: int, now: float, count: int) -> None:
     """At the instant that was named one may go: nobody waits and finds nothing."""
-    bucket = Bucket(rate, burst).take(min(count, burst), now)
+    bucket = TokenBucket(rate, burst).take(min(count, burst), now)
     at = max(bucket.next_at(now), now)
     assert bucket.free(at) >= 1
     assert bucket.next_at(at) <= at
@@ -52,7 +52,7 @@ def test_the_promised_instant_is_kept(rate: float, burst: int, now: float, count
 @given(st.floats(0.01, 1000.0), bursts, st.floats(1e6, 4e9))
 def test_nobody_is_told_to_come_too_late(rate: float, burst: int, now: float) -> None:
     """The named instant is the earliest one, but for rounding."""
-    bucket = Bucket(rate, burst).take(burst, now)
+    bucket = TokenBucket(rate, burst).take(burst, now)
     assert bucket.next_at(now) - now == pytest.approx(1 / rate, abs=SLACK)
     assert bucket.free(now + 0.5 / rate - SLACK) == 0
 
@@ -62,14 +62,14 @@ def test_a_clock_set_back_costs_no_more_than_an_empty_bucket(
     rate: float, burst: int, now: float, back: float
 ) -> None:
     """The wait is bounded by what filling the bucket takes, however far the clock was moved."""
-    bucket = Bucket(rate, burst).take(burst, now)
+    bucket = TokenBucket(rate, burst).take(burst, now)
     assert bucket.next_at(now - back) - (now - back) <= 1 / rate + SLACK
 
 
 @given(rates, bursts, instants, st.floats(0.0, 1e9))
 def test_a_clock_set_back_costs_one_wait(rate: float, burst: int, now: float, back: float) -> None:
     """A bucket that was healed has a token when it said so, and no other is changed by healing."""
-    bucket = Bucket(rate, burst).take(burst, now)
+    bucket = TokenBucket(rate, burst).take(burst, now)
     assert bucket.healed(now) == bucket
     healed = bucket.healed(now - back)
     assert healed.free(max(healed.next_at(now - back), now - back)) >= 1
@@ -81,15 +81,15 @@ def test_other_limits_do_not_give_tokens_back(
     rate: float, burst: int, other_rate: float, other_burst: int, now: float
 ) -> None:
     """An empty bucket that gets other limits is as empty as before."""
-    bucket = Bucket(rate, burst).take(burst, now).changed(other_rate, other_burst, now)
+    bucket = TokenBucket(rate, burst).take(burst, now).changed(other_rate, other_burst, now)
     most = max(0, other_burst - burst) + other_rate * SLACK
     assert bucket.free(now) <= most + 1
-    assert Bucket(rate, burst).changed(other_rate, other_burst, now).free(now) == other_burst
+    assert TokenBucket(rate, burst).changed(other_rate, other_burst, now).free(now) == other_burst
 
 
 def test_an_example() -> None:
     """Two per second with a burst of three: three at once, then one every half second."""
-    bucket = Bucket(2.0, 3)
+    bucket = TokenBucket(2.0, 3)
     assert bucket.free(100.0) == 3
     bucket = bucket.take(3, 100.0)
     assert (bucket.free(100.0), bucket.next_at(100.0)) == (0, 100.5)

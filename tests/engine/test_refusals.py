@@ -12,9 +12,9 @@ import pytest
 
 from ergon_framework.core.transaction_lifecycle import (
     BEGAN,
-    Expired,
     LifecycleCursor,
     LifecycleRule,
+    TimedOut,
     TimeoutScope,
     advance,
     deadline,
@@ -210,7 +210,7 @@ def test_an_expiry_noticed_late_leaves_the_handler_its_time() -> None:
     """Blocking code may hold an event loop for longer than any timeout."""
     rule, cursor = LifecycleRule(timeout=1.0), LifecycleCursor(0.0)
     advance(rule, cursor, BEGAN, 0.0, 0.0)
-    advance(rule, cursor, Expired(TimeoutScope.LIFECYCLE), 2.5, 0.0)
+    advance(rule, cursor, TimedOut(TimeoutScope.LIFECYCLE), 2.5, 0.0)
     assert deadline(rule, cursor) == 3.5
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ergon_framework.core.claim import ClaimRequest
-from ergon_framework.core.limits import Bucket
+from ergon_framework.core.limits import TokenBucket
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.queues import Heap, MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
@@ -153,7 +153,7 @@ class QueuesNeverHeal(Honest):
                 settings, full_at = queue.settings, queue.full_at
                 if settings.rate is None or full_at is None:
                     return True
-                return Bucket(settings.rate, settings.burst, full_at).free(now) > 0
+                return TokenBucket(settings.rate, settings.burst, full_at).free(now) > 0
 
             queue.has_token = has_token  # type: ignore[method-assign]
 

@@ -27,7 +27,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.claims import MAX_CODE, MAX_MESSAGE, Claim, Settler
 from ergon_framework.jobs.settings import JobsSettings, QueueSettings
-from ergon_framework.jobs.store_thread import CHARGE_DELAY, HeldLeases
+from ergon_framework.jobs.store_thread import CHARGE_DELAY, ClaimLeases
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import ClaimedJob, NewJob
 
@@ -134,7 +134,7 @@ def test_a_queue_may_keep_its_jobs_for_times_of_its_own() -> None:
 def test_only_the_claim_that_was_settled_is_dropped() -> None:
     """A late word about an earlier claim leaves the one that is held now alone."""
     settler = Settler(JobsSettings(), "w")
-    leases = HeldLeases(MemoryJobStore(), 3.0, lambda _name, _fields: None)
+    leases = ClaimLeases(MemoryJobStore(), 3.0, lambda _name, _fields: None)
     jobs = [leased(key=n, id=f"j{n}", fence=7) for n in range(3)]
     leases.add([Claim(job) for job in jobs], 0.0)
     seen = settler.event_of(Reply("j", Status.SUCCESS), jobs[0])
@@ -149,7 +149,7 @@ def test_claims_that_go_on_put_nobodys_charge_off() -> None:
     """A long job is charged after a moment although others are claimed all the time."""
     store = MemoryJobStore()
     store.add([NewJob(id=f"j{n}", handler="work") for n in range(40)])
-    leases = HeldLeases(store, 30.0, lambda _name, _fields: None)
+    leases = ClaimLeases(store, 30.0, lambda _name, _fields: None)
     leases.renew_due(0.0)
 
     def claim(now: float) -> Claim:

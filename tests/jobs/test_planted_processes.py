@@ -14,7 +14,7 @@ from ergon_framework.core.job import Failed
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.executor_process import (
     ExecutorProcess,
-    InFlight,
+    PendingRequest,
     ProcessLimits,
     RecycleReason,
 )
@@ -39,7 +39,7 @@ def shows_any_attempt(job: Job, workers: Iterable[WorkerRecord]) -> dict[str, An
     return next((dict(each) for each in told if each), None)
 
 
-class HeardOnce(InFlight):
+class HeardOnce(PendingRequest):
     """Counts from the beginning of the request."""
 
     def heard(self, now: float) -> None:
@@ -51,7 +51,7 @@ class JustATimeout(ExecutorProcess):
     """Has one word for all that takes too long."""
 
     @staticmethod
-    def silence(request: InFlight) -> Failed:
+    def silence(request: PendingRequest) -> Failed:
         return Failed(Failure(Kind.TIMEOUT, "timeout", "reported nothing for 1 s and was ended"))
 
 

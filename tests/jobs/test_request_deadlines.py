@@ -13,7 +13,7 @@ from ergon_framework.jobs.event_loop import READ, EventLoop, Handler
 from ergon_framework.jobs.executor_process import (
     DEADLINE_SLACK,
     ExecutorProcess,
-    InFlight,
+    PendingRequest,
     ProcessListener,
 )
 from ergon_framework.jobs.settings import ExecutorSettings
@@ -69,7 +69,7 @@ class Listener:
     def __init__(self) -> None:
         self.answered_ids: list[str] = []
 
-    def answered(self, _process: ExecutorProcess, _request: InFlight, reply: Reply) -> None:
+    def answered(self, _process: ExecutorProcess, _request: PendingRequest, reply: Reply) -> None:
         """An answer came."""
         self.answered_ids.append(reply.job_id)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.clock import Clock
@@ -182,11 +182,11 @@ class WatchedStore(MemoryProviderStore):
         self._step_of("extend_cooldown")
         return super().extend_cooldown(key, until)
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         self._step_of("reserve")
         return super().reserve(key, window, limit, units)
 
-    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+    def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
         self._step_of("refund")
         super().refund(key, window, units)
 

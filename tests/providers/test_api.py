@@ -16,7 +16,7 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, RecordBatch
 from ergon_framework.providers.api import create_router
@@ -43,7 +43,7 @@ def store() -> Iterator[MemoryProviderStore]:
     """A store in which two tenants have made a call each."""
     opened = MemoryProviderStore(lambda: 1_700_000_000.5)
     opened.record(RecordBatch([row("mine", tenant=TENANT), row("theirs", tenant=OTHER)]))
-    opened.reserve(LaneKey(TENANT, "maps", "route"), Window(0, 2_000_000_000), 10, 3)
+    opened.reserve(LaneKey(TENANT, "maps", "route"), QuotaWindow(0, 2_000_000_000), 10, 3)
     yield opened
     opened.close()
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from schemathesis import GenerationMode
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.ports.providerstore import LaneKey, RecordBatch
 from ergon_framework.providers.api import create_router
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -50,7 +50,7 @@ def store() -> Store:
     lane = LaneKey(TENANT, "rank", "snapshot")
     bad = row("b", tenant=TENANT, outcome="failed", reason="timeout")
     made.record(RecordBatch([row("a", tenant=TENANT), bad]))
-    made.reserve(lane, Window(now - 1, now + 1), 10, 3)
+    made.reserve(lane, QuotaWindow(now - 1, now + 1), 10, 3)
     made.compare_and_set(lane, 0, Breaker(CircuitState.OPEN, 3, now + 30, generation=1))
     made.extend_cooldown(lane, now + 3)
     made.extend_cooldown(LaneKey(TENANT, "maps", "route"), now - 3)

@@ -13,7 +13,7 @@ import pytest
 from ergon_framework.cli import invoke
 from ergon_framework.cli.providers import PRUNE_BATCH
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.client import JobClient
@@ -65,8 +65,8 @@ def commands(
             row("b", tenant="acme", outcome="failed", reason="timeout"),
         ]
         store.record(RecordBatch([each._replace(created_at=now) for each in rows]))
-        store.reserve(LANE, Window(now - 60, now + 3600), 100, 7)
-        store.reserve(LaneKey("zebra", "maps", "route"), Window(now - 60, now + 3600), 5, 5)
+        store.reserve(LANE, QuotaWindow(now - 60, now + 3600), 100, 7)
+        store.reserve(LaneKey("zebra", "maps", "route"), QuotaWindow(now - 60, now + 3600), 5, 5)
     return ProviderCommands(tmp_path, capsys)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.limits import QuotaUsage, QuotaWindow
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
 from ergon_framework.providers.errors import (
@@ -276,14 +276,14 @@ def test_windows_may_be_days_and_months_of_a_time_zone() -> None:
         return datetime(*when, tzinfo=UTC).timestamp()  # type: ignore[misc,arg-type]
 
     day = QuotaPolicy(limit=1, period="day", tz="Europe/Athens")
-    assert day.window(at(2026, 7, 1, 22, 30)) == Window(at(2026, 7, 1, 21), at(2026, 7, 2, 21))
+    assert day.window(at(2026, 7, 1, 22, 30)) == QuotaWindow(at(2026, 7, 1, 21), at(2026, 7, 2, 21))
     short = day.window(at(2026, 3, 29, 12))  # an hour is left out
     assert short.end - short.start == 23 * 3600
     month = QuotaPolicy(limit=1, period="month")
-    assert month.window(at(2028, 2, 29, 23, 59)) == Window(at(2028, 2, 1), at(2028, 3, 1))
-    assert month.window(at(2026, 12, 31)) == Window(at(2026, 12, 1), at(2027, 1, 1))
+    assert month.window(at(2028, 2, 29, 23, 59)) == QuotaWindow(at(2028, 2, 1), at(2028, 3, 1))
+    assert month.window(at(2026, 12, 31)) == QuotaWindow(at(2026, 12, 1), at(2027, 1, 1))
     anchored = QuotaPolicy(limit=1, window_seconds=3600, anchor=900.0)
-    assert anchored.window(EPOCH) == Window(EPOCH - 2700.0, EPOCH + 900.0)
+    assert anchored.window(EPOCH) == QuotaWindow(EPOCH - 2700.0, EPOCH + 900.0)
 
 
 @pytest.mark.req("PEF:A-12")

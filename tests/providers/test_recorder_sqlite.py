@@ -117,12 +117,12 @@ def test_health_as_plain_values() -> None:
 
 def test_the_quota_of_a_lane_is_shown() -> None:
     """With the names the summary uses."""
-    from ergon_framework.core.limits import Window
+    from ergon_framework.core.limits import QuotaWindow
     from ergon_framework.ports.providerstore import LaneKey
 
     memory = MemoryProviderStore()
     start = time.time() - 10.0
-    memory.reserve(LaneKey("t1", "rank", "snapshot"), Window(start, start + 3600.0), 100, 7)
+    memory.reserve(LaneKey("t1", "rank", "snapshot"), QuotaWindow(start, start + 3600.0), 100, 7)
     [lane] = ProviderHealthService(memory).summary("t1", detail=True)["providers"]
     assert lane["quota"] == {
         "limit_count": 100,

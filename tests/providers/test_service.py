@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import AttemptRow, LaneKey, ProviderStore, RecordBatch
 from ergon_framework.providers import service as module
@@ -96,7 +96,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProviderSt
 def test_the_summary_is_the_contract(store: ProviderStore) -> None:
     """Every field of it, with its value, and nothing else."""
     key = LaneKey(TENANT, "rank", "snapshot")
-    store.reserve(key, Window(NOW - 600, NOW + 3000), 10_000, 2_450)
+    store.reserve(key, QuotaWindow(NOW - 600, NOW + 3000), 10_000, 2_450)
     rows = [ended(f"ok{n}")._replace(duration_ms=210) for n in range(2)]
     store.record(RecordBatch([*rows, ended("bad", ago=30.5, outcome="failed", reason="timeout")]))
     assert ProviderHealthService(store).summary(TENANT) == {
@@ -127,7 +127,7 @@ def test_the_summary_is_the_contract(store: ProviderStore) -> None:
 def test_detail_adds_and_changes_nothing(store: ProviderStore) -> None:
     """Streak, open circuit, cooldown and the window's start come on top of the contract."""
     key = LaneKey(TENANT, "rank", "snapshot")
-    store.reserve(key, Window(NOW - 600, NOW + 3000), 10, 1)
+    store.reserve(key, QuotaWindow(NOW - 600, NOW + 3000), 10, 1)
     store.record(RecordBatch([ended("bad", outcome="failed", reason="timeout")]))
     version = store.lane_state(key).version
     assert store.compare_and_set(
@@ -162,7 +162,7 @@ def test_a_cooldown_that_is_over_is_none(store: ProviderStore) -> None:
 @pytest.mark.req("PEF:A-27", "PEF:A-API-3")
 def test_items_are_health_and_running_quotas_in_order(store: ProviderStore) -> None:
     """A lane with a quota and no calls is listed, one whose window is over is not."""
-    running, over = Window(NOW - 600, NOW + 3000), Window(NOW - 600, NOW)
+    running, over = QuotaWindow(NOW - 600, NOW + 3000), QuotaWindow(NOW - 600, NOW)
     store.reserve(LaneKey(TENANT, "maps", "route"), running, 10, 1)
     store.reserve(LaneKey(TENANT, "mail", "send"), over, 10, 1)
     store.reserve(LaneKey(TENANT, "rank", "live"), over, 10, 1)
@@ -182,7 +182,7 @@ def test_items_are_health_and_running_quotas_in_order(store: ProviderStore) -> N
 def test_a_tenant_sees_its_own_lanes_only(store: ProviderStore) -> None:
     """Neither another tenant's calls nor quotas nor circuits show up, and nobody's for nobody."""
     store.record(RecordBatch([ended("mine"), ended("theirs", "secret", tenant=OTHER)]))
-    store.reserve(LaneKey(OTHER, "secret", "plan"), Window(NOW - 1, NOW + 9), 10, 1)
+    store.reserve(LaneKey(OTHER, "secret", "plan"), QuotaWindow(NOW - 1, NOW + 9), 10, 1)
     store.extend_cooldown(LaneKey("*", "rank", "shared"), NOW + 9)
     service = ProviderHealthService(store)
     seen = {
@@ -282,7 +282,7 @@ def test_instants_without_a_calendar_still_have_a_text() -> None:
     store = MemoryProviderStore()
     key = LaneKey(TENANT, "rank", "snapshot")
     store.extend_cooldown(key, float("inf"))
-    store.reserve(key, Window(-1e300, 1e300), 10, 1)
+    store.reserve(key, QuotaWindow(-1e300, 1e300), 10, 1)
     [item] = ProviderHealthService(store).summary(TENANT, detail=True)["providers"]
     assert item["cooldown_until"] == item["quota"]["window_end"] == "9999-12-31T23:59:59Z"
     assert item["quota"]["window_start"] == "1970-01-01T00:00:00Z"
@@ -293,7 +293,7 @@ def test_instants_without_a_calendar_still_have_a_text() -> None:
 def test_the_body_without_fastapi_fits_the_schema(store: ProviderStore, detail: bool) -> None:
     """What another server sends is the same document, with and without values."""
     key = LaneKey(TENANT, "rank", "snapshot")
-    store.reserve(key, Window(NOW - 600, NOW + 3000), 10, 1)
+    store.reserve(key, QuotaWindow(NOW - 600, NOW + 3000), 10, 1)
     store.record(RecordBatch([ended("a"), ended("b", "other", outcome="failed", reason="timeout")]))
     store.extend_cooldown(LaneKey(TENANT, "ünïcode", "☃"), NOW + 5)
     body = summary_json(store, TENANT, detail=detail)

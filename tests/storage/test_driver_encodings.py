@@ -11,7 +11,7 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.types.numeric import Int4, Int8
 
 from ergon_framework.storage.nats.connect import read_headers
-from ergon_framework.storage.postgres.pipeline import Bigints, Bytes, Floats, Integers, Packed
+from ergon_framework.storage.postgres.pipeline import Bigints, ByteaArray, Floats, Integers, Packed
 from ergon_framework.storage.redis.client import packed
 
 _LONG = 1 << 63
@@ -25,7 +25,7 @@ def dumped(values: list[Any]) -> bytes:
 
 
 columns = st.one_of(
-    st.lists(st.binary(max_size=40), min_size=1).map(lambda them: (Bytes(them), them)),
+    st.lists(st.binary(max_size=40), min_size=1).map(lambda them: (ByteaArray(them), them)),
     st.lists(st.integers(-_LONG, _LONG - 1), min_size=1).map(
         lambda them: (Bigints(them), [Int8(each) for each in them])
     ),

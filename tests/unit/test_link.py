@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ergon_framework.testing.link import Link
+from ergon_framework.testing.link import CuttableLink
 
 PATIENCE = 20.0
 
@@ -20,7 +20,7 @@ def door() -> Iterator[socket.socket]:
         yield server
 
 
-def called(link: Link, door: socket.socket) -> tuple[socket.socket, socket.socket]:
+def called(link: CuttableLink, door: socket.socket) -> tuple[socket.socket, socket.socket]:
     """Both ends of a connection through the link."""
     near = socket.create_connection(("127.0.0.1", link.port), timeout=PATIENCE)
     far, _ = door.accept()
@@ -30,7 +30,7 @@ def called(link: Link, door: socket.socket) -> tuple[socket.socket, socket.socke
 
 def test_bytes_pass_both_ways(door: socket.socket) -> None:
     """Whatever they are."""
-    with Link(door.getsockname()[1]) as link:
+    with CuttableLink(door.getsockname()[1]) as link:
         near, far = called(link, door)
         with near, far:
             near.sendall(b"ping\x00")
@@ -41,7 +41,7 @@ def test_bytes_pass_both_ways(door: socket.socket) -> None:
 
 def test_a_cut_ends_what_is_open_and_healing_lets_the_next_one_pass(door: socket.socket) -> None:
     """Both ends see it, and nothing passes until it heals."""
-    with Link(door.getsockname()[1]) as link:
+    with CuttableLink(door.getsockname()[1]) as link:
         near, far = called(link, door)
         with near, far:
             near.sendall(b"a")
@@ -60,7 +60,7 @@ def test_nobody_behind_it_is_a_connection_that_ends(door: socket.socket) -> None
     port = door.getsockname()[1]
     door.close()
     with (
-        Link(port) as link,
+        CuttableLink(port) as link,
         socket.create_connection(("127.0.0.1", link.port), timeout=PATIENCE) as near,
     ):
         assert near.recv(1) == b""

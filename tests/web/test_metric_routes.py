@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from sqlalchemy import Engine, event
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.jobs.store_urls import open_store as open_job_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import NewJob
@@ -155,7 +155,7 @@ def fill_lane(url: str) -> None:
     assert store.compare_and_set(
         lane, version, Breaker(CircuitState.OPEN, 3, now + 30, generation=1)
     )
-    store.reserve(lane, Window(now - 1000, now + 1000), 10, 3)
+    store.reserve(lane, QuotaWindow(now - 1000, now + 1000), 10, 3)
     store.close()
 
 

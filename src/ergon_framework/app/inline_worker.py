@@ -80,7 +80,7 @@ from ergon_framework.jobs.payload_codec_store import codec_of, results_reader, w
 from ergon_framework.jobs.pool import request_line
 from ergon_framework.jobs.rescue import Rescue
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
-from ergon_framework.jobs.store_thread import CHARGE_DELAY, HeldLeases, executor_of
+from ergon_framework.jobs.store_thread import CHARGE_DELAY, ClaimLeases, executor_of
 from ergon_framework.jobs.totals import DrainTotals, outcome_of
 from ergon_framework.jobs.tracing import came_back
 from ergon_framework.jobs.worker import NOTICE_OF, WorkerReport, log_failure, version
@@ -485,7 +485,7 @@ class InlineLeases:
     """
 
     def __init__(self, store: FullJobStore, lease: float, name: str) -> None:
-        self._leases = HeldLeases(store, lease, _tell)
+        self._leases = ClaimLeases(store, lease, _tell)
         self.progress = InlineProgress(store, name, lease, self._leases.progress)
         self._lease = lease
         self._lock = threading.Lock()

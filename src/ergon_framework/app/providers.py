@@ -121,7 +121,7 @@ class QuotaSettings(SettingsModel):
         return QuotaPolicy(self.limit, self.window, self.period, self.tz, self.anchor, self.block)
 
 
-class RetrySettings(SettingsModel):
+class ProviderRetrySettings(SettingsModel):
     """How often a call is tried, and how long to wait in between."""
 
     max_attempts: Count = 3
@@ -208,7 +208,7 @@ class ProviderSettings(Built):
 
     provider: Annotated[Reference | None, OrNone] = None
     quota: Annotated[QuotaSettings | None, OrNone, BeforeValidator(_written_quota)] = None
-    retry: Annotated[RetrySettings | None, OrNone] = None
+    retry: Annotated[ProviderRetrySettings | None, OrNone] = None
     breaker: Annotated[BreakerSettings | None, OrNone, BeforeValidator(_switched)] = None
     timeout_budget: Annotated[Positive | None, OrNone] = 60.0
     attempt_timeout: Annotated[Positive | None, OrNone] = None

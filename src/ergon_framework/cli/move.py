@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.output import progress, show_error, show_list, show_one
-from ergon_framework.cli.session import JsonFlag, StoppedError, stoppable
+from ergon_framework.cli.session import CommandStoppedError, JsonFlag, stoppable
 from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _reporting_stops(text: str, *, as_json: bool) -> Iterator[None]:
     try:
         with stoppable():
             yield
-    except StoppedError as stopped:
+    except CommandStoppedError as stopped:
         error = ErgonError(text, remedy="run the same command again: it goes on from there")
         show_error(error, as_json=as_json)
         raise typer.Exit(stopped.exit_code) from None

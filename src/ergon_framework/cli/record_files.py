@@ -19,7 +19,7 @@ from ergon_framework.cli.output import (
     show_list,
     show_one,
 )
-from ergon_framework.cli.session import JsonFlag, StoppedError, stoppable
+from ergon_framework.cli.session import CommandStoppedError, JsonFlag, stoppable
 from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _reporting_stops(left: str, *, as_json: bool) -> Iterator[None]:
     try:
         with stoppable():
             yield
-    except StoppedError as stopped:
+    except CommandStoppedError as stopped:
         error = ErgonError(f"stopped: {left}", remedy="run the same command again")
         show_error(error, as_json=as_json)
         raise typer.Exit(stopped.exit_code) from None

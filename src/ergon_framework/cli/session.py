@@ -166,7 +166,7 @@ def tell_parent(view: Mapping[str, Any]) -> None:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class StoppedError(BaseException):
+class CommandStoppedError(BaseException):
     """The command was asked to stop. Not an ErgonError, so that nothing handles it as one."""
 
     def __init__(self, number: int) -> None:
@@ -176,7 +176,7 @@ class StoppedError(BaseException):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise :class:`StoppedError` at the first of the signals; the next one ends the process."""
+    """Raise :class:`CommandStoppedError` at the first signal; the next one ends the process."""
     if threading.current_thread() is not threading.main_thread():
         yield  # where Python lets nobody handle signals
         return
@@ -191,4 +191,4 @@ def stoppable() -> Iterator[None]:
 def _stop(number: int, _frame: FrameType | None) -> None:
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_DFL)  # to tidy up may take longer than somebody will wait
-    raise StoppedError(number)
+    raise CommandStoppedError(number)

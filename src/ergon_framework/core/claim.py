@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from ergon_framework.core.job import handler_lane, route
-from ergon_framework.core.limits import Bucket
+from ergon_framework.core.limits import TokenBucket
 from ergon_framework.errors import JobError
 
 
@@ -178,9 +178,9 @@ class QueueLimits:
         return QueueLimits(False, *limits, full_at)
 
     @property
-    def bucket(self) -> Bucket | None:
+    def bucket(self) -> TokenBucket | None:
         """The tokens of a queue with a rate."""
-        return None if self.rate is None else Bucket(self.rate, self.burst, self.full_at)
+        return None if self.rate is None else TokenBucket(self.rate, self.burst, self.full_at)
 
     @property
     def is_plain(self) -> bool:

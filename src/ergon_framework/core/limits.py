@@ -31,22 +31,22 @@ MAX_UNITS = 2**62 - 1
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 
 
-class Window(NamedTuple):
+class QuotaWindow(NamedTuple):
     """The time a budget is for: ``start`` included, ``end`` not."""
 
     start: float
     end: float
 
 
-def window_at(now: float, seconds: float, anchor: float = 0.0) -> Window:
+def window_at(now: float, seconds: float, anchor: float = 0.0) -> QuotaWindow:
     """The window of so many seconds that ``now`` lies in, counted from ``anchor``."""
     start = anchor + math.floor((now - anchor) / seconds) * seconds
     if now - start >= seconds:  # rounding put the first instant of a window into the one before
         start += seconds
-    return Window(start, start + seconds)
+    return QuotaWindow(start, start + seconds)
 
 
-def latest_start(window: Window, now: float) -> float:
+def latest_start(window: QuotaWindow, now: float) -> float:
     """The latest start of a window that counts beside ``window``.
 
     One that begins later, by more than a day and more than the length of a window, was opened by a
@@ -90,7 +90,7 @@ def read_quota(text: object) -> QuotaText:
 class QuotaUsage(NamedTuple):
     """What is left of one window's budget."""
 
-    window: Window
+    window: QuotaWindow
     limit: int
     used: int = 0
 
@@ -106,13 +106,13 @@ class QuotaUsage(NamedTuple):
             return None
         return _new(QuotaUsage, (window, limit, used + units))
 
-    def refund(self, window: Window, units: int) -> QuotaUsage:
+    def refund(self, window: QuotaWindow, units: int) -> QuotaUsage:
         """The account after ``units`` of ``window`` came back; another window's do not count."""
         if window.start != self.window.start:
             return self
         return self._replace(used=max(0, self.used - units))
 
-    def at(self, window: Window, limit: int, now: float = math.inf) -> QuotaUsage:
+    def at(self, window: QuotaWindow, limit: int, now: float = math.inf) -> QuotaUsage:
         """The account as of a later window, or of another limit.
 
         A window older than this one is never opened again: a clock that was set back would give
@@ -133,7 +133,7 @@ def block_of(remaining: int, units: int, largest: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class TokenBucket:
     """``rate`` tokens flow in per second, and at most ``burst`` are held."""
 
     rate: float
@@ -147,7 +147,7 @@ class Bucket:
         # Rounding must not hide the token that ``next_at`` promised for this instant.
         return max(whole, 1) if now >= self.next_at(now) else whole
 
-    def take(self, count: int, now: float) -> Bucket:
+    def take(self, count: int, now: float) -> TokenBucket:
         """The bucket after so many went."""
         return replace(self, full_at=now + max(0.0, self._until_full(now)) + count / self.rate)
 
@@ -155,7 +155,7 @@ class Bucket:
         """The instant from which at least one may go, which may have passed."""
         return now + self._until_full(now) - (self.burst - 1) / self.rate
 
-    def healed(self, now: float) -> Bucket:
+    def healed(self, now: float) -> TokenBucket:
         """The bucket, repaired if it was written by a clock that has been set back since.
 
         No bucket is further from being full than an empty one. One that seems to be would stay
@@ -164,10 +164,10 @@ class Bucket:
         latest = now + self.burst / self.rate
         return replace(self, full_at=latest) if self.full_at > latest else self
 
-    def changed(self, rate: float, burst: int, now: float) -> Bucket:
+    def changed(self, rate: float, burst: int, now: float) -> TokenBucket:
         """Other limits from now on; the tokens that are missing are missing still."""
         missing = min(max(0.0, self._until_full(now)) * self.rate, burst)
-        return Bucket(rate, burst, now + missing / rate)
+        return TokenBucket(rate, burst, now + missing / rate)
 
     def _until_full(self, now: float) -> float:
         # A clock that was set back must not make a caller wait longer than an empty bucket would.

@@ -145,7 +145,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Discarded:
+class RaisedDiscard:
     """The hook says that there is nothing to do any more; ``failure`` has its words."""
 
     failure: Failure
@@ -157,7 +157,7 @@ class Woke:
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
+class TimedOut:
     """Time ran out during a call or a wait."""
 
     scope: TimeoutScope
@@ -168,7 +168,7 @@ class Stopped:
     """The whole call is being aborted."""
 
 
-Event: TypeAlias = Began | Returned | Raised | Discarded | Woke | Expired | Stopped
+Event: TypeAlias = Began | Returned | Raised | RaisedDiscard | Woke | TimedOut | Stopped
 
 BEGAN = Began()
 RETURNED = Returned()
@@ -263,18 +263,18 @@ def advance(
         # Before the retries: waiting for a gate spends none of them.
         case Raised(failure) if failure.kind is Kind.HELD:
             return _hold(rule, cursor, failure)
-        case Discarded(failure) if cursor.step is Step.PROCESS:
+        case RaisedDiscard(failure) if cursor.step is Step.PROCESS:
             cursor.end = End(Ending.DISCARDED, failure)
             return cursor.end
-        case Raised(failure) | Discarded(failure):  # a handler has nothing to discard
+        case Raised(failure) | RaisedDiscard(failure):  # a handler has nothing to discard
             return _retry_or_leave(rule, cursor, failure, now, dice)
-        case Expired(TimeoutScope.STEP):
+        case TimedOut(TimeoutScope.STEP):
             return _retry_or_leave(rule, cursor, _timeout(TimeoutScope.STEP, cursor), now, dice)
-        case Expired(TimeoutScope.LIFECYCLE):
+        case TimedOut(TimeoutScope.LIFECYCLE):
             failure = _timeout(TimeoutScope.LIFECYCLE, cursor)
             return _leave(rule, cursor, Cue.EXPIRED, failure, now)
         # Of the loop: the transaction has no outcome and goes back to its source.
-        case Expired() | Stopped():
+        case TimedOut() | Stopped():
             return _leave(rule, cursor, Cue.STOPPED, cursor.failure, now)
         case _:
             assert_never(event)
@@ -328,7 +328,11 @@ def _leave(
 
 
 def _end(
-    cursor: LifecycleCursor, came_from: Step, how: Ending, cue: Cue, failure: Failure | None
+    cursor: LifecycleCursor,
+    came_from: Step,
+    how: Ending,
+    cue: Cue,
+    failure: Failure | None,
 ) -> End:
     if came_from is not Step.ON_EXCEPTION or how is Ending.ABORTED:
         return End(how, failure)

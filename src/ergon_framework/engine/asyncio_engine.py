@@ -24,9 +24,9 @@ from ergon_framework.core.transaction_lifecycle import (
     CallHook,
     End,
     Event,
-    Expired,
     Sleep,
     Step,
+    TimedOut,
     TimeoutScope,
     Verb,
     deadline,
@@ -432,7 +432,7 @@ class AsyncioEngine(EngineCall):
         None when the supervisor took the run away meanwhile.
         """
         if self.is_timed and not self.arm(doing, run, step.timeout):
-            return Expired(doing.scope) if self._owns(doing) else None
+            return TimedOut(doing.scope) if self._owns(doing) else None
         worker.attempt = doing
         if doing.deadline_at is not None and doing.deadline_at < self.deadlines.next_check:
             self._watch_for(doing.deadline_at)
@@ -518,7 +518,7 @@ class AsyncioEngine(EngineCall):
         if self.is_aborted or until > self.grace_at:
             return STOPPED
         return (
-            WOKE if until == wake_at and until != lifecycle_at else Expired(TimeoutScope.LIFECYCLE)
+            WOKE if until == wake_at and until != lifecycle_at else TimedOut(TimeoutScope.LIFECYCLE)
         )
 
     async def _finish(self, worker: EngineWorker, run: LifecycleRun, end: End) -> bool:

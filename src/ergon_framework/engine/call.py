@@ -63,7 +63,7 @@ from ergon_framework.engine.run import (
     ProduceRun,
     SettlementAttempt,
 )
-from ergon_framework.engine.settlement import Settlements, Wakeup
+from ergon_framework.engine.settlement import Notifiable, Settlements
 from ergon_framework.errors import (
     describe,
 )
@@ -86,10 +86,10 @@ class EngineCall:
     """One consume or produce call, as both drivers see it; a driver adds how it waits."""
 
     lock: AbstractContextManager[Any]
-    idle_wakeup: Wakeup  # idle workers wait here
-    backoff_wakeup: Wakeup  # workers between two attempts
-    watchdog_wakeup: Wakeup  # the supervisor
-    fetch_wakeup: Wakeup  # a repeated fetch, which waits for the one that hangs
+    idle_wakeup: Notifiable  # idle workers wait here
+    backoff_wakeup: Notifiable  # workers between two attempts
+    watchdog_wakeup: Notifiable  # the supervisor
+    fetch_wakeup: Notifiable  # a repeated fetch, which waits for the one that hangs
     is_source_woken = False
 
     def __init__(self, plan: EnginePlan, now: Callable[[], float], sink: Sink | None) -> None:

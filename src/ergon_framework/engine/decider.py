@@ -15,13 +15,13 @@ from ergon_framework.core.transaction_lifecycle import (
     STOPPED,
     VERBS,
     Action,
-    Discarded,
     End,
     Event,
-    Expired,
     Raised,
+    RaisedDiscard,
     Sleep,
     Step,
+    TimedOut,
     TimeoutScope,
     Verb,
     advance,
@@ -59,14 +59,19 @@ class Decider:
         backoff = self.rule.of(step).retry.backoff
         dice = self.plan.dice() if backoff.is_jittered else 0.0
         action = advance(self.rule, run, event, self.now(), dice)
-        if isinstance(event, Expired):
+        if isinstance(event, TimedOut):
             _note_timeout(run, step, action)
-        if self.instrumentation.sink is not None and isinstance(event, Raised | Expired):
+        if self.instrumentation.sink is not None and isinstance(event, Raised | TimedOut):
             self._tell_retry(run, event, step, attempt, action)
         return action
 
     def _tell_retry(
-        self, run: LifecycleRun, event: Raised | Expired, step: Step, attempt: int, action: Action
+        self,
+        run: LifecycleRun,
+        event: Raised | TimedOut,
+        step: Step,
+        attempt: int,
+        action: Action,
     ) -> None:
         if isinstance(action, End) or run.step is not step:
             return
@@ -90,7 +95,7 @@ class Decider:
         if step is PROCESS and is_a(error, Discard):
             self.instrumentation.attempt_ended(attempt, None, None)
             text = text_of(error) or Discard.code
-            return Discarded(Failure(Kind.REJECTED, Discard.code, text))
+            return RaisedDiscard(Failure(Kind.REJECTED, Discard.code, text))
         key = run.transaction.transaction_id
         try:
             failure, exception = classify(error, step, key)
@@ -104,13 +109,13 @@ class Decider:
         self.instrumentation.attempt_ended(attempt, failure, exception)
         return Raised(failure)
 
-    def expired(self, attempt: InProgress) -> Expired:
+    def expired(self, attempt: InProgress) -> TimedOut:
         """The attempt's time is over, and the caller owns it."""
         scope: TimeoutScope = attempt.scope
         if isinstance(attempt, LifecycleRun):
             attempt.expired = False  # the attempts that follow have flags of their own
         self.instrumentation.attempt_ended(attempt, timed_out(scope), None)
-        return Expired(scope)
+        return TimedOut(scope)
 
     def verb_for(self, end: End) -> Verb | None:
         """The verb to settle with. Aborted transactions have none: they are handed back when the

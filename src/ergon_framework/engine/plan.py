@@ -9,7 +9,12 @@ from typing import Any
 
 from ergon_framework.core.loop import LoopRule
 from ergon_framework.core.retry import RetryRule
-from ergon_framework.core.transaction_lifecycle import LifecycleRule, Step, Verb, settlement_rule
+from ergon_framework.core.transaction_lifecycle import (
+    LifecycleRule,
+    Step,
+    Verb,
+    settlement_rule,
+)
 from ergon_framework.engine.run import LifecycleRun
 
 Hook = Callable[..., Any]

@@ -27,7 +27,7 @@ from ergon_framework.ports.context import Call
 from ergon_framework.ports.transaction import Transaction
 
 
-class Wakeup(Protocol):
+class Notifiable(Protocol):
     """The half of a signal that does not wait."""
 
     def notify(self, n: int = 1) -> None:
@@ -43,7 +43,7 @@ class SettlingCall(Protocol):
     call: Call
     lock: AbstractContextManager[Any]
     now: Callable[[], float]
-    backoff_wakeup: Wakeup
+    backoff_wakeup: Notifiable
     grace_at: float
     is_aborted: bool
 

@@ -23,8 +23,8 @@ from ergon_framework.core.transaction_lifecycle import (
     CallHook,
     End,
     Event,
-    Expired,
     Sleep,
+    TimedOut,
     TimeoutScope,
     Verb,
     deadline,
@@ -332,7 +332,7 @@ class ThreadEngine(EngineCall):
         """Call a hook. None when the supervisor took the run away meanwhile."""
         # Its time was over before it began: the hook is not called.
         if self.is_timed and not self.arm(doing, run, step.timeout):
-            return Expired(doing.scope) if self._owns(doing) else None
+            return TimedOut(doing.scope) if self._owns(doing) else None
         # Published before ``is_aborted`` is read; an abort sets that before it looks at attempts.
         # One of the two sees the other, or a hook could begin that nobody cuts off.
         worker.attempt = doing
@@ -372,7 +372,7 @@ class ThreadEngine(EngineCall):
             return STOPPED
         # Both at the same instant count as expired: the attempt would have no time.
         return (
-            WOKE if until == wake_at and until != lifecycle_at else Expired(TimeoutScope.LIFECYCLE)
+            WOKE if until == wake_at and until != lifecycle_at else TimedOut(TimeoutScope.LIFECYCLE)
         )
 
     def _finish(self, worker: EngineWorker, run: LifecycleRun, end: End) -> bool:

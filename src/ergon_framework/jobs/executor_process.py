@@ -148,7 +148,7 @@ class ProcessLimits:
             self.reason = RecycleReason.MAX_MEMORY
 
 
-class InFlight:
+class PendingRequest:
     """One request that has been written and not been answered."""
 
     __slots__ = (
@@ -177,18 +177,18 @@ class InFlight:
 class ProcessListener(Protocol):
     """Is told what a process does; the pool is one."""
 
-    def answered(self, process: ExecutorProcess, request: InFlight, reply: Reply) -> None:
+    def answered(self, process: ExecutorProcess, request: PendingRequest, reply: Reply) -> None:
         """An executor answered a request of ours."""
 
     def answer_unreadable(
-        self, process: ExecutorProcess, request: InFlight, failure: Failure
+        self, process: ExecutorProcess, request: PendingRequest, failure: Failure
     ) -> None:
         """An executor answered a request of ours in a way that cannot be read."""
 
     def strayed(self, process: ExecutorProcess, reason: str) -> None:
         """A line fits no request."""
 
-    def progressed(self, request: InFlight, report: ProgressReport) -> None:
+    def progressed(self, request: PendingRequest, report: ProgressReport) -> None:
         """A handler said how far its job is."""
 
     def became_ready(self, process: ExecutorProcess) -> None:
@@ -213,7 +213,7 @@ class ExecutorProcess:
         self.child = child
         self._confused_after = confused_after
         self.settings = settings
-        self.in_flight: dict[str, InFlight] = {}
+        self.in_flight: dict[str, PendingRequest] = {}
         self.max_in_flight = settings.max_in_flight
         self.started_at = loop.now()
         self.is_up = False  # it said so, took a request, or answered one
@@ -292,7 +292,7 @@ class ExecutorProcess:
     def give(self, claim: Claim, line: bytes, timeout: float) -> None:
         """Queue a request; :meth:`flush` sends it."""
         # Taken before ``send``, which moves ``queued``: it is where this request starts.
-        request = InFlight(claim, self.child.queued, timeout)
+        request = PendingRequest(claim, self.child.queued, timeout)
         # A process that is still starting may take its startup grace first; ``came_up`` sets the
         # deadline then.
         if self.is_up:
@@ -361,7 +361,7 @@ class ExecutorProcess:
             request.deadline_at = now + request.timeout + DEADLINE_SLACK
         self._find_deadline()
 
-    def overdue(self, now: float) -> list[InFlight]:
+    def overdue(self, now: float) -> list[PendingRequest]:
         """Requests whose time has passed and that were not marked before."""
         if now < self._deadline_at:
             return []
@@ -423,7 +423,7 @@ class ExecutorProcess:
                 if self._hears_cancels:
                     self.child.send_control(encode_cancel(job_id))
 
-    def _bind(self, request: InFlight) -> None:
+    def _bind(self, request: PendingRequest) -> None:
         """Let the time of a handler that must report begin."""
         request.heartbeat = self._heartbeats.get(request.claim.handler)
         request.heard(self._loop.now())
@@ -445,7 +445,7 @@ class ExecutorProcess:
                     self.child.send_control(encode_cancel(job_id))
 
     @staticmethod
-    def silence(request: InFlight) -> Failed:
+    def silence(request: PendingRequest) -> Failed:
         """The event of a request whose handler had to report and did not."""
         return silence_of(request.heartbeat or 0.0)
 
@@ -461,10 +461,10 @@ class ExecutorProcess:
         self._is_leaving = any(now >= self._cancel_until(each) for each in cancelled)
         return self._is_leaving and len(cancelled) == len(self.in_flight)
 
-    def _cancelled(self) -> list[InFlight]:
+    def _cancelled(self) -> list[PendingRequest]:
         return [each for each in self.in_flight.values() if each.cancelled_at is not None]
 
-    def _cancel_until(self, request: InFlight) -> float:
+    def _cancel_until(self, request: PendingRequest) -> float:
         """How long a cancelled job may take to end by itself: no time where nobody tells it."""
         grace = self.settings.kill_grace if self._hears_cancels else 0.0
         return (request.cancelled_at or 0.0) + grace
@@ -476,7 +476,7 @@ class ExecutorProcess:
             self.close_input()
             self.term_at = now + self.settings.leaves_within
 
-    def finish_requests(self) -> list[tuple[InFlight, Event]]:
+    def finish_requests(self) -> list[tuple[PendingRequest, Event]]:
         """The process has ended: read what it wrote last, and decide each request in flight."""
         # The order matters: answers first, then the rest of standard error, and only then is it
         # decided what the unanswered requests died of.
@@ -509,7 +509,7 @@ class ExecutorProcess:
         self.child.close()
         return ends
 
-    def _event(self, request: InFlight, taken: int, is_alone: bool) -> Event:
+    def _event(self, request: PendingRequest, taken: int, is_alone: bool) -> Event:
         if request.is_silent and self.end_reason is not None:
             return self.silence(request)
         if request.cancelled_at is not None and self.end_reason is EndReason.CANCELLED:
@@ -541,7 +541,7 @@ class ExecutorProcess:
         return ProcessDied(was_read=False, was_alone=is_alone, detail=how, message=reason)
 
     @staticmethod
-    def expired(request: InFlight) -> Failed | Unread:
+    def expired(request: PendingRequest) -> Failed | Unread:
         """The event of a request past its deadline: unread ones are not charged."""
         if request.is_unread:
             return Unread(request.timeout)

@@ -46,7 +46,7 @@ from ergon_framework.jobs.executor_process import (
     CONFUSED_AFTER,
     EndReason,
     ExecutorProcess,
-    InFlight,
+    PendingRequest,
     RecycleReason,
     with_reason,
 )
@@ -368,7 +368,7 @@ class ExecutorPool:
 
     # ---- ProcessListener: called by the processes, inside a turn of the loop ----
 
-    def answered(self, process: ExecutorProcess, request: InFlight, reply: Reply) -> None:
+    def answered(self, process: ExecutorProcess, request: PendingRequest, reply: Reply) -> None:
         """An executor answered."""
         failpoint("worker.answered")
         if self.gate.failures:
@@ -394,7 +394,7 @@ class ExecutorPool:
         owner.dirty(self)
 
     def answer_unreadable(
-        self, process: ExecutorProcess, request: InFlight, failure: Failure
+        self, process: ExecutorProcess, request: PendingRequest, failure: Failure
     ) -> None:
         """An executor's answer cannot be read."""
         seconds = self._owner.loop.at - request.claim.written_at
@@ -413,7 +413,7 @@ class ExecutorPool:
             )
         self._owner.dirty(self)
 
-    def progressed(self, request: InFlight, report: ProgressReport) -> None:
+    def progressed(self, request: PendingRequest, report: ProgressReport) -> None:
         """A handler said how far its job is."""
         claim = request.claim
         claim.progress = progress_record(claim, report, self._owner.wall())
@@ -560,7 +560,7 @@ class ExecutorPool:
 
     def _settle_requests_of(
         self, process: ExecutorProcess, now: float
-    ) -> list[tuple[InFlight, Event]]:
+    ) -> list[tuple[PendingRequest, Event]]:
         """Settle what a process that has ended had in flight; returns those requests."""
         # Reads the last answers before anything is settled: a process may answer and die in one
         # breath, and that answer counts.
@@ -754,7 +754,9 @@ def _end_reason(process: ExecutorProcess) -> str:
     return with_reason(process.how_it_ended(), process.child.stderr_tail)
 
 
-def _is_able_to_start(process: ExecutorProcess, ends: Sequence[tuple[InFlight, Event]]) -> bool:
+def _is_able_to_start(
+    process: ExecutorProcess, ends: Sequence[tuple[PendingRequest, Event]]
+) -> bool:
     """Whether the end of a process says nothing against the next start.
 
     ``ends`` are the requests that it had in flight.

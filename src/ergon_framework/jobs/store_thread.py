@@ -117,7 +117,7 @@ MAX_PROGRESS = 1_000
 declare("worker.before_renew")
 
 
-class HeldLeases:
+class ClaimLeases:
     """The claims of this worker and their leases. Only the store thread changes them.
 
     Leases are renewed every third of their length, so that two renewals may fail before one ends.
@@ -280,7 +280,7 @@ class StoreThread:
     ) -> None:
         self.store = store
         self.maintenance: Maintenance | None = None
-        self.leases = HeldLeases(store, settings.claimed_for, report)
+        self.leases = ClaimLeases(store, settings.claimed_for, report)
         self.offset = 0.0  # the store's clock minus ours
         self.counters = {"late": 0, "refused": 0, "outages": 0}
         self.probes = 0

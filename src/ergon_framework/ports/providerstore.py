@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.limits import QuotaUsage, QuotaWindow
 from ergon_framework.core.rollup import Rollup
 
 
@@ -281,14 +281,14 @@ class ProviderStore(Protocol):
     def extend_cooldown(self, key: LaneKey, until: float) -> float:
         """Let no call pass before ``until``; returns the end that holds, which may be later."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none.
 
         A window that starts before the newest known one is not opened: that one is asked instead.
         A changed limit holds from now on. A window that has nothing left is marked when it refuses.
         """
 
-    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+    def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
         """Give ``units`` back to the window they were taken from; never below nothing used."""
 
     # -- records -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from ergon_framework.core.limits import (
     MAX_UNITS,
     QuotaUsage,
-    Window,
+    QuotaWindow,
     block_of,
     latest_start,
     read_quota,
@@ -84,7 +84,7 @@ class QuotaPolicy:
         limit, seconds, period = read_quota(text)
         return cls(limit, seconds) if period is None else cls(limit, period=period, tz=tz)
 
-    def window(self, now: float) -> Window:
+    def window(self, now: float) -> QuotaWindow:
         """The window that ``now`` lies in."""
         if self.period is None:
             return window_at(now, self.window_seconds, self.anchor)
@@ -94,7 +94,7 @@ class QuotaPolicy:
         # 32 days after the first of a month always lie in the next one.
         after = first + timedelta(days=32 if self.period == "month" else 1)
         last = after.replace(day=1) if self.period == "month" else after
-        return Window(_midnight(first, zone), _midnight(last, zone))
+        return QuotaWindow(_midnight(first, zone), _midnight(last, zone))
 
     def _zone(self) -> ZoneInfo:
         try:
@@ -113,7 +113,7 @@ def _midnight(day: date, zone: ZoneInfo) -> float:
 class Reservation:
     """Units that were taken, and the window they belong to. It is given back once or never."""
 
-    window: Window
+    window: QuotaWindow
     units: int
     account: QuotaUsage
     is_open: bool = True
@@ -129,7 +129,7 @@ class QuotaLimiter:
         self._lock = threading.Lock()
         self._refused: QuotaUsage | None = None
         self._believed_until = float("-inf")
-        self._window: Window | None = None
+        self._window: QuotaWindow | None = None
         self._block: QuotaUsage | None = None
         """Units this process has taken and not yet used: its limit is the block's size."""
         self._seen: QuotaUsage | None = None
@@ -192,7 +192,7 @@ class QuotaLimiter:
             with suppress(StoreError):
                 self._store.refund(self.key, block.window, block.remaining)
 
-    def _window_at(self, now: float) -> Window:
+    def _window_at(self, now: float) -> QuotaWindow:
         window = self._window
         if window is not None and window.start <= now < window.end:
             return window
@@ -201,7 +201,7 @@ class QuotaLimiter:
             self._window = window = fresh
         return window  # a clock that was set back does not open an old window again
 
-    def _from_block(self, window: Window, units: int) -> Reservation | None:
+    def _from_block(self, window: QuotaWindow, units: int) -> Reservation | None:
         with self._lock:
             block = self._block
             if block is None or block.window != window:
@@ -213,7 +213,7 @@ class QuotaLimiter:
             self._block = after
             return Reservation(window, units, self._seen or after)
 
-    def _ahead(self, window: Window, units: int, now: float) -> Reservation | None:
+    def _ahead(self, window: QuotaWindow, units: int, now: float) -> Reservation | None:
         """Take a block, or no more than is needed when there is none that large."""
         ahead, seen = units, self._seen
         if seen is not None and seen.window == window:
@@ -228,7 +228,7 @@ class QuotaLimiter:
             taken.units = units
         return taken
 
-    def _take(self, window: Window, units: int, now: float) -> Reservation | None:
+    def _take(self, window: QuotaWindow, units: int, now: float) -> Reservation | None:
         found = self._store.reserve(self.key, window, self.policy.limit, units)
         self._seen = account = found.account
         if found.is_granted:
@@ -247,7 +247,7 @@ class QuotaLimiter:
             with suppress(StoreError):  # the units in hand are worth more than the spare ones
                 self._store.refund(self.key, spare.window, spare.remaining)
 
-    def _is_hopeless(self, window: Window, units: int, now: float) -> bool:
+    def _is_hopeless(self, window: QuotaWindow, units: int, now: float) -> bool:
         """Whether the store need not be asked."""
         refused = self._refused
         return units > self.policy.limit or (

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Self
 
 
-class Link:
+class CuttableLink:
     """Listens on a loopback port of its own, and passes everything on to another one.
 
     Put it between two processes, and :meth:`cut` it while they talk.

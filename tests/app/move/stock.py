@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ergon_framework.app.move.fencing import FencedStore
-from ergon_framework.app.move.run import Asked, Outcome, run
+from ergon_framework.app.move.run import Asked, MoveReport, run
 from ergon_framework.app.move.transfer import digest_of
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import open_fact_store
@@ -71,7 +71,7 @@ def append(store: FactStore, name: str) -> None:
     store.append(OUTBOUND, [new_fact(name)])
 
 
-def moved(source: str | Path, target: str | Path, **how: Any) -> Outcome:
+def moved(source: str | Path, target: str | Path, **how: Any) -> MoveReport:
     """Move, without watching."""
     return run(Asked(StoreLocation(str(source)), StoreLocation(str(target)), **how), lambda _: None)
 
@@ -81,12 +81,12 @@ def fenced(source: object, target: object) -> tuple[FencedStore, FencedStore]:
     return FencedStore(records_of(source), "source"), FencedStore(records_of(target), "target")
 
 
-def copied(outcome: Outcome) -> dict[str, int]:
+def copied(outcome: MoveReport) -> dict[str, int]:
     """How many of each kind were copied, those left out of which none was."""
     return {each.kind: each.copied for each in outcome.moved if each.copied}
 
 
-def discarded(outcome: Outcome) -> dict[str, int]:
+def discarded(outcome: MoveReport) -> dict[str, int]:
     """How many of each kind were taken away, those left out of which none was."""
     return {each.kind: each.discarded for each in outcome.moved if each.discarded}
 

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from ergon_framework.app.move.fencing import FencedStore
 from ergon_framework.app.move.lock import alone
-from ergon_framework.app.move.run import Asked, Outcome, reopen, run
+from ergon_framework.app.move.run import Asked, MoveReport, reopen, run
 from ergon_framework.app.move.transfer import Tell, TransferProgress, shut
 from ergon_framework.app.move.transfer import reopen as reopen_store
 from ergon_framework.app.store_location import StoreLocation
@@ -303,7 +303,7 @@ def test_a_confirmation_on_its_way_is_not_taken_by_a_store_that_was_shut(
     with_facts(nats_url, lambda s: s.put(*"abc"))
     target = f"sqlite:///{tmp_path}/new/facts.db"
     (tmp_path / "new").mkdir()
-    outcomes: list[Outcome] = []
+    outcomes: list[MoveReport] = []
 
     def shut_first(name: str) -> None:
         if name == "boundary.confirm.before" and not outcomes:
@@ -402,7 +402,7 @@ def test_a_lease_that_ran_out_is_lost(server: str, request: pytest.FixtureReques
 def test_a_move_that_was_overtaken_writes_nothing_more(jobs: str, tmp_path: Path) -> None:
     """It was stopped while it copied; the copy is in use since, and old records would undo that."""
     target = f"sqlite:///{tmp_path}/new.db"
-    outcomes: list[Outcome] = []
+    outcomes: list[MoveReport] = []
 
     def stopped(told: TransferProgress) -> None:
         if told.what == "copying jobs" and not outcomes:
@@ -433,14 +433,14 @@ def test_a_move_that_was_stopped_right_before_a_write_is_refused_by_the_store(
     else:
         source = with_jobs(f"sqlite:///{tmp_path}/old.db", lambda s: s.put(*"abc"))
     zone = ZONE if is_zone else None
-    overtaken: list[Outcome] = []
+    overtaken: list[MoveReport] = []
 
     def opened() -> Any:
         return open_fact_store(target, zone=ZONE) if is_zone else open_store(target)
 
     def stopped(name: str) -> None:
         if name in STOPS and not overtaken and begun():
-            overtaken.append(Outcome())
+            overtaken.append(MoveReport())
             overtaken[0] = moved(source, target, zone=zone, is_forced=True)
             with closing(opened()) as store:
                 append(store, "d") if is_zone else claim(store)

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from ergon_framework.app.move import transfer
-from ergon_framework.app.move.run import Asked, Outcome, run
+from ergon_framework.app.move.run import Asked, MoveReport, run
 from ergon_framework.app.move.transfer import Transfer, TransferProgress
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.settings import ZoneSettings
@@ -57,7 +57,7 @@ class Once:
             self._act()
 
 
-def watched(source: str | Path, target: str | Path, tell: Once, **how: object) -> Outcome:
+def watched(source: str | Path, target: str | Path, tell: Once, **how: object) -> MoveReport:
     """Move while something happens."""
     asked = Asked(StoreLocation(str(source)), StoreLocation(str(target)), **how)  # type: ignore[arg-type]
     outcome = run(asked, tell)

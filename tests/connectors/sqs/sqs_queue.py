@@ -8,13 +8,15 @@ from ergon_framework.connector.broker.message import REASON, TRANSACTION_ID, dec
 from ergon_framework.connector.sqs import SqsConnector
 from ergon_framework.connector.sqs.wire import incoming
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.testing.link import Link
+from ergon_framework.testing.link import CuttableLink
 from tests.servers.s3 import REGION
 from tests.servers.sqs import SqsServer
 from tests.waiting import until
 
 
-def connect(sqs: SqsServer, queue: str, link: Link | None = None, **options: Any) -> SqsConnector:
+def connect(
+    sqs: SqsServer, queue: str, link: CuttableLink | None = None, **options: Any
+) -> SqsConnector:
     """A connector to the queue, perhaps through a link."""
     endpoint = sqs.endpoint if link is None else f"http://127.0.0.1:{link.port}"
     options = {"wait": 0, "endpoint": endpoint, **options}

@@ -15,7 +15,7 @@ from ergon_framework.connector.sqs import SqsConnector
 from ergon_framework.connector.sqs.wire import incoming
 from ergon_framework.errors import ChannelLostError, ConfigurationError, PayloadError
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.testing.link import Link
+from ergon_framework.testing.link import CuttableLink
 from ergon_framework.testing.suites import ConnectorFaults, exercise_connector
 from tests import fork_server
 from tests.connectors.recorded_results import check_recorded
@@ -33,12 +33,12 @@ def test_it_behaves_as_every_connector_must(
     sqs: SqsServer, colour: Literal["sync", "async"]
 ) -> None:
     """The whole suite, but for a payload of a mebibyte, which SQS has no room for."""
-    links: dict[SqsConnector, Link] = {}
+    links: dict[SqsConnector, CuttableLink] = {}
 
     @contextmanager
     def made() -> Iterator[SqsConnector]:
         with (
-            Link(sqs.server.port) as link,
+            CuttableLink(sqs.server.port) as link,
             connect(sqs, sqs.new_queue(), link, visibility=3) as connector,
         ):
             links[connector] = link
@@ -133,7 +133,7 @@ def test_a_message_that_could_not_be_kept_is_refused_late(sqs: SqsServer) -> Non
     """After a cut longer than the visibility another consumer has it: a late ack says so."""
     queue = sqs.new_queue()
     with (
-        Link(sqs.server.port) as link,
+        CuttableLink(sqs.server.port) as link,
         connect(sqs, queue, link, visibility=2) as cut_off,
         connect(sqs, queue, wait=1) as other,
     ):
@@ -172,7 +172,7 @@ def test_a_broker_that_is_away_at_the_start_is_waited_for(sqs: SqsServer) -> Non
     """Health says so meanwhile."""
     queue = sqs.new_queue()
     with (
-        Link(sqs.server.port) as link,
+        CuttableLink(sqs.server.port) as link,
         connect(sqs, queue, link) as connector,
         ThreadPoolExecutor() as pool,
     ):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.job import CancelRequested, JobStatus, RequeueRequested
-from ergon_framework.core.limits import Bucket
+from ergon_framework.core.limits import TokenBucket
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flows import FlowPlanner
 from ergon_framework.jobs.newjob import new_job
@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.redis import RedisJobStore, scripts
 from ergon_framework.jobs.stores.redis.transitions import ADD, EXCHANGE
 from ergon_framework.jobs.stores.transitions import JobPosition, cancel_replaced
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Settlement, WorkerRecord
-from ergon_framework.storage.redis.client import Script
+from ergon_framework.storage.redis.client import RedisScript
 from ergon_framework.testing.suites.drivers import START, HandClock
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -164,14 +164,14 @@ def test_quick_claims_and_settlements_write_what_slow_ones_do(
 
 
 def _life(
-    open_store: Open, prefix: str, script: Script, monkeypatch: pytest.MonkeyPatch
+    open_store: Open, prefix: str, script: RedisScript, monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
     """A random life, the same for every store, and what it left in the database."""
     clock, dice = HandClock(), random.Random(7)  # noqa: S311
     store = open_store(clock=clock, prefix=prefix)
     write = store.transactions.write
 
-    def exchanging(what: Script, *args: Any, **options: Any) -> Any:
+    def exchanging(what: RedisScript, *args: Any, **options: Any) -> Any:
         return write(script if what is EXCHANGE else what, *args, **options)
 
     monkeypatch.setattr(store.transactions, "write", exchanging)
@@ -243,7 +243,7 @@ def test_rates_follow_the_one_formula(open_store: Open) -> None:
         rate, burst = round(dice.uniform(0.05, 20.0), 3), dice.randint(1, 6)
         store.set_queue("default", rate=rate, burst=burst)
         s.put(*(f"job-{n}" for n in range(60)))
-        bucket, left = Bucket(rate, burst), 60
+        bucket, left = TokenBucket(rate, burst), 60
         for _ in range(12):
             slots = dice.randint(1, 8)
             claimed = s.settle_and_claim((), slots)[1]

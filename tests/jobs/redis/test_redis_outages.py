@@ -13,7 +13,7 @@ from ergon_framework.errors import DuplicateJobError, StoreReadOnlyError, StoreU
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
 from ergon_framework.storage.redis.client import RedisTimeouts
-from ergon_framework.testing.link import Link
+from ergon_framework.testing.link import CuttableLink
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -98,7 +98,7 @@ def test_scripts_that_were_forgotten_are_sent_again(open_store: Open) -> None:
 
 def test_a_cut_link_is_an_error_and_heals(durable_redis: RedisServer, open_store: Open) -> None:
     """While the network is away calls say so; afterwards the same store goes on."""
-    with Link(durable_redis.port) as link:
+    with CuttableLink(durable_redis.port) as link:
         store = open_store(f"redis://127.0.0.1:{link.port}/0", timeouts=AT_ONCE)
         store.add([new("a")])
         link.cut()
@@ -115,7 +115,7 @@ def test_a_failover_behind_a_name(own_server: RedisServer) -> None:
     """The old primary keeps its connections; store and subscriptions go over to the new one."""
     with (
         serving() as other,
-        Link(own_server.port) as link,
+        CuttableLink(own_server.port) as link,
         other.connect() as client,
         closing(RedisJobStore(f"redis://127.0.0.1:{link.port}/0", timeouts=AT_ONCE)) as store,
     ):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.jobs.stores.redis import RedisJobStore, scripts
-from ergon_framework.storage.redis.client import Script
+from ergon_framework.storage.redis.client import RedisScript
 from ergon_framework.testing.suites.jobstore import JobStoreSuiteError, exercise_job_store
 
 PLANTED = {
@@ -199,9 +199,9 @@ def test_a_planted_script_is_rejected(
     """Each by the check that is about it."""
     right, wrong, check = PLANTED[bug]
     right, wrong = (scripts.script_of(each).text.decode() for each in (right, wrong))
-    spoilt: dict[str, Script] = {}
+    spoilt: dict[str, RedisScript] = {}
 
-    def spoil(what: Script) -> Script:
+    def spoil(what: RedisScript) -> RedisScript:
         text = what.text.decode()
         if right not in text:
             return what
@@ -211,7 +211,7 @@ def test_a_planted_script_is_rejected(
         store = RedisJobStore(redis_url, clock=clock)
         run = store.transactions.run
 
-        def running(what: Script, *args: Any, **options: Any) -> Any:
+        def running(what: RedisScript, *args: Any, **options: Any) -> Any:
             return run(spoil(what), *args, **options)
 
         monkeypatch.setattr(store.transactions, "run", running)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.storage.sqlite.database import Database
@@ -33,6 +33,6 @@ def test_keys_and_letters_wait_for_the_disk(
     store.finish("t", "k", "me", {"paid": 1}, None)
     store.record(RecordBatch([attempt()], [letter(1)]))
     assert commits == [True, True, True]
-    store.reserve(LANE, Window(START, START + 60.0), 5, 1)
+    store.reserve(LANE, QuotaWindow(START, START + 60.0), 5, 1)
     assert commits[3:] == [False]
     store.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.ports.providerstore import (
     CallTotals,
     LaneCount,
@@ -34,8 +34,8 @@ def test_tenants_have_called_or_have_a_quota(looking: SqlProviderInspector, open
     """Each once, in order, and so many."""
     store = opened()
     store.record(RecordBatch([attempt(), attempt()]))
-    store.reserve(LANE, Window(START, START + 60), 5, 1)
-    store.reserve(OTHER, Window(START, START + 60), 5, 1)
+    store.reserve(LANE, QuotaWindow(START, START + 60), 5, 1)
+    store.reserve(OTHER, QuotaWindow(START, START + 60), 5, 1)
     assert looking.tenants(9) == ["another", "tenant"]
     assert looking.tenants(1) == ["another"]
 
@@ -86,9 +86,9 @@ def test_figures_are_of_all_tenants(
             [letter(1)],
         )
     )
-    store.reserve(LANE, Window(START - 60, START), 5, 3)
-    store.reserve(LANE, Window(START, START + 60), 5, 1)
-    store.reserve(OTHER, Window(START, START + 60), 7, 2)
+    store.reserve(LANE, QuotaWindow(START - 60, START), 5, 3)
+    store.reserve(LANE, QuotaWindow(START, START + 60), 5, 1)
+    store.reserve(OTHER, QuotaWindow(START, START + 60), 7, 2)
     found = looking.figures(clock(), WAITING)
     lane = LANE[1:]
     assert found.circuits == [LaneCount(*lane, "closed", 2)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.limits import QuotaUsage, QuotaWindow
 from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore, RecordBatch
@@ -23,7 +23,7 @@ from tests.providers.stores.conftest import Opener
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
 
 pytestmark = pytest.mark.req("PROVIDERS:storage")
-HOUR = Window(START, START + 3600.0)
+HOUR = QuotaWindow(START, START + 3600.0)
 
 
 def edit(store: ProviderStore, sql: str, **values: Any) -> None:
@@ -97,10 +97,10 @@ def test_a_window_that_ended_is_not_replaced_by_an_older_one(
 ) -> None:
     """The policy became a shorter one: the longer window, which still runs, is history."""
     store.reserve(LANE, HOUR, 10, 1)
-    store.reserve(LANE, Window(START + 60, START + 120), 10, 1)
+    store.reserve(LANE, QuotaWindow(START + 60, START + 120), 10, 1)
     clock.at = START + 90
     [lane] = store.health(LANE.tenant_id)
-    assert lane.account == QuotaUsage(Window(START + 60, START + 120), 10, 1)
+    assert lane.account == QuotaUsage(QuotaWindow(START + 60, START + 120), 10, 1)
     clock.at = START + 200
     assert [lane.account for lane in store.health(LANE.tenant_id)] == []
 

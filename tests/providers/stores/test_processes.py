@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState
-from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.limits import QuotaUsage, QuotaWindow
 from ergon_framework.ports.providerstore import ClaimState, LetterStatus, ProviderStore, RecordBatch
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.database import AFTER, BEFORE
@@ -30,7 +30,7 @@ from tests.providers.stores.store_factory import (
 
 pytestmark = pytest.mark.slow
 WAIT = 50
-HOUR = Window(START, START + 3600)
+HOUR = QuotaWindow(START, START + 3600)
 ROOT = Path(__file__).parents[3]
 POINTS = sorted([*BEFORE.values(), *AFTER.values()])
 POSTGRES = "postgresql"
@@ -38,7 +38,7 @@ POSTGRES = "postgresql"
 # Waits until all are there, then 32 threads take what they can get.
 TAKER = """
 import sys, threading
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.store_urls import open_store
@@ -53,7 +53,7 @@ store = (
     if url.startswith("postgresql")
     else open_store(url)
 )
-window = Window(1_800_000_000.0, 1_800_003_600.0)
+window = QuotaWindow(1_800_000_000.0, 1_800_003_600.0)
 key = LaneKey("tenant", "rank", "snapshot")
 granted = []
 
@@ -77,13 +77,13 @@ store.close()
 ACTOR = """
 import sys
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.ports.providerstore import RecordBatch, LetterStatus
 from ergon_framework.providers.store_urls import open_store
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
 
 store = open_store(sys.argv[1], clock=HandClock())
-window = Window(START, START + 3600)
+window = QuotaWindow(START, START + 3600)
 action = sys.argv[2]
 if action == "reserve":
     store.reserve(LANE, window, 10, 1)
@@ -113,13 +113,13 @@ print("survived")
 # A parent and its children use what the parent opened, all at once.
 FORKER = """
 import os, sys
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.ports.providerstore import RecordBatch, LaneKey
 from ergon_framework.providers.store_urls import open_store
 from tests.providers.stores.store_factory import LANE, START, attempt
 
 store = open_store(sys.argv[1])
-window = Window(START, START + 3600)
+window = QuotaWindow(START, START + 3600)
 store.reserve(LANE, window, 1000, 1)
 store.health("tenant")
 children = []

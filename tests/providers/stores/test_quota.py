@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.limits import QuotaUsage, QuotaWindow
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.store_urls import open_store
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.store_factory import LANE, START, HandClock, race
 
-HOUR = Window(START, START + 3600)
-NEXT = Window(HOUR.end, HOUR.end + 3600)
-DAY_BEFORE = Window(START - 3600, START)
+HOUR = QuotaWindow(START, START + 3600)
+NEXT = QuotaWindow(HOUR.end, HOUR.end + 3600)
+DAY_BEFORE = QuotaWindow(START - 3600, START)
 
 
 @pytest.mark.req("PEF:Q-1", "PEF:Q-2")
@@ -159,7 +159,7 @@ def test_a_refusal_is_marked_at_most_once_a_second(tmp_path: Path, clock: HandCl
 @pytest.mark.req("PEF:Q-3")
 def test_odd_windows_keep_their_identity(store: ProviderStore) -> None:
     """The account names the very window that was asked for, whatever a database rounds."""
-    odd = Window(START + 0.30000000000000004, START + 0.6000000000000001)
+    odd = QuotaWindow(START + 0.30000000000000004, START + 0.6000000000000001)
     assert store.reserve(LANE, odd, 10**30, 1).account.window == odd
     assert store.reserve(LANE, odd, 10**30, 1).account.used == 2
     store.refund(LANE, odd, 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.limits import QuotaUsage, QuotaWindow
 from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore, RecordBatch
@@ -18,7 +18,7 @@ from ergon_framework.storage.sql_files import load
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
 
-HOUR = Window(START, START + 3600)
+HOUR = QuotaWindow(START, START + 3600)
 
 
 def only(store: ProviderStore) -> LaneHealth:
@@ -243,9 +243,9 @@ def test_windows_are_pruned_but_for_the_latest(opened: Opener) -> None:
     """Windows pile up one by one; the latest keeps older ones from being opened again."""
     store = opened()
     for start in range(5):
-        store.reserve(LANE, Window(START + start, START + start + 1), 5, 1)
+        store.reserve(LANE, QuotaWindow(START + start, START + start + 1), 5, 1)
     assert store.prune(START + 100) == 4
-    late = store.reserve(LANE, Window(START, START + 1), 5, 1)
+    late = store.reserve(LANE, QuotaWindow(START, START + 1), 5, 1)
     assert late.account.window.start == START + 4
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.limits import QuotaUsage, QuotaWindow
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
     LaneHealth,
@@ -229,7 +229,7 @@ class SuccessEndsTheCooldown(Honest):
 class ChecksThenTakes(Honest):
     """Looks whether there is something left, and takes it later."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         found = super().reserve(key, window, limit, 0)
         if found.account.reserve(units) is None:
             return found._replace(is_granted=False)
@@ -242,7 +242,7 @@ class ChecksThenTakes(Honest):
 class FirstUseResets(Honest):
     """Finds no account, and makes one, as all others do at that moment."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         lane = self._lane(key)
         if lane.account is None or lane.account.window != window:
             self.meet()
@@ -253,7 +253,7 @@ class FirstUseResets(Honest):
 class OneOpener(Honest):
     """Takes a window that somebody else opened just now for one that is used up."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         if self._lane(key).account is None:
             self.meet()
             opened = self._lane(key).account
@@ -265,7 +265,7 @@ class OneOpener(Honest):
 class OpensOlderWindows(Honest):
     """Gives every window a budget, whenever it was."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         lane = self._lane(key)
         if lane.account is not None and lane.account.window != window:
             lane.account = None
@@ -275,7 +275,7 @@ class OpensOlderWindows(Honest):
 class NewestWindowHolds(Honest):
     """Asks the newest window, however far ahead the clock was that opened it."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         account = self._lane(key).account
         if account is not None and account.window.start > window.start:
             window = account.window
@@ -285,7 +285,7 @@ class NewestWindowHolds(Honest):
 class TakesWhatIsLeft(Honest):
     """Grants a part of what was asked for."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         found = super().reserve(key, window, limit, units)
         if not found.is_granted and found.account.remaining:
             return super().reserve(key, window, limit, found.account.remaining)
@@ -295,7 +295,7 @@ class TakesWhatIsLeft(Honest):
 class FirstCallerIsNotCounted(Honest):
     """Opens an account with whatever the first caller asked for."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         lane = self._lane(key)
         if lane.account is None:
             lane.account = QuotaUsage(window, limit, units)
@@ -306,7 +306,7 @@ class FirstCallerIsNotCounted(Honest):
 class FirstLimitHolds(Honest):
     """Keeps the limit a window began with."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         account = self._lane(key).account
         held = limit if account is None or account.window != window else account.limit
         return super().reserve(key, window, held, units)
@@ -315,7 +315,7 @@ class FirstLimitHolds(Honest):
 class ForgivesTheExcess(Honest):
     """Lets a lowered limit wipe out what was used beyond it."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         lane = self._lane(key)
         if lane.account is not None and lane.account.used > limit:
             lane.account = lane.account._replace(used=limit)
@@ -325,7 +325,7 @@ class ForgivesTheExcess(Honest):
 class RefundsWithoutEnd(Honest):
     """Lets a refund that is made twice count twice."""
 
-    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+    def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
         lane = self._lane(key)
         if lane.account is not None and lane.account.window == window:
             lane.account = lane.account._replace(used=lane.account.used - units)
@@ -334,7 +334,7 @@ class RefundsWithoutEnd(Honest):
 class RefundNeedsAnAccount(Honest):
     """Takes a refund for which it finds no account amiss."""
 
-    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+    def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
         if key not in self._lanes:
             raise StoreError("there is no such account")
         super().refund(key, window, units)
@@ -343,7 +343,7 @@ class RefundNeedsAnAccount(Honest):
 class RefundsTheNewest(Honest):
     """Gives units back to whatever window is running by now."""
 
-    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+    def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
         lane = self._lanes.get(key)
         newest = lane.account if lane else None
         super().refund(key, newest.window if newest else window, units)
@@ -352,14 +352,14 @@ class RefundsTheNewest(Honest):
 class RefundsNothing(Honest):
     """Forgets to give back."""
 
-    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+    def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
         super().refund(key, window, 0)
 
 
 class BudgetForAllTenants(Honest):
     """Lets tenants share a budget."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         return super().reserve(key._replace(tenant_id=""), window, limit, units)
 
 
@@ -383,5 +383,5 @@ class BudgetPerProcess(Honest):
         super().__init__(clock)
         self._own = MemoryProviderStore(clock)
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         return self._own.reserve(key, window, limit, units)

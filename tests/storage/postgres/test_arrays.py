@@ -9,7 +9,7 @@ import psycopg
 from ergon_framework.jobs.stores.postgres.statements import numbers, texts
 from ergon_framework.storage.postgres.pipeline import (
     Bigints,
-    Bytes,
+    ByteaArray,
     Floats,
     Integers,
     taking_arrays,
@@ -31,7 +31,12 @@ def test_what_comes_out_is_what_went_in(postgres_url: str) -> None:
         one: list[list[Any]] = [[b"x" * 70_000], *given[1:]]
         for values in (given, nothing, alike, blank, one):
             cursor = taking_arrays(psycopg.RawCursor(connection))
-            packed = (Bytes(values[0]), Bigints(values[1]), Integers(values[2]), Floats(values[3]))
+            packed = (
+                ByteaArray(values[0]),
+                Bigints(values[1]),
+                Integers(values[2]),
+                Floats(values[3]),
+            )
             cursor.execute("SELECT $1, $2, $3, $4", packed)
             assert cursor.fetchone() == tuple(values)
 

@@ -13,7 +13,7 @@ import redis
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import PlainConnection, RedisClient, Script
+from ergon_framework.storage.redis.client import PlainConnection, RedisClient, RedisScript
 from tests.jobs.real_worker import wait_until
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:url-errors")
@@ -43,7 +43,7 @@ def close_elsewhere(link: RedisClient) -> None:
     assert not thread.is_alive()
 
 
-PING = Script('return "PONG"', keys=0, names={})
+PING = RedisScript('return "PONG"', keys=0, names={})
 
 
 def asked(link: RedisClient, before: Callable[[Any], None], after: Callable[[Any], None]) -> Any:

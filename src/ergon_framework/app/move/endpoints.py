@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ergon_framework.app.move import transfer
 from ergon_framework.app.move.fencing import FencedStore
-from ergon_framework.app.move.object_copy import Bytes
+from ergon_framework.app.move.object_copy import ObjectStorePair
 from ergon_framework.app.move.payloads import InlinedRecords
 from ergon_framework.app.move.preflight import (
     locked,
@@ -446,7 +446,7 @@ def _refuse_unmakable(folder: Path, facts: Path | None) -> None:
         )
 
 
-def object_stores(asked: Asked, part: Transfer, stack: ExitStack) -> Bytes | None:
+def object_stores(asked: Asked, part: Transfer, stack: ExitStack) -> ObjectStorePair | None:
     """Where objects come from and go to; None when they are to stay."""
     places = asked.objects or (asked.source.objects, asked.target.objects)
     if places[0] is None or places[1] is None:
@@ -458,7 +458,7 @@ def object_stores(asked: Asked, part: Transfer, stack: ExitStack) -> Bytes | Non
     target = open_object_store(place, zone=zone, read_only=asked.is_trial)
     stack.enter_context(closing(target))
     origin = places[0] if is_folder(places[0]) else bucket_of(places[0]).place
-    return Bytes(part.source, source, target, origin)
+    return ObjectStorePair(part.source, source, target, origin)
 
 
 def _refuse_elsewhere(asked: Asked, source: object, part: str) -> None:

@@ -239,7 +239,7 @@ def _snapshot(file: Path, scratch: Path | None, stack: ExitStack) -> Path:
 def _write(opened: _Opened, writer: RecordWriter, tell: Tell) -> None:
     if opened.objects is not None:
         names, objects = opened.parts[0].records, opened.objects
-        stores = object_copy.Bytes(names, objects, objects, opened.origin)
+        stores = object_copy.ObjectStorePair(names, objects, objects, opened.origin)
         _write_objects(stores, writer, tell)
     for part in opened.parts:
         for kind in record_file.kinds_of(part.name):
@@ -251,7 +251,7 @@ def _write(opened: _Opened, writer: RecordWriter, tell: Tell) -> None:
                     tell(TransferProgress(part.name, f"exporting {kind.title}", count, total))
 
 
-def _write_objects(stores: object_copy.Bytes, writer: RecordWriter, tell: Tell) -> None:
+def _write_objects(stores: object_copy.ObjectStorePair, writer: RecordWriter, tell: Tell) -> None:
     """Write the bytes of every object once, whatever number of names it has."""
     written: set[bytes] = set()
     for count, name in enumerate(all_records(stores.names, ObjectNameRecord), 1):
@@ -262,7 +262,9 @@ def _write_objects(stores: object_copy.Bytes, writer: RecordWriter, tell: Tell) 
         tell(TransferProgress(object_copy.PART, "exporting objects", count))
 
 
-def _write_object(stores: object_copy.Bytes, name: ObjectNameRecord, writer: RecordWriter) -> None:
+def _write_object(
+    stores: object_copy.ObjectStorePair, name: ObjectNameRecord, writer: RecordWriter
+) -> None:
     kept = name.object
     download = stores.source.open(kept.digest)
     if download is None:

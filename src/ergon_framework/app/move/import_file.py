@@ -23,7 +23,7 @@ from ergon_framework.app.move import endpoints, object_copy, preflight, transfer
 from ergon_framework.app.move.announcement import announced_files
 from ergon_framework.app.move.endpoints import Asked
 from ergon_framework.app.move.fencing import FencedStore
-from ergon_framework.app.move.object_copy import Bytes
+from ergon_framework.app.move.object_copy import ObjectStorePair
 from ergon_framework.app.move.record_file import (
     CALLS,
     FACTS,
@@ -248,7 +248,7 @@ def _import_zone(
         _fill(asked, [part], found, tell)
         return
     objects = _open_objects(asked, place, str(file.header.zone), stack)
-    stores = Bytes(file, cast("ObjectStore", FileObjects(file)), objects, file.name)
+    stores = ObjectStorePair(file, cast("ObjectStore", FileObjects(file)), objects, file.name)
     if asked.is_trial:
         found.moved.append(object_copy.look(stores, tell))
     else:

@@ -19,7 +19,7 @@ declare("move.object.before", "move.object.after")
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ObjectStorePair:
     """Two stores of objects, and the zone whose names say which objects there are."""
 
     names: RecordReader
@@ -29,7 +29,7 @@ class Bytes:
     """Where the source is, in words for a reader of errors."""
 
 
-def look(stores: Bytes, tell: Tell) -> Moved:
+def look(stores: ObjectStorePair, tell: Tell) -> Moved:
     """Find out how many names stand for bytes that would be copied; nothing is written."""
     moved = Moved(PART, PART)
     for count, name in enumerate(all_records(stores.names, ObjectNameRecord), 1):
@@ -38,7 +38,7 @@ def look(stores: Bytes, tell: Tell) -> Moved:
     return moved
 
 
-def move(stores: Bytes, tell: Tell) -> Moved:
+def move(stores: ObjectStorePair, tell: Tell) -> Moved:
     """Copy what is missing or damaged; :func:`settle` comes after the names.
 
     Bytes that are there are read, those that were just copied as well: what a disk or a bucket
@@ -53,7 +53,7 @@ def move(stores: Bytes, tell: Tell) -> Moved:
     return moved
 
 
-def settle(stores: Bytes, moved: Moved, tell: Tell) -> None:
+def settle(stores: ObjectStorePair, moved: Moved, tell: Tell) -> None:
     """Look for the bytes of every name once more; of those that came meanwhile, copy them."""
     total, count = hashlib.sha256(), 0
     for name in all_records(stores.names, ObjectNameRecord):
@@ -69,11 +69,11 @@ def settle(stores: Bytes, moved: Moved, tell: Tell) -> None:
     moved.sum = KindDigest(count, total.hexdigest())
 
 
-def _flaw(stores: Bytes, name: ObjectNameRecord) -> str | None:
+def _flaw(stores: ObjectStorePair, name: ObjectNameRecord) -> str | None:
     return stores.target.verify(name.object.digest, name.object.size)
 
 
-def _bring(stores: Bytes, name: ObjectNameRecord) -> None:
+def _bring(stores: ObjectStorePair, name: ObjectNameRecord) -> None:
     """Copy the bytes of one object, and read them where they are now."""
     failpoint("move.object.before")
     _copy(stores, name)
@@ -83,7 +83,7 @@ def _bring(stores: Bytes, name: ObjectNameRecord) -> None:
         raise lost(name, f"are not what was written where they were copied to: {flaw}")
 
 
-def _copy(stores: Bytes, name: ObjectNameRecord) -> None:
+def _copy(stores: ObjectStorePair, name: ObjectNameRecord) -> None:
     """Copy the bytes of one object; a transfer that was cut goes on where it stopped."""
     digest = name.object.digest
     download = stores.source.open(digest)

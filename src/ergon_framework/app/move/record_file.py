@@ -547,9 +547,9 @@ class FileObjects:
     def __init__(self, file: RecordFile) -> None:
         self._file = file
 
-    def open(self, digest: bytes) -> FileDownload | None:
+    def open(self, digest: bytes) -> RecordFileDownload | None:
         """Begin to give bytes out; None when they are not there."""
-        return FileDownload(self._file, digest) if digest in self._file.objects else None
+        return RecordFileDownload(self._file, digest) if digest in self._file.objects else None
 
     def stat(self, digest: bytes) -> Blob | None:
         """Whether they are there, and how many."""
@@ -562,7 +562,7 @@ class FileObjects:
         return None if kept is not None and kept.size == size else "they are not in the file"
 
 
-class FileDownload:
+class RecordFileDownload:
     """The bytes of one object on their way out of a file."""
 
     def __init__(self, file: RecordFile, digest: bytes) -> None:

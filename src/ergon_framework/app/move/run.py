@@ -30,13 +30,13 @@ from ergon_framework.ports.transfer import (
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.incoming import Announcement
 
-__all__ = ["Asked", "Outcome", "run"]
+__all__ = ["Asked", "MoveReport", "run"]
 
 declare("move.back.shut")
 
 
 @dataclass
-class Outcome:
+class MoveReport:
     """What became of everything, and what was left out and why."""
 
     moved: list[Moved] = field(default_factory=list)
@@ -51,18 +51,18 @@ class _Move:
 
     asked: Asked
     parts: list[Transfer]
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: MoveReport = field(default_factory=MoveReport)
     found: list[list[Moved]] = field(default_factory=list)
     is_ending: bool = False
     """Whether its target may be complete by now, and in use."""
 
 
-def run(asked: Asked, tell: Tell) -> Outcome:
+def run(asked: Asked, tell: Tell) -> MoveReport:
     """Move jobs and provider calls, or a zone, or only find out what that would be."""
     return run_all([asked], tell)[0]
 
 
-def run_all(several: Sequence[Asked], tell: Tell) -> list[Outcome]:
+def run_all(several: Sequence[Asked], tell: Tell) -> list[MoveReport]:
     """Moves that begin and end together: nobody works in a target before all of them are filled.
 
     All are refused if one is. If one fails on the way, the sources that were open before are open
@@ -136,7 +136,7 @@ def _open_work(asked: Asked, stack: ExitStack) -> _Move:
         f"the facts of zone {zone} stay: --zone {zone} moves them"
         for zone in zones_at(asked.source)
     ]
-    return _Move(asked, parts, Outcome(notes=notes))
+    return _Move(asked, parts, MoveReport(notes=notes))
 
 
 def _nothing(asked: Asked, notes: Sequence[str]) -> ConfigurationError:

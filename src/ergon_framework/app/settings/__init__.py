@@ -29,7 +29,7 @@ from ergon_framework.app.settings.sections import (
     Settings,
     StoreSettings,
     TaskSettings,
-    TelemetrySettings,
+    TelemetrySection,
 )
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
     "Settings",
     "StoreSettings",
     "TaskSettings",
-    "TelemetrySettings",
+    "TelemetrySection",
     "check_server_packages",
     "examine_settings",
     "load_settings",

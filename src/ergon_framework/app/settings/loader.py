@@ -31,7 +31,7 @@ from ergon_framework.app.settings.sections import (
     StoreSettings,
     Tasks,
     TaskSettings,
-    TelemetrySettings,
+    TelemetrySection,
 )
 from ergon_framework.app.settings.source import KeyPath, SettingsSource, did_you_mean, read_toml
 from ergon_framework.core.text import toml_table
@@ -57,7 +57,7 @@ _OWN = {
     "connectors": Section(Connectors, has_secrets=True, has_free_options=True),
     "services": Section(Services, has_secrets=True, has_free_options=True),
     "policies": Section(Policies),
-    "telemetry": Section(TelemetrySettings),
+    "telemetry": Section(TelemetrySection),
     "server": Section(ServerSettings, has_secrets=True),
 }
 _PLACES = frozenset({"url", "store"})

@@ -174,7 +174,7 @@ _ELSEWHERE = (
 )
 
 
-class TelemetrySettings(SettingsModel):
+class TelemetrySection(SettingsModel):
     """``[telemetry]``: what is told about the work, and how much of it."""
 
     spans: Switch = True
@@ -226,7 +226,7 @@ class Settings(SettingsModel):
     connectors: Connectors = Field(default_factory=FrozenDict)
     services: Services = Field(default_factory=FrozenDict)
     policies: Policies = Field(default_factory=FrozenDict)
-    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
+    telemetry: TelemetrySection = Field(default_factory=TelemetrySection)
     server: ServerSettings = Field(default_factory=ServerSettings)
     extensions: Annotated[Mapping[str, Any], AfterValidator(FrozenDict)] = Field(
         default_factory=FrozenDict

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, Self, TypeVar, Unpack
+from typing import IO, Any, Literal, Self, TypeVar, Unpack
 
 from ergon_framework.boundary.arguments import (
     A_BACKOFF,
@@ -39,6 +39,7 @@ from ergon_framework.boundary.client.flow import (
     RETRIED_KINDS,
     Dice,
     Flow,
+    Stop,
     TaskRunner,
     ThreadRunner,
     never,
@@ -62,7 +63,7 @@ from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import Reference
 
-__all__ = ["ConsumeReport", "ConsumerBase", "ConsumerOptions", "Stop"]
+__all__ = ["ConsumeReport", "ConsumerBase", "FactConsumerOptions", "Stop"]
 
 
 logger = logging.getLogger("ergon_framework.boundary.consuming.options")  # users filter by it
@@ -80,14 +81,7 @@ BACKOFF = Backoff(base=0.5, factor=2.0, cap=30.0)
 """Between two attempts at one fact."""
 
 
-class Stop(Protocol):
-    """A flag such as ``threading.Event`` or ``asyncio.Event``."""
-
-    def is_set(self) -> bool:
-        """Whether it is time to go."""
-
-
-class ConsumerOptions(TlsOptions, total=False):
+class FactConsumerOptions(TlsOptions, total=False):
     """``Consumer(node, name, ...)``."""
 
     log: str | None
@@ -147,7 +141,7 @@ def warn_of_gap(loss: Loss) -> None:
 class ConsumerBase:
     """The half of a consumer that does not wait."""
 
-    def __init__(self, name: str, options: ConsumerOptions) -> None:
+    def __init__(self, name: str, options: FactConsumerOptions) -> None:
         check_options(type(self).__name__, options, CONSUMER)
         NAME.check("consumer_name", name)
         self.name = name
@@ -242,7 +236,7 @@ class Consumer(ConsumerBase):
     """
 
     def __init__(
-        self, node: str | Transport, consumer_name: str, **options: Unpack[ConsumerOptions]
+        self, node: str | Transport, consumer_name: str, **options: Unpack[FactConsumerOptions]
     ) -> None:
         TRANSPORT.check("node", node)
         super().__init__(consumer_name, options)
@@ -377,7 +371,7 @@ class AsyncConsumer(ConsumerBase):
     """
 
     def __init__(
-        self, node: str | AsyncTransport, consumer_name: str, **options: Unpack[ConsumerOptions]
+        self, node: str | AsyncTransport, consumer_name: str, **options: Unpack[FactConsumerOptions]
     ) -> None:
         TRANSPORT.check("node", node)
         super().__init__(consumer_name, options)

@@ -11,7 +11,7 @@ import inspect
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -35,6 +35,13 @@ from ergon_framework.errors import (
 from ergon_framework.ports.clock import Clock, Signal
 
 T = TypeVar("T")
+
+
+class Stop(Protocol):
+    """What a caller stops a loop with: an event of ``threading`` or ``asyncio``."""
+
+    def is_set(self) -> bool:
+        """Whether it is to stop."""
 
 
 @dataclass(frozen=True, slots=True)

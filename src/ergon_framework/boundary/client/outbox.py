@@ -49,8 +49,8 @@ from ergon_framework.boundary.client.outbox_drain import (
     Recovery,
 )
 from ergon_framework.boundary.client.outbox_store import (
-    Entry,
     Figures,
+    OutboxEntry,
     OutboxFile,
     OutboxFiles,
     OutboxItem,
@@ -141,7 +141,7 @@ logger = logging.getLogger("ergon_framework.boundary")
 WhenHeld: TypeAlias = Literal["wait", "raise"]
 
 
-class Sender(Protocol):
+class FactSender(Protocol):
     """What an outbox needs of a producer. It brings the retry rule; each call is one attempt."""
 
     def append_fact(self, envelope: Envelope, fact: Fact) -> Receipt:
@@ -190,7 +190,7 @@ class Outbox:
     def __init__(
         self,
         path: str | Path,
-        producer: Sender | None = None,
+        producer: FactSender | None = None,
         *,
         clock: Callable[[], float] = time.time,
         max_items: int | None = None,
@@ -267,7 +267,7 @@ class Outbox:
         fact, kept = attached(self._spool.folder, fact, list(files), is_copied=copy)
         try:
             with traced_publishing(envelope, "boundary.spool") as on_its_way:
-                entry = Entry(self._admitted(on_its_way.envelope, fact), kept)
+                entry = OutboxEntry(self._validated(on_its_way.envelope, fact), kept)
                 seq, is_new = self._spool.add(entry)
         except BoundaryError:  # after any other the fact may be there; if not, they are swept
             self._spool.folder.drop(kept)
@@ -291,7 +291,9 @@ class Outbox:
         after the commit, sends it at once; otherwise it is found at the next look.
         """
         with traced_publishing(envelope, "boundary.spool") as on_its_way:
-            return self._spool.add_in(connection, Entry(self._admitted(on_its_way.envelope, fact)))
+            return self._spool.add_in(
+                connection, OutboxEntry(self._validated(on_its_way.envelope, fact))
+            )
 
     # ---- sending ----
 
@@ -454,12 +456,12 @@ class Outbox:
 
     # ---- inside ----
 
-    def _sender(self) -> Sender:
+    def _sender(self) -> FactSender:
         if self._producer is None:
             raise WiringError("this outbox has no producer", remedy="give it one to drain it")
         return self._producer
 
-    def _admitted(self, envelope: Any, fact: Any) -> NewFact:
+    def _validated(self, envelope: Any, fact: Any) -> NewFact:
         valid = validate_fact(
             envelope, fact, self._limits, strict_ids=self._strict_ids, clock=self._clock
         )

@@ -20,11 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import structs
 
+from ergon_framework.boundary.client.flow import Stop
 from ergon_framework.boundary.client.outbox_store import OutboxFile, OutboxItem, OutboxStore
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.schema import identity_digest, spelled
@@ -390,13 +391,6 @@ MakeScript: TypeAlias = Callable[[Callable[[], bool]], DrainSteps[DrainReport]]
 """Makes the script, given how to ask whether it is to stop."""
 IsOver: TypeAlias = Callable[[], bool]
 """Whether the drain that holds the lock has left nothing to do for one that waits."""
-
-
-class Stop(Protocol):
-    """What a caller stops a drain with: an event of ``threading`` or ``asyncio``."""
-
-    def is_set(self) -> bool:
-        """Whether it is to stop."""
 
 
 def drain(

@@ -59,7 +59,7 @@ class OutboxFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OutboxEntry:
     """A checked fact on its way into the spool."""
 
     fact: NewFact
@@ -369,7 +369,7 @@ class OutboxStore:
 
     # ---- putting facts in ----
 
-    def add(self, entry: Entry) -> tuple[int, bool]:
+    def add(self, entry: OutboxEntry) -> tuple[int, bool]:
         """Put a fact behind all others: its id, and whether it was not there before."""
         failpoint("boundary.outbox.add.before")
         added = self._write(lambda cursor: self._insert(cursor, entry))
@@ -377,7 +377,7 @@ class OutboxStore:
         self.notify()
         return added
 
-    def add_in(self, connection: Joinable, entry: Entry) -> int:
+    def add_in(self, connection: Joinable, entry: OutboxEntry) -> int:
         """The same in the caller's own transaction on the same file, which the caller commits."""
         with joined(connection, self.path, _SQL["lock"]) as cursor:
             return self._insert(cursor, entry)[0]
@@ -535,7 +535,7 @@ class OutboxStore:
 
     # ---- inside ----
 
-    def _insert(self, cursor: sqlite3.Cursor, entry: Entry) -> tuple[int, bool]:
+    def _insert(self, cursor: sqlite3.Cursor, entry: OutboxEntry) -> tuple[int, bool]:
         fact = entry.fact
         found = cursor.execute(_SQL["find"], (fact.from_zone, fact.message_id)).fetchone()
         if found is not None:
@@ -548,7 +548,7 @@ class OutboxStore:
         )
         return int(cursor.execute(_SQL["insert"], row).lastrowid or 0), True
 
-    def _refuse_overflow(self, cursor: sqlite3.Cursor, entry: Entry) -> None:
+    def _refuse_overflow(self, cursor: sqlite3.Cursor, entry: OutboxEntry) -> None:
         # Counted in the same transaction as the insert: two processes could both see room for one.
         rows = cursor.execute(_SQL["figures"]).fetchall()
         items, size = sum(row[0] for row in rows), sum(row[1] for row in rows)
@@ -579,7 +579,9 @@ def _on_a_cursor(work: Callable[[sqlite3.Cursor], T]) -> Callable[[sqlite3.Conne
     return whole
 
 
-def _again(cursor: sqlite3.Cursor, entry: Entry, seq: int, digest: bytes, is_refused: int) -> int:
+def _again(
+    cursor: sqlite3.Cursor, entry: OutboxEntry, seq: int, digest: bytes, is_refused: int
+) -> int:
     """A fact whose id is in the spool already."""
     if digest != entry.fact.digest:
         raise ConflictingDuplicateError(

@@ -9,6 +9,7 @@ anew makes a new planner for each attempt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -27,6 +28,15 @@ L = TypeVar("L")
 
 KEPT_DIGEST = 16
 """Bytes of a digest that are kept of a fact whose payload is gone."""
+
+
+@dataclass(slots=True)
+class Append:
+    """One caller's facts on their way in."""
+
+    log: str
+    facts: list[PreparedFact]
+    capacity: int | None
 
 
 class Condition(Enum):

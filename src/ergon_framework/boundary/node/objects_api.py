@@ -231,7 +231,7 @@ class PutObject(OperationRequest):
     expected_digest: str | None = None
 
 
-class ObjectName(OperationRequest):
+class ObjectRequest(OperationRequest):
     """HeadObject and GetObject."""
 
     bucket: str
@@ -258,8 +258,8 @@ def put_object(zone: LocalZone, permit: Permissions, asked: PutObject) -> dict[s
     return {"bucket": bucket, "key": key, "digest": receipt.digest, "size": receipt.size}
 
 
-@operation(ADMIN, ObjectName)
-def head_object(zone: LocalZone, permit: Permissions, asked: ObjectName) -> dict[str, Any]:
+@operation(ADMIN, ObjectRequest)
+def head_object(zone: LocalZone, permit: Permissions, asked: ObjectRequest) -> dict[str, Any]:
     """Size and digest of an object."""
     stored = _found(zone, permit, asked)
     blob = zone.objects.stat(stored.digest)
@@ -268,8 +268,8 @@ def head_object(zone: LocalZone, permit: Permissions, asked: ObjectName) -> dict
     return object_view(stored)
 
 
-@operation(ADMIN, ObjectName)
-def get_object(zone: LocalZone, permit: Permissions, asked: ObjectName) -> dict[str, Any]:
+@operation(ADMIN, ObjectRequest)
+def get_object(zone: LocalZone, permit: Permissions, asked: ObjectRequest) -> dict[str, Any]:
     """A small object in one call; larger ones are streamed from /v1/objects."""
     stored = _found(zone, permit, asked)
     if stored.size > zone.settings.limits.body_bytes // 2:
@@ -303,7 +303,7 @@ def damaged(bucket: str, key: str) -> DataLossError:
     )
 
 
-def _found(zone: LocalZone, permit: Permissions, asked: ObjectName) -> StoredObject:
+def _found(zone: LocalZone, permit: Permissions, asked: ObjectRequest) -> StoredObject:
     name = checked_name(asked.bucket, asked.key)
     return zone.found(*name, allowed_digest(zone, permit, name, None, asked.fact_offset))
 

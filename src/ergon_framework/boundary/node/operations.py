@@ -124,7 +124,7 @@ class ListQuarantine(OperationRequest):
     state: Literal["quarantined", "released", "discarded", "settled", "all"] = "quarantined"
 
 
-class QuarantineItem(OperationRequest):
+class QuarantineRequest(OperationRequest):
     """ReleaseQuarantine and DiscardQuarantine."""
 
     id: int
@@ -434,9 +434,9 @@ def list_quarantine(zone: LocalZone, permit: Permissions, asked: ListQuarantine)
     return {"items": [quarantine_view(item) for item in seen]}
 
 
-@operation(ADMIN, QuarantineItem)
+@operation(ADMIN, QuarantineRequest)
 def release_quarantine(
-    zone: LocalZone, permit: Permissions, asked: QuarantineItem
+    zone: LocalZone, permit: Permissions, asked: QuarantineRequest
 ) -> dict[str, Any]:
     """Deliver a fact that was set aside once more."""
     item = _settled(zone, permit, asked, "released")
@@ -444,9 +444,9 @@ def release_quarantine(
     return quarantine_view(item)
 
 
-@operation(ADMIN, QuarantineItem)
+@operation(ADMIN, QuarantineRequest)
 def discard_quarantine(
-    zone: LocalZone, permit: Permissions, asked: QuarantineItem
+    zone: LocalZone, permit: Permissions, asked: QuarantineRequest
 ) -> dict[str, Any]:
     """Give a fact that was set aside up for good, for that consumer."""
     item = _settled(zone, permit, asked, "discarded")
@@ -455,7 +455,7 @@ def discard_quarantine(
 
 
 def _settled(
-    zone: LocalZone, permit: Permissions, asked: QuarantineItem, state: str
+    zone: LocalZone, permit: Permissions, asked: QuarantineRequest, state: str
 ) -> Quarantined:
     number = at_least("id", asked.id, 1)
     # The permission belongs to the consumer, which an id alone does not name.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypedDict
 
 from ergon_framework.boundary.client.artifacts import getting, reference_of, saving
-from ergon_framework.boundary.client.consumer import ConsumerBase, ConsumerOptions, warn_of_gap
+from ergon_framework.boundary.client.consumer import ConsumerBase, FactConsumerOptions, warn_of_gap
 from ergon_framework.boundary.client.flow import RETRY_RULE, Flow
 from ergon_framework.boundary.client.options import ProducerBase, ProducerOptions
 from ergon_framework.boundary.facts.schema import ZONE
@@ -57,7 +57,7 @@ def parts_of(
     node: Node,
     consumer: str | None,
     zones: Zones,
-    reading: ConsumerOptions,
+    reading: FactConsumerOptions,
     writing: ProducerOptions,
     shared: Shared,
     wait: float,
@@ -83,7 +83,7 @@ def parts_of(
     return Parts(link, None if reader is None else Driver(link, reader), writer)
 
 
-def _reader(consumer: str, options: ConsumerOptions, shared: Shared) -> FactReader:
+def _reader(consumer: str, options: FactConsumerOptions, shared: Shared) -> FactReader:
     options["retry"], options["timeout"] = shared["retry"], shared["timeout"]
     reading = ConsumerBase(consumer, options)
     on_gap = options.get("on_gap") or warn_of_gap
@@ -182,7 +182,7 @@ class BoundaryConnector:
         self.name = name
         self._wait = wait
         self.waits_for_work = self._wait > 0
-        reading: ConsumerOptions = {
+        reading: FactConsumerOptions = {
             "log": log,
             "start": start,
             "to_zone": view,

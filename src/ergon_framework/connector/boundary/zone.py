@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from ergon_framework.boundary.client.artifacts import Artifact, Blob
-    from ergon_framework.boundary.client.consumer import ConsumeReport, ConsumerOptions, Stop
+    from ergon_framework.boundary.client.consumer import ConsumeReport, FactConsumerOptions, Stop
     from ergon_framework.boundary.client.options import TlsOptions
     from ergon_framework.boundary.client.producer import Producer
     from ergon_framework.boundary.client.transport import Transport
@@ -259,7 +259,7 @@ class Zone:
         to: str | None = None,
         until_empty: bool = False,
         stop: Stop | None = None,
-        **options: Unpack[ConsumerOptions],
+        **options: Unpack[FactConsumerOptions],
     ) -> ConsumeReport:
         """Call a handler for each fact, in order, until ``stop`` is set or the log is read.
 
@@ -268,7 +268,7 @@ class Zone:
         """
         from ergon_framework.boundary.client.consumer import Consumer
 
-        given: ConsumerOptions = {
+        given: FactConsumerOptions = {
             "log": log_of(self.name, from_zone),
             "to_zone": to,
             "timeout": self._timeout,

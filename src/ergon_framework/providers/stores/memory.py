@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.limits import QuotaUsage, QuotaWindow
 from ergon_framework.core.rollup import SlidingHour
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreUnavailableError
@@ -441,7 +441,7 @@ class MemoryProviderStore:
             lane.state = replace(lane.state, cooldown_until=until, written_at=now)
             return True
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, or none."""
         with self._lock:
             if self.is_closed:
@@ -463,7 +463,7 @@ class MemoryProviderStore:
             lane.account = account
         return QuotaGrant(account, is_granted=False)
 
-    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+    def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
         """Give ``units`` back to the window they were taken from; never below nothing used."""
         with self._step():
             lane = self._lanes.get(key)

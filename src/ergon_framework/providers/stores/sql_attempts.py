@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.limits import QuotaUsage, QuotaWindow
 from ergon_framework.core.rollup import DurationHistogram, Rollup, SlidingHour, merged
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreUnavailableError
@@ -470,7 +470,7 @@ def _budgets(rows: list[Row]) -> dict[Lane, tuple[QuotaUsage, float]]:
     """The window of each lane, and when it was last counted."""
     found: dict[Lane, tuple[QuotaUsage, float]] = {}
     for provider_name, capability, start, end, limit, used, updated_at in rows:
-        window = Window(from_db_time(start), from_db_time(end))
+        window = QuotaWindow(from_db_time(start), from_db_time(end))
         found[provider_name, capability] = QuotaUsage(window, limit, used), from_db_time(updated_at)
     return found
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState, ProbeLease
-from ergon_framework.core.limits import QuotaUsage, Window, latest_start
+from ergon_framework.core.limits import QuotaUsage, QuotaWindow, latest_start
 from ergon_framework.ports.providerstore import CLOSED, LaneFailure, LaneKey, LaneState, QuotaGrant
 from ergon_framework.providers.stores.database import (
     PACKAGE,
@@ -137,7 +137,7 @@ class LaneTables:
             )
         )
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none."""
         database, now = self._database, self._database.now()
         values = {
@@ -164,7 +164,7 @@ class LaneTables:
 
         return database.write("reserve", work, is_synced=False)
 
-    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+    def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
         """Give ``units`` back to the window they were taken from; never below nothing used."""
         to_db_time = self._database.to_db_time
         values = {
@@ -242,7 +242,7 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
-def _open_or_refuse(cursor: SqlCursor, values: dict[str, Any], window: Window) -> QuotaGrant:
+def _open_or_refuse(cursor: SqlCursor, values: dict[str, Any], window: QuotaWindow) -> QuotaGrant:
     """Why nothing could be spent: the window is new, not the newest any more, or used up.
 
     Units that another process takes at the same moment are a conflict; after a few of them the
@@ -258,7 +258,7 @@ def _open_or_refuse(cursor: SqlCursor, values: dict[str, Any], window: Window) -
             # Spent from the newest window instead of refused: the clock of this process is late by
             # a little, and the budget is there.
             values["start"], values["end"], used = newest[0]
-            window = Window(from_db_time(values["start"]), from_db_time(values["end"]))
+            window = QuotaWindow(from_db_time(values["start"]), from_db_time(values["end"]))
             taken = cursor.fetch(_SPEND, values)
         elif newest and newest[0][0] == values["start"]:
             used = newest[0][2]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.ports.providerstore import (
     AttemptRow,
     KeyClaimResult,
@@ -90,11 +90,11 @@ class SqlProviderStore:
         """Let calls pass from ``until`` on if the pause still ends at ``known``; whether it did."""
         return self.lane_tables.shorten_cooldown(key, known, until)
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none."""
         return self.lane_tables.reserve(key, window, limit, units)
 
-    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+    def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
         """Give ``units`` back to the window they were taken from; never below nothing used."""
         self.lane_tables.refund(key, window, units)
 

@@ -41,7 +41,7 @@ class Packed:
         self.data = _HEAD.pack(1, 0, element, count, 1) + data
 
 
-class Bytes(Packed):
+class ByteaArray(Packed):
     """``bytea[]``; None is NULL."""
 
     array = 1001

@@ -191,7 +191,7 @@ def connect_in_budget(
 _CONSTANT = re.compile(r'"[^"\n]*"|\b[A-Z][A-Z_]+\b')  # texts are left as they are
 
 
-class Script:
+class RedisScript:
     """One Lua script, and how it is called.
 
     ``names`` are the words in capitals that are replaced in ``source``: constants cost nothing
@@ -279,7 +279,7 @@ class RedisClient:
         return self._answer(lambda connection: connection.send_command(*words), is_repeatable=True)
 
     def run(
-        self, script: Script, keys: bytes, args: Sequence[bytes], *, is_repeatable: bool
+        self, script: RedisScript, keys: bytes, args: Sequence[bytes], *, is_repeatable: bool
     ) -> Any:
         """Run a script; ``keys`` are packed. The server gets its text when it does not know it.
 

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TypeAlias
 
 from ergon_framework.boundary.factstore import hashchain, page_plan
-from ergon_framework.boundary.factstore.append_plan import AppendPlanner
+from ergon_framework.boundary.factstore.append_plan import Append, AppendPlanner
 from ergon_framework.boundary.factstore.append_queue import (
     AppendQueue,
     GuardedCallback,
@@ -91,15 +91,6 @@ MAX_FACTS = 300
 MAX_BYTES = 8 << 20
 MESSAGE_OVERHEAD = 4096
 """Bytes that a message has beside the fact, at most."""
-
-
-@dataclass(slots=True)
-class Append:
-    """One caller's facts on their way in."""
-
-    log: str
-    facts: list[PreparedFact]
-    capacity: int | None
 
 
 class NatsLog:

@@ -23,10 +23,9 @@ from psycopg.errors import error_from_result
 from psycopg.pq import DiagnosticField, ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 
-from ergon_framework.boundary.factstore.append_plan import AppendPlanner
+from ergon_framework.boundary.factstore.append_plan import Append, AppendPlanner
 from ergon_framework.boundary.factstore.postgres.session import PostgresSession
 from ergon_framework.boundary.factstore.sql.append import Identity, RowPlacement, View
-from ergon_framework.boundary.factstore.sql.log import Append
 from ergon_framework.boundary.factstore.sql.rows import (
     LAST,
     LogRow,
@@ -43,7 +42,7 @@ from ergon_framework.ports.factstore import (
     Outcome,
     Reference,
 )
-from ergon_framework.storage.postgres.pipeline import Bigints, Bytes, Floats, Integers, Packed
+from ergon_framework.storage.postgres.pipeline import Bigints, ByteaArray, Floats, Integers, Packed
 from ergon_framework.storage.postgres.pool import Connection, local_settings
 
 _ANNOUNCE = "logs.announce"
@@ -346,7 +345,7 @@ class PlacedRows:
         """The new rows, column by column."""
         number, view, total, at, proof, envelope, fact = zip(*self.placement.rows, strict=True)
         figures = Bigints(number), Integers(view), Bigints(total), Floats(at)
-        return *figures, *map(Bytes, (list(self.placement.fresh), proof, envelope, fact))
+        return *figures, *map(ByteaArray, (list(self.placement.fresh), proof, envelope, fact))
 
     def changes_of_runs(self) -> list[Statement]:
         """What has to be written about runs: in most groups nothing."""
@@ -402,7 +401,7 @@ class LockedAppend:
         # In the order of names: two transactions that need the same logs take their locks in the
         # same order.
         held = session.send("logs.hold", names, is_prepared=True)
-        known = session.send("logs.known_rows", Bytes(wanted.keys))
+        known = session.send("logs.known_rows", ByteaArray(wanted.keys))
         pairs = sorted({(each.bucket, each.key) for each in wanted.names})
         named = (
             session.send("objects.named", *map(list, zip(*pairs, strict=True))) if pairs else None

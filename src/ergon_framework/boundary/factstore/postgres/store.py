@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TypeAlias, TypeVar
 
+from ergon_framework.boundary.factstore.append_plan import Append
 from ergon_framework.boundary.factstore.hashchain import key_of, new_of, prepare
 from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
 from ergon_framework.boundary.factstore.postgres.append import (
@@ -25,7 +26,6 @@ from ergon_framework.boundary.factstore.records import FROZEN_TABLES
 from ergon_framework.boundary.factstore.sql.append import Arrival, take_in
 from ergon_framework.boundary.factstore.sql.consumers import SqlConsumers
 from ergon_framework.boundary.factstore.sql.log import (
-    Append,
     Cut,
     Known,
     Knows,
@@ -51,7 +51,7 @@ from ergon_framework.ports.transfer import FactIdRecord, FactRecord
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.external_transaction import Joinable, joined
-from ergon_framework.storage.postgres.pipeline import Bigints, Bytes
+from ergon_framework.storage.postgres.pipeline import Bigints, ByteaArray
 from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, Connection, PostgresTimeouts
 
 T = TypeVar("T")
@@ -314,8 +314,8 @@ class PostgresRecordEngine:
     def load_ids(self, ids: Sequence[FactIdRecord]) -> None:
         """Write ids down that are not known yet, in one commit."""
         columns = (
-            Bytes([each.key for each in ids]),
-            Bytes([each.digest for each in ids]),
+            ByteaArray([each.key for each in ids]),
+            ByteaArray([each.digest for each in ids]),
             Bigints([each.offset for each in ids]),
         )
         self._database.write(lambda session: session.run("records.put_ids", *columns), "move")
@@ -331,7 +331,7 @@ class PostgresRecordEngine:
                 entry.placed.placement.load(copy, fact)
             entry.finish()
             # A store that grows while it is moved gave them out before their facts.
-            session.send("records.drop_ids", Bytes(wanted.keys))
+            session.send("records.drop_ids", ByteaArray(wanted.keys))
 
         self._database.write(work, "move")
 

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 from ergon_framework.boundary.factstore import page_plan
+from ergon_framework.boundary.factstore.append_plan import Append
 from ergon_framework.boundary.factstore.append_queue import (
     AppendQueue,
     GuardedCallback,
@@ -18,7 +19,6 @@ from ergon_framework.boundary.factstore.append_queue import (
     tell_head,
 )
 from ergon_framework.boundary.factstore.hashchain import (
-    PreparedFact,
     key_of,
     next_chain,
     prepare,
@@ -249,15 +249,6 @@ def _check_end(log: LogRow, leg: Leg) -> None:
 def _missing(log: LogRow, first: int, last: int) -> Flaw:
     what = "it is missing" if first == last else f"it and all up to {last} are missing"
     return Flaw(log.name, first, what)
-
-
-@dataclass(slots=True)
-class Append:
-    """One caller's facts on their way in."""
-
-    log: str
-    facts: Sequence[PreparedFact]
-    capacity: int | None
 
 
 LastOf: TypeAlias = Callable[[Any, LogRow], int]

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import chain
 from typing import TypeVar
 
-from ergon_framework.boundary.factstore.append_plan import AppendPlanner
+from ergon_framework.boundary.factstore.append_plan import Append, AppendPlanner
 from ergon_framework.boundary.factstore.hashchain import key_of, read_proof
 from ergon_framework.boundary.factstore.sql.append import (
     Arrival,
@@ -20,7 +20,6 @@ from ergon_framework.boundary.factstore.sql.append import (
     take_in,
 )
 from ergon_framework.boundary.factstore.sql.log import (
-    Append,
     Cut,
     Knows,
     LastOf,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from ergon_framework.core.claim import ClaimRequest, lane_executor, waits_for_token
-from ergon_framework.core.limits import Bucket
+from ergon_framework.core.limits import TokenBucket
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import Queue
 
@@ -95,8 +95,8 @@ class MemoryQueue:
         self.active = 0
         self.members = 0  # jobs in any state
         self.running: Counter[str] = Counter()  # active jobs by limit key
-        self.key_buckets: dict[str, Bucket] = {}  # of limit keys of which tokens were taken
-        self._bucket: Bucket | None = None
+        self.key_buckets: dict[str, TokenBucket] = {}  # of limit keys of which tokens were taken
+        self._bucket: TokenBucket | None = None
 
     def has_due(self) -> bool:
         """Whether a job waits for something other than time."""
@@ -181,12 +181,12 @@ class MemoryQueue:
         """Say when buckets of limit keys will be full."""
         rate, burst = self.settings.key_rate, self.settings.key_burst
         if rate is not None:
-            self.key_buckets |= {key: Bucket(rate, burst, at) for key, at in full_at.items()}
+            self.key_buckets |= {key: TokenBucket(rate, burst, at) for key, at in full_at.items()}
 
-    def key_bucket(self, key: str, rate: float) -> Bucket:
+    def key_bucket(self, key: str, rate: float) -> TokenBucket:
         """The tokens of a limit key."""
         full_at = self.key_buckets[key].full_at if key in self.key_buckets else 0.0
-        return Bucket(rate, self.settings.key_burst, full_at)
+        return TokenBucket(rate, self.settings.key_burst, full_at)
 
     def change(self, settings: Queue, now: float) -> None:
         """Other limits from now on; tokens that were taken stay taken."""
@@ -196,7 +196,7 @@ class MemoryQueue:
         if settings.rate is None:
             self._bucket = None
         elif old is None:
-            self._bucket = Bucket(settings.rate, settings.burst)
+            self._bucket = TokenBucket(settings.rate, settings.burst)
         else:
             self._bucket = old.changed(settings.rate, settings.burst, now)
 

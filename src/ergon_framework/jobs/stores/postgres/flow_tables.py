@@ -58,7 +58,7 @@ from ergon_framework.jobs.stores.transitions import (
 )
 from ergon_framework.ports.flow import Join
 from ergon_framework.ports.jobstore import NewJob, Settlement, Topic
-from ergon_framework.storage.postgres.pipeline import Bytes, Texts
+from ergon_framework.storage.postgres.pipeline import ByteaArray, Texts
 
 MAX_INSERTED = 10_000
 """Steps that one statement inserts."""
@@ -362,7 +362,7 @@ class PostgresFlowTables:
             "ids": texts([each.id for each in joins]),
             "flow_ids": texts([each.flow_id for each in joins]),
             "remaining": numbers([each.remaining for each in joins]),
-            "members": Bytes([each.members for each in joins]),
+            "members": ByteaArray([each.members for each in joins]),
         }
         self._tx.execute(_SQL["insert_joins"], values)
 

@@ -51,7 +51,7 @@ from ergon_framework.ports.transfer import (
 )
 from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.migrations import make_with
-from ergon_framework.storage.postgres.pipeline import Bytes
+from ergon_framework.storage.postgres.pipeline import ByteaArray
 
 _SQL = statements("records.sql")
 _JOBS = statements("jobs.sql")
@@ -64,7 +64,7 @@ _TEXTS = ("worker", "why", "queue", "executor", "limit_key", "id", "handler")
 _AS_THEY_ARE: dict[str, Callable[[Any], object]] = {
     **dict.fromkeys(_NUMBERS, numbers),
     **dict.fromkeys(_TEXTS, texts),
-    **dict.fromkeys(("args", "kwargs", "result"), Bytes),
+    **dict.fromkeys(("args", "kwargs", "result"), ByteaArray),
     **dict.fromkeys(("is_charged", "is_solo"), flags),
 }
 

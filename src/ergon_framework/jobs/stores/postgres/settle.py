@@ -30,7 +30,7 @@ from ergon_framework.jobs.stores.transitions import (
     latest,
 )
 from ergon_framework.ports.jobstore import CancelRequest, Job, LeaseRenewal, Settlement
-from ergon_framework.storage.postgres.pipeline import Bytes, Texts
+from ergon_framework.storage.postgres.pipeline import ByteaArray, Texts
 
 KEY_LOCKS = 0x4A4F4253
 """The class of the advisory locks for limit keys: ``JOBS`` in ASCII."""
@@ -201,7 +201,7 @@ def _parted(settlements: list[Settlement]) -> tuple[list[Settlement], list[Settl
 
 def _completions(settlements: list[Settlement]) -> dict[str, Any]:
     return _witness(settlements) | {
-        "results": Bytes([each.result or b"null" for each in settlements]),
+        "results": ByteaArray([each.result or b"null" for each in settlements]),
     }
 
 
@@ -227,7 +227,7 @@ def changes(settlements: Sequence[Settlement]) -> dict[str, Any]:
         "whys": texts([writable(transition.why) for transition in transitions]),
         "delays": numbers([transition.delay for transition in transitions]),
         "lanes": texts([transition.lane or None for transition in transitions]),
-        "results": Bytes([_result(each) for each in settlements]),
+        "results": ByteaArray([_result(each) for each in settlements]),
         "failures": texts(
             [
                 None if transition.failure is None else text_of(transition.failure)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ergon_framework.jobs.stores.documents import column_key, label_rows, options_text, text_of
 from ergon_framework.ports.jobstore import Job, NewJob
-from ergon_framework.storage.postgres.pipeline import Bytes, Texts
+from ergon_framework.storage.postgres.pipeline import ByteaArray, Texts
 from ergon_framework.storage.sql_files import load
 
 SQL = "ergon_framework.jobs.stores.postgres.sql"
@@ -82,7 +82,7 @@ def _filled(text: str, pieces: Mapping[str, str]) -> str:
 
 
 # Arrays are packed by us: the driver's own way takes ten times as long, and arrays are most of what
-# a worker sends. Numbers are short as text; texts and bytes are packed (``Texts``, ``Bytes``).
+# a worker sends. Numbers are short as text; texts and bytes are packed (``Texts``, ``ByteaArray``).
 
 
 def numbers(values: Iterable[float | None]) -> str:
@@ -124,8 +124,8 @@ def plain_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "priorities": numbers([job.priority for job in jobs]),
         "ids": texts([job.id for job in jobs]),
         "handlers": texts([job.handler for job in jobs]),
-        "args": Bytes([job.args for job in jobs]),
-        "kwargs": Bytes([job.kwargs for job in jobs]),
+        "args": ByteaArray([job.args for job in jobs]),
+        "kwargs": ByteaArray([job.kwargs for job in jobs]),
     }
 
 

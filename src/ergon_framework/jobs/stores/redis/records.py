@@ -31,7 +31,7 @@ from ergon_framework.ports.transfer import (
     OvertakenMoveError,
     TransferRecord,
 )
-from ergon_framework.storage.redis.client import Script
+from ergon_framework.storage.redis.client import RedisScript
 
 _LOAD = script(*JOBS, "delete", "load")
 _DISCARD = script(*JOBS, "delete", "discard")
@@ -180,7 +180,7 @@ class RedisJobRecords:
         with self._transactions.fenced(fence):
             self._put(_FREEZE, None if place is None else place.encode())
 
-    def _put(self, what: Script, value: bytes | None) -> None:
+    def _put(self, what: RedisScript, value: bytes | None) -> None:
         """Run a script that writes one word, or takes it away."""
         blobs = rows.Blobs()
         self._transactions.write(what, "move", blobs.add(value), blobs=blobs)

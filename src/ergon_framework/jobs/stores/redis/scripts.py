@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.transitions import (
     MAX_HISTORY_ENTRIES,
 )
 from ergon_framework.ports.flow import CANCELLED_BY_FLOW
-from ergon_framework.storage.redis.client import Script, read_lua
+from ergon_framework.storage.redis.client import RedisScript, read_lua
 
 KEYS = {
     "JOB": "job",  # a hash: id to row
@@ -206,7 +206,7 @@ JOBS = (ROWS, "transitions", "flow", "steps")
 """What every script begins with that moves jobs, or looks at them."""
 
 
-def script(*pieces: str) -> Script:
+def script(*pieces: str) -> RedisScript:
     """One script of the store, made of pieces that follow each other."""
     return script_of(joined(pieces))
 
@@ -221,10 +221,10 @@ def joined(pieces: Sequence[str]) -> str:
 
 
 @cache
-def fenced(given: Script) -> Script:
+def fenced(given: RedisScript) -> RedisScript:
     """The same script, which changes nothing unless the move state is its last argument."""
     fence = script_of(source_of("fence"))
-    return Script(f"{fence.text.decode()}\n{given.text.decode()}", keys=len(KEYS), names={})
+    return RedisScript(f"{fence.text.decode()}\n{given.text.decode()}", keys=len(KEYS), names={})
 
 
 def source_of(piece: str) -> str:
@@ -232,6 +232,6 @@ def source_of(piece: str) -> str:
     return read_lua(f"{__package__}.lua", f"{piece}.lua")
 
 
-def script_of(source: str) -> Script:
+def script_of(source: str) -> RedisScript:
     """A script that has the keys of the store, and knows the words in capitals."""
-    return Script(source, keys=len(KEYS), names=_NAMES)
+    return RedisScript(source, keys=len(KEYS), names=_NAMES)

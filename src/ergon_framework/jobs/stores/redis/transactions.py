@@ -26,8 +26,8 @@ from ergon_framework.storage.redis.address import address_of
 from ergon_framework.storage.redis.client import (
     DEFAULT_TIMEOUTS,
     RedisClient,
+    RedisScript,
     RedisTimeouts,
-    Script,
     packed,
 )
 from ergon_framework.storage.redis.diagnostics import persistence_of, refuse_unsafe
@@ -165,7 +165,7 @@ class RedisTransactions:
 
     def write(
         self,
-        what: Script,
+        what: RedisScript,
         call: str,
         *args: Any,
         blobs: Sequence[bytes] = (),
@@ -193,7 +193,7 @@ class RedisTransactions:
             raise as_unavailable(error) from error
 
     def run(
-        self, what: Script, *args: Any, blobs: Sequence[bytes] = (), is_repeatable: bool = True
+        self, what: RedisScript, *args: Any, blobs: Sequence[bytes] = (), is_repeatable: bool = True
     ) -> Any:
         """Run a script."""
         now = None if self._clock is None else self._clock()

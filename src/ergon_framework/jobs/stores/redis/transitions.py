@@ -29,7 +29,7 @@ from ergon_framework.jobs.stores.unreadable import (
 )
 from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, Settlement, Unreadable
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
-from ergon_framework.storage.redis.client import Script
+from ergon_framework.storage.redis.client import RedisScript
 
 EXCHANGE = script("frozen", *JOBS, "limits", "claim", "exchange")
 _PLAIN = script("frozen", "plain")
@@ -286,7 +286,7 @@ class Transitions:
         return self._swap(_SET_QUEUE, name, before, after, woken)
 
     def _swap(
-        self, what: Script, name: str, before: bytes | None, after: bytes | None, *more: Any
+        self, what: RedisScript, name: str, before: bytes | None, after: bytes | None, *more: Any
     ) -> bool:
         blobs = rows.Blobs()
         numbers = blobs.add(before), blobs.add(after)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.limits import QuotaUsage, QuotaWindow
 from ergon_framework.ports.providerstore import QuotaGrant
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
@@ -244,16 +244,16 @@ def summary_has_the_newest_window(s: ProviderStoreSubject) -> None:
 @check()
 def windows_of_any_length(s: ProviderStoreSubject) -> None:
     """A window may be a fraction of a second or a month."""
-    brief = Window(s.start, s.start + 0.25)
+    brief = QuotaWindow(s.start, s.start + 0.25)
     expect(s.store.reserve(LANE, brief, 1, 1).is_granted, "a unit was refused")
-    after = Window(brief.end, brief.end + 0.25)
+    after = QuotaWindow(brief.end, brief.end + 0.25)
     same(s.store.reserve(LANE, after, 1, 1), QuotaGrant(QuotaUsage(after, 1, 1), True), "the next")
     same(
         s.store.reserve(LANE, brief, 1, 1),
         QuotaGrant(QuotaUsage(after, 1, 1), False),
         "the one before",
     )
-    month = Window(after.end, after.end + 31 * 24 * HOUR)
+    month = QuotaWindow(after.end, after.end + 31 * 24 * HOUR)
     same(s.store.reserve(LANE, month, 9, 1), QuotaGrant(QuotaUsage(month, 9, 1), True), "a month")
 
 
@@ -291,7 +291,7 @@ def clock_that_is_set_back(s: ProviderStoreSubject) -> None:
 def window_of_a_clock_that_ran_ahead(s: ProviderStoreSubject) -> None:
     """A clock that was a year ahead and is put right leaves today its budget, and gives it once."""
     s.clock.forward(365 * DAY)
-    ahead = Window(s.clock(), s.clock() + HOUR)
+    ahead = QuotaWindow(s.clock(), s.clock() + HOUR)
     expect(s.store.reserve(LANE, ahead, 10, 10).is_granted, "units were refused a year ahead")
     s.clock.forward(-365 * DAY)
     same(s.reserve(3), QuotaGrant(QuotaUsage(s.window(), 10, 3), True), "the answer")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState, ProbeLease
-from ergon_framework.core.limits import Window
+from ergon_framework.core.limits import QuotaWindow
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
     AttemptOutcome,
@@ -112,10 +112,10 @@ class ProviderStoreSubject(StoreSubject[ProviderStore]):
         )
         return self.store.lane_state(key).version
 
-    def window(self, number: int = 0) -> Window:
+    def window(self, number: int = 0) -> QuotaWindow:
         """The hour that is running, or one before or after it."""
         start = self.start - 10 * MINUTE + number * HOUR
-        return Window(start, start + HOUR)
+        return QuotaWindow(start, start + HOUR)
 
     def reserve(
         self, units: int = 1, *, window: int = 0, limit: int = 10, key: LaneKey = LANE
