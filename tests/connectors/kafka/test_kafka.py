@@ -271,8 +271,12 @@ def test_what_cannot_work_is_refused_at_once(url: str, options: dict[str, Any], 
 
 def test_bounds_beyond_those_of_the_client_library_are_fine(kafka: KafkaCluster) -> None:
     """It fetches ahead what it can; what may be in flight is counted here."""
-    huge = {"max_in_flight": 10**9, "max_in_flight_bytes": 1 << 50, "revoke_wait": 43_200.0}
-    most = {"max_message_bytes": 10**9 - 40_000, "send_timeout": 2_147_483.0}
+    huge: dict[str, Any] = {
+        "max_in_flight": 10**9,
+        "max_in_flight_bytes": 1 << 50,
+        "revoke_wait": 43_200.0,
+    }
+    most: dict[str, Any] = {"max_message_bytes": 10**9 - 40_000, "send_timeout": 2_147_483.0}
     with connect(kafka, kafka.new_topic(), **huge, **most) as connector:
         connector.dispatch_transactions(numbered(1))
         assert ids(take(connector, 1)) == ["t0"]
