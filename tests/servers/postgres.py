@@ -29,6 +29,25 @@ def name_of(url: str) -> str:
     return url.partition("@/")[2].partition("?")[0]
 
 
+def empty_tables(url: str) -> None:
+    """Empty every table that job stores have in a database: what a test left is no other's.
+
+    The tables are looked up, so that none is forgotten that a later version adds. The versions of
+    the tables stay.
+    """
+    import psycopg
+    from psycopg import sql
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        rows = connection.execute(_JOB_TABLES).fetchall()
+        names = sql.SQL(", ").join(sql.Identifier(name) for (name,) in rows)
+        connection.execute(sql.SQL("TRUNCATE {}").format(names))
+
+
+_JOB_TABLES = (
+    "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+    " AND starts_with(tablename, 'ergon_') AND tablename <> 'ergon_schema'"
+)
 _QUICK = ("-c", "fsync=off", "-c", "jit=off", "-c", "max_wal_size=4GB")
 """Settings of a server whose machine does not lose its power: it survives kills all the same."""
 

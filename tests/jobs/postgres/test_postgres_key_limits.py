@@ -14,7 +14,7 @@ from ergon_framework.ports.jobstore import ClaimedJob
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, new
-from tests.jobs.postgres.conftest import TABLES
+from tests.servers.postgres import empty_tables
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
 
@@ -101,7 +101,7 @@ def test_a_claim_reads_the_same_however_many_keys_there_are(
     """With ten keys and with 5,000, by plans of a server that has not analyzed the table."""
     found = {}
     for keys in (FEW, MANY):
-        other.execute(f"TRUNCATE {TABLES}".encode())
+        empty_tables(jobs_url)
         clock = HandClock()
         with closing(PostgresJobStore(jobs_url, clock=clock)) as store:
             s = JobStoreSubject(store, clock, None, PATIENCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import FullJobStore, JobAdmin, JobStore, ScheduleStore
 from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
+from ergon_framework.testing.suites.jobstore.claim import worker_with
+from ergon_framework.testing.suites.jobstore.subject import new
+from tests.servers.postgres import empty_tables
 
 
 @pytest.mark.req("SCALE:jobs-postgres")
@@ -49,3 +53,15 @@ def test_the_store_serves_all_three_ports(jobs_url: str) -> None:
     ports: tuple[JobStore, JobAdmin, ScheduleStore] = (store, store, store)
     assert all(port is store for port in ports)
     store.close()
+
+
+def test_no_check_meets_what_another_has_left(jobs_url: str) -> None:
+    """Between tests every table is emptied, also that of the executors that workers had."""
+    with closing(PostgresJobStore(jobs_url)) as store:
+        store.add([new("a", executor="cobol")])
+        store.heartbeat(worker_with("w1", "cobol"))
+        assert store.named()[0].seen_at is not None
+    empty_tables(jobs_url)
+    with closing(PostgresJobStore(jobs_url)) as store:
+        store.add([new("a", executor="cobol")])
+        assert [each.seen_at for each in store.named()] == [None]

@@ -33,7 +33,7 @@ from ergon_framework.testing.suites.providerstore.subject import Clock
 from tests.jobs.real_worker import at_work, get, job, quick, wait_until, worker
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.pooler import Pooler
-from tests.servers.postgres import PostgresServer, name_of
+from tests.servers.postgres import PostgresServer, empty_tables, name_of
 from tests.servers.server import started
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:jobs-postgres")]
@@ -79,9 +79,7 @@ def database(
 def url(database: tuple[str, str]) -> str:
     """A database behind a pooler, without jobs."""
     shared, direct = database
-    with psycopg.connect(direct, autocommit=True) as connection:
-        tables = "ergon_jobs, ergon_queues, ergon_workers, ergon_schedules, ergon_flows"
-        connection.execute(f"TRUNCATE {tables}, ergon_flow_joins, ergon_flow_work CASCADE".encode())
+    empty_tables(direct)
     return shared
 
 
