@@ -26,8 +26,11 @@ from tests.servers.skip_loudly import MissingServerError, missing
 FAST: Mapping[str, Any] = {
     # The cluster answers a fetch that finds nothing only at its end, also when something comes.
     "fetch.wait.max.ms": 20,
-    "session.timeout.ms": 3000,
+    # The cluster lets a group rebalance for a second less than a session.
+    "session.timeout.ms": 2000,
     "heartbeat.interval.ms": 200,
+    # The library looks whether a heartbeat is due when one of its timers ends: each second, or so.
+    "statistics.interval.ms": 100,
     "reconnect.backoff.ms": 20,
     "reconnect.backoff.max.ms": 200,
     "socket.connection.setup.timeout.ms": 2000,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 from ergon_framework.connector.broker.message import REASON, TRANSACTION_ID, decoded
@@ -22,6 +24,43 @@ def connect(
     return KafkaConnector(
         f"kafka://{where.server}/{topic}", group=group or topic, client=client, **options
     )
+
+
+@contextmanager
+def made_ahead(
+    make: Callable[[], KafkaConnector], count: int = 4
+) -> Iterator[Callable[[], AbstractContextManager[KafkaConnector]]]:
+    """A factory of connectors whose producers have their id already, and that closes them later.
+
+    The client library asks for that id half a second after it found no broker connected, so each
+    new connector's first dispatch waits as long; leaving a group waits as well. Here both happen
+    beside the checks.
+    """
+
+    def prepared() -> KafkaConnector:
+        connector = make()
+        connector.health()  # it makes the producer, which then asks for its id
+        return connector
+
+    with ThreadPoolExecutor() as pool:
+        ahead = deque(pool.submit(prepared) for _ in range(count))
+        closed: list[Future[None]] = []
+
+        @contextmanager
+        def the_next() -> Iterator[KafkaConnector]:
+            connector = ahead.popleft().result()
+            ahead.append(pool.submit(prepared))
+            try:
+                yield connector
+            finally:
+                closed.append(pool.submit(connector.close))
+
+        try:
+            yield the_next
+        finally:
+            closed += [pool.submit(each.result().close) for each in ahead]
+            for each in closed:
+                each.result()
 
 
 def numbered(count: int, prefix: str = "t", **fields: Any) -> list[Transaction]:

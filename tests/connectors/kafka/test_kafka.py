@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import Any, Literal
 
 import pytest
@@ -12,12 +12,13 @@ import pytest
 from ergon_framework.connector.kafka import KafkaConnector
 from ergon_framework.errors import ConfigurationError, ConnectorError, PayloadError
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.testing.suites import ConnectorFaults, exercise_connector
+from ergon_framework.testing.suites import ConnectorFaults, SuiteReport, exercise_connector
 from tests.connectors.kafka.kafka_topic import (
     connect,
     dead_letters,
     headers,
     ids,
+    made_ahead,
     numbered,
     read,
     send,
@@ -30,22 +31,29 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(400)  # the group waits for each consumer that the suite lets die
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_it_behaves_as_every_connector_must(
-    kafka: KafkaCluster, colour: Literal["sync", "async"]
-) -> None:
-    """The whole suite, on a topic with one partition, which keeps the order."""
+def test_it_behaves_as_every_connector_must(kafka: KafkaCluster) -> None:
+    """The whole suite, on a topic with one partition, which keeps the order.
+
+    It waits for groups most of the time, so both colours run side by side.
+    """
+    with ThreadPoolExecutor() as pool:
+        colours: list[Literal["sync", "async"]] = ["sync", "async"]
+        reports = list(pool.map(lambda colour: exercised(kafka, colour), colours))
+    for report in reports:
+        check_recorded("kafka", report)
+
+
+def exercised(kafka: KafkaCluster, colour: Literal["sync", "async"]) -> SuiteReport:
+    """What the suite says of connectors of that colour."""
     links: dict[KafkaConnector, KafkaLink] = {}
 
-    @contextmanager
-    def made() -> Iterator[KafkaConnector]:
-        with KafkaLink(kafka.port) as link:
-            # A broker takes a mebibyte by default; the suite sends a little more.
-            options: dict[str, Any] = {"wait": 0.05, "max_message_bytes": 4 << 20}
-            with connect(link, kafka.new_topic(), **options) as connector:
-                links[connector] = link
-                yield connector
+    def make() -> KafkaConnector:
+        link = stack.enter_context(KafkaLink(kafka.port))
+        # A broker takes a mebibyte by default; the suite sends a little more.
+        options: dict[str, Any] = {"wait": 0.05, "max_message_bytes": 4 << 20}
+        connector = connect(link, kafka.new_topic(), **options)
+        links[connector] = link
+        return connector
 
     def crash(connector: KafkaConnector) -> KafkaConnector:
         # Offsets are committed a moment after an ack; what a crash in between repeats is
@@ -74,17 +82,18 @@ def test_it_behaves_as_every_connector_must(
             (each.value(), headers(each)) for each in read(kafka, connector.topic)
         ],
     )
-    report = exercise_connector(
-        made,
-        colour=colour,
-        dead_letters=dead,
-        order="strict",
-        faults=faults,
-        patience=20,  # the group waits for a dead member until its session has ended
-        # Without a retry topic the consumer keeps what is parked; with one, a test below shows it.
-        skip=["parked_outlives_its_consumer"],
-    )
-    check_recorded("kafka", report)
+    with ExitStack() as stack, made_ahead(make) as made:
+        return exercise_connector(
+            made,
+            colour=colour,
+            dead_letters=dead,
+            order="strict",
+            faults=faults,
+            patience=20,  # the group waits for a dead member until its session has ended
+            # Without a retry topic the consumer keeps what is parked; with one, a test below shows
+            # it.
+            skip=["parked_outlives_its_consumer"],
+        )
 
 
 def test_the_next_member_gets_what_has_no_outcome(kafka: KafkaCluster) -> None:

@@ -70,7 +70,7 @@ def test_a_short_cut_is_not_noticed_by_what_is_in_hand(
     kafka: KafkaCluster, kafka_link: KafkaLink
 ) -> None:
     """The client connects again, the session lives, and the settlement counts."""
-    topic, client = kafka.new_topic(), {"session.timeout.ms": 10_000}
+    topic, client = kafka.new_topic(), {"session.timeout.ms": 4000}
     with connect(kafka_link, topic, client=client) as connector:
         connector.dispatch_transactions(numbered(3))
         first, second = take(connector, 2)
@@ -244,11 +244,11 @@ def test_a_handler_longer_than_the_rebalance_waits_loses_its_delivery(kafka: Kaf
 def test_a_handler_may_run_longer_than_the_group_waits_for_a_poll(kafka: KafkaCluster) -> None:
     """The member polls in the background with its partitions paused, and keeps them."""
     topic = kafka.new_topic()
-    client = {"max.poll.interval.ms": 3000}
+    client = {"max.poll.interval.ms": 2000}
     with connect(kafka, topic, max_in_flight=1, revoke_wait=0.1, client=client) as connector:
         connector.dispatch_transactions(numbered(2))
         (first,) = take(connector, 1)
-        threading.Event().wait(5)
+        threading.Event().wait(4)
         connector.ack(first)
         assert ids(take(connector, 1)) == ["t1"]
         assert connector.late_settlements == 0

@@ -1,4 +1,4 @@
-"""Books payments through an inbox, and dies right after an effect, before its source is told.
+"""Adds payments to a balance, each once, and dies after an effect, before its source is told.
 
     python inbox_child.py SOURCE TARGET DIARY
 
@@ -19,11 +19,11 @@ from ergon_framework.connector.postgres import PostgresConnector
 from ergon_framework.ports.transaction import Transaction
 
 COLUMNS = "status, error, attempts, lease, visible_at"
-NEW = "INSERT INTO inbox VALUES ('books', %s) ON CONFLICT DO NOTHING"
+NEW = "INSERT INTO inbox VALUES ('balance', %s) ON CONFLICT DO NOTHING"
 ADD = "UPDATE balances SET amount = amount + %s"
 
 
-class Books(ConsumerTask):
+class PaymentConsumer(ConsumerTask):
     """The effect and the id of its message are one transaction."""
 
     diary: Path
@@ -43,7 +43,7 @@ class Books(ConsumerTask):
 def main(source: str, target: str, diary: str) -> None:
     """Consume what there is."""
     with PostgresConnector(source, table="payments", columns=COLUMNS, lease=0.5) as payments:
-        task = Books({"in": payments})
+        task = PaymentConsumer({"in": payments})
         task.diary, task.target = Path(diary), target
         loop = {"concurrency": {"value": 4}, "batch": {"size": 4}}
         task.consume_transactions({"loop": loop})

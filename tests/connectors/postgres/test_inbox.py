@@ -24,7 +24,7 @@ PAYMENTS = (
 
 @pytest.mark.slow
 def test_each_effect_happens_once(postgres_server: PostgresServer, tmp_path: Path) -> None:
-    """Consumers die after their effect, the payments come again, and are not booked again."""
+    """Consumers die after their effect, the payments come again, and are not added again."""
     source, target = postgres_server.new_database(), postgres_server.new_database()
     execute(source, f"CREATE TABLE payments ({PAYMENTS})")
     execute(target, "CREATE TABLE inbox (consumer text, id text, PRIMARY KEY (consumer, id))")
