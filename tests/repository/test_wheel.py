@@ -34,6 +34,7 @@ EXTRA_OF = {
     "flask": "flask",
     "h11": "api",
     "httpx": "httpx",
+    "jinja2": "api",
     "kombu": "celery",
     "nats": "nats",
     "obstore": "s3",

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -20,14 +16,13 @@ from ergon_framework.cli import invoke
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.synthetic import SyntheticProvider
-from tests import fork_server
+from tests.web.serving import serving
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.req("PROVIDERS:api", "PROVIDERS:cli", "ONE:serve"),
 ]
 
-ERGON = [sys.executable, "-m", "ergon_framework.cli", "serve"]
 TENANT = "3f2b8c1e-0d4a-4f6b-9c58-a1b2c3d4e5f6"
 PATH = f"/api/v1/provider-health/summary?tenant_id={TENANT}"
 TOKEN = "correct-horse-battery"  # noqa: S105 - of no server
@@ -45,39 +40,6 @@ def place(tmp_path: Path) -> Path:
             context=ProviderExecutionContext(),
         )
     return tmp_path
-
-
-@contextmanager
-def serving(
-    place: Path, *arguments: str, **environ: str
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server that is ready, over a store in a file, and its first line."""
-    named = () if "--config" in arguments else ("--store", "sqlite:///work.db", "--port", "0")
-    with started(place, *named, *arguments, **environ) as found:
-        yield found
-
-
-@contextmanager
-def started(
-    place: Path, *arguments: str, **environ: str
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server that is ready, and its first line; it is killed at the end if it still runs."""
-    process = fork_server.start(
-        [*ERGON, *arguments],
-        cwd=place,
-        env={**os.environ, **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        assert line, process.communicate()[1]
-        yield process, line
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def ready(client: httpx.Client) -> httpx.Response:
@@ -277,7 +239,7 @@ def test_what_is_no_http_is_refused_in_the_same_shape(place: Path) -> None:
 
 
 @pytest.mark.req("ONE:wheel")
-@pytest.mark.parametrize("name", ["fastapi", "uvicorn"])
+@pytest.mark.parametrize("name", ["fastapi", "uvicorn", "jinja2"])
 def test_a_missing_extra_is_named(
     place: Path,
     name: str,

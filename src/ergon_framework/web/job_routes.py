@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ from ergon_framework.jobs.flow_why import what_a_step_waits_for
 from ergon_framework.jobs.scheduler import Scheduler
 from ergon_framework.jobs.views import job_view, queue_views, schedule_view, worker_view
 from ergon_framework.jobs.why import Starters, explain_job, token_of
-from ergon_framework.ports.jobstore import Job, Search, WorkerRecord
+from ergon_framework.ports.jobstore import Job, Queue, Search, WorkerRecord
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.responses import (
@@ -76,9 +76,9 @@ def job_routes(pool: BackendPool) -> APIRouter:
         """One page of the jobs that match."""
         source = pool.jobs()
         below = None if asked.cursor is None else cursor_place(asked.cursor, Place)
-        search = _search(asked, below)
+        search = search_for(asked, below)
         is_whole = pool.shows_payloads and asked.payloads
-        look = partial(_page, source, search, asked.limit, is_whole=is_whole)
+        look = partial(jobs_page, source, search, asked.limit, is_whole=is_whole)
         return json_response(await pool.call("jobs", look))
 
     # An id may have slashes in it, so that the longer path must come first.
@@ -104,7 +104,7 @@ def job_routes(pool: BackendPool) -> APIRouter:
     return router
 
 
-def _search(asked: JobsParams, below: int | None) -> Search:
+def search_for(asked: JobsParams, below: int | None) -> Search:
     """The search that the parameters describe; one with a wrong value is named."""
     found = Search(
         statuses=tuple(asked.status), queue=asked.queue, handler=asked.handler, below=below
@@ -156,17 +156,18 @@ def shown_job(
     return {name: value for name, value in view.items() if name not in left_out}
 
 
-def _workers_of(client: JobClient, jobs: Sequence[Job]) -> Sequence[WorkerRecord]:
+def workers_of(client: JobClient, jobs: Sequence[Job]) -> Sequence[WorkerRecord]:
     """The workers, if one of the jobs runs: they know how far it is."""
     is_any_running = any(job.status is JobStatus.ACTIVE for job in jobs)
     return client.store.workers() if is_any_running else ()
 
 
-def _page(source: JobBackend, search: Search, limit: int, *, is_whole: bool) -> dict[str, Any]:
+def jobs_page(source: JobBackend, search: Search, limit: int, *, is_whole: bool) -> dict[str, Any]:
+    """One page of the jobs that match, as ``/api/v1/jobs`` answers."""
     with source.opened() as client:
         found = found_jobs(client, search, limit + 1)
         shown = found[:limit]
-        workers = _workers_of(client, shown)
+        workers = workers_of(client, shown)
         items = [shown_job(client, job, is_whole=is_whole, workers=workers) for job in shown]
     return page(items, cursor_text(shown[-1].key) if len(found) > len(shown) else None)
 
@@ -174,26 +175,34 @@ def _page(source: JobBackend, search: Search, limit: int, *, is_whole: bool) -> 
 def _one(source: JobBackend, job_id: str, *, is_whole: bool) -> dict[str, Any]:
     with source.opened() as client:
         job = client.find(job_id)
-        workers = _workers_of(client, [job])
+        workers = workers_of(client, [job])
         return shown_job(client, job, is_whole=is_whole, workers=workers)
 
 
 def _why(source: JobBackend, job_id: str) -> dict[str, Any]:
     with source.opened() as client:
-        job, store = client.find(job_id), client.store
-        queue = next((each for each in store.queues() if each.name == job.queue), None)
-        starters = Starters(source.setup.executors)
-        sentences = explain_job(
-            job,
-            queue,
-            store.workers(),
-            store.now(),
-            client.settings,
-            starters=starters,
-            step=what_a_step_waits_for(job, store, ""),
-            token_at=token_of(job, store),
-        )
+        job = client.find(job_id)
+        sentences = why_of(source, client, job, client.store.queues())
     return {"id": job.id, "status": job.status.value, "why": sentences}
+
+
+def why_of(source: JobBackend, client: JobClient, job: Job, queues: Iterable[Queue]) -> list[str]:
+    """Why a job is where it is, in plain sentences.
+
+    ``queues`` are those of its store: to count their jobs takes the longer the more there are.
+    """
+    store = client.store
+    queue = next((each for each in queues if each.name == job.queue), None)
+    return explain_job(
+        job,
+        queue,
+        store.workers(),
+        store.now(),
+        client.settings,
+        starters=Starters(source.setup.executors),
+        step=what_a_step_waits_for(job, store, ""),
+        token_at=token_of(job, store),
+    )
 
 
 Rows = list[dict[str, Any]]
@@ -223,7 +232,7 @@ def admin_routes(pool: BackendPool) -> APIRouter:
     @router.get("/queues", summary="Queues, by name", response_model=Page[QueueItem])
     async def queues(asked: Annotated[ListParams, Query()]) -> Response:
         """Every queue that has jobs or limits."""
-        return await listed(_queues, "name", asked)
+        return await listed(queue_rows, "name", asked)
 
     @router.get("/schedules", summary="Schedules, by name", response_model=Page[ScheduleItem])
     async def schedules(asked: Annotated[ListParams, Query()]) -> Response:
@@ -246,7 +255,8 @@ def by_name(rows: Rows, key: str, limit: int, after: str | None) -> dict[str, An
     return page(shown, cursor_text(shown[-1][key]) if len(left) > limit else None)
 
 
-def _queues(client: JobClient) -> Rows:
+def queue_rows(client: JobClient) -> Rows:
+    """Every queue, with what it lacks."""
     store = client.store
     return queue_views(store.queues(), store.named(), store.workers(), store.now())
 

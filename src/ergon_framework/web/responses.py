@@ -122,6 +122,11 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 async def _known_error(_request: Request, error: Any) -> Response:
+    return answer_of(error)
+
+
+def answer_of(error: ErgonError) -> JSONResponse:
+    """What a caller is told of a failure."""
     document = error.to_dict()
     if isinstance(error, BackendUnavailableError):
         return unavailable(**document)

@@ -13,6 +13,7 @@ from ergon_framework.providers.api import create_router
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import Backends, readable_store
 from ergon_framework.web.boundary_routes import boundary_routes
+from ergon_framework.web.console.routes import console_routes
 from ergon_framework.web.dead_letter_routes import dead_letter_routes
 from ergon_framework.web.job_routes import admin_routes, job_routes
 from ergon_framework.web.metrics import metric_routes
@@ -92,6 +93,7 @@ def _routers(pool: BackendPool, plan: ServerPlan) -> list[tuple[APIRouter, bool]
         (probe_routes(pool), is_open),
         (probe_routes(pool, "/health"), is_open),
         (others, False),
+        (console_routes(pool), False),
     ]
     stores = list(pool.backends.providers.values())
     if stores:

@@ -125,6 +125,11 @@ class JobCounters:
             self.known = families = [*_of_jobs(self._growth), _of_recycled(self._recycled)]
             return families
 
+    def totals(self) -> dict[str, list[float]]:
+        """What was done by queue, as :func:`~ergon_framework.jobs.totals.numbers_of` has it."""
+        with self._lock:
+            return {queue: list(numbers) for (queue,), numbers in self._growth.totals.items()}
+
     def _take_recycled(
         self, worker: tuple[str, float], record: WorkerRecord, *, is_new: bool
     ) -> None:

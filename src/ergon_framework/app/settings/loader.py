@@ -250,8 +250,8 @@ def _part(
 
 
 def check_server_packages() -> None:
-    """Raise unless FastAPI and uvicorn are there: what to install is said before anything else."""
-    for name in ("fastapi", "uvicorn"):
+    """Raise unless what the server needs is there: what to install is said first of all."""
+    for name in ("fastapi", "uvicorn", "jinja2"):
         try:
             __import__(name)
         except ImportError as error:

@@ -1,0 +1,199 @@
+"""A document as a page, as JSON or as CSV: whatever was asked for, with headers that keep it safe.
+
+Jinja2 is imported when the console is built: it belongs to an extra.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ergon_framework.errors import ErgonError
+from ergon_framework.web.console import formatting
+from ergon_framework.web.responses import NO_STORE, answer_of, json_response
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+ROOT = "/console"
+"""The path of the overview; all other pages are below it."""
+FORMATS = ("html", "json", "csv")
+_MEDIA = {"text/html": "html", "application/json": "json", "text/csv": "csv"}
+_STATIC = {
+    "console.css": "text/css",
+    "console.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Nothing from elsewhere, nothing inline, and no page of others around ours."""
+SAFETY = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+_FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+
+
+def format_of(request: Request) -> str:
+    """What was asked for: by ``?format=``, or else by the header Accept; a page if by none."""
+    named = request.query_params.get("format")
+    if named in FORMATS:
+        return named
+    for each in request.headers.get("accept", "").split(","):
+        media = each.partition(";")[0].strip().lower()
+        if media in _MEDIA:
+            return _MEDIA[media]
+    return "html"
+
+
+@dataclass(frozen=True)
+class View:
+    """What a page shows, however it is shown."""
+
+    template: str
+    title: str
+    document: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]] | None = None
+    """Those of the list that the page is, for CSV."""
+    columns: Sequence[str] = ()
+    """Of the CSV; a dot leads into a value of a value."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """For the template alone."""
+
+
+class Answers:
+    """Shows documents and errors. Made once for a server."""
+
+    def __init__(self) -> None:
+        self._environment = _environment()
+        self.static = {name: _static(name) for name in _STATIC}
+        self._versions = {
+            name: hashlib.sha256(content).hexdigest()[:12] for name, content in self.static.items()
+        }
+
+    def show(
+        self, request: Request, view: View, counts: Mapping[str, int], status: int = 200
+    ) -> Response:
+        """A view in the format that was asked for."""
+        wanted = format_of(request)
+        if wanted == "csv" and view.rows is not None:
+            return _csv(view)
+        if wanted == "json":
+            return _safe(json_response(view.document))
+        return self._page(request, view, counts, status)
+
+    def error(self, request: Request, error: ErgonError, counts: Mapping[str, int]) -> Response:
+        """What went wrong and what to do about it: a page for those who read pages."""
+        answer = answer_of(error)
+        if format_of(request) != "html":
+            return _safe(answer)
+        told = json.loads(bytes(answer.body))
+        document = {**told, "status": answer.status_code, "path": request.url.path}
+        view = View("error.html", str(told["message"]).capitalize(), document)
+        page = self._page(request, view, counts, answer.status_code)
+        for name in ("retry-after", "www-authenticate"):
+            if name in answer.headers:
+                page.headers[name] = answer.headers[name]
+        return page
+
+    def file(self, name: str) -> Response:
+        """The stylesheet or the script; its address changes with its content."""
+        return _safe(Response(self.static[name], 200, _FOREVER, _STATIC[name]))
+
+    def _page(
+        self, request: Request, view: View, counts: Mapping[str, int], status: int
+    ) -> Response:
+        base = request.scope.get("root_path", "") + ROOT
+        text = self._environment.get_template(view.template).render(
+            doc=view.document,
+            title=view.title,
+            counts=counts,
+            base=base,
+            here=request.url.path,
+            asset=partial(self._asset, base),
+            with_format=partial(_with_format, request),
+            has_rows=view.rows is not None,
+            **view.extra,
+        )
+        return _safe(Response(text, status, NO_STORE, "text/html"))
+
+    def _asset(self, base: str, name: str) -> str:
+        return f"{base}/static/{name}?v={self._versions[name]}"
+
+
+def _with_format(request: Request, name: str) -> str:
+    """The address of the same view in another format."""
+    url = request.url.include_query_params(format=name)
+    return f"{url.path}?{url.query}"
+
+
+def _safe(response: Response) -> Response:
+    response.headers.update(SAFETY)
+    return response
+
+
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("ergon_framework.web.console"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    for each in (
+        formatting.number,
+        formatting.span,
+        formatting.clock,
+        formatting.size,
+        formatting.status_chip,
+    ):
+        environment.filters[each.__name__] = each
+    return environment
+
+
+def _static(name: str) -> bytes:
+    return files("ergon_framework.web.console").joinpath("static", name).read_bytes()
+
+
+def _csv(view: View) -> Response:
+    written = io.StringIO()
+    writer = csv.writer(written)
+    writer.writerow(view.columns)
+    for row in view.rows or ():
+        writer.writerow([_cell(row, column) for column in view.columns])
+    name = view.template.removesuffix(".html")
+    headers = {**NO_STORE, "Content-Disposition": f'attachment; filename="{name}.csv"'}
+    return _safe(Response(written.getvalue(), 200, headers, "text/csv"))
+
+
+def _cell(row: Mapping[str, Any], column: str) -> str:
+    value: Any = row
+    for name in column.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if value is None:
+        return ""
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return " ".join(map(str, value))
+    text = str(value)
+    # A spreadsheet would run such a text as a formula, and anybody may name a job.
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -1,0 +1,197 @@
+"""What needs a person, in sentences: what happened, what follows by itself, the next step.
+
+Pure: whoever calls it has read queues, workers and the latest dead letters from the store.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from shlex import quote
+from typing import Any
+from urllib.parse import quote_plus
+
+from ergon_framework.core.text import counted, failure_text, first_names, one_line
+from ergon_framework.web.console.formatting import Chip, number, span
+
+BEHIND = 60.0
+"""Seconds that the oldest job of a queue that is worked on may have been due."""
+_ORDER = ("bad", "warn")
+
+
+@dataclass(frozen=True, slots=True)
+class Concern:
+    """One thing to look at."""
+
+    level: str
+    subject: str
+    text: str
+    hint: str
+    link: str
+    """Where to go on, below the console."""
+    action: str
+    """What is done there, in a word or two."""
+    command: str = ""
+    """What a terminal would do about it."""
+
+    def document(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class JobsSeen:
+    """What one look at the job store has shown, as plain values."""
+
+    now: float
+    queues: Sequence[Mapping[str, Any]]
+    """With ``oldest_due`` in seconds; see :func:`~ergon_framework.jobs.views.queue_views`."""
+    workers: Sequence[Mapping[str, Any]]
+    dead: Sequence[Mapping[str, Any]]
+    """The latest jobs that gave up."""
+    unsynced: str | None = None
+
+
+def concerns(seen: JobsSeen | None, away: Iterable[tuple[str, str]]) -> list[Concern]:
+    """What needs a person, the worst first. ``away``: parts that do not answer, with the code."""
+    found = [
+        Concern(
+            "bad",
+            title[:1].upper() + title[1:],
+            f"does not answer ({code}).",
+            "What it keeps is not shown until it does; this page asks again by itself.",
+            "/",
+            "Look again",
+        )
+        for title, code in away
+    ]
+    if seen is not None:
+        found += _of_queues(seen)
+        found += _of_dead(seen)
+        found += _of_workers(seen.workers)
+        if seen.unsynced is not None:
+            found.append(
+                Concern(
+                    "warn",
+                    "The job store",
+                    "acknowledges jobs before they are on disk.",
+                    one_line(seen.unsynced),
+                    "/queues",
+                    "Queues",
+                )
+            )
+    return sorted(found, key=lambda each: _ORDER.index(each.level))
+
+
+def queue_chip(queue: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> Chip:
+    """How a queue stands, in a word or two."""
+    if queue["paused"]:
+        return Chip("wait", "paused")
+    if queue["oldest_due"] is not None:
+        if lacking := _lacking(queue):
+            return Chip("bad", lacking[0])
+        if not _takers(queue["name"], workers):
+            return Chip("bad", "no worker")
+        if queue["oldest_due"] > BEHIND:
+            return Chip("warn", "behind")
+    if queue["counts"]["active"]:
+        return Chip("run", "running")
+    return Chip("ok", "ready" if queue["counts"]["pending"] else "idle")
+
+
+def _lacking(queue: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What a queue's due jobs need and no worker has: in two words, and as a sentence."""
+    if queue["missing_executors"]:
+        names = first_names(queue["missing_executors"])
+        return "no executor", f"has nobody to run it: no worker has the executor {names}."
+    if queue["missing_handlers"]:
+        names = first_names(queue["missing_handlers"])
+        return "no handler", f"has jobs that no worker knows: none has the handler {names}."
+    if queue["missing_version"]:
+        version = queue["missing_version"]
+        return "no such version", f"is pinned to version {version}, which no worker runs."
+    return None
+
+
+def _takers(queue: str, workers: Iterable[Mapping[str, Any]]) -> int:
+    return sum(
+        each["state"] != "silent" and (each["queues"] is None or queue in each["queues"])
+        for each in workers
+    )
+
+
+def _of_queues(seen: JobsSeen) -> Iterator[Concern]:
+    for queue in seen.queues:
+        name, waited = queue["name"], queue["oldest_due"]
+        link = f"/jobs?queue={quote_plus(name)}&status=pending"
+        unreadable = queue["counts"].get("unreadable")
+        if unreadable:
+            text = f"has {counted(unreadable, 'row')} that cannot be read and were set aside."
+            hint, command = "All other jobs go on.", "ergon jobs unreadable"
+            yield Concern("bad", f"Queue {name}", text, hint, "/queues", "Queues", command)
+        if waited is None:
+            continue
+        waiting = _waiting(queue)
+        if queue["paused"]:
+            text = f"is paused, and {waiting} in it."
+            hint, command = "They run when it is resumed.", f"ergon queues resume {quote(name)}"
+            yield Concern("warn", f"Queue {name}", text, hint, link, "Jobs", command)
+        elif lacking := _lacking(queue):
+            hint = f"{waiting}. None is lost: they run as soon as such a worker is there."
+            yield Concern("bad", f"Queue {name}", lacking[1], hint, link, "Jobs")
+        elif not _takers(name, seen.workers):
+            text = "has nobody to run it: no worker that is alive takes its jobs."
+            hint = f"{waiting}. None is lost: they run as soon as a worker is started."
+            yield Concern("bad", f"Queue {name}", text, hint, link, "Jobs", "ergon worker")
+        elif waited > BEHIND:
+            text = f"is behind: the oldest job that is due has waited for {span(waited)}."
+            hint = f"{waiting}. More workers, or more slots, catch up faster."
+            yield Concern("warn", f"Queue {name}", text, hint, link, "Jobs")
+
+
+def _waiting(queue: Mapping[str, Any]) -> str:
+    count = queue["counts"]["pending"] + queue["counts"]["retrying"]
+    return f"{number(count)} {'job waits' if count == 1 else 'jobs wait'}"
+
+
+def dead_count(queues: Iterable[Mapping[str, Any]]) -> int:
+    """How many jobs have given up."""
+    return sum(queue["counts"]["failed"] for queue in queues)
+
+
+def _of_dead(seen: JobsSeen) -> Iterator[Concern]:
+    count = dead_count(seen.queues)
+    if not count:
+        return
+    families = Counter(map(_family, seen.dead))
+    text = f"{'has' if count == 1 else 'have'} given up and wait for a decision."
+    link = "/jobs?status=failed"
+    if families:
+        (handler, code, message), size = families.most_common(1)[0]
+        who = f"{size} of the latest {len(seen.dead)}"
+        if size == count:
+            who = "It" if count == 1 else "All of them"
+        text += f" {who} failed in {handler}: {failure_text(code, message)}."
+        link += f"&handler={quote_plus(handler)}" + (f"&error={quote_plus(code)}" if code else "")
+    hint = "Nothing happens to them by itself before their time of keeping ends."
+    subject = f"{number(count)} {'job' if count == 1 else 'jobs'}"
+    yield Concern("bad", subject, text, hint, link, "Review")
+
+
+def _family(job: Mapping[str, Any]) -> tuple[str, str, str]:
+    failure = job["last_error"] or {}
+    message = one_line(str(failure.get("message", ""))).strip()
+    return job["handler"], str(failure.get("code", "")), message[:120]
+
+
+def _of_workers(workers: Iterable[Mapping[str, Any]]) -> Iterator[Concern]:
+    silent = [each["id"] for each in workers if each["state"] == "silent"]
+    if not silent:
+        return
+    names = first_names(silent)
+    text = f"{'has' if len(silent) == 1 else 'have'} told nothing for a minute or more."
+    hint = "What they held is taken over by other workers when the leases end."
+    yield Concern(
+        "warn", f"{counted(len(silent), 'worker')} ({names})", text, hint, "/", "Overview"
+    )

@@ -1,0 +1,116 @@
+"""Numbers, times and states as the pages write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from ergon_framework.core.job import JobStatus
+
+NOTHING = "\N{EN DASH}"
+"""What stands where there is nothing to tell."""
+
+
+class Chip(NamedTuple):
+    """A state: its level decides colour and shape, so that it can be read without colours."""
+
+    level: str
+    """``ok``, ``run``, ``wait``, ``warn`` or ``bad``."""
+    text: str
+
+
+_STATUS = {
+    JobStatus.PENDING: Chip("wait", "waiting"),
+    JobStatus.ACTIVE: Chip("run", "running"),
+    JobStatus.RETRYING: Chip("warn", "retrying"),
+    JobStatus.COMPLETED: Chip("ok", "completed"),
+    JobStatus.FAILED: Chip("bad", "gave up"),
+    JobStatus.CANCELLED: Chip("wait", "cancelled"),
+}
+
+
+def status_chip(status: str) -> Chip:
+    """The state of a job."""
+    try:
+        return _STATUS[JobStatus(status)]
+    except ValueError:
+        return Chip("bad", status)
+
+
+def number(value: float | None) -> str:
+    """A count with its thousands apart, or a rate with one digit more than it needs."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, int) or value >= 100 or value == 0:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
+
+
+def span(seconds: float | None) -> str:
+    """A duration in the largest unit that fits, short enough for a column."""
+    if seconds is None:
+        return NOTHING
+    seconds = max(0.0, seconds)
+    for size, unit in _UNITS:
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+def instant(text: str | None) -> datetime | None:
+    """An instant that is told in RFC 3339; None for anything else."""
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def clock(text: str | None) -> str:
+    """An instant as people read it, in UTC and to the second."""
+    found = instant(text)
+    return NOTHING if found is None else found.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size(count: int) -> str:
+    """Bytes as people read them."""
+    if count < 2000:
+        return f"{count:,} bytes"
+    if count < 2_000_000:
+        return f"{count / 1000:,.0f} kB"
+    return f"{count / 1_000_000:,.1f} MB"
+
+
+class Block(NamedTuple):
+    """A part of an explanation: a sentence, the command that it names, or the lines below it."""
+
+    text: str
+    command: str = ""
+    lines: str = ""
+
+
+_COMMAND = re.compile(r"^(.*[:.,])  (\S.*)$", re.DOTALL)
+_MARK = "  | "
+
+
+def blocks(sentences: Iterable[str]) -> list[Block]:
+    """Sentences as ``ergon why`` prints them, with commands and quoted lines told apart."""
+    found: list[Block] = []
+    for each in sentences:
+        if each.startswith(_MARK):
+            before = found.pop() if found else Block("")
+            line = each.removeprefix(_MARK)
+            found.append(before._replace(lines=f"{before.lines}\n{line}".lstrip("\n")))
+            continue
+        matched = _COMMAND.match(each)
+        found.append(Block(matched[1], matched[2]) if matched else Block(each))
+    return found

@@ -1,0 +1,174 @@
+"""The overview and the queues: one look at the job store, shared by all who watch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.views import error_view, moment, queue_views, unsynced, worker_view
+from ergon_framework.ports.jobstore import Job, Queue, Search
+from ergon_framework.web.backend_pool import BackendPool, backend_title
+from ergon_framework.web.backends import Backend
+from ergon_framework.web.console.attention import JobsSeen, concerns, dead_count, queue_chip
+from ergon_framework.web.console.rates import JobRates
+from ergon_framework.web.console.sharing import SharedLook
+from ergon_framework.web.responses import BackendUnavailableError
+
+LATEST_DEAD = 100
+"""Jobs that gave up, of which the errors are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobsLook:
+    """What a look at the job store has shown."""
+
+    seen: JobsSeen
+    records: Sequence[Queue]
+    rates: Mapping[str, Any]
+
+
+class Overview(NamedTuple):
+    """How everything stands."""
+
+    jobs: JobsLook | None
+    """None when there is no job store, or when it does not answer."""
+    parts: Sequence[tuple[str, str | None]]
+    """Titles of all parts, with the code of what is wrong."""
+
+
+class Watch:
+    """Looks at everything for all pages of a server."""
+
+    def __init__(self, pool: BackendPool) -> None:
+        self._pool = pool
+        self._rates = JobRates()
+        self._jobs = SharedLook(self._look_at_jobs)
+        self._parts = SharedLook(self._look_at_parts)
+
+    async def jobs(self) -> JobsLook | None:
+        """The job store; None when the settings have none."""
+        return None if self._pool.backends.jobs is None else await self._jobs.get()
+
+    async def overview(self) -> Overview:
+        """Everything; what does not answer is told as such."""
+        jobs = None
+        failed: list[tuple[str, str | None]] = []
+        try:
+            jobs = await self.jobs()
+            if jobs is not None:
+                failed.append((backend_title("jobs"), None))
+        except BackendUnavailableError as error:
+            failed.append((backend_title("jobs"), error.code))
+        return Overview(jobs, [*failed, *await self._parts.get()])
+
+    async def counts(self) -> dict[str, int]:
+        """What the navigation shows beside its links; nothing while the store is away."""
+        try:
+            jobs = await self.jobs()
+        except BackendUnavailableError:
+            return {}
+        if jobs is None:
+            return {}
+        queues = jobs.seen.queues
+        return {
+            "jobs": sum(sum(queue["counts"].values()) for queue in queues),
+            "queues": len(queues),
+            "dead": dead_count(queues),
+        }
+
+    async def _look_at_jobs(self) -> JobsLook:
+        source = self._pool.jobs()
+
+        def look() -> JobsLook:
+            with source.opened() as client:
+                return _seen(client, self._rates)
+
+        return await self._pool.call("jobs", look)
+
+    async def _look_at_parts(self) -> list[tuple[str, str | None]]:
+        async def state(name: str, backend: Backend) -> tuple[str, str | None]:
+            try:
+                await self._pool.call(name, backend.check)
+            except BackendUnavailableError as error:
+                return backend_title(name), error.code
+            return backend_title(name), None
+
+        parts = [each for each in self._pool.backends.parts() if each[0] != "jobs"]
+        return list(await asyncio.gather(*(state(*each) for each in parts)))
+
+
+def _seen(client: JobClient, rates: JobRates) -> JobsLook:
+    store = client.store
+    now, records, workers = store.now(), store.queues(), store.workers()
+    rates.note([*workers, *store.ended_workers()], now)
+    views = queue_views(records, store.named(), workers, now)
+    for view, queue in zip(views, records, strict=True):
+        due = queue.oldest_due_at
+        view["oldest_due"] = None if due is None else round(max(0.0, now - due), 3)
+    dead = Search(statuses=(JobStatus.FAILED,))
+    latest = islice(store.search(dead, LATEST_DEAD), LATEST_DEAD)
+    seen = JobsSeen(
+        now,
+        sorted(views, key=lambda view: str(view["name"])),
+        [worker_view(each, now) for each in workers],
+        [{"handler": each.handler, "last_error": _failure(each)} for each in latest],
+        unsynced(store),
+    )
+    return JobsLook(seen, records, rates.document())
+
+
+def _failure(job: Job) -> dict[str, str] | None:
+    return None if job.last_error is None else error_view(job.last_error)
+
+
+def overview_document(found: Overview) -> dict[str, Any]:
+    """The overview as plain values."""
+    away = [(title, code) for title, code in found.parts if code is not None]
+    seen = None if found.jobs is None else found.jobs.seen
+    return {
+        "at": None if seen is None else moment(seen.now),
+        "parts": [{"title": title, "problem": code} for title, code in found.parts],
+        "attention": [each.document() for each in concerns(seen, away)],
+        "jobs": None if found.jobs is None else _jobs_document(found.jobs),
+    }
+
+
+def _jobs_document(look: JobsLook) -> dict[str, Any]:
+    seen = look.seen
+    counts = {
+        status.value: sum(queue["counts"][status.value] for queue in seen.queues)
+        for status in JobStatus
+    }
+    waits = [queue["oldest_due"] for queue in seen.queues if queue["oldest_due"] is not None]
+    alive = [each for each in seen.workers if each["state"] != "silent"]
+    return {
+        "counts": counts,
+        "oldest_due": max(waits, default=None),
+        "rates": {name: value for name, value in look.rates.items() if name != "queues"},
+        "workers": {
+            "alive": len(alive),
+            "silent": len(seen.workers) - len(alive),
+            "busy": sum(each["busy"] for each in alive),
+            "hosts": len({each["host"] for each in alive}),
+        },
+        "queues": queue_rows(look),
+    }
+
+
+def queue_rows(look: JobsLook) -> list[dict[str, Any]]:
+    """Queues with their state in words and what is done in them per second."""
+    rates = look.rates["queues"]
+    is_known = look.rates["seconds"] is not None
+    return [
+        {
+            **queue,
+            "state": queue_chip(queue, look.seen.workers)._asdict(),
+            "done_per_second": rates.get(queue["name"], 0.0) if is_known else None,
+        }
+        for queue in look.seen.queues
+    ]

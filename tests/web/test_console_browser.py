@@ -1,0 +1,79 @@
+"""The console in a real browser: what a person sees, with and without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.web.chromium import browser, heard
+from tests.web.content import fill_jobs, settings_in
+from tests.web.serving import started
+
+pytestmark = [pytest.mark.slow, pytest.mark.req("ONE:serve")]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for all tests of this file."""
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Iterator[str]:
+    """A server over five jobs that wait and two that gave up."""
+    place: Path = tmp_path_factory.mktemp("console")
+    settings_in(place, "[server]\nport = 0")
+    fill_jobs(place, waiting=5, dead=2)
+    with started(place) as (_, line):
+        yield line.split()[-1]
+
+
+def test_by_keyboard_from_the_overview_to_a_job(chromium: Browser, url: str) -> None:
+    """The slash goes to the search, Enter opens the job, and no page complains."""
+    with chromium.new_context() as context:
+        page = context.new_page()
+        complaints = heard(page)
+        page.goto(f"{url}/")
+        assert "have given up" in page.inner_text("main")
+        page.keyboard.press("/")
+        page.keyboard.type("d0")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/console/jobs/d0")
+        assert "It is dead-lettered" in page.inner_text("main")
+        assert complaints == []
+
+
+def test_without_scripts(chromium: Browser, url: str) -> None:
+    """A filter is a form, and a list is a list of links."""
+    with chromium.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(f"{url}/console/jobs")
+        page.get_by_label("gave up").check()
+        page.get_by_role("button", name="Filter").click()
+        assert page.locator("tbody tr").count() == 2
+        page.locator("tbody th a").first.click()
+        assert page.url.endswith("/console/jobs/d1")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_themes_and_a_phone(chromium: Browser, url: str, scheme: str) -> None:
+    """The page follows the system until the button says otherwise; nothing hangs over its edge."""
+    with chromium.new_context(
+        color_scheme=scheme,  # type: ignore[arg-type]  # one of the two words
+        viewport={"width": 390, "height": 800},
+    ) as context:
+        page = context.new_page()
+        for path in ("/console", "/console/jobs", "/console/queues", "/console/jobs/d0"):
+            page.goto(url + path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        background = "getComputedStyle(document.body).backgroundColor"
+        before = page.evaluate(background)
+        assert (before == "rgb(14, 17, 22)") == (scheme == "dark")
+        page.get_by_role("button", name="Theme").click()
+        page.get_by_role("button", name="Theme").click()
+        page.reload()
+        assert page.evaluate(background) == "rgb(14, 17, 22)"

@@ -1,0 +1,276 @@
+"""What the console's pages say, decided from plain values: attention, timeline, rates, words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ergon_framework.jobs.totals import BOUNDS
+from ergon_framework.ports.jobstore import WorkerRecord
+from ergon_framework.web.console.attention import JobsSeen, concerns, queue_chip
+from ergon_framework.web.console.formatting import Block, blocks, clock, number, size, span
+from ergon_framework.web.console.rates import JobRates
+from ergon_framework.web.console.sharing import SharedLook
+from ergon_framework.web.console.timeline import timeline_of
+
+pytestmark = pytest.mark.req("ONE:serve")
+
+
+def queue(name: str = "mail", **more: Any) -> dict[str, Any]:
+    """A queue as a look shows it."""
+    statuses = ("pending", "active", "retrying", "completed", "failed", "cancelled")
+    counts = dict.fromkeys(statuses, 0) | more.pop("counts", {})
+    plain: dict[str, Any] = {
+        "name": name,
+        "paused": False,
+        "missing_executors": [],
+        "missing_handlers": [],
+        "missing_version": None,
+        "oldest_due": None,
+    }
+    return {**plain, "counts": counts, **more}
+
+
+def worker(name: str = "w1", **more: Any) -> dict[str, Any]:
+    """A worker as a look shows it."""
+    return {"id": name, "state": "running", "queues": None, **more}
+
+
+def seen(
+    *queues: dict[str, Any], workers: Sequence[Any] = (), dead: Sequence[Any] = ()
+) -> JobsSeen:
+    """A look."""
+    return JobsSeen(0.0, queues, workers or [worker()], dead)
+
+
+def said(found: JobsSeen) -> list[str]:
+    """What it leads to."""
+    return [f"{each.level}: {each.subject} {each.text}" for each in concerns(found, [])]
+
+
+def test_nothing_to_say() -> None:
+    """Jobs that wait for their time, or run, need nobody."""
+    assert said(seen(queue(counts={"pending": 5, "active": 2}), queue("b", oldest_due=3.0))) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "chip", "expected"),
+    [
+        ({"paused": True}, "paused", "warn: Queue mail is paused"),
+        ({"missing_executors": ["node"]}, "no executor", "bad: Queue mail has nobody to run it"),
+        ({"missing_handlers": ["a"]}, "no handler", "bad: Queue mail has jobs that no worker"),
+        ({"missing_version": "7"}, "no such version", "bad: Queue mail is pinned to version 7"),
+        ({"oldest_due": 700.0}, "behind", "warn: Queue mail is behind: the oldest job that is due"),
+    ],
+)
+def test_a_queue_in_trouble(more: dict[str, Any], chip: str, expected: str) -> None:
+    """Its state is two words in a table and a sentence on the overview."""
+    found = queue(**{"oldest_due": 5.0, "counts": {"pending": 3}, **more})
+    assert queue_chip(found, [worker()]).text == chip
+    [text] = said(seen(found))
+    assert text.startswith(expected)
+
+
+@pytest.mark.parametrize("workers", [[], [worker(queues=["other"])], [worker(state="silent")]])
+def test_a_queue_without_a_worker(workers: list[dict[str, Any]]) -> None:
+    """None at all, one for other queues, and one that tells nothing are the same to it."""
+    found = JobsSeen(0.0, [queue(oldest_due=5.0)], workers, [])
+    assert said(found)[0].startswith(
+        "bad: Queue mail has nobody to run it: no worker that is alive"
+    )
+    assert queue_chip(queue(oldest_due=5.0), workers).text == "no worker"
+
+
+def test_the_worst_comes_first() -> None:
+    """And what does not answer before everything else."""
+    found = seen(
+        queue("a", paused=True, oldest_due=1.0),
+        queue("b", missing_executors=["node"], oldest_due=1.0),
+    )
+    told = concerns(found, [("the job store", "store_unavailable")])
+    assert [each.level for each in told] == ["bad", "bad", "warn"]
+    assert told[0].subject == "The job store"
+
+
+def test_dead_letters_are_told_by_what_they_share() -> None:
+    """The commonest error is named, and the link leads to those jobs."""
+    bad = {"code": "KeyError", "message": "'vat_id'"}
+    dead = [{"handler": "render", "last_error": bad}] * 3 + [{"handler": "x", "last_error": None}]
+    found = seen(queue(counts={"failed": 4}), dead=dead)
+    [each] = concerns(found, [])
+    assert each.subject == "4 jobs"
+    assert "3 of the latest 4 failed in render: KeyError: 'vat_id'." in each.text
+    assert each.link == "/jobs?status=failed&handler=render&error=KeyError"
+
+
+def at(seconds: float) -> str:
+    """An instant as a history has it."""
+    return f"2026-01-01T00:00:{seconds:06.3f}Z"
+
+
+START = 1767225600.0
+
+
+def job(*history: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A job as it is shown."""
+    plain = {"created_at": at(0), "finished_at": None, "claimed_at": None, "status": "pending"}
+    return {**plain, "worker": None, "attempts": 0, "history": history, **more}
+
+
+def test_attempts_on_one_axis() -> None:
+    """Each begins where the one before ended; what a gate held is told from a plain wait."""
+    history = [
+        {"at": at(2), "event": "failed", "attempt": 1, "seconds": 1.0, "worker": "w1"},
+        {"at": at(4), "event": "held", "attempt": 1, "seconds": 0.0, "worker": "w1"},
+        {"at": at(10), "event": "completed", "attempt": 2, "seconds": 2.0, "worker": "w2"},
+    ]
+    found = timeline_of(job(*history, finished_at=at(10), status="completed"), START + 99)
+    assert found is not None
+    assert found["seconds"] == 10.0
+    rows = found["rows"]
+    assert [(row["event"], row["attempt"]) for row in rows] == [
+        ("failed", 1),
+        ("held", None),
+        ("completed", 2),
+    ]
+    assert rows[0]["stretches"] == [
+        {"kind": "wait", "left": 0.0, "width": 10.0},
+        {"kind": "bad", "left": 10.0, "width": 10.0},
+    ]
+    assert rows[2]["stretches"][0] == {"kind": "hold", "left": 40.0, "width": 40.0}
+    assert rows[2]["note"] == "w2, 2.0 s"
+
+
+def test_a_job_that_runs_now() -> None:
+    """Its axis ends now."""
+    found = timeline_of(job(status="active", claimed_at=at(3), worker="w1"), START + 4)
+    assert found is not None
+    [row] = found["rows"]
+    assert (row["event"], row["attempt"], row["note"]) == ("running", 1, "w1")
+    assert [each["kind"] for each in row["stretches"]] == ["wait", "run"]
+    assert row["stretches"][1] == {"kind": "run", "left": 75.0, "width": 25.0}
+
+
+def test_a_history_of_another_version() -> None:
+    """What cannot be read is left out, and nothing hangs over the edge."""
+    strange = [{"event": "unreadable"}, {"at": "yesterday", "event": "failed"}, {"at": at(1)}]
+    odd = {"at": at(1), "event": "failed", "seconds": "many"}
+    found = timeline_of(job(*strange, odd, finished_at=at(1), status="failed"), START)
+    assert found is not None
+    [row] = found["rows"]
+    assert all(each["left"] + each["width"] <= 100 for each in row["stretches"])
+
+
+def record(done: int, name: str = "w1", started_at: float = 0.0) -> WorkerRecord:
+    """A worker that has completed so many jobs, each within 5 ms."""
+    totals = {
+        "outcomes": {"completed": done},
+        "buckets": [done, *([0] * len(BOUNDS))],
+        "seconds": 0.1,
+    }
+    return WorkerRecord(
+        id=name, host="h", pid=1, version="1", started_at=started_at, totals={"mail": totals}
+    )
+
+
+def test_rates_are_what_happened_between_looks() -> None:
+    """None after the first look; later those of the last minute, whoever started anew meanwhile."""
+    rates = JobRates()
+    rates.note([record(1000)], 100.0)
+    assert rates.document()["done"] is None
+    rates.note([record(1100)], 110.0)
+    found = rates.document()
+    assert found["done"] == 10.0
+    assert found["queues"] == {"mail": 10.0}
+    assert (found["p50"], found["p95"]) == (BOUNDS[0], BOUNDS[0])
+    rates.note([record(40, started_at=120.0)], 120.0)
+    assert rates.document()["done"] == pytest.approx((100 + 40) / 20)
+
+
+def test_rates_after_the_clock_was_set_back() -> None:
+    """They begin anew: no rate is negative."""
+    rates = JobRates()
+    rates.note([record(10)], 100.0)
+    rates.note([record(20)], 50.0)
+    assert rates.document()["done"] is None
+
+
+def test_a_look_is_shared_and_kept_the_longer_the_more_it_took() -> None:
+    """Many who ask at once are one question; one that took 1 s is kept for 10."""
+    now, looks = 0.0, 0
+
+    async def look() -> int:
+        nonlocal now, looks
+        now += 1.0
+        looks += 1
+        await asyncio.sleep(0)
+        return looks
+
+    async def go() -> None:
+        nonlocal now
+        shared = SharedLook(look, lambda: now)
+        assert await asyncio.gather(*(shared.get() for _ in range(200))) == [1] * 200
+        now = 10.9
+        assert await shared.get() == 1
+        now = 11.0
+        assert await shared.get() == 2
+
+    asyncio.run(go())
+
+
+def test_a_look_that_failed_is_not_kept() -> None:
+    """The next one who asks looks again."""
+    answers: list[str | OSError] = [OSError("away"), "there"]
+
+    async def look() -> str:
+        found = answers.pop(0)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    async def go() -> None:
+        shared = SharedLook(look)
+        with pytest.raises(OSError, match="away"):
+            await shared.get()
+        assert await shared.get() == "there"
+
+    asyncio.run(go())
+
+
+def test_words() -> None:
+    """Numbers line up, durations have one unit, and instants are in UTC."""
+    assert [number(each) for each in (None, 0.0, 1234567, 0.256, 12.34, 1234.5)] == [
+        "\N{EN DASH}",
+        "0",
+        "1,234,567",
+        "0.26",
+        "12.3",
+        "1,234",
+    ]
+    assert [span(each) for each in (None, 0.012, 1.5, 42, 700, 8000, 400000)] == [
+        "\N{EN DASH}",
+        "12 ms",
+        "1.5 s",
+        "42 s",
+        "12 min",
+        "2 h",
+        "5 d",
+    ]
+    assert clock("2026-01-31T01:02:03.5+01:00") == "2026-01-31 00:02:03"
+    assert clock("soon") == "\N{EN DASH}"
+    assert size(412) == "412 bytes"
+    assert size(41_200) == "41 kB"
+
+
+def test_explanations_in_blocks() -> None:
+    """Commands stand apart from sentences, and quoted lines belong to the one before them."""
+    found = blocks(
+        ["No worker is alive. This starts one:  ergon worker", "It failed:", "  | a", "  | b"]
+    )
+    assert found == [
+        Block("No worker is alive. This starts one:", "ergon worker"),
+        Block("It failed:", lines="a\nb"),
+    ]

@@ -1,0 +1,295 @@
+"""The pages of the console: what they show, in which formats, and what keeps them safe."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from ergon_framework.app.settings import load_settings
+from ergon_framework.jobs import JobClient
+from ergon_framework.jobs.store_urls import open_store
+from ergon_framework.ports.jobstore import NewJob
+from ergon_framework.web.application import create_app
+from tests.web.console_client import ConsoleClient
+from tests.web.content import fill_jobs, settings_in
+
+pytestmark = pytest.mark.req("ONE:serve")
+
+Opened = Callable[..., ConsoleClient]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    """A client on this machine, of a server over the store of the place."""
+
+    def opening(more: str = "", **known: Any) -> ConsoleClient:
+        return ConsoleClient(create_app(settings=settings_in(tmp_path, more), **known))
+
+    return opening
+
+
+@pytest.fixture
+def client(opened: Opened, tmp_path: Path) -> ConsoleClient:
+    """The same, with five jobs that wait and two that gave up."""
+    fill_jobs(tmp_path, waiting=5, dead=2)
+    return opened()
+
+
+def page(client: ConsoleClient, path: str, code: int = 200) -> str:
+    """The text of a page, which is safe and small whatever it shows."""
+    answer = client.get(path)
+    assert answer.status_code == code, answer.text
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-store"
+    assert len(answer.content) < 100_000
+    assert "<style" not in answer.text
+    assert " style=" not in answer.text
+    assert "http://" not in answer.text.replace("http://localhost", "")
+    return answer.text
+
+
+def rows(answer: httpx.Response) -> list[dict[str, str]]:
+    """Those of a CSV."""
+    assert answer.headers["content-type"].startswith("text/csv")
+    return list(csv.DictReader(io.StringIO(answer.text)))
+
+
+@pytest.mark.parametrize("path", ["/", "/console/"])
+def test_other_ways_in(client: ConsoleClient, path: str) -> None:
+    """They lead to the overview."""
+    assert client.get(path).url.path == "/console"
+
+
+def test_the_overview_says_first_what_needs_a_person(client: ConsoleClient) -> None:
+    """Jobs that gave up, with what they share, before the figures; each with a link onward."""
+    text = page(client, "/console")
+    assert "2 jobs" in text
+    assert "have given up" in text
+    assert text.index("have given up") < text.index("Backlog")
+    assert 'href="/console/jobs?status=failed&amp;handler=handle.mail' in text
+    assert "handle.mail" in text
+
+
+def test_the_overview_as_json(client: ConsoleClient) -> None:
+    """The same figures under the same path."""
+    found = client.get("/console", headers={"Accept": "application/json"}).json()
+    assert found["jobs"]["counts"]["pending"] == 5
+    assert found["jobs"]["counts"]["failed"] == 2
+    assert found["attention"][0]["level"] == "bad"
+    assert [queue["name"] for queue in found["jobs"]["queues"]] == ["mail", "pics"]
+
+
+def test_an_empty_store_teaches(tmp_path: Path) -> None:
+    """Where nothing is, the page shows what makes the first one."""
+    file = tmp_path / "ergon.toml"
+    file.write_text('[store]\nurl = "sqlite:///work.db"\n')
+    open_store(f"sqlite:///{tmp_path}/work.db").close()
+    client = ConsoleClient(create_app(settings=load_settings(file, {})))
+    for path in ("/console", "/console/jobs", "/console/queues"):
+        text = page(client, path)
+        assert "client.enqueue(" in text
+    assert "There is no queue yet" in page(client, "/console/queues")
+
+
+def test_jobs_are_filtered_by_a_plain_form(client: ConsoleClient) -> None:
+    """Fields that were left empty do not count, as browsers send all of them."""
+    found = client.get(
+        "/console/jobs?format=json&status=failed&status=pending&queue=mail&handler=&tag=&error="
+    ).json()
+    assert [job["id"] for job in found["items"]] == ["w4", "w2", "w0", "d1", "d0"]
+    assert found["filter"] == {"status": ["failed", "pending"], "queue": "mail"}
+    text = page(client, "/console/jobs?queue=pics&handler=")
+    assert ">w3<" in text
+    assert ">w4<" not in text
+    assert 'value="pics"' in text
+
+
+def test_pages_of_jobs(client: ConsoleClient) -> None:
+    """Each links the next one, and the last links none."""
+    text = page(client, "/console/jobs?limit=4")
+    link = text.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
+    second = page(client, link)
+    assert ">w4<" in text
+    assert ">d0<" not in text
+    assert ">d0<" in second
+    assert ">w4<" not in second
+    assert 'rel="next"' not in second
+
+
+def test_a_page_of_many_jobs_stays_small(opened: Opened, tmp_path: Path) -> None:
+    """Whatever limit is asked for; JSON has up to a thousand."""
+    with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        store.add([NewJob(id=f"{n:0>64}", handler="a" * 60, queue="b" * 60) for n in range(300)])
+    client = opened()
+    assert page(client, "/console/jobs?limit=1000").count("<tr>") == 101
+    assert len(client.get("/console/jobs?format=json").json()["items"]) == 300
+
+
+def test_lists_as_csv(client: ConsoleClient) -> None:
+    """Every list, with a name for the file."""
+    answer = client.get("/console/jobs?format=csv")
+    assert answer.headers["content-disposition"] == 'attachment; filename="jobs.csv"'
+    found = rows(answer)
+    assert [row["id"] for row in found] == ["w4", "w3", "w2", "w1", "w0", "d1", "d0"]
+    assert found[-1]["last_error.code"] == "expired"
+    queues = rows(client.get("/console/queues", headers={"Accept": "text/csv"}))
+    assert [(row["name"], row["counts.pending"]) for row in queues] == [
+        ("mail", "3"),
+        ("pics", "2"),
+    ]
+
+
+def test_a_spreadsheet_runs_no_job(opened: Opened, tmp_path: Path) -> None:
+    """A text that it would take for a formula is told as text."""
+    with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        store.add([NewJob(id="x", handler="=HYPERLINK(1)", queue="mail")])
+    [row] = rows(opened().get("/console/jobs?format=csv"))
+    assert row["handler"] == "'=HYPERLINK(1)"
+
+
+def test_one_job(client: ConsoleClient) -> None:
+    """Why it is where it is, its attempts, and its arguments only as a size."""
+    text = page(client, "/console/jobs/d0")
+    assert "It is dead-lettered since" in text
+    assert "it was not started before its expiry" in text
+    assert '<svg class="track"' in text
+    assert "12 bytes, hidden" in text
+    assert "&#34;hidden&#34;" not in text
+    found = client.get("/console/jobs/d0?format=json").json()
+    assert found["timeline"]["rows"][-1]["event"] == "expired"
+    assert "args" not in found
+    assert found["hidden_bytes"] == len('["hidden"]{}')
+
+
+def test_arguments_on_request(
+    opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only where the settings allow it, and the log says who has looked."""
+    fill_jobs(tmp_path)
+    client = opened("[server]\npayloads = true")
+    assert "&#34;hidden&#34;" not in page(client, "/console/jobs/w0")
+    with caplog.at_level("INFO", "ergon.web.audit"):
+        assert "&#34;hidden&#34;" in page(client, "/console/jobs/w0?payloads=true")
+    assert "local looked at the arguments of the job 'w0'" in caplog.text
+
+
+def test_arguments_that_the_settings_keep(client: ConsoleClient) -> None:
+    """Asking for them shows none."""
+    assert "&#34;hidden&#34;" not in page(client, "/console/jobs/w0?payloads=true")
+
+
+def test_texts_from_outside_are_text(opened: Opened, tmp_path: Path) -> None:
+    """A handler may be called anything; a page shows it and runs nothing of it."""
+    name = "<script>alert(1)</script>"
+    with JobClient(f"sqlite:///{tmp_path}/work.db") as jobs:
+        job = jobs.enqueue(name, queue="a&b=c")
+    client = opened()
+    for path in ("/console", "/console/jobs", "/console/queues", f"/console/jobs/{job}"):
+        assert name not in page(client, path)
+    assert "queue=a%26b%3Dc" in page(client, "/console/queues")
+
+
+def test_ids_with_slashes(opened: Opened, tmp_path: Path) -> None:
+    """Such a job has a page, and its row leads there."""
+    with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        store.add([NewJob(id="a/b c", handler="h", queue="mail")])
+    client = opened()
+    assert 'href="/console/jobs/a/b%20c"' in page(client, "/console/jobs")
+    assert "a/b c" in page(client, "/console/jobs/a/b%20c")
+
+
+def test_find(client: ConsoleClient) -> None:
+    """An id leads to its job, anything else says where to look."""
+    assert client.get("/console/find?q=%20w3%20").url.path == "/console/jobs/w3"
+    assert "by queue, handler or tag" in page(client, "/console/find?q=nothing", 404)
+    assert client.get("/console/find?q=").url.path == "/console/jobs"
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "said"),
+    [
+        ("/console/nowhere", 404, "the links beside this text"),
+        ("/console/jobs/nothing", 404, "What to do"),
+        ("/console/jobs?colour=red", 422, "known are"),
+        ("/console/jobs?status=asleep", 422, "<code>query.status</code>"),
+        ("/console/jobs?cursor=nonsense", 422, "next_cursor"),
+        ("/console/jobs?queue=a&queue=b", 422, "give it once"),
+    ],
+)
+def test_mistakes_come_with_a_remedy(
+    client: ConsoleClient, path: str, code: int, said: str
+) -> None:
+    """As a page to those who read pages, and in the one shape of errors to others."""
+    assert said in page(client, path, code)
+    told = client.get(path, headers={"Accept": "application/json"})
+    assert told.status_code == code
+    assert told.json().keys() == {"code", "message", "details"}
+
+
+def test_a_store_that_is_away(opened: Opened, tmp_path: Path) -> None:
+    """The overview says so first; other pages say what does not answer."""
+    (tmp_path / "work.db").write_bytes(b"no database at all" * 1000)
+    client = opened()
+    text = page(client, "/console")
+    assert "The job store" in text
+    assert "does not answer" in text
+    assert "does not answer" in page(client, "/console/jobs", 503)
+
+
+def test_no_job_store(tmp_path: Path) -> None:
+    """The overview shows what there is; the page of jobs says where to name a store."""
+    file = tmp_path / "ergon.toml"
+    file.write_text('[zones.plant-a]\ndata = "a"\nlisten = "127.0.0.1:0"\n')
+    client = ConsoleClient(create_app(settings=load_settings(file, {})))
+    assert "Parts that this server reads" in page(client, "/console")
+    assert "under [store] or [jobs]" in page(client, "/console/jobs", 404)
+
+
+def test_the_files_of_the_pages(client: ConsoleClient) -> None:
+    """They are kept by browsers, under an address that changes with them."""
+    text = page(client, "/console")
+    for name in ("console.css", "console.js", "icon.svg"):
+        address = text.split(f'"/console/static/{name}')[1].split('"')[0]
+        answer = client.get(f"/console/static/{name}{address}")
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+    assert client.get("/console/static/secrets.txt").status_code == 404
+
+
+def test_a_token_is_needed_where_there_is_one(opened: Opened, tmp_path: Path) -> None:
+    """The console is behind the same gate as the API."""
+    fill_jobs(tmp_path)
+    client = opened(token="correct-horse-battery")  # noqa: S106 - of no server
+    assert client.get("/console").status_code == 401
+    assert client.get("/console/jobs/w0").status_code == 401
+    given = {"Authorization": "Bearer correct-horse-battery"}
+    assert client.get("/console", headers=given).status_code == 200
+
+
+def test_the_console_is_no_part_of_the_api(client: ConsoleClient) -> None:
+    """Its pages change as pages do, and clients are made of the API's document."""
+    paths = client.get("/openapi.json").json()["paths"]
+    assert not [path for path in paths if "console" in path]
+
+
+def test_below_another_application(tmp_path: Path) -> None:
+    """Links lead to where the console is mounted."""
+    fill_jobs(tmp_path)
+    outer = FastAPI()
+    outer.mount("/ops", create_app(settings=settings_in(tmp_path)))
+    client = ConsoleClient(outer)
+    text = page(client, "/ops/console")
+    assert 'href="/ops/console/jobs"' in text
+    assert 'href="/console' not in text
