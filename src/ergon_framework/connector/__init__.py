@@ -4,7 +4,8 @@ A connector is imported at its first use: a program without zones loads nothing 
 
 Where to look first: ``base`` is what connectors share. ``memory`` is a queue in this process,
 ``jsonl`` a folder of files, ``jobs`` the job queue as a source and a target, ``boundary`` the facts
-of a zone. ``database`` reads rows of any table. ``webhook`` takes requests of other services.
+of a zone. ``database`` reads rows of any table, ``files`` those of files. ``webhook`` takes
+requests of other services.
 ``broker`` is what connectors to message brokers share; each of those is one module.
 ``transaction`` only re-exports the class of the port.
 """
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ergon_framework.connector.boundary import BoundaryConnector, Zone
     from ergon_framework.connector.broker.registry import from_url
     from ergon_framework.connector.database import DatabaseConnector
+    from ergon_framework.connector.files import FilesConnector
     from ergon_framework.connector.jobs import JobsConnector
     from ergon_framework.connector.jsonl import JsonlConnector
     from ergon_framework.connector.kafka import KafkaConnector
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BoundaryConnector": "connector.boundary",
     "DatabaseConnector": "connector.database",
+    "FilesConnector": "connector.files",
     "JobsConnector": "connector.jobs",
     "JsonlConnector": "connector.jsonl",
     "KafkaConnector": "connector.kafka",
@@ -47,6 +50,7 @@ _HOMES = {
 __all__ = [
     "BoundaryConnector",
     "DatabaseConnector",
+    "FilesConnector",
     "JobsConnector",
     "JsonlConnector",
     "KafkaConnector",

@@ -30,6 +30,7 @@ class BrokerType:
 
 
 BROKERS: tuple[BrokerType, ...] = (
+    BrokerType("files", ("files",), "ergon_framework.connector.files:FilesConnector"),
     BrokerType("kafka", ("kafka", "kafka+ssl"), "ergon_framework.connector.kafka:KafkaConnector"),
     BrokerType("mqtt", ("mqtt", "mqtts"), "ergon_framework.connector.mqtt:MqttConnector"),
     BrokerType("nats", ("nats", "tls"), "ergon_framework.connector.nats:NatsConnector"),

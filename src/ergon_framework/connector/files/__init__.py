@@ -1,0 +1,17 @@
+"""Rows of files in a folder as a source: CSV and JSON Lines, exactly where it stopped.
+
+Where to look first: ``rows`` is where rows begin and end, ``text`` what a text file is made of,
+``formats`` which files are read. ``readiness`` says when a file may be read, ``positions`` where
+each was left. ``reader`` puts them together, and ``connector`` is what the engines call.
+"""
+
+from __future__ import annotations
+
+from ergon_framework.connector.files.connector import FilesConnector
+from ergon_framework.connector.files.errors import (
+    FilesConnectorError,
+    MalformedFileError,
+    MalformedRowError,
+)
+
+__all__ = ["FilesConnector", "FilesConnectorError", "MalformedFileError", "MalformedRowError"]

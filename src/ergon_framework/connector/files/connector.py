@@ -1,0 +1,467 @@
+"""The connector itself: its options, and what the engines call, in both colours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+from urllib.parse import unquote
+
+from ergon_framework.connector.base import (
+    Delivered,
+    DroppedDeliveries,
+    OwnThreads,
+    inherited,
+    refuse_extra,
+    settling,
+)
+from ergon_framework.connector.broker.connection import BrokerConnection, closed
+from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
+from ergon_framework.connector.broker.message import MAX_MESSAGE_BYTES
+from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.connector.files.errors import FilesConnectorError, MalformedRowError
+from ergon_framework.connector.files.folder import LocalFolder
+from ergon_framework.connector.files.formats import Formats
+from ergon_framework.connector.files.letters import LETTERS, DeadLetters
+from ergon_framework.connector.files.positions import Positions
+from ergon_framework.connector.files.reader import FilesReader, HeldRow
+from ergon_framework.connector.files.readiness import Readiness
+from ergon_framework.connector.jsonl.append_file import DirectoryLock
+from ergon_framework.connector.jsonl.codec import shown
+from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.errors import (
+    ChannelLostError,
+    ConfigurationError,
+    ConnectorError,
+    EnvelopeError,
+    describe,
+)
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.storage.secure_files import Folder, UnsafeFileError
+from ergon_framework.storage.server import Observation
+
+SETTLE = 5.0
+DROPPED_FOR = 60.0
+"""Seconds after which a row comes again whose delivery was dropped and never settled."""
+STATE = ".ergon"
+FORMS = "write files:///folder, or files://./folder for one beside"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class _Delivery(Delivered):
+    """A delivered transaction that knows its row."""
+
+    __slots__ = ("held",)
+
+    held: HeldRow
+
+
+@dataclass(slots=True)
+class _Handover:
+    """A fetch on its way to a caller who may have stopped waiting for it."""
+
+    batch: list[Transaction] = field(default_factory=list)
+    is_abandoned: bool = False
+
+
+class FilesConnector:
+    """Consumes the rows of files in a folder, each row a transaction. It changes no file.
+
+    ``url`` is ``files:///folder``, or the path of a folder. ``format`` is ``csv`` or ``jsonl``, by
+    default what the name of a file says; ``pattern`` says which names are read (``orders-*.csv``).
+    Names that end in ``.gz`` are read compressed. CSV has its columns in the first row, or as
+    ``columns``.
+
+    A file is read when it was not changed for ``settle`` seconds, or when there is a file beside it
+    whose name ends in ``marker``. With ``follow`` rows are delivered as they are written.
+
+    ``payload`` and ``ids`` name columns with the payload and the transaction's id. By default they
+    are the whole row, and the file with the number of the row.
+
+    Where it stopped is kept in ``state``, by default ``.ergon`` in the folder, under the name of
+    the ``consumer``. What cannot be read is set aside there, with its reason.
+    """
+
+    exclusive: ClassVar[bool] = True
+    """One process at a time reads as one consumer; others wait until it is gone."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str | None = None,
+        format: str = "auto",
+        pattern: str | None = None,
+        delimiter: str | None = None,
+        columns: str | None = None,
+        encoding: str = "utf-8",
+        ids: str | None = None,
+        payload: str | None = None,
+        follow: bool = False,
+        settle: float = SETTLE,
+        marker: str | None = None,
+        consumer: str = "ergon",
+        state: str | None = None,
+        fsync: bool = True,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = folder_of(url)
+        self.name = name
+        if not settle >= 0:
+            raise ConfigurationError(f"settle must be seconds, 0 or more, not {settle!r}")
+        if max_message_bytes < 1:
+            raise ConfigurationError(
+                f"max_message_bytes must be at least 1, not {max_message_bytes!r}"
+            )
+        if marker is not None and (not marker or "/" in marker):
+            raise ConfigurationError("marker is what a name ends in, such as .done")
+        if not _NAME.fullmatch(consumer):
+            raise ConfigurationError(
+                "consumer is a name of letters, digits, dots, hyphens and underscores"
+            )
+        self._formats = Formats.of(format, pattern, delimiter, columns, encoding, max_message_bytes)
+        self._readiness = (settle, marker, follow, now)
+        self._consumer = consumer
+        self._state = None if state is None else Path(state).absolute()
+        self._fsync = fsync
+        self._ids, self._payload = ids, payload
+        self._malformed = 0
+        self._wakeup = Wakeup()
+        self._in_flight = InFlight(self._wakeup, max_in_flight, max_in_flight_bytes)
+        self._connection: BrokerConnection[FilesReader] = BrokerConnection(
+            f"files://{self._path}", self._connect, lambda _: None, self._wakeup
+        )
+        self._threads = OwnThreads()
+        self._reader: FilesReader | None = None
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Also in a forked child: the files and what was read are the parent's."""
+        self._inherited, self._reader = self._reader, None
+        self._fetching = threading.Lock()
+        self._in_hand: set[int] = set()
+        self._dropped: DroppedDeliveries[HeldRow] = DroppedDeliveries()
+        self._dropped_until: deque[tuple[float, HeldRow]] = deque()
+
+    # ---- both ends of its life ------------------------------------------------------------------
+
+    @property
+    def malformed(self) -> int:
+        """How many rows and files were set aside since this connector was made."""
+        return self._malformed + (0 if self._reader is None else self._reader.malformed)
+
+    @property
+    def dead_letter_file(self) -> Path:
+        """The file that keeps what was set aside."""
+        return self._state_path / LETTERS
+
+    def open(self) -> None:
+        """Open the folder and lock it; otherwise the first fetch does."""
+        self._connection.get()
+
+    def stop_waiting(self) -> None:
+        """A fetch that waits returns. Any thread may call."""
+        self._wakeup.stop()
+
+    def health(self) -> bool:
+        """Whether it can be used, as far as is known."""
+        reader = self._reader
+        return self._connection.state.is_healthy and (reader is None or reader.is_sound)
+
+    def close(self) -> None:
+        """Let go. What is in hand is delivered again to the next one. Closing twice is fine."""
+        self._connection.close()
+        self._wakeup.stop()
+        with self._fetching:
+            if self._reader is not None:
+                self._reader.close()
+
+    def observe(self) -> list[Observation]:
+        """What ``ergon doctor`` says: which files there are, and who reads them."""
+        try:
+            with contextlib.closing(LocalFolder(self._path)) as folder:
+                names, _ = folder.names(self._formats.takes)
+        except OSError as error:
+            remedy = "make the folder, and let this user read it"
+            return [Observation("folder", _said(error), remedy, is_grave=True)]
+        told = [Observation("folder", f"{self._path} has {len(names)} files to read")]
+        for name in names:
+            if not os.access(self._path / name, os.R_OK):
+                text = f"{shown(name)} cannot be read"
+                told.append(Observation("file", text, "let this user read it", is_grave=True))
+                break
+        parent = next(
+            each for each in (self._state_path, *self._state_path.parents) if each.exists()
+        )
+        if not os.access(parent, os.W_OK):
+            text = f"where it stopped cannot be kept in {self._state_path}"
+            remedy = "let this user write there, or name another folder with state="
+            told.append(Observation("state", text, remedy, is_grave=True))
+        elif self.dead_letter_file.exists() and self.dead_letter_file.stat().st_size:
+            remedy = "read it, and put what you mend into a new file"
+            told.append(Observation("dead letters", f"some are in {self.dead_letter_file}", remedy))
+        return told
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- consuming ------------------------------------------------------------------------------
+
+    def fetch_transactions(self, batch_size: int, **extra: Any) -> list[Transaction]:
+        """Up to ``batch_size`` rows; empty when there are none now."""
+        return self._fetch(batch_size, extra, _Handover())
+
+    def ack(self, transaction: Transaction) -> None:
+        """The transaction succeeded: never deliver its row again. On disk when this returns."""
+        with self._claimed(transaction, "ack") as delivery:
+            if delivery is not None:
+                delivery.held.reader.settle(delivery.held)
+
+    def nack(self, transaction: Transaction, exc: Exception) -> None:
+        """The transaction failed for good: write its row and the reason to the dead letters."""
+        with self._claimed(transaction, "nack") as delivery:
+            if delivery is not None:
+                reason = describe(exc) or "unknown"
+                delivery.held.reader.set_aside(delivery.held, transaction.transaction_id, reason)
+
+    def release(self, transaction: Transaction) -> None:
+        """The transaction was not worked to an end: deliver its row again, before later ones."""
+        with self._claimed(transaction, "release") as delivery:
+            if delivery is not None:
+                delivery.held.reader.give_back(delivery.held)
+
+    def get_transactions_count(self) -> int:
+        """How many rows wait; what is in flight does not count. Reads the rest of every file."""
+        return self._connection.get().count()
+
+    def read_dead_letters(self) -> Iterator[dict[str, Any]]:
+        """The dead letters, oldest first: file, row, reason, and the row as ``text``."""
+        return self._connection.get().letters.read()
+
+    # ---- the same for event loops; what blocks is done by other threads -------------------------
+
+    async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> list[Transaction]:
+        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
+        handover = _Handover()
+        try:
+            return await self._threads.run(self._fetch, batch_size, extra, handover)
+        except asyncio.CancelledError:
+            handover.is_abandoned = True
+            self._wakeup.stop()
+            self._abandon(handover)
+            raise
+
+    async def ack_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of :meth:`ack`."""
+        await self._threads.run(self.ack, transaction)
+
+    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
+        """The asyncio twin of :meth:`nack`."""
+        await self._threads.run(self.nack, transaction, exc)
+
+    async def release_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of :meth:`release`."""
+        await self._threads.run(self.release, transaction)
+
+    async def get_transactions_count_async(self) -> int:
+        """The asyncio twin of :meth:`get_transactions_count`."""
+        return await self._threads.run(self.get_transactions_count)
+
+    async def aclose(self) -> None:
+        """The asyncio twin of :meth:`close`."""
+        await self._threads.run(self.close)
+
+    # ---- inside: fetching -----------------------------------------------------------------------
+
+    def _fetch(
+        self, batch_size: int, extra: dict[str, Any], handover: _Handover
+    ) -> list[Transaction]:
+        refuse_extra(self, extra, "it takes no settings per call")
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
+        self._wakeup.begin()
+        if not self._in_flight.wait_for_room(batch_size):
+            return []
+        with self._fetching:
+            while (reader := self._connection.wait()) is not None:
+                # The caller may have been cancelled while this thread waited: nothing is taken.
+                if handover.is_abandoned:
+                    break
+                try:
+                    self._give_back_dropped()
+                    handover.batch += self._taken(reader, batch_size)
+                    break
+                except (OSError, ConnectorError) as error:
+                    found = self._connection.lost(reader, error)
+                    if isinstance(found, ConfigurationError):
+                        raise found from error
+        return handover.batch
+
+    def _taken(self, reader: FilesReader, count: int) -> list[Transaction]:
+        def make(held: HeldRow, payload: Any) -> Transaction:
+            delivery = self._made(held, payload)
+            delivery.belongs_to(self, held=held)
+            self._in_hand.add(id(held))
+            self._in_flight.add(held.row.size)
+            self._dropped.watch(delivery, held)
+            return delivery
+
+        return reader.take(count, lambda: self._in_flight.room(1) > 0, make)
+
+    def _made(self, held: HeldRow, payload: Any) -> _Delivery:
+        place, file = held.place, held.file
+        identity = f"{place['file']}@{file.id}:{held.row.number}"
+        if self._ids is not None:
+            identity = str(_column(payload, self._ids))
+        if self._payload is not None:
+            payload = _column(payload, self._payload)
+        try:
+            return _Delivery(identity, payload, place, source=self.name)
+        except EnvelopeError as error:
+            raise MalformedRowError(f"not a transaction: {error.message}") from error
+
+    def _abandon(self, handover: _Handover) -> None:
+        # Waits for a fetch under way: no other fetch may come between its end and the release.
+        with self._fetching:
+            for transaction in handover.batch:
+                self.release(transaction)
+
+    def _give_back_dropped(self) -> None:
+        """Rows whose deliveries nobody has any more are due again, after a while.
+
+        Who dropped one may still be at work on what was in it.
+        """
+        now = current_clock().now()
+        self._dropped_until += [(now + DROPPED_FOR, each) for each in self._dropped.take()]
+        while self._dropped_until and self._dropped_until[0][0] <= now:
+            held = self._dropped_until.popleft()[1]
+            self._let_go(held)
+            if held.reader is self._reader:
+                held.reader.give_back(held)
+
+    # ---- inside: settling -----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _claimed(self, transaction: Transaction, verb: str) -> Iterator[_Delivery | None]:
+        """The delivery to act upon, or None when it was settled in this way before."""
+        if self._connection.state.is_closed:
+            raise closed(self._connection.state.name)
+        with settling(_Delivery, transaction, self, verb, FilesConnectorError) as delivery:
+            if delivery is None:
+                yield None
+                return
+            held = delivery.held
+            if held.reader is not self._reader:
+                self._let_go(held)
+                if held.reader is self._inherited:
+                    raise inherited(delivery, verb)
+                raise ChannelLostError(
+                    f"cannot {verb} {delivery!r}: its folder was away meanwhile",
+                    remedy="nothing: its row is delivered again",
+                )
+            yield delivery
+            self._dropped.forget(held)
+            self._let_go(held)
+
+    def _let_go(self, held: HeldRow) -> None:
+        if id(held) in self._in_hand:
+            self._in_hand.discard(id(held))
+            self._in_flight.remove(held.row.size)
+
+    # ---- inside: opening ------------------------------------------------------------------------
+
+    @property
+    def _state_path(self) -> Path:
+        return self._state or self._path / STATE / f"files-{self._consumer}"
+
+    def _connect(self) -> FilesReader:
+        reader = self._reader
+        if reader is not None:
+            if reader.mend():
+                return reader
+            self._malformed += reader.malformed
+            self._reader = None
+            reader.close()
+        with contextlib.ExitStack() as opened:
+            self._reader = self._opened(opened)
+            opened.pop_all()
+        return self._reader
+
+    def _opened(self, opened: contextlib.ExitStack) -> FilesReader:
+        try:
+            place = LocalFolder(self._path)
+        except NotADirectoryError:
+            raise ConfigurationError(
+                f"{self._path} is no folder", remedy="name a folder with files in it"
+            ) from None
+        opened.callback(place.close)
+        try:
+            state = opened.enter_context(self._state_folder())
+            lock = DirectoryLock(state, "lock", self._path)
+        except (UnsafeFileError, PermissionError) as error:
+            raise ConfigurationError(
+                f"{self._state_path} cannot keep where it stopped: {error.strerror}",
+                remedy="let this user write there, or name another folder with state=",
+            ) from error
+        opened.callback(lock.close)
+        letters = DeadLetters(state, fsync=self._fsync)
+        opened.callback(letters.close)
+        positions = Positions(state, fsync=self._fsync)
+        opened.callback(positions.close)
+        settle, marker, follow, now = self._readiness
+        readiness = Readiness(settle, marker, follow, now)
+        kept = contextlib.ExitStack()
+        reader = FilesReader(place, self._formats, readiness, positions, letters, kept)
+        kept.push(opened.pop_all())
+        return reader
+
+    def _state_folder(self) -> Folder:
+        if self._state is not None:
+            return Folder.ensure(self._state, parents=True)
+        with Folder.ensure_private(self._path / STATE):
+            return Folder.ensure_private(self._state_path)
+
+
+def folder_of(url: object) -> Path:
+    """The folder that a URL or a path means."""
+    wrong = ConfigurationError("the URL of the folder cannot be read", remedy=FORMS)
+    if not isinstance(url, str) or not url:
+        raise wrong
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return Path(url).absolute()
+    if "?" in rest:
+        raise ConfigurationError(
+            "FilesConnector takes its options as arguments",
+            remedy="write from ergon_framework.connector import from_url, and from_url(URL)",
+        )
+    is_path = rest.startswith("/") or rest.split("/")[0] in (".", "..")
+    if scheme.lower() != "files" or not is_path or "#" in rest or "\0" in unquote(rest):
+        raise wrong
+    return Path(unquote(rest)).absolute()
+
+
+def _column(payload: Any, name: str) -> Any:
+    if not isinstance(payload, dict) or payload.get(name) in (None, ""):
+        raise MalformedRowError(f"it has no {name!r}")
+    return payload[name]
+
+
+def _said(error: OSError) -> str:
+    return f"{error.filename or ''}: {error.strerror}".lstrip(": ")

@@ -1,0 +1,29 @@
+"""What the connector to files raises."""
+
+from __future__ import annotations
+
+from ergon_framework.errors import ConnectorError
+
+
+class FilesConnectorError(ConnectorError):
+    """The connector was asked for something it must refuse, or its files failed it."""
+
+    code = "files_connector"
+
+
+class MalformedRowError(FilesConnectorError):
+    """A row cannot be read, and is set aside."""
+
+    code = "malformed_row"
+
+
+class MalformedFileError(FilesConnectorError):
+    """A file cannot be read from some place on; the rest of it is set aside."""
+
+    code = "malformed_file"
+
+
+class FileChangedError(FilesConnectorError):
+    """A file is not the one any more that was being read."""
+
+    code = "file_changed"

@@ -1,0 +1,93 @@
+"""A folder that others put files into: only regular files are work, and no link is followed."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ergon_framework.connector.jsonl.codec import shown
+from ergon_framework.storage.secure_files import Folder, UnsafeFileError
+
+_BUFFER = 1 << 18
+logger = logging.getLogger("ergon.connector.files")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file at the moment of a look: ``stamp`` is another one when it has changed."""
+
+    name: str
+    stamp: str
+    size: int
+    modified: float
+    node: str = ""
+    """What stays the same while a file grows; empty where nothing does."""
+
+
+class LocalFolder:
+    """One folder of this machine, kept open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._folder = Folder.open(path, follow=True)
+        self._ignored: set[str] = set()
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its name still leads to it, and not to what was mounted there meanwhile."""
+        try:
+            there, here = self.path.stat(), self._folder.stat()
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+    def names(self, takes: Callable[[str], bool]) -> tuple[list[str], set[str]]:
+        """The names of files that are read, in order, and all there are."""
+        every = self._folder.names()
+        return sorted(name for name in every if takes(name)), set(every)
+
+    def look(self, name: str) -> FoundFile | None:
+        """A file as it is now; None when it is gone, or no file that may be read."""
+        try:
+            self._folder.is_deliverable(name)
+            return _found(name, self._folder.look(name))
+        except FileNotFoundError:
+            return None
+        except UnsafeFileError as error:
+            if name not in self._ignored:
+                self._ignored.add(name)
+                logger.warning("ignored %s: %s", self.shown(name), error.strerror)
+            return None
+
+    def open(self, found: FoundFile) -> tuple[io.BufferedReader, FoundFile] | None:
+        """The file, and what it is as it is opened; None when it is gone."""
+        try:
+            file = io.FileIO(self._folder.open_delivered(found.name), "rb")
+        except (FileNotFoundError, UnsafeFileError):
+            return None
+        return io.BufferedReader(file, _BUFFER), _found(found.name, os.fstat(file.fileno()))
+
+    def shown(self, name: str) -> str:
+        """A file as errors and logs name it."""
+        return os.fspath(self.path / shown(name))
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._folder.close()
+
+
+def _found(name: str, seen: os.stat_result) -> FoundFile:
+    known = f"{seen.st_ino}-{seen.st_size}-{seen.st_mtime_ns}-{seen.st_ctime_ns}"
+    return FoundFile(
+        name, digest(known, 8), seen.st_size, seen.st_mtime, f"{seen.st_dev}-{seen.st_ino}"
+    )
+
+
+def digest(text: str, size: int) -> str:
+    """A short name for a longer text."""
+    return hashlib.blake2b(os.fsencode(text), digest_size=size).hexdigest()

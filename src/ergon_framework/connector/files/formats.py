@@ -1,0 +1,120 @@
+"""Which files are read, and what their names say about them."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from ergon_framework.errors import ConfigurationError
+
+GZIP = ".gz"
+_DELIMITERS = {"tab": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
+
+
+class FileFormat(StrEnum):
+    """What a file holds."""
+
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+_SUFFIXES = {
+    ".csv": FileFormat.CSV,
+    ".tsv": FileFormat.CSV,
+    ".jsonl": FileFormat.JSONL,
+    ".ndjson": FileFormat.JSONL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Which files are read, and how."""
+
+    format: FileFormat | None = None
+    """None: what the name of a file says."""
+    pattern: str | None = None
+    delimiter: str = ""
+    columns: tuple[str, ...] = ()
+    encoding: str = "utf-8"
+    limit: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        format_name: str,
+        pattern: str | None,
+        delimiter: str | None,
+        columns: str | None,
+        encoding: str,
+        limit: int,
+    ) -> Formats:
+        """From the options of a connector, checked."""
+        known = ("auto", *FileFormat)
+        if format_name not in known:
+            raise ConfigurationError(
+                f"format is {', '.join(known[:-1])} or {known[-1]}",
+                remedy="leave it out, and the name of each file says it",
+            )
+        try:
+            codecs.lookup(encoding)
+        except LookupError:
+            raise ConfigurationError(
+                f"there is no encoding {encoding[:32]!r}", remedy="write utf-8, cp1252 or utf-16"
+            ) from None
+        sign = _DELIMITERS.get(delimiter or "", delimiter or "")
+        if len(sign) > 1 or sign in ('"', "\n", "\r"):
+            raise ConfigurationError(
+                "delimiter is one character, and no quote or line break",
+                remedy=f"write it, or one of {', '.join(_DELIMITERS)}",
+            )
+        names = tuple(each.strip() for each in columns.split(",")) if columns else ()
+        if names and problem_of_columns(names):
+            raise ConfigurationError(f"columns: {problem_of_columns(names)}")
+        return cls(
+            None if format_name == "auto" else FileFormat(format_name),
+            pattern,
+            sign,
+            names,
+            encoding,
+            limit,
+        )
+
+    def takes(self, name: str) -> bool:
+        """Whether a file of this name is read."""
+        base = name.rpartition("/")[2]
+        if base[:1] in (".", "_", ""):
+            return False
+        if self.pattern is not None:
+            return fnmatchcase(base, self.pattern) and self.of_name(base) is not None
+        found = _SUFFIXES.get(_suffix(base))
+        return found is not None and self.format in (None, found)
+
+    def of_name(self, name: str) -> FileFormat | None:
+        """The format of a file."""
+        return self.format or _SUFFIXES.get(_suffix(name))
+
+    def delimiter_of(self, name: str) -> str:
+        """What stands between the fields of a CSV file."""
+        return self.delimiter or ("\t" if _suffix(name) == ".tsv" else ",")
+
+
+def is_gzip(name: str) -> bool:
+    """Whether the name says that the file is compressed."""
+    return name.lower().endswith(GZIP)
+
+
+def problem_of_columns(names: Sequence[str]) -> str:
+    """Why these cannot be the columns of rows; empty when they can."""
+    if "" in names:
+        return f"column {names.index('') + 1} has no name"
+    twice = next((each for each in names if names.count(each) > 1), None)
+    return f"the column {twice[:64]!r} is there twice" if twice is not None else ""
+
+
+def _suffix(name: str) -> str:
+    lower = name.lower().removesuffix(GZIP)
+    dot = lower.rfind(".")
+    return "" if dot < 0 else lower[dot:]
