@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -24,7 +25,12 @@ from ergon_framework.app.journal import journal_path
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.stores import call_stores, has_calls, has_jobs, place_of
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import ConfigurationError, StoreError
+from ergon_framework.errors import (
+    ConfigurationError,
+    PayloadObjectError,
+    StoreError,
+    UnreadableJobError,
+)
 from ergon_framework.jobs.archive_files import (
     ArchiveBusyError,
     ArchivedLine,
@@ -36,6 +42,9 @@ from ergon_framework.jobs.bulk import FINAL, WAITING, slices
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import flows_of
 from ergon_framework.jobs.object_sweep import objects_in, unnamed
+from ergon_framework.jobs.payload_codec import object_of
+from ergon_framework.jobs.payload_codec_store import bounded
+from ergon_framework.jobs.payload_objects import ObjectName, PayloadObjects
 from ergon_framework.jobs.store_urls import open_store, refuse_moved
 from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.ports.jobstore import FullJobStore, Job, Schedule, Search
@@ -69,9 +78,12 @@ UNREADABLE = (
     " discard them, and run this again"
 )
 OBJECTS = (
-    "{number} payload(s) in the object store, which does not answer, or objects of [jobs.codec] is"
-    " not set here: a worker with that setting removes them when they are a day old"
+    "{number} payload(s) in the object store and the jobs that have them: it does not answer, or"
+    " objects of [jobs.codec] is not set here; run this again when it does. If that place is gone"
+    " for good: ergon jobs delete --tag {tag}"
 )
+SLICE_BYTES = 64 * 1024 * 1024
+"""Bytes of payloads in the object store that are removed before their jobs are erased."""
 RESULTS = "results of provider calls under idempotency keys go with keep_records"
 COPIES = (
     "backups, replicas, exported files, logs and traces that were sent elsewhere; and free pages of"
@@ -115,7 +127,8 @@ class Forgotten:
     objects: int = 0
     """Payloads in the object store."""
     objects_left: int = 0
-    """Those that could not be removed: the object store is away or not in the settings."""
+    """Those that could not be removed, so that their jobs are left as well: the object store is
+    away or not in the settings."""
     cancelled: int = 0
     waiting: int = 0
     running: int = 0
@@ -228,7 +241,7 @@ def _erase_jobs(
         found.cancelled = client.cancel_many(subject.search(has_ended=False), reason=REASON)
     is_more, seen = True, set[str]()
     while is_more:  # again, for jobs that have ended meanwhile
-        is_more = False
+        is_more, found.objects_left = False, 0
         for some in slices(store.search(subject.search(has_ended=True))):
             free = [job for job in some if not _is_bound(store, job)]
             free += _signals_of(store, free, seen)
@@ -236,37 +249,72 @@ def _erase_jobs(
             # it.
             found.letters += places.delete_letters(_names(free))
             found.entries += places.forget_entries(job.id for job in free)
-            number = store.erase(free)
-            found.jobs += number
-            _remove_objects(store, places, free, found)
-            is_more |= number > 0
-            progress(found.jobs)
+            for jobs in bounded(free, SLICE_BYTES):
+                number = _erase_slice(store, places, jobs, found)
+                is_more |= number > 0
+                progress(found.jobs)
     for _ in _count_left(store, subject, found):
         pass  # it has ended since the last look; the next run erases it
     if found.objects_left:
-        found.could_not.append(OBJECTS.format(number=found.objects_left))
+        text = OBJECTS.format(number=found.objects_left, tag=shlex.quote(subject.tag))
+        found.could_not.append(text)
+
+
+def _erase_slice(
+    store: FullJobStore, places: _Places, jobs: Sequence[Job], found: Forgotten
+) -> int:
+    """Erase jobs after their payloads in the object store; how many jobs.
+
+    An erased job names no object any more. So if this is killed, or the object store is away, the
+    job has to be there for the next run. A job that was sent back meanwhile is not erased, and gets
+    its payloads back.
+    """
+    removed: dict[ObjectName, tuple[str, bytes]] = {}
+    free = [job for job in jobs if _remove_objects(places, job, removed, found)]
+    number = store.erase(free)
+    found.jobs += number
+    found.objects += len(removed)
+    objects = places.setup.jobs.codec.compiled().objects
+    if number < len(free) and objects is not None:
+        gone = unnamed(store, {name.digest: id_ for name, (id_, _) in removed.items()})
+        for name, (_, content) in removed.items():
+            if name.digest not in gone and content:
+                objects.write(content)
+                found.objects -= 1
+    return number
 
 
 def _remove_objects(
-    store: FullJobStore, places: _Places, jobs: Iterable[Job], found: Forgotten
-) -> None:
-    """Remove the payloads in the object store that erased jobs had.
-
-    After the jobs: a job that was sent back meanwhile was not erased, and still needs its own.
-    """
-    owners = {digest: job.id for job in jobs for digest in objects_in(job)}
-    free = unnamed(store, owners)
-    objects = places.setup.jobs.codec.compiled().objects
-    left = free
+    places: _Places, job: Job, removed: dict[ObjectName, tuple[str, bytes]], found: Forgotten
+) -> bool:
+    """Remove the payloads of a job from the object store; whether none is left."""
+    names = [name for name in map(object_of, (job.args, job.result)) if name is not None]
+    objects = places.setup.jobs.codec.compiled().objects if names else None
+    left = len(names)
     try:
-        if objects is not None:
-            for digest in free:
-                found.objects += objects.remove(digest)
-                left = left - {digest}
-    except (StoreError, ConfigurationError) as error:
-        logger.warning("payloads of jobs are left in the object store: %s", error)
-    if left:
-        found.objects_left += len(left)
+        for name in names:
+            if objects is None:
+                break
+            content = _content(objects, name)
+            if objects.remove(name.digest):
+                removed[name] = job.id, content
+            left -= 1
+    except (StoreError, ConfigurationError, PayloadObjectError) as error:
+        logger.warning("job %s is left with its payloads in the object store: %s", job.id, error)
+    found.objects_left += left
+    return not left
+
+
+def _content(objects: PayloadObjects, name: ObjectName) -> bytes:
+    """All of an object, to bring it back; empty: it is damaged or missing already."""
+    try:
+        return objects.read(name)
+    except PayloadObjectError as error:
+        if not error.details.get("is_missing"):
+            raise
+        return b""
+    except UnreadableJobError:
+        return b""
 
 
 def _signals_of(store: FullJobStore, jobs: Iterable[Job], seen: set[str]) -> list[Job]:

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from ergon_framework.app.move.transfer import Moved, Tell, TransferProgress
 
 _COLUMNS = ["part", "what", "copied", "discarded", "count", "digest"]
+AllowLostPayloads = Annotated[
+    bool,
+    typer.Option(
+        "--allow-lost-payloads",
+        help="Copy a job whose payload object is missing or damaged without it, and name each.",
+    ),
+]
 _STRIDE = 10_000  # copies between two lines where there is no terminal
 
 
@@ -58,6 +65,7 @@ def move(
     shut: Annotated[
         bool, typer.Option("--shut", help="Refuse FROM to everybody when it was copied.")
     ] = False,
+    allow_lost_payloads: AllowLostPayloads = False,
     reopen: Annotated[
         bool, typer.Option("--reopen", help="Copy nothing; undo --shut of an earlier move.")
     ] = False,
@@ -84,7 +92,8 @@ def move(
         )
     if to is not None:
         _refuse_single_options(source, target, zone, objects)
-        _move_project(source, to, force=force, dry_run=dry_run, reopens=reopen, as_json=as_json)
+        project = _planned(source, to, force, dry_run, allow_lost_payloads)
+        _move_project(project, reopens=reopen, as_json=as_json)
         return
     if source is None or target is None:
         raise ConfigurationError(
@@ -92,7 +101,10 @@ def move(
             remedy="ergon move sqlite:///work.db postgresql://host/name; or, for everything that a"
             " settings file keeps, ergon move ergon.toml --to URL",
         )
-    asked = Asked(StoreLocation(source), StoreLocation(target), zone, objects, force, dry_run, shut)
+    asked = Asked(
+        *(StoreLocation(source), StoreLocation(target), zone, objects, force, dry_run, shut),
+        allows_lost=allow_lost_payloads,
+    )
     with _reporting_stops(_when_stopped(asked, is_reopening=reopen), as_json=as_json):
         if reopen:
             _reopen(asked, as_json=as_json)
@@ -142,12 +154,18 @@ def _refuse_single_options(
         )
 
 
-def _move_project(
-    source: str | None, to: str, *, force: bool, dry_run: bool, reopens: bool, as_json: bool
-) -> None:
-    from ergon_framework.app.move.project import find_project, plan, reopen, run
+def _planned(
+    source: str | None, to: str, force: bool, dry_run: bool, allows_lost: bool
+) -> ProjectPlan:
+    from ergon_framework.app.move.project import find_project, plan
 
-    planned = plan(find_project(source), to, is_forced=force, is_trial=dry_run)
+    project = find_project(source)
+    return plan(project, to, is_forced=force, is_trial=dry_run, allows_lost=allows_lost)
+
+
+def _move_project(planned: ProjectPlan, *, reopens: bool, as_json: bool) -> None:
+    from ergon_framework.app.move.project import reopen, run
+
     text = (
         "stopped: the old stores are open as before, unless TO is complete already; nothing is lost"
     )
@@ -155,7 +173,7 @@ def _move_project(
         if not reopens:
             with transfer_progress(as_json=as_json) as tell:
                 outcome = run(planned, tell)
-            _show_project(outcome, planned, is_trial=dry_run, as_json=as_json)
+            _show_project(outcome, planned, as_json=as_json)
             return
         with transfer_progress(as_json=as_json) as tell:
             opened = reopen(planned, tell, _warn)
@@ -165,9 +183,8 @@ def _move_project(
             print(f"can be used again: {', '.join(opened) or 'nothing was shut'}")
 
 
-def _show_project(
-    outcome: ProjectOutcome, planned: ProjectPlan, *, is_trial: bool, as_json: bool
-) -> None:
+def _show_project(outcome: ProjectOutcome, planned: ProjectPlan, *, as_json: bool) -> None:
+    is_trial = planned.is_trial
     rows = [
         {**_row(each, is_trial=is_trial), "part": title if title.startswith("facts") else each.part}
         for title, each in outcome.moved
@@ -197,6 +214,8 @@ def _move(asked: Asked, *, as_json: bool) -> None:
     if as_json:
         for row in rows:
             show_one(row, as_json=True)
+        if outcome.notes:
+            show_one({"notes": outcome.notes}, as_json=True)
         return
     columns = _COLUMNS[:4] if asked.is_trial else _COLUMNS
     show_list([_shortened(row) for row in rows], columns, as_json=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.distribution import version
-from ergon_framework.cli.move import transfer_progress
+from ergon_framework.cli.move import AllowLostPayloads, transfer_progress
 from ergon_framework.cli.output import (
     StdoutBytes,
     is_stdout_closed,
@@ -50,6 +50,7 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", help="Read a server although somebody works with it.")
     ] = False,
+    allow_lost_payloads: AllowLostPayloads = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Write what a store holds into a file.
@@ -68,7 +69,10 @@ def export(
         raise ConfigurationError(
             "--objects and --no-objects contradict each other", remedy="give one of them"
         )
-    asked = Exporting(StoreLocation(source), zone, objects, not no_objects, force, version())
+    asked = Exporting(
+        *(StoreLocation(source), zone, objects, not no_objects, force, version()),
+        allows_lost=allow_lost_payloads,
+    )
     with _reporting_stops("nothing was written", as_json=as_json):
         if file == STREAM:
             _export_to_stdout(asked, as_json=as_json)

@@ -24,6 +24,7 @@ from ergon_framework.core.unique import OnDuplicate
 from ergon_framework.errors import (
     ConfigurationError,
     DuplicateJobError,
+    ErgonError,
     PayloadObjectError,
     StoreError,
     UnreadableJobError,
@@ -230,33 +231,41 @@ def decoded_job(job: Job, codec: PayloadCodec) -> Job:
     return job
 
 
-def inlined_job(job: Job, codec: PayloadCodec) -> Job:
+Lost = Callable[[Job, ErgonError], None]
+"""Is told of a job and of why one of its payloads is lost; may raise."""
+
+
+def _log_lost(job: Job, error: ErgonError) -> None:
+    logger.warning("job %s is copied without a payload: %s", job.id, error.message)
+
+
+def inlined_job(job: Job, codec: PayloadCodec, lost: Lost = _log_lost) -> Job:
     """The job as it is kept elsewhere: what is in an object store is in its row, and still encoded.
 
     Raises PayloadObjectError where the object store is away or not in the settings. What is missing
-    there, or damaged, is left as it is: nobody could do more.
+    there, or damaged, is left as it is, unless ``lost`` raises.
     """
     if not (names_object(job.args) or (job.result is not None and names_object(job.result))):
         return job
-    with _left_if_lost(job):
+    with _left_if_lost(job, lost):
         args, kwargs = codec.inlined_arguments(job.args, job.kwargs)
         job = _replace(job, args=args, kwargs=kwargs)
     result = job.result
-    with _left_if_lost(job):
+    with _left_if_lost(job, lost):
         result = result and codec.inlined_result(result)
     return _replace(job, result=result)
 
 
 @contextmanager
-def _left_if_lost(job: Job) -> Iterator[None]:
+def _left_if_lost(job: Job, lost: Lost) -> Iterator[None]:
     try:
         yield
     except PayloadObjectError as error:
         if not error.details.get("is_missing"):
             raise
-        logger.warning("job %s is copied without a payload: %s", job.id, error.message)
+        lost(job, error)
     except UnreadableJobError as error:
-        logger.warning("job %s is copied without a payload: %s", job.id, error.message)
+        lost(job, error)
 
 
 def bounded(jobs: Iterable[Job], size: int) -> Iterator[list[Job]]:

@@ -172,6 +172,8 @@ class Asked:
     """Whether the source is shut when everything was copied."""
     program: ProgramMove | None = None
     """The move of a whole program, of which this is a part."""
+    allows_lost: bool = False
+    """Whether jobs are copied whose payload objects are missing or damaged."""
     settings: Callable[[], Settings] | None = None
     """Where the payloads of its jobs are; None: as the settings say that are found from here."""
 
@@ -259,9 +261,9 @@ def job_target(
 
 
 def job_part(
-    asked: Asked, stack: ExitStack, *, tolerates_workers: bool = False
+    asked: Asked, stack: ExitStack, notes: list[str], *, tolerates_workers: bool = False
 ) -> Iterator[Transfer]:
-    """The jobs, if there are any."""
+    """The jobs, if there are any; ``notes`` gets a line for each payload that is lost."""
     source = job_source(asked, stack)
     if source is None:
         return
@@ -270,9 +272,10 @@ def job_part(
     first = first_state(identity, birth, asked.program)
     target = job_target(asked, stack, first, tolerates_workers=tolerates_workers)
     records = records_of(source)
+    lost = notes if asked.allows_lost else None
     yield Transfer(
         "jobs",
-        FencedStore(records, asked.source.name, InlinedRecords(records, asked.settings)),
+        FencedStore(records, asked.source.name, InlinedRecords(records, asked.settings, lost)),
         FencedStore(records_of(target), asked.target.name),
         JOB_KINDS,
         identity,

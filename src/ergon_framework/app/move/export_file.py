@@ -66,6 +66,8 @@ class Exporting:
     """Whether a store on a server is read although workers use it."""
     version: str = ""
     """Of Ergon, for the header."""
+    allows_lost: bool = False
+    """Whether jobs are written whose payload objects are missing or damaged."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def _opened(asked: Exporting, looked_at: Exporting, stack: ExitStack) -> _Opened
             "only a zone has objects, and jobs are what would be exported",
             remedy="leave out --objects, or give --zone NAME",
         )
-    parts = []
+    parts, notes = [], list[str]()
     calls = endpoints.call_source(trial.source)
     if calls is not None:
         refuse_half_source(calls)
@@ -179,10 +181,11 @@ def _opened(asked: Exporting, looked_at: Exporting, stack: ExitStack) -> _Opened
     jobs = endpoints.job_source(trial, stack)
     if jobs is not None:
         total = {"jobs": jobs.count(Search())}
-        parts.append(_Part(JOBS, InlinedRecords(records_of(jobs), None), total))
+        lost = notes if asked.allows_lost else None
+        parts.append(_Part(JOBS, InlinedRecords(records_of(jobs), None, lost), total))
     if not parts:
         raise endpoints.no_work_at(asked.source)
-    notes = [
+    notes += [
         f"the facts of zone {zone} are not in the file: --zone {zone} exports them"
         for zone in endpoints.zones_at(trial.source)
     ]

@@ -84,6 +84,7 @@ class ProjectPlan:
     parts: tuple[ProjectPart, ...]
     notes: tuple[str, ...]
     change: str
+    is_trial: bool = False
     has_no_other_store: bool = False
     """Whether everything is in the new store already, and nothing says that it was moved there."""
 
@@ -135,12 +136,15 @@ def _found_project() -> Project:
 # ---- what there is to do ------------------------------------------------------------------------
 
 
-def plan(project: Project, to: str, *, is_forced: bool, is_trial: bool) -> ProjectPlan:
+def plan(
+    project: Project, to: str, *, is_forced: bool, is_trial: bool, allows_lost: bool = False
+) -> ProjectPlan:
     """Find every part and where it goes. Stores are looked at; nothing is made or changed."""
     target = StoreLocation(resolve_url(to, Path()))
     target.refuse_memory()
     asked = Asked(
         *(target, target, None, None, is_forced, is_trial, not is_trial),
+        allows_lost=allows_lost,
         settings=lambda: project.settings,
     )
     notes: list[str] = []
@@ -159,6 +163,7 @@ def plan(project: Project, to: str, *, is_forced: bool, is_trial: bool) -> Proje
         tuple(parts),
         tuple(notes),
         _change(project, target),
+        is_trial=is_trial,
         has_no_other_store=is_own and not parts and not _is_copy(target),
     )
 

@@ -129,7 +129,7 @@ def _open_zone(asked: Asked, stack: ExitStack) -> _Move:
 def _open_work(asked: Asked, stack: ExitStack) -> _Move:
     """Jobs and provider calls. Jobs come last: workers call providers."""
     notes: list[str] = []
-    parts = [*endpoints.call_part(asked, notes), *endpoints.job_part(asked, stack)]
+    parts = [*endpoints.call_part(asked, notes), *endpoints.job_part(asked, stack, notes)]
     if not parts:
         raise _nothing(asked, notes)
     notes += [
@@ -433,7 +433,7 @@ def _shut_others(way: _WayBack, stack: ExitStack) -> None:
 def _parts(asked: Asked, shut: Collection[str], stack: ExitStack) -> list[Transfer]:
     """Both sides of what was shut, to be looked at; a folder of TO stays locked meanwhile."""
     # Processes that still have FROM open cannot write there, so they need not be waited for.
-    trial = replace(asked, is_trial=True, is_forced=True)
+    trial = replace(asked, is_trial=True, is_forced=True, allows_lost=True)
     try:
         return list(_opened(trial, shut, stack, is_used=asked.is_forced))
     except (ConfigurationError, StoreUnavailableError) as error:
@@ -454,7 +454,7 @@ def _opened(
     if "provider calls" in shut:
         yield from endpoints.call_part(trial, [])
     if "jobs" in shut:
-        yield from endpoints.job_part(trial, stack, tolerates_workers=is_used)
+        yield from endpoints.job_part(trial, stack, [], tolerates_workers=is_used)
 
 
 def _refuse_worked_with(part: Transfer, tell: Tell) -> None:
