@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.errors import ConfigurationError, MissingExtraError
@@ -43,12 +44,14 @@ class Remote:
         self.clock = clock
         self.answers = deque(answers)
         self.sent: list[httpx.Request] = []
+        self.seen: list[httpx.Request] = []  # copies: later attempts change nothing of them
         self.times: list[float] = []
         self.provider = Provider("rates", **options)
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         """The next step of the script; afterwards all is well."""
         self.sent.append(request)
+        self.seen.append(httpx.Request(request.method, request.url, headers=request.headers))
         self.times.append(self.clock.now())
         step = self.answers.popleft() if self.answers else 200
         if callable(step):
@@ -286,6 +289,30 @@ def test_an_async_request_is_cut_off_when_its_attempt_is_over(clock: VirtualCloc
         clock.run(ask())
     assert isinstance(late.value, ProviderTimeoutError)
     assert clock.now() == pytest.approx(2)
+
+
+@both
+def test_every_attempt_goes_on_with_the_trace(colour: str, clock: VirtualClock) -> None:
+    """The header of the current trace is sent, and the client's request stays as it was."""
+    came = SpanContext(7, 8, is_remote=True, trace_flags=TraceFlags(1))
+    remote = Remote(clock, 503)
+    with use_span(NonRecordingSpan(came)):
+        response = remote.ask(colour, headers={"x-shop": "berlin"})
+    sent = [each.headers["traceparent"].split("-") for each in remote.seen]
+    assert [trace_id for _, trace_id, *_ in sent] == [f"{7:032x}"] * 2
+    assert {each.headers["x-shop"] for each in remote.seen} == {"berlin"}
+    assert "traceparent" not in response.request.headers
+
+
+@both
+def test_a_trace_of_the_client_is_left_alone(colour: str, clock: VirtualClock) -> None:
+    """An instrumented client says itself what its request is part of; without a trace none is."""
+    own = f"00-{9:032x}-{9:016x}-01"
+    remote = Remote(clock)
+    with use_span(NonRecordingSpan(SpanContext(7, 8, is_remote=True))):
+        remote.ask(colour, headers={"traceparent": own})
+    remote.ask(colour)
+    assert [each.headers.get("traceparent") for each in remote.seen] == [own, None]
 
 
 def test_operations_tenants_and_middleware(clock: VirtualClock) -> None:

@@ -15,7 +15,7 @@ error of the last attempt. Only a request that was never sent raises an error of
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterable, Callable, Collection, Iterable
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,6 +37,7 @@ from ergon_framework.providers.function_base import (
     FunctionProvider,
 )
 from ergon_framework.providers.signatures import Surroundings
+from ergon_framework.telemetry.propagation import outgoing_metadata
 
 try:
     import httpx
@@ -186,6 +187,10 @@ def _bounded(extensions: dict[str, Any], limit: float | None) -> dict[str, Any]:
     return {**extensions, "timeout": bounds}
 
 
+def _raw(trace: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in trace.items()]
+
+
 def _with_body(response: httpx.Response, body: bytes) -> httpx.Response:
     """The same response with its body in memory, so that the connection is free meanwhile."""
     return httpx.Response(
@@ -202,10 +207,13 @@ class GuardedRequest:
     def __init__(self, request: httpx.Request, rules: RequestRules) -> None:
         self.request = request
         self._extensions = request.extensions
+        self._headers = request.headers
         self._is_sent_again = rules.may_be_sent_again(request)
 
     def begin(self, context: ProviderExecutionContext) -> None:
-        """An attempt begins, and has so much time."""
+        """An attempt begins, is part of a trace, and has so much time."""
+        if "traceparent" not in self._headers and (trace := outgoing_metadata()):
+            self.request.headers = httpx.Headers([*self._headers.raw, *_raw(trace)])
         self.request.extensions = _bounded(dict(self._extensions), context.attempt_timeout_seconds)
 
     def needs_body(self, response: httpx.Response) -> bool:
@@ -224,7 +232,7 @@ class GuardedRequest:
 
     def answer(self, result: ProviderExecutionResult) -> httpx.Response:
         """What the client gets."""
-        self.request.extensions = self._extensions
+        self.request.extensions, self.request.headers = self._extensions, self._headers
         error = result.error
         if error is None:
             found: httpx.Response | None = result.unwrap().get("response")
