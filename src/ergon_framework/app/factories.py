@@ -67,6 +67,17 @@ def _for_jobs(name: str, options: Mapping[str, Any], settings: Settings) -> Mapp
     return {**known, **options, "store": SecretStr(url)}  # it may hold a password
 
 
+def _for_polls(options: Mapping[str, Any], settings: Settings) -> Mapping[str, Any]:
+    """The file of its cursor is relative to the settings; by default it is that of the store."""
+    base, state = base_of(settings), revealed(options.get("state"))
+    if state is None:
+        state = store_url(settings)
+    if not isinstance(state, str) or not state:
+        return options
+    placed = resolve_url(state, base) if "://" in state else str((base / state).absolute())
+    return {**options, "state": SecretStr(placed)}  # the URL of a store may hold a password
+
+
 def _for_boundary(name: str, options: Mapping[str, Any], settings: Settings) -> Mapping[str, Any]:
     base = base_of(settings)
     placed = {
@@ -195,25 +206,29 @@ def connector_factory(
     reference = CONNECTORS.get(kind, kind)
     label = f"connector {name!r} ({kind})"
     if kind in registry.REFERENCES:
-        return Factory(label, load(reference), _broker_options(label, kind, settings.options))
+        found = _broker_options(label, kind, settings.options, whole)
+        return Factory(label, load(reference), found)
     options = settings.options if whole is None else completed(name, kind, settings.options, whole)
     return Factory(label, load(reference), options)
 
 
-def url_factory(consumer: str, url: str) -> Factory:
-    """The maker of a connector that a consumer names by its URL."""
+def url_factory(consumer: str, url: str, whole: Settings | None = None) -> Factory:
+    """The maker of a connector that a consumer names by its URL; as :func:`connector_factory`."""
     label = f"the connector of the consumer {consumer!r}"
     try:
         kind = registry.type_of_url(url).name
     except ConfigurationError as error:
         raise WiringError(f"{label}: {error.message}", remedy=error.remedy) from None
-    options = _broker_options(label, kind, {"url": SecretStr(url)})
+    options = _broker_options(label, kind, {"url": SecretStr(url)}, whole)
     return Factory(label, load(registry.REFERENCES[kind]), options)
 
 
-def _broker_options(label: str, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _broker_options(
+    label: str, kind: str, options: Mapping[str, Any], whole: Settings | None
+) -> Mapping[str, Any]:
     try:
-        return broker_options(kind, options)
+        found = broker_options(kind, options)
+        return _for_polls(found, whole) if kind == "http-poll" and whole is not None else found
     except ConfigurationError as error:
         raise WiringError(
             f"{label}: {error.message}", remedy=error.remedy, details=error.details

@@ -312,7 +312,7 @@ def _connector_of(consumer: FunctionConsumer[..., Any], settings: Settings) -> A
 
     name, known = consumer.source, settings.connectors
     if is_url(name):
-        factory = url_factory(consumer.name, name)
+        factory = url_factory(consumer.name, name, settings)
         factory.check()
         return factory.make()
     if name not in known:

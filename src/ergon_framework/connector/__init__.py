@@ -4,9 +4,9 @@ A connector is imported at its first use: a program without zones loads nothing 
 
 Where to look first: ``base`` is what connectors share. ``memory`` is a queue in this process,
 ``jsonl`` a folder of files, ``jobs`` the job queue as a source and a target, ``boundary`` the facts
-of a zone. ``database`` reads rows of any table, ``files`` those of files. ``webhook`` takes
-requests of other services.
-``broker`` is what connectors to message brokers share; each of those is one module.
+of a zone. ``database`` reads rows of any table, ``files`` those of files, and ``http`` polls APIs
+of others. ``webhook`` takes requests of other services. ``broker`` is what connectors to message
+brokers share; each of those is one module.
 ``transaction`` only re-exports the class of the port.
 """
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ergon_framework.connector.broker.registry import from_url
     from ergon_framework.connector.database import DatabaseConnector
     from ergon_framework.connector.files import FilesConnector
+    from ergon_framework.connector.http import HttpPollConnector
     from ergon_framework.connector.jobs import JobsConnector
     from ergon_framework.connector.jsonl import JsonlConnector
     from ergon_framework.connector.kafka import KafkaConnector
@@ -35,6 +36,7 @@ _HOMES = {
     "BoundaryConnector": "connector.boundary",
     "DatabaseConnector": "connector.database",
     "FilesConnector": "connector.files",
+    "HttpPollConnector": "connector.http",
     "JobsConnector": "connector.jobs",
     "JsonlConnector": "connector.jsonl",
     "KafkaConnector": "connector.kafka",
@@ -51,6 +53,7 @@ __all__ = [
     "BoundaryConnector",
     "DatabaseConnector",
     "FilesConnector",
+    "HttpPollConnector",
     "JobsConnector",
     "JsonlConnector",
     "KafkaConnector",

@@ -66,7 +66,9 @@ class ConnectionState:
         is_refused = isinstance(error, ConfigurationError)
         text = redacted_text(describe(error))[:300]
         was_there = self.outage.since is None
-        failure = Failure(Kind.REJECTED if is_refused else Kind.LOST, "broker_unavailable", text)
+        kind = Kind.REJECTED if is_refused else Kind.LOST
+        asked = getattr(error, "retry_after_seconds", None)  # a server may say when to come again
+        failure = Failure(kind, "broker_unavailable", text, asked)
         is_tried = self.outage.failed(failure, now, roll())
         if isinstance(error, ConfigurationError):
             if was_there:  # a consumer that streams tries again, and nobody else would say why

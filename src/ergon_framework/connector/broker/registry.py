@@ -31,6 +31,11 @@ class BrokerType:
 
 BROKERS: tuple[BrokerType, ...] = (
     BrokerType("files", ("files",), "ergon_framework.connector.files:FilesConnector"),
+    BrokerType(
+        "http-poll",
+        ("poll+https", "poll+http"),
+        "ergon_framework.connector.http:HttpPollConnector",
+    ),
     BrokerType("kafka", ("kafka", "kafka+ssl"), "ergon_framework.connector.kafka:KafkaConnector"),
     BrokerType("mqtt", ("mqtt", "mqtts"), "ergon_framework.connector.mqtt:MqttConnector"),
     BrokerType("nats", ("nats", "tls"), "ergon_framework.connector.nats:NatsConnector"),
@@ -116,7 +121,8 @@ def complete_options(factory: Callable[..., Any], given: Mapping[str, Any]) -> d
     """
     options = dict(given)
     url = options.get("url")
-    if isinstance(url, str) and "?" in url:
+    # The query of a plain address belongs to the API that is there.
+    if isinstance(url, str) and "?" in url and not url.startswith(("http://", "https://")):
         bare, _, query = url.partition("?")
         if _is_half(bare) and "@" in query:
             raise _refused("url", "the URL of the connector cannot be read", ENCODED)

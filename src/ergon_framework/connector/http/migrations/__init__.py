@@ -1,0 +1,1 @@
+"""The tables in which pollers keep how far they are."""

@@ -1,0 +1,162 @@
+"""What the options of an HTTP connector say, checked before anything is asked."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ergon_framework.connector.broker.url import BrokerUrl
+from ergon_framework.connector.http.client import ClientRules
+from ergon_framework.connector.http.page import PageRules, path_of
+from ergon_framework.errors import ConfigurationError
+
+PREFIX = "poll+"
+EXAMPLE = "poll+https://host/orders?items=data&state=polls.db"
+_PORTS = {"http": 80, "https": 443}
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
+_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+_FORMATS = ("json", "lines")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an API is, and as whom to go there."""
+
+    url: str = field(repr=False)
+    """What is asked, with the query and without a user."""
+    name: str
+    """The same as logs and errors have it: without the query."""
+    login: tuple[str, str] | None = field(repr=False)
+
+
+def address_of(url: Any, query: Any) -> Address:
+    """The URL of an API, taken apart. Options were taken out of its query before."""
+    plain = url.lower().startswith(("http://", "https://")) if isinstance(url, str) else False
+    given = f"{PREFIX}{url}" if plain else url
+    place = BrokerUrl.of(
+        given, port=_port(given), schemes=[f"{PREFIX}http", f"{PREFIX}https"], example=EXAMPLE
+    )
+    if len(place.hosts) != 1:
+        raise ConfigurationError("the URL of an API has one host", remedy=f"write {EXAMPLE}")
+    if not plain:
+        place.refuse_query("HttpPollConnector")
+    if not isinstance(query, str) or query.startswith("?"):
+        raise ConfigurationError(
+            "query is the text that follows the question mark", remedy="as in status=open&limit=100"
+        )
+    scheme = place.scheme.removeprefix(PREFIX)
+    parts = urlsplit(given[len(PREFIX) :])
+    host = f"[{place.host}]" if ":" in place.host else place.host
+    port = "" if place.port == _PORTS[scheme] else f":{place.port}"
+    own = "&".join(each for each in (parts.query, query) if each)
+    path = parts.path or "/"
+    name = f"{scheme}://{host}{port}{path}"
+    _refuse_odd(path + own)
+    return Address(f"{name}{'?' if own else ''}{own}", name, _login(place))
+
+
+def page_rules(given: Mapping[str, Any]) -> PageRules:
+    """Where things are in an answer, and how much of it there may be."""
+    if given["format"] not in _FORMATS:
+        raise ConfigurationError("format is json or lines", remedy="leave it out for json")
+    if given["again"] not in ("last", "first"):
+        raise ConfigurationError("again is last or first", remedy="leave it out for last")
+    for name in ("interval", "wait", "late"):
+        _check(name, given[name], 0, math.inf)
+    _check("timeout", given["timeout"], 0.001, 3600)
+    for name in ("remember", "max_page_bytes", "max_message_bytes"):
+        _check(name, given[name], 1, math.inf)
+    if given["page_size"] is not None:
+        _check("page_size", given["page_size"], 1, math.inf)
+    if not 0 < len(given["consumer"]) <= 100:
+        raise ConfigurationError("consumer is a name of 1 to 100 characters")
+    ids = given["ids"]
+    correlation, since = given["correlation"], given["since_field"]
+    return PageRules(
+        items=path_of(given["items"]),
+        ids=tuple(path_of(each.strip()) for each in ids.split(",")) if ids else (),
+        payload=path_of(given["payload"]),
+        correlation=None if correlation is None else path_of(correlation),
+        since=None if since is None else path_of(since),
+        is_lines=given["format"] == "lines",
+        max_item_bytes=given["max_message_bytes"],
+    )
+
+
+def client_rules(given: Mapping[str, Any], address: Address) -> ClientRules:
+    """How requests are made, with the headers that have credentials in them."""
+    headers = {"accept": "application/json", "accept-encoding": "gzip"}
+    extra = given["headers"]
+    if extra is not None and not isinstance(extra, Mapping):
+        raise ConfigurationError(
+            "headers maps names to texts", remedy='headers = { "X-Api-Key" = "env:API_KEY" }'
+        )
+    for name, value in (extra or {}).items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in _OWN_HEADERS:
+            raise ConfigurationError(
+                "headers has a name that is no header of a request", remedy="correct its name"
+            )
+        headers[name.lower()] = header_value(f"headers.{name}", value)
+    if given["token"] is not None:
+        token = header_value("token", given["token"])
+        if address.login is not None or "authorization" in headers:
+            raise ConfigurationError(
+                "token= and a user in the URL, or a header Authorization, are two answers to who"
+                " asks",
+                remedy="give one of them",
+            )
+        headers["authorization"] = f"Bearer {token}"
+    ca = given["ca"]
+    if ca is not None and not address.url.startswith("https:"):
+        raise ConfigurationError("ca is for https", remedy="write poll+https://, or leave ca= out")
+    if ca is not None and not os.access(ca, os.R_OK):
+        raise ConfigurationError(
+            f"the file of ca cannot be read: {Path(ca).absolute()}",
+            remedy="correct its name, or let this user read it",
+        )
+    return ClientRules(headers, address.login, given["timeout"], given["max_page_bytes"], ca)
+
+
+def header_value(name: str, value: Any) -> str:
+    """The value of a header; it may be a secret, so no error shows it."""
+    if not isinstance(value, str) or not value.strip() or not _VALUE.fullmatch(value):
+        raise ConfigurationError(
+            f"{name} is empty, or no text of visible ASCII",
+            remedy="see that the variable is set, and that no line end is in it",
+        )
+    return value.strip()
+
+
+def _check(name: str, value: Any, least: float, most: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most or value == math.inf:
+        raise ConfigurationError(
+            f"{name} must be a number that is at least {least:g}, not {value!r}",
+            remedy=f"correct {name}=, or leave it out",
+        )
+
+
+def _port(url: Any) -> int:
+    scheme = url.partition("://")[0].lower() if isinstance(url, str) else ""
+    return _PORTS.get(scheme.removeprefix(PREFIX), 443)
+
+
+def _login(place: BrokerUrl) -> tuple[str, str] | None:
+    if place.user is None and place.password is None:
+        return None
+    return place.user or "", place.password or ""
+
+
+def _refuse_odd(text: str) -> None:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ConfigurationError(
+            "the path or the query of the URL has a character that URLs do not have",
+            remedy="percent-encode it: a space is %20",
+        )

@@ -1,0 +1,212 @@
+"""What an answer holds: its items with their ids, and links. Nothing here does I/O.
+
+One item that cannot be used does not hold up the others of its page: it is set aside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from ergon_framework.connector.broker import lossless_json
+from ergon_framework.errors import ConnectorError, PayloadError
+
+MAX_ID = 255
+MAX_HEADER = 16 * 1024
+"""Characters of the Link headers that are read."""
+_BAD = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
+_LINK = re.compile(r"<([^<>]*)>((?:\s*;\s*[^\s=;,]+\s*(?:=\s*(?:\"[^\"]*\"|[^\s;,\"]*))?)*)")
+_PARAMETER = re.compile(r";\s*([^\s=;,]+)\s*(?:=\s*(?:\"([^\"]*)\"|([^\s;,\"]*)))?")
+
+Path = tuple[str, ...]
+
+
+class PageError(ConnectorError):
+    """An answer is no page of items; it is asked for again later."""
+
+    code = "bad_page"
+    failure_kind = "transient"
+
+
+@dataclass(frozen=True, slots=True)
+class PageRules:
+    """Where things are in an answer."""
+
+    items: Path = ()
+    ids: tuple[Path, ...] = ()
+    payload: Path = ()
+    correlation: Path | None = None
+    since: Path | None = None
+    is_lines: bool = False
+    max_item_bytes: int = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item of a page."""
+
+    identity: str
+    data: bytes = field(repr=False)
+    """The item as JSON; empty when it is too large to keep."""
+    since: Any = None
+    problem: str = ""
+    """Why it is no transaction."""
+
+
+def path_of(text: str) -> Path:
+    """The names in ``a.b.c``."""
+    return tuple(text.split(".")) if text else ()
+
+
+def found_at(document: Any, path: Path) -> Any:
+    """What stands at a path: names of objects, and numbers of places in lists."""
+    for name in path:
+        if isinstance(document, Mapping):
+            document = document.get(name)
+        elif isinstance(document, list) and name.isascii() and name.isdecimal() and len(name) < 10:
+            place = int(name)
+            document = document[place] if place < len(document) else None
+        else:
+            return None
+    return document
+
+
+def document_of(body: bytes, *, is_lines: bool) -> Any:
+    """The JSON of an answer; of lines, the list of them."""
+    text = body.removeprefix(b"\xef\xbb\xbf")
+    if is_lines:
+        return [_value(line) for line in text.splitlines() if line.strip()]
+    return _value(text)
+
+
+def items_of(document: Any, rules: PageRules) -> list[Item]:
+    """The items of a page in their order; a page without its list is no page."""
+    found = document if rules.is_lines else found_at(document, rules.items)
+    if not isinstance(found, list):
+        place = f"{'.'.join(rules.items)!r}" if rules.items else "the whole answer"
+        raise PageError(
+            f"the answer has no list of items: {place} is {_kind(found)}",
+            remedy="let items= name the path of the list, as in items=data.orders",
+        )
+    return [_item(each, rules) for each in found]
+
+
+def links_of(header: str) -> dict[str, str]:
+    """The targets in a Link header (RFC 8288) by their relation; the first of each counts."""
+    found: dict[str, str] = {}
+    for link in _LINK.finditer(header[:MAX_HEADER]):
+        parameters: dict[str, str] = {}
+        for name, quoted, plain in _PARAMETER.findall(link[2]):
+            parameters.setdefault(name.lower(), quoted or plain)
+        if "anchor" in parameters:  # a link of something else than this page
+            continue
+        for relation in parameters.get("rel", "").lower().split():
+            found.setdefault(relation, link[1].strip())
+    return found
+
+
+def later(one: Any, other: Any) -> Any:
+    """The higher of two values that mark how far an API was read; None is below everything."""
+    if one is None or other is None:
+        return one if other is None else other
+    first, second = _comparable(one), _comparable(other)
+    if type(first) is not type(second):
+        return one
+    return other if second > first else one
+
+
+def is_mark(value: Any) -> bool:
+    """Whether a value can mark how far an API was read: text or a number."""
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, str | int) or (isinstance(value, float) and value == value)  # noqa: PLR0124 - not NaN
+
+
+def instant_of(value: Any) -> datetime | None:
+    """The instant in a text with its offset from UTC."""
+    if not isinstance(value, str) or not 16 <= len(value) <= 40:
+        return None
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return None if found.tzinfo is None else found
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, str):
+        return instant_of(value) or value
+    return float(value) if isinstance(value, float) else value
+
+
+def _value(text: bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except _BAD:
+        pass
+    try:
+        # It takes halves of characters and NaN: then one bad item does not spoil its page.
+        return json.loads(text)
+    except _BAD as error:
+        raise PageError(
+            "the answer is no JSON", remedy="see that url= leads to the API and not to a page"
+        ) from error
+
+
+def _item(value: Any, rules: PageRules) -> Item:
+    try:
+        data = lossless_json.encode_value("", "item", value)
+    except PayloadError:
+        return _malformed(value)
+    if len(data) > rules.max_item_bytes:
+        problem = f"an item of {len(data)} bytes; max_message_bytes is {rules.max_item_bytes}"
+        return Item(_digest(data), b"", problem=problem)
+    mark = None if rules.since is None else found_at(value, rules.since)
+    mark = mark if is_mark(mark) else None
+    if not rules.ids:
+        return Item(_digest(data), data, mark)
+    words = [_word(found_at(value, path)) for path in rules.ids]
+    identity = ":".join(words) if all(words) else ""
+    if not 0 < len(identity) <= MAX_ID:
+        names = ", ".join(".".join(path) for path in rules.ids)
+        problem = f"the item has no id of 1 to {MAX_ID} printable characters at {names}"
+        return Item(_digest(data), data, mark, problem)
+    return Item(identity, data, mark)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return ""
+    text = str(value)
+    return text if text.isprintable() else ""
+
+
+def _malformed(value: Any) -> Item:
+    try:
+        data = json.dumps(value).encode("ascii")
+    except _BAD:  # nested too deep
+        data = b"null"
+    problem = "JSON does not give the item back equal: NaN, half of a character, or too deep"
+    return Item(_digest(data), data, problem=problem)
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _kind(value: Any) -> str:
+    kinds: Sequence[tuple[type, str]] = (
+        (Mapping, "an object"),
+        (str, "a text"),
+        (bool, "true or false"),
+        (int, "a number"),
+        (float, "a number"),
+    )
+    return next((name for kind, name in kinds if isinstance(value, kind)), "not there")

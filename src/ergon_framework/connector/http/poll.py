@@ -1,0 +1,402 @@
+"""The connector itself: its options, and what the engines call, in both colours."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import msgspec
+
+from ergon_framework.connector.base import (
+    Delivered,
+    DroppedDeliveries,
+    OwnThreads,
+    inherited,
+    refuse_extra,
+    settling,
+)
+from ergon_framework.connector.broker.connection import BrokerConnection, closed
+from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
+from ergon_framework.connector.broker.message import MAX_MESSAGE_BYTES
+from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.connector.http.options import address_of, client_rules, page_rules
+from ergon_framework.connector.http.page import found_at
+from ergon_framework.connector.http.paging import paging_of
+from ergon_framework.connector.http.progress import PollProgress, state_path, unavailable
+from ergon_framework.connector.http.reading import HeldItem, PageReader, first_page
+from ergon_framework.core.broker_reconnect import RECONNECT, Outage
+from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.errors import (
+    ChannelLostError,
+    ConfigurationError,
+    ConnectorError,
+    StoreError,
+    describe,
+)
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.storage.server import Observation
+
+INTERVAL = 60.0
+"""Seconds between two looks at the last page."""
+SHORTEST = 0.05
+"""Seconds of the shortest interval in which a fetch asks again by itself."""
+LATE = 300.0
+"""Seconds by which an item may appear later than its instant says."""
+REMEMBER = 10_000
+DROPPED_FOR = 60.0
+"""Seconds after which an item comes again whose delivery was dropped and never settled."""
+MAX_RETRY_AFTER = 3600.0
+"""Seconds that a server may ask us to stay away."""
+
+
+class HttpPollConnectorError(ConnectorError):
+    """The connector was asked for something it must refuse."""
+
+    code = "http_poll_connector"
+
+
+class _Delivery(Delivered):
+    __slots__ = ("held", "life")
+
+    held: HeldItem
+    life: object
+
+
+class HttpPollConnector:
+    """Polls an HTTP API that answers with pages of items; each item is a transaction.
+
+    ``url`` is ``https://host/path?query``, or ``poll+https://host/path`` with options in its query.
+    ``state`` is the SQLite file that keeps the cursor, in an App by default that of its store, and
+    ``consumer`` the name under which it is kept. ``items`` is the path of the list in an answer
+    (``data.orders``), by default the whole answer. ``ids`` are the paths of an item's id, with
+    commas between them; without it the id is a digest of the item. The next page is named by a
+    Link header (``link_header``), by a link in the body (``next_link``), by a cursor (``cursor`` is
+    the parameter, ``next_cursor`` the path), by a number (``page``, ``page_size``) or by an
+    ``offset``. ``since`` is a parameter that asks for what came after the highest ``since_field``
+    seen; then, and with ``again="first"``, every look begins at the first page, and otherwise at
+    the last one that was read.
+    """
+
+    exclusive: ClassVar[bool] = True
+    """One process at a time polls as one consumer."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        state: str | None = None,
+        consumer: str = "ergon",
+        name: str | None = None,
+        items: str = "",
+        ids: str | None = None,
+        payload: str = "",
+        correlation: str | None = None,
+        link_header: bool = False,
+        next_link: str | None = None,
+        cursor: str | None = None,
+        next_cursor: str | None = None,
+        page: str | None = None,
+        page_size: int | None = None,
+        first_page: int = 1,
+        offset: str | None = None,
+        since: str | None = None,
+        since_field: str | None = None,
+        since_start: str | float | None = None,
+        late: float = LATE,
+        again: str = "last",
+        query: str = "",
+        format: str = "json",
+        interval: float = INTERVAL,
+        wait: float = 1.0,
+        timeout: float = 30.0,
+        token: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        remember: int = REMEMBER,
+        max_page_bytes: int = MAX_MESSAGE_BYTES,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+        ca: str | None = None,
+    ) -> None:
+        given = dict(locals())
+        address = address_of(url, query)
+        self._consumer = f"{consumer}@{address.name}"
+        self.name = name or address.name
+        self.malformed = 0
+        self._title = address.name
+        self._path = state_path(state)
+        self._paging = paging_of(address.url, given)
+        self._rules = page_rules(given)
+        self._client_rules = client_rules(given, address)
+        self._is_sweeping = again == "first" or since is not None
+        self._interval = max(interval, SHORTEST) if wait else interval
+        self._remember, self._wait = remember, wait
+        self.waits_for_work = wait > 0
+        self._payload = self._rules.payload
+        self._wakeup = Wakeup()
+        self._connection: BrokerConnection[PageReader] = BrokerConnection(
+            self._title, self._open, PageReader.close, self._wakeup
+        )
+        self._connection.state.outage = Outage(replace(RECONNECT, max_retry_after=MAX_RETRY_AFTER))
+        self._in_flight = InFlight(self._wakeup, max_in_flight, max_in_flight_bytes)
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Also in a forked child: what was read and delivered is the parent's."""
+        self._life = object()
+        self._fetching = threading.Lock()
+        self._ready: list[tuple[int, HeldItem]] = []
+        self._ready_lock = threading.Lock()
+        self._dropped: DroppedDeliveries[HeldItem] = DroppedDeliveries()
+        self._dropped_until: deque[tuple[float, HeldItem]] = deque()
+        self._threads = OwnThreads()
+
+    # ---- both ends of its life ------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take the cursor; otherwise the first fetch does."""
+        self._connection.get()
+
+    def stop_waiting(self) -> None:
+        """A fetch that waits returns; what its request brings is for the next one."""
+        self._wakeup.stop()
+
+    def health(self) -> bool:
+        """Whether it can be used, as far as is known."""
+        return self._connection.state.is_healthy
+
+    def observe(self) -> list[Observation]:
+        """What ``ergon doctor`` says: one page is asked for, and nothing is changed."""
+        try:
+            count = first_page(self._paging, self._rules, self._client_rules)
+        except Exception as error:
+            remedy = (
+                getattr(error, "remedy", "") or "see that the URL and the credentials are right"
+            )
+            found = f"{self._title} cannot be polled: {describe(error)}"
+            return [Observation("first page", found, remedy, is_grave=True)]
+        return [Observation("first page", f"{self._title} answers, with {count} items")]
+
+    def close(self) -> None:
+        """Let go. What is in hand is delivered again to the next one. Closing twice is fine."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- consuming ------------------------------------------------------------------------------
+
+    def fetch_transactions(
+        self, batch_size: int, *, wait: float | None = None, **extra: Any
+    ) -> list[Transaction]:
+        """Up to ``batch_size`` items; empty when ``wait`` seconds brought none."""
+        refuse_extra(self, extra, "the one setting of a fetch is wait, in seconds")
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
+        self._wakeup.begin()
+        with self._fetching:
+            until = current_clock().now() + (self._wait if wait is None else wait)
+            while (reader := self._connection.wait()) is not None:
+                self._return_dropped()
+                room = self._in_flight.wait_for_room(batch_size)
+                if self._connection.state.is_closed:
+                    break
+                if not room or (taken := self._take(room)):
+                    return taken if room else []
+                if not self._read(reader, until):
+                    return []
+            if self._connection.state.is_closed:
+                raise closed(self._title)
+            return []
+
+    def _read(self, reader: PageReader, until: float) -> bool:
+        """Read another page, or wait until one may be read; whether to go on fetching."""
+        state, clock = self._connection.state, current_clock()
+        now = clock.now()
+        if not state.outage.may_try(now):  # the server is away, or wants to be left alone
+            self._wakeup.wait(state.outage.retry_at, lambda: state.is_closed or bool(self._ready))
+            return not self._wakeup.is_stopped
+        try:
+            reader.advance()
+            is_held_up = reader.is_held_up
+            if is_held_up or now < reader.due_at:
+                return self._await_work(reader, until, is_held_up=is_held_up)
+            found = reader.read(self._wakeup)
+        except (ConfigurationError, ConnectorError, StoreError) as error:
+            if state.is_closed:
+                raise closed(self._title) from None
+            if isinstance(error, ChannelLostError):
+                self._connection.lost(reader, error)
+                return not self._wakeup.is_stopped
+            raised = state.failed(error, clock.now())
+            if isinstance(raised, ConfigurationError):
+                raise raised from error
+            return not self._wakeup.is_stopped
+        if found is None:
+            return False
+        if state.outage.since is not None:
+            state.connected(clock.now())
+        self.malformed += reader.take_malformed()
+        with self._ready_lock:
+            for held in found:
+                heapq.heappush(self._ready, (held.place, held))
+        return bool(found) or not reader.is_at_end or clock.now() < until
+
+    def _await_work(self, reader: PageReader, until: float, *, is_held_up: bool) -> bool:
+        """Wait until a page may be read, or something is there; whether to go on fetching."""
+        state = self._connection.state
+        self._wakeup.wait(
+            until if is_held_up else min(until, reader.due_at),
+            lambda: state.is_closed or bool(self._ready) or (is_held_up and not reader.is_held_up),
+        )
+        is_over = self._wakeup.is_stopped or current_clock().now() >= until
+        return state.is_closed or bool(self._ready) or not is_over
+
+    def _take(self, wanted: int) -> list[Transaction]:
+        found: list[Transaction] = []
+        while len(found) < wanted:
+            with self._ready_lock:
+                if not self._ready:
+                    break
+                held = heapq.heappop(self._ready)[-1]
+            found.append(self._delivery(held))
+        return found
+
+    def _delivery(self, held: HeldItem) -> Transaction:
+        document = msgspec.json.decode(held.item.data)
+        correlation = None
+        if self._rules.correlation is not None:
+            given = found_at(document, self._rules.correlation)
+            correlation = str(given) if isinstance(given, str | int) and given != "" else None
+        identity = held.item.identity
+        delivery = _Delivery(
+            identity if self._rules.ids else f"{self.name}:{identity}",
+            found_at(document, self._payload),
+            correlation_id=correlation,
+            source=self.name,
+        )
+        delivery.belongs_to(self, held=held, life=self._life)
+        self._in_flight.add(len(held.item.data))
+        self._dropped.watch(delivery, held)
+        return delivery
+
+    def _return_dropped(self) -> None:
+        """Items whose deliveries nobody has any more come again, after a while.
+
+        Who dropped one may still be at work on what was in it.
+        """
+        now = current_clock().now()
+        for held in self._dropped.take():
+            self._in_flight.remove(len(held.item.data))
+            self._dropped_until.append((now + DROPPED_FOR, held))
+        while self._dropped_until and self._dropped_until[0][0] <= now:
+            self._put_back(self._dropped_until.popleft()[1])
+
+    def _put_back(self, held: HeldItem) -> None:
+        with self._ready_lock:
+            heapq.heappush(self._ready, (held.place, held))
+        self._wakeup.notify()
+
+    # ---- settling -------------------------------------------------------------------------------
+
+    def ack(self, transaction: Transaction) -> None:
+        """The transaction succeeded: its item is not delivered again."""
+        self._settle(transaction, "ack", None)
+
+    def nack(self, transaction: Transaction, exc: Exception) -> None:
+        """The transaction failed for good: its item is set aside with the reason."""
+        self._settle(transaction, "nack", describe(exc) or "unknown")
+
+    def release(self, transaction: Transaction) -> None:
+        """The transaction was not worked to an end: its item is delivered again."""
+        with settling(_Delivery, transaction, self, "release", HttpPollConnectorError) as delivery:
+            if delivery is None:
+                return
+            if delivery.life is not self._life:
+                raise inherited(delivery, "release")
+            self._let_go(delivery)
+            self._put_back(delivery.held)
+
+    def dead_letters(self) -> list[tuple[str, float, str, str | None]]:
+        """Id, instant, reason and JSON of items that failed for good, oldest first."""
+        return self._connection.get().progress.dead()
+
+    def _settle(self, transaction: Transaction, verb: str, reason: str | None) -> None:
+        with settling(_Delivery, transaction, self, verb, HttpPollConnectorError) as delivery:
+            if delivery is None:
+                return
+            if delivery.life is not self._life:
+                raise inherited(delivery, verb)
+            if self._connection.get().settle(delivery.held, reason):
+                self._wakeup.notify()
+            self._let_go(delivery)
+
+    def _let_go(self, delivery: _Delivery) -> None:
+        self._dropped.forget(delivery.held)
+        self._in_flight.remove(len(delivery.held.item.data))
+
+    # ---- the same for event loops; what blocks is done by other threads -------------------------
+
+    async def fetch_transactions_async(
+        self, batch_size: int, *, wait: float | None = None, **extra: Any
+    ) -> list[Transaction]:
+        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the items back."""
+        fetching = asyncio.ensure_future(
+            self._threads.run(self.fetch_transactions, batch_size, wait=wait, **extra)
+        )
+        try:
+            return await asyncio.shield(fetching)
+        except asyncio.CancelledError:
+            fetching.add_done_callback(self._give_back)
+            self._wakeup.stop()
+            raise
+
+    async def ack_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of :meth:`ack`."""
+        await self._threads.run(self.ack, transaction)
+
+    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
+        """The asyncio twin of :meth:`nack`."""
+        await self._threads.run(self.nack, transaction, exc)
+
+    async def release_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of :meth:`release`."""
+        self.release(transaction)  # it asks nobody
+
+    async def aclose(self) -> None:
+        """The asyncio twin of :meth:`close`."""
+        await self._threads.run(self.close)
+
+    def _give_back(self, fetching: asyncio.Future[list[Transaction]]) -> None:
+        if not fetching.cancelled() and fetching.exception() is None:
+            for transaction in fetching.result():
+                self.release(transaction)
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _open(self) -> PageReader:
+        try:
+            progress = PollProgress(self._path, self._consumer)
+        except Exception as error:
+            raise unavailable(error) from error
+        with self._ready_lock:
+            self._ready.clear()
+        return PageReader(
+            self._paging,
+            self._rules,
+            self._client_rules,
+            progress,
+            is_sweeping=self._is_sweeping,
+            interval=self._interval,
+            remember=self._remember,
+        )
