@@ -309,7 +309,7 @@ def test_a_url_names_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("url", "message"),
     [
         ("files://host/in", "files:///folder"),
-        ("files:///in?format=xml", "auto, csv or jsonl"),
+        ("files:///in?format=xml", "auto, csv, jsonl or parquet"),
         ("files:///in?delimiter=ab", "one character"),
         ("files:///in?encoding=klingon", "no encoding"),
         ("files:///in?columns=a,,b", "no name"),

@@ -76,10 +76,10 @@ class _Handover:
 class FilesConnector:
     """Consumes the rows of files in a folder, each row a transaction. It changes no file.
 
-    ``url`` is ``files:///folder``, or the path of a folder. ``format`` is ``csv`` or ``jsonl``, by
-    default what the name of a file says; ``pattern`` says which names are read (``orders-*.csv``).
-    Names that end in ``.gz`` are read compressed. CSV has its columns in the first row, or as
-    ``columns``.
+    ``url`` is ``files:///folder``, or the path of a folder. ``format`` is ``csv``, ``jsonl`` or
+    ``parquet``, by default what the name of a file says; ``pattern`` says which names are read
+    (``orders-*.csv``). Names that end in ``.gz`` are read compressed. CSV has its columns in the
+    first row, or as ``columns``.
 
     A file is read when it was not changed for ``settle`` seconds, or when there is a file beside it
     whose name ends in ``marker``. With ``follow`` rows are delivered as they are written.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from ergon_framework.connector.broker.url import import_client
 from ergon_framework.errors import ConfigurationError
 
 GZIP = ".gz"
@@ -19,6 +20,7 @@ class FileFormat(StrEnum):
 
     CSV = "csv"
     JSONL = "jsonl"
+    PARQUET = "parquet"
 
 
 _SUFFIXES = {
@@ -26,6 +28,7 @@ _SUFFIXES = {
     ".tsv": FileFormat.CSV,
     ".jsonl": FileFormat.JSONL,
     ".ndjson": FileFormat.JSONL,
+    ".parquet": FileFormat.PARQUET,
 }
 
 
@@ -58,6 +61,8 @@ class Formats:
                 f"format is {', '.join(known[:-1])} or {known[-1]}",
                 remedy="leave it out, and the name of each file says it",
             )
+        if format_name == FileFormat.PARQUET:
+            import_client("pyarrow", extra="parquet", connector="files")
         try:
             codecs.lookup(encoding)
         except LookupError:
@@ -95,6 +100,10 @@ class Formats:
     def of_name(self, name: str) -> FileFormat | None:
         """The format of a file."""
         return self.format or _SUFFIXES.get(_suffix(name))
+
+    def has_end(self, name: str) -> bool:
+        """Whether a file can only be read when all of it is there."""
+        return is_gzip(name) or self.of_name(name) is FileFormat.PARQUET
 
     def delimiter_of(self, name: str) -> str:
         """What stands between the fields of a CSV file."""

@@ -20,15 +20,16 @@ from ergon_framework.connector.files.errors import (
     MalformedRowError,
 )
 from ergon_framework.connector.files.folder import FoundFile, digest
-from ergon_framework.connector.files.formats import Formats
+from ergon_framework.connector.files.formats import FileFormat, Formats
 from ergon_framework.connector.files.letters import DeadLetters, letter
+from ergon_framework.connector.files.parquet import open_parquet
 from ergon_framework.connector.files.positions import FilePosition, Positions
 from ergon_framework.connector.files.readiness import Readiness
 from ergon_framework.connector.files.rows import FoundRow, TextPlace
-from ergon_framework.connector.files.text import TextRows, open_text
+from ergon_framework.connector.files.text import open_text
 from ergon_framework.connector.jsonl.codec import shown
 from ergon_framework.engine.atfork import renew_after_fork
-from ergon_framework.errors import ConnectorError
+from ergon_framework.errors import ErgonError
 
 logger = logging.getLogger("ergon.connector.files")
 _MAX_LETTERS = 256  # malformed rows set aside with one fsync
@@ -59,6 +60,26 @@ class FilePlace(Protocol):
         """Let go of it."""
 
 
+class RowSource(Protocol):
+    """The rows of one open file."""
+
+    @property
+    def place(self) -> TextPlace:
+        """Behind the row that was read last."""
+
+    def next(self) -> FoundRow | None:
+        """The next row; None at the end of the file."""
+
+    def payload(self, row: FoundRow) -> Any:
+        """What a row means; :class:`MalformedRowError` when it means nothing."""
+
+    def text(self, row: FoundRow) -> dict[str, Any]:
+        """A row as a dead letter keeps it."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
 @dataclass(slots=True, eq=False)
 class HeldRow:
     """A row that was read and is not settled."""
@@ -66,7 +87,7 @@ class HeldRow:
     reader: FilesReader
     file: FilePosition
     row: FoundRow
-    source: TextRows
+    source: RowSource
 
     @property
     def place(self) -> dict[str, Any]:
@@ -77,7 +98,7 @@ class HeldRow:
 @dataclass(slots=True)
 class _OpenFile:
     file: FilePosition
-    source: TextRows
+    source: RowSource
 
 
 class FilesReader:
@@ -151,7 +172,7 @@ class FilesReader:
                     held = heapq.heappop(self._released)[3]
                     found.append(make(held, held.source.payload(held.row)))
                 self._take_new(found, make, lambda: len(found) < count and has_room())
-            except (OSError, ConnectorError):
+            except (OSError, ErgonError):
                 if not found:  # otherwise the next fetch meets it again
                     raise
         return found
@@ -264,7 +285,7 @@ class FilesReader:
         if known is not None and known.end is not None and known.stamp == found.stamp:
             return  # all of it was read, and some is still in hand
         is_known = known is not None and known.stamp == found.stamp
-        if not is_known and not self._readiness.may_begin(found, self._place):
+        if not is_known and not self._may_begin(found):
             return
         try:
             opened = self._place.open(found)
@@ -277,6 +298,11 @@ class FilesReader:
                 closing.callback(opened[0].close)
                 if self._open_rows(known, *opened):
                     closing.pop_all()
+
+    def _may_begin(self, found: FoundFile) -> bool:
+        """Whether the rows of a file may be read, though more may come."""
+        has_end = self._formats.has_end(found.name)
+        return self._readiness.may_begin(found, self._place, has_end=has_end)
 
     def _open_rows(
         self, known: FilePosition | None, stream: io.BufferedReader, found: FoundFile
@@ -309,9 +335,11 @@ class FilesReader:
 
     def _source(
         self, file: FilePosition, stream: io.BufferedReader, found: FoundFile, head: bytes
-    ) -> TextRows | None:
+    ) -> RowSource | None:
         if not file.begins_with(head):
             raise FileChangedError("the file begins with something else")
+        if self._formats.of_name(found.name) is FileFormat.PARQUET:
+            return open_parquet(stream, file.cursor, self._formats.limit)
         follow = self._readiness.follow
         has_grown = follow and file.node == found.node != "" and found.size >= file.cursor.offset
         return open_text(
@@ -388,7 +416,7 @@ class FilesReader:
         if found is None or self._positions.has_ended(found):
             return 0
         known = self._positions.of(name)
-        if known is None and not self._readiness.may_begin(found, self._place):
+        if known is None and not self._may_begin(found):
             return 0
         try:
             opened = self._place.open(found)

@@ -30,9 +30,9 @@ class Readiness:
     now: Callable[[], float]
     _seen: dict[str, tuple[str, float]] = field(default_factory=dict)
 
-    def may_begin(self, found: FoundFile, place: Look) -> bool:
-        """Whether its rows may be read."""
-        return self.follow or self.is_steady(found, place)
+    def may_begin(self, found: FoundFile, place: Look, *, has_end: bool) -> bool:
+        """Whether its rows may be read; one that ``has_end`` is read when all of it is there."""
+        return (self.follow and not has_end) or self.is_steady(found, place)
 
     def is_steady(self, found: FoundFile, place: Look) -> bool:
         """Whether its last row may be read, although its line does not end."""

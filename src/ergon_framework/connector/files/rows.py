@@ -37,11 +37,13 @@ class FoundRow:
     data: Any
     problem: str = ""
     is_terminated: bool = True
+    weight: int = 0
+    """Its bytes in memory, where places do not say them."""
 
     @property
     def size(self) -> int:
         """Its bytes."""
-        return self.end.offset - self.start
+        return self.weight or self.end.offset - self.start
 
 
 class LineReader:

@@ -1,0 +1,138 @@
+"""Rows of Parquet files, read a few at a time from the place on."""
+
+from __future__ import annotations
+
+import copy
+import io
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from ergon_framework.connector.broker.url import import_client
+from ergon_framework.connector.files.errors import (
+    FileChangedError,
+    MalformedFileError,
+    MalformedRowError,
+)
+from ergon_framework.connector.files.rows import FoundRow, TextPlace
+
+_BATCH_BYTES = 4 << 20
+_BATCH_ROWS = 1024
+_TAIL = 8  # the length of the footer, and a magic word
+_MAX_FOOTER = 256 << 20
+
+
+class ParquetRows:
+    """The rows of one open file. Close it after the last use.
+
+    A place counts rows instead of bytes, and its checksum is that of the footer: that has the size
+    and the place of everything in the file.
+    """
+
+    def __init__(self, raw: io.BufferedReader, file: Any, place: TextPlace, limit: int) -> None:
+        self._at = place
+        self._raw = raw
+        self._file = file
+        self._limit = limit
+        self._rows = self._read(place.rows)
+
+    @property
+    def place(self) -> TextPlace:
+        """Behind the row that was read last."""
+        return self._at
+
+    def next(self) -> FoundRow | None:
+        """The next row; None at the end of the file."""
+        try:
+            found = next(self._rows, None)
+        except OSError as error:
+            raise _told(error) from error
+        except (ValueError, NotImplementedError) as error:
+            raise _broken(error) from error
+        if found is None:
+            return None
+        data, size = found
+        start, self._at = self._at.offset, _place(self._at.rows + 1, self._at.check)
+        problem = self._problem(data, size)
+        return FoundRow(self._at.rows, start, self._at, data, problem, weight=size)
+
+    def payload(self, row: FoundRow) -> Any:
+        """A dict of the columns, of its own."""
+        if row.problem:
+            raise MalformedRowError(row.problem)
+        is_deep = any(isinstance(each, list | dict) for each in row.data.values())
+        return copy.deepcopy(row.data) if is_deep else dict(row.data)
+
+    def text(self, row: FoundRow) -> dict[str, Any]:
+        """A row as a dead letter keeps it."""
+        return {} if row.problem else {"value": row.data}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        self._raw.close()
+
+    def _read(self, skipped: int) -> Iterator[tuple[dict[str, Any], int]]:
+        metadata = self._file.metadata
+        for group in range(metadata.num_row_groups):
+            part = metadata.row_group(group)
+            if skipped >= part.num_rows:
+                skipped -= part.num_rows
+                continue
+            fitting = _BATCH_BYTES * part.num_rows // max(1, part.total_byte_size)
+            size = max(1, min(_BATCH_ROWS, fitting))
+            for batch in self._file.iter_batches(size, row_groups=[group], use_threads=False):
+                rest = batch.slice(skipped)
+                skipped -= batch.num_rows - rest.num_rows
+                weight = rest.nbytes // max(1, rest.num_rows)
+                for row in rest.to_pylist():
+                    yield row, weight
+
+    def _problem(self, data: dict[str, Any], size: int) -> str:
+        """Rows of one batch share its size, so long values are looked for."""
+        values = [each for each in data.values() if isinstance(each, str | bytes)]
+        found = max(size, sum(map(len, values)))
+        if found <= self._limit:
+            return ""
+        return f"it is about {found} bytes long; at most {self._limit} are allowed"
+
+
+def open_parquet(raw: io.BufferedReader, place: TextPlace, limit: int) -> ParquetRows:
+    """The rows of a file from a place on, which must be one of this very file."""
+    pyarrow = import_client("pyarrow.parquet", extra="parquet", connector="files")
+    try:
+        check = _footer(raw)
+        if place.rows and check != place.check:
+            raise FileChangedError("the file is not the one any more that was read before")
+        return ParquetRows(raw, pyarrow.ParquetFile(raw), _place(place.rows, check), limit)
+    except OSError as error:
+        raise _told(error) from error
+    except (ValueError, NotImplementedError) as error:
+        raise _broken(error) from error
+
+
+def _footer(raw: io.BufferedReader) -> int:
+    end = raw.seek(0, io.SEEK_END)
+    raw.seek(max(0, end - _TAIL))
+    tail = raw.read(_TAIL)
+    size = int.from_bytes(tail[:4], "little") + _TAIL
+    if len(tail) < _TAIL or tail[4:] not in (b"PAR1", b"PARE") or size > min(end, _MAX_FOOTER):
+        raise MalformedFileError("it is no Parquet file, or a part of one")
+    raw.seek(end - size)
+    found = zlib.crc32(raw.read(size))
+    raw.seek(0)
+    return found
+
+
+def _place(rows: int, check: int) -> TextPlace:
+    return TextPlace(rows, rows, check)
+
+
+def _told(error: OSError) -> Exception:
+    """What cannot be decoded is an OSError, too; it has no number."""
+    return error if error.errno is not None else _broken(error)
+
+
+def _broken(error: BaseException) -> MalformedFileError:
+    text = f"it cannot be read from here on: {type(error).__name__}: {error}"
+    return MalformedFileError(text[:300])
