@@ -21,8 +21,8 @@ SOONER = {"lease=5": "lease=1"}
 JOBS = "\n[jobs]\nlease = 1.0\nbackoff = { base = 0.01, cap = 0.02 }\n"
 
 
-def write_sites(folder: Path) -> None:
-    """The files of the page, with free ports and short leases."""
+def write_sites(folder: Path, connectors: str = "") -> None:
+    """The files of the page, with free ports, short leases, and more connectors of the shop."""
     ports = {str(port): str(free_port()) for port in (9461, 9462)}
     for block in blocks(PAGE.read_text(encoding="utf-8")):
         if block.file is None:
@@ -32,7 +32,7 @@ def write_sites(folder: Path) -> None:
             text = text.replace(before, after)
         file = folder / block.file
         file.parent.mkdir(exist_ok=True)
-        more = JOBS if block.file == "shop/ergon.toml" else ""
+        more = JOBS + connectors if block.file == "shop/ergon.toml" else ""
         file.write_text(f"{text}\n{more}", encoding="utf-8")
 
 
