@@ -45,7 +45,7 @@ from ergon_framework.core.transaction_lifecycle import (
     VERBS,
     Cue,
     Ending,
-    Step,
+    LifecycleStep,
     Verb,
 )
 
@@ -152,7 +152,9 @@ def remarks(kinds: type[StrEnum]) -> dict[str, str]:
 def lifecycle() -> str:
     """Step by cue."""
     head = ["step", *(f"`{cue}`" for cue in Cue)]
-    return table(head, ([f"`{step}`", *(_route(step, cue) for cue in Cue)] for step in Step))
+    return table(
+        head, ([f"`{step}`", *(_route(step, cue) for cue in Cue)] for step in LifecycleStep)
+    )
 
 
 def cues() -> str:
@@ -160,7 +162,7 @@ def cues() -> str:
     return "\n".join(f"- `{cue}`: {CUES[cue]}" for cue in Cue)
 
 
-def _route(step: Step, cue: Cue) -> str:
+def _route(step: LifecycleStep, cue: Cue) -> str:
     route = ROUTES[step, cue]
     return f"**`{route}`**" if isinstance(route, Ending) else f"`{route}`"
 

@@ -32,10 +32,10 @@ from ergon_framework.core.transaction_lifecycle import (
     Event,
     LifecycleCursor,
     LifecycleRule,
+    LifecycleStep,
     Raised,
     RaisedDiscard,
     Sleep,
-    Step,
     StepRule,
     TimedOut,
     TimeoutScope,
@@ -45,9 +45,9 @@ from ergon_framework.core.transaction_lifecycle import (
 )
 
 NEVER_RETRIED = {
-    Step.PROCESS: {Kind.REJECTED, Kind.CANCELLED},
-    Step.ON_SUCCESS: {Kind.CANCELLED},
-    Step.ON_EXCEPTION: {Kind.REJECTED, Kind.CANCELLED},
+    LifecycleStep.PROCESS: {Kind.REJECTED, Kind.CANCELLED},
+    LifecycleStep.ON_SUCCESS: {Kind.CANCELLED},
+    LifecycleStep.ON_EXCEPTION: {Kind.REJECTED, Kind.CANCELLED},
 }
 STEP_TIMEOUT = Failure(Kind.TIMEOUT, "step_timeout")
 LIFECYCLE_TIMEOUT = Failure(Kind.TIMEOUT, "lifecycle_timeout")
@@ -76,9 +76,9 @@ anything = st.one_of(
 )
 
 
-def step_rules(step: Step) -> st.SearchStrategy[StepRule]:
+def step_rules(step: LifecycleStep) -> st.SearchStrategy[StepRule]:
     """The rule of one step: up to four attempts, any waits, perhaps a timeout."""
-    on = RFC_SUCCESS_RETRIES if step is Step.ON_SUCCESS else RFC_STEP_RETRIES
+    on = RFC_SUCCESS_RETRIES if step is LifecycleStep.ON_SUCCESS else RFC_STEP_RETRIES
     retry = st.builds(RetryRule, st.sampled_from([3, 2, 1, 4]), backoffs, st.just(on))
     return st.builds(StepRule, retry, st.sampled_from([None, 1.0, 5.0]))
 
@@ -92,9 +92,9 @@ class LifecycleMachine(RuleBasedStateMachine):
     """A driver that does what it is told, and a user whose hooks do anything."""
 
     @initialize(
-        process=step_rules(Step.PROCESS),
-        success=step_rules(Step.ON_SUCCESS),
-        exception=step_rules(Step.ON_EXCEPTION),
+        process=step_rules(LifecycleStep.PROCESS),
+        success=step_rules(LifecycleStep.ON_SUCCESS),
+        exception=step_rules(LifecycleStep.ON_EXCEPTION),
         timeout=st.sampled_from([None, 4.0]),
         parks=st.booleans(),
         max_hold=st.sampled_from([None, 0.0, 2.0]),
@@ -111,7 +111,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         now: float,
     ) -> None:
         """A call with its rules, and the first of its transactions."""
-        self.steps = dict(zip(Step, (process, success, exception), strict=True))
+        self.steps = dict(zip(LifecycleStep, (process, success, exception), strict=True))
         self.rule = LifecycleRule(process, success, exception, timeout, parks, max_hold)
         self.now = now
         self.begin_one()
@@ -119,15 +119,15 @@ class LifecycleMachine(RuleBasedStateMachine):
     def begin_one(self) -> None:
         """A transaction gets its permit."""
         self.cursor = LifecycleCursor(self.now)
-        self.calls: Counter[Step] = Counter()  # those that count as attempts
-        self.path: list[Step] = []  # the steps in the order in which they were entered
+        self.calls: Counter[LifecycleStep] = Counter()  # those that count as attempts
+        self.path: list[LifecycleStep] = []  # the steps in the order in which they were entered
         self.ends: list[End] = []
         self.cause: Failure | None = None  # the failure that led to the exception phase
         self.action: Action | None = None
         self.deadline_at = deadline(self.rule, self.cursor)
         self.step_began_at = self.now
         assert self.send(BEGAN, 0.0, 0.5) == CallHook(
-            Step.PROCESS, 0, self.steps[Step.PROCESS].timeout
+            LifecycleStep.PROCESS, 0, self.steps[LifecycleStep.PROCESS].timeout
         )
 
     def send(self, event: Event, passed: float, roll: float) -> Action:
@@ -150,7 +150,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         return action
 
     @property
-    def step(self) -> Step:
+    def step(self) -> LifecycleStep:
         """Where the model stands."""
         return self.path[-1]
 
@@ -174,9 +174,11 @@ class LifecycleMachine(RuleBasedStateMachine):
         """Process leads to the success handler, each handler to the end."""
         step = self.step
         action = self.send(RETURNED, passed, 0.5)
-        if step is Step.PROCESS:
-            assert action == CallHook(Step.ON_SUCCESS, 0, self.steps[Step.ON_SUCCESS].timeout)
-        elif step is Step.ON_SUCCESS:
+        if step is LifecycleStep.PROCESS:
+            assert action == CallHook(
+                LifecycleStep.ON_SUCCESS, 0, self.steps[LifecycleStep.ON_SUCCESS].timeout
+            )
+        elif step is LifecycleStep.ON_SUCCESS:
             assert action == End(Ending.SUCCEEDED)
         else:
             assert action == End(self.failed_ending(), self.cause)
@@ -192,11 +194,13 @@ class LifecycleMachine(RuleBasedStateMachine):
         else:
             self.attempt_failed(step, failure, action, roll)
 
-    def attempt_was_held(self, step: Step, failure: Failure, action: Action) -> None:
+    def attempt_was_held(self, step: LifecycleStep, failure: Failure, action: Action) -> None:
         """Nothing was attempted: the same attempt after a wait, unless the wait is too long."""
         wait = HELD_DELAY if failure.retry_after is None else max(0.1, failure.retry_after)
         longest = self.rule.max_hold
-        if step is Step.PROCESS and (self.rule.parks if longest is None else wait > longest):
+        if step is LifecycleStep.PROCESS and (
+            self.rule.parks if longest is None else wait > longest
+        ):
             self.cause = failure
             assert action == End(Ending.PARKED if self.rule.parks else Ending.ABORTED, failure)
             return
@@ -211,7 +215,9 @@ class LifecycleMachine(RuleBasedStateMachine):
         action = self.send(TimedOut(TimeoutScope.STEP), passed, roll)
         self.attempt_failed(step, STEP_TIMEOUT, action, roll)
 
-    def attempt_failed(self, step: Step, failure: Failure, action: Action, roll: float) -> None:
+    def attempt_failed(
+        self, step: LifecycleStep, failure: Failure, action: Action, roll: float
+    ) -> None:
         """What must follow: a wait, another call, the exception phase or the end."""
         retry = self.steps[step].retry
         failed = self.calls[step] - (
@@ -224,13 +230,15 @@ class LifecycleMachine(RuleBasedStateMachine):
         again = CallHook(step, failed, self.steps[step].timeout)
         assert action == (Sleep(wait) if wait else again)
 
-    def step_failed(self, step: Step, failure: Failure, action: Action) -> None:
+    def step_failed(self, step: LifecycleStep, failure: Failure, action: Action) -> None:
         """A step is left for good, with this failure."""
-        if step is Step.ON_EXCEPTION:
+        if step is LifecycleStep.ON_EXCEPTION:
             assert action == End(self.failed_ending(), self.cause, failure)
         else:
             self.cause = failure
-            assert action == CallHook(Step.ON_EXCEPTION, 0, self.steps[Step.ON_EXCEPTION].timeout)
+            assert action == CallHook(
+                LifecycleStep.ON_EXCEPTION, 0, self.steps[LifecycleStep.ON_EXCEPTION].timeout
+            )
 
     @precondition(is_sleeping)
     @rule()
@@ -280,9 +288,9 @@ class LifecycleMachine(RuleBasedStateMachine):
     @invariant()
     def steps_come_once_and_in_order(self) -> None:
         """One exception phase at most, and no success handler after it."""
-        assert self.path == [step for step in Step if step in self.path]
-        assert self.path[0] is Step.PROCESS
-        if Step.ON_EXCEPTION in self.path:
+        assert self.path == [step for step in LifecycleStep if step in self.path]
+        assert self.path[0] is LifecycleStep.PROCESS
+        if LifecycleStep.ON_EXCEPTION in self.path:
             assert self.cause is not None
             assert bare(self.cursor.failure) == self.cause
 
@@ -305,9 +313,9 @@ class LifecycleMachine(RuleBasedStateMachine):
         for end in self.ends:
             if end.how is Ending.SUCCEEDED:
                 assert (end.failure, end.handler_failure) == (None, None)
-                assert Step.ON_EXCEPTION not in self.path
+                assert LifecycleStep.ON_EXCEPTION not in self.path
             if end.handler_failure is not None:
-                assert self.step is Step.ON_EXCEPTION
+                assert self.step is LifecycleStep.ON_EXCEPTION
                 assert end.how in (Ending.FAILED, Ending.TIMED_OUT)
             is_timeout = self.cause is not None and self.cause.kind is Kind.TIMEOUT
             is_aborted = end.how is Ending.ABORTED

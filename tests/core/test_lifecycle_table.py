@@ -25,10 +25,10 @@ from ergon_framework.core.transaction_lifecycle import (
     Event,
     LifecycleCursor,
     LifecycleRule,
+    LifecycleStep,
     Raised,
     RaisedDiscard,
     Sleep,
-    Step,
     StepRule,
     TimedOut,
     TimeoutScope,
@@ -100,26 +100,26 @@ def reachable(rule: LifecycleRule) -> Iterator[LifecycleCursor]:
 @pytest.mark.req("RFC-004:6a", "RFC-005:6a", "R0-I3")
 def test_every_step_has_a_route_for_every_cue() -> None:
     """The table is total, and holds nothing else."""
-    assert set(ROUTES) == {(step, cue) for step in Step for cue in Cue}
+    assert set(ROUTES) == {(step, cue) for step in LifecycleStep for cue in Cue}
 
 
 @pytest.mark.req("RFC-004:6a", "RFC-004:6.1a", "RFC-004:6.2c", "RFC-005:6a", "RFC-005:8d", "R3-CL1")
 def test_the_table_by_hand() -> None:
     """A second writing of the table, so that no edit of the first one is an accident."""
     by_hand = {
-        Step.PROCESS: (
-            Step.ON_SUCCESS,
-            Step.ON_EXCEPTION,
-            Step.ON_EXCEPTION,
+        LifecycleStep.PROCESS: (
+            LifecycleStep.ON_SUCCESS,
+            LifecycleStep.ON_EXCEPTION,
+            LifecycleStep.ON_EXCEPTION,
             Ending.ABORTED,
         ),
-        Step.ON_SUCCESS: (
+        LifecycleStep.ON_SUCCESS: (
             Ending.SUCCEEDED,
-            Step.ON_EXCEPTION,
-            Step.ON_EXCEPTION,
+            LifecycleStep.ON_EXCEPTION,
+            LifecycleStep.ON_EXCEPTION,
             Ending.ABORTED,
         ),
-        Step.ON_EXCEPTION: (Ending.FAILED, Ending.FAILED, Ending.FAILED, Ending.ABORTED),
+        LifecycleStep.ON_EXCEPTION: (Ending.FAILED, Ending.FAILED, Ending.FAILED, Ending.ABORTED),
     }
     cues = (Cue.OK, Cue.FAILED, Cue.EXPIRED, Cue.STOPPED)
     for step, routes in by_hand.items():
@@ -129,7 +129,7 @@ def test_the_table_by_hand() -> None:
 @pytest.mark.req("T3.4", "T3.5", "RFC-005:9f")
 def test_no_route_leads_backwards() -> None:
     """Steps only follow later ones, so a lifecycle is finite and has one exception phase."""
-    order = list(Step)
+    order = list(LifecycleStep)
     for (step, _), route in ROUTES.items():
         assert isinstance(route, Ending) or order.index(route) > order.index(step)
 
@@ -143,7 +143,7 @@ def test_no_route_leads_backwards() -> None:
 def test_every_event_has_an_answer_wherever_it_arrives(attempts: int, base: float) -> None:
     """No event, not even one out of place, finds the machine without an action."""
     rule = rules(attempts, base)
-    places: set[tuple[Step, bool]] = set()
+    places: set[tuple[LifecycleStep, bool]] = set()
     for cursor in reachable(rule):
         places.add((cursor.step, cursor.end is None))
         for event in EVENTS:
@@ -151,7 +151,7 @@ def test_every_event_has_an_answer_wherever_it_arrives(attempts: int, base: floa
             action = advance(rule, successor, event, 1.0, 0.5)
             assert isinstance(action, CallHook | Sleep | End)
             assert (successor.end is not None) == isinstance(action, End)
-    assert places == {(step, is_running) for step in Step for is_running in (True, False)}
+    assert places == {(step, is_running) for step in LifecycleStep for is_running in (True, False)}
 
 
 @pytest.mark.req("R0-I3", "RFC-005:9e", "RFC-005:9f")
@@ -178,8 +178,8 @@ def test_only_the_first_step_can_discard() -> None:
     assert advance(rule, cursor, discarded, 1.0, 0.5) == End(Ending.DISCARDED, discarded.failure)
     cursor = LifecycleCursor(0.0)
     advance(rule, cursor, RETURNED, 0.0, 0.5)
-    assert cursor.step is Step.ON_SUCCESS
-    assert advance(rule, cursor, discarded, 1.0, 0.5) == CallHook(Step.ON_SUCCESS, 1, None)
+    assert cursor.step is LifecycleStep.ON_SUCCESS
+    assert advance(rule, cursor, discarded, 1.0, 0.5) == CallHook(LifecycleStep.ON_SUCCESS, 1, None)
 
 
 @pytest.mark.req("R3-D3", "RFC-004:14f")
@@ -199,7 +199,7 @@ def test_lifecycles_share_nothing() -> None:
     older = LifecycleCursor(0.0)
     reached_by(rule, SYSTEM, SYSTEM, STOPPED)
     for cursor in (older, LifecycleCursor(0.0)):
-        fresh = [Step.PROCESS, 0, 0.0, 0.0, False, None, None]
+        fresh = [LifecycleStep.PROCESS, 0, 0.0, 0.0, False, None, None]
         assert [getattr(cursor, name) for name in STATE] == fresh
 
 
@@ -210,7 +210,7 @@ def test_lifecycles_share_nothing() -> None:
 def test_it_begins_with_the_first_attempt_of_process() -> None:
     """The first attempt has the number 0 and the step's own time."""
     assert advance(rules(timeout=3.0), LifecycleCursor(5.0), BEGAN, 5.0, 0.5) == CallHook(
-        Step.PROCESS, 0, 3.0
+        LifecycleStep.PROCESS, 0, 3.0
     )
 
 
@@ -220,14 +220,14 @@ def test_each_step_is_called_under_its_own_rule() -> None:
     rule = LifecycleRule(
         StepRule(RetryRule(2), 1.0), StepRule(RetryRule(3), 2.0), StepRule(RetryRule(4), 3.0)
     )
-    assert [rule.of(step).timeout for step in Step] == [1.0, 2.0, 3.0]
+    assert [rule.of(step).timeout for step in LifecycleStep] == [1.0, 2.0, 3.0]
     cursor = LifecycleCursor(0.0)
     events: list[Event] = [BEGAN, SYSTEM, RETURNED, SYSTEM, SYSTEM, SYSTEM, SYSTEM, SYSTEM, SYSTEM]
     calls: list[Action] = [advance(rule, cursor, event, 0.0, 0.5) for event in events]
     assert calls == [
-        *(CallHook(Step.PROCESS, k, 1.0) for k in range(2)),
-        *(CallHook(Step.ON_SUCCESS, k, 2.0) for k in range(3)),
-        *(CallHook(Step.ON_EXCEPTION, k, 3.0) for k in range(4)),
+        *(CallHook(LifecycleStep.PROCESS, k, 1.0) for k in range(2)),
+        *(CallHook(LifecycleStep.ON_SUCCESS, k, 2.0) for k in range(3)),
+        *(CallHook(LifecycleStep.ON_EXCEPTION, k, 3.0) for k in range(4)),
     ]
 
 
@@ -240,7 +240,7 @@ def test_an_expired_lifecycle_goes_to_the_exception_phase_whatever_is_left(
     rule = rules(attempts=5)
     cursor = reached_by(rule, *events)
     action = advance(rule, cursor, TimedOut(TimeoutScope.LIFECYCLE), 7.0, 0.5)
-    assert action == CallHook(Step.ON_EXCEPTION, 0, None)
+    assert action == CallHook(LifecycleStep.ON_EXCEPTION, 0, None)
     assert cursor.failure is not None
     assert (cursor.failure.kind, cursor.failure.code) == (Kind.TIMEOUT, "lifecycle_timeout")
     assert "lifecycle ran out of time" in cursor.failure.message
@@ -265,10 +265,10 @@ def test_an_expired_attempt_is_a_failure_like_any_other() -> None:
     rule = rules(attempts=2)
     cursor = reached_by(rule)
     assert advance(rule, cursor, TimedOut(TimeoutScope.STEP), 1.0, 0.5) == CallHook(
-        Step.PROCESS, 1, None
+        LifecycleStep.PROCESS, 1, None
     )
     assert advance(rule, cursor, TimedOut(TimeoutScope.STEP), 2.0, 0.5) == CallHook(
-        Step.ON_EXCEPTION, 0, None
+        LifecycleStep.ON_EXCEPTION, 0, None
     )
     end = advance(rule, cursor, RETURNED, 3.0, 0.5)
     assert end == End(Ending.TIMED_OUT, cursor.failure)
@@ -301,21 +301,25 @@ def test_the_retry_budget_of_a_step_starts_with_the_step() -> None:
     cursor = LifecycleCursor(0.0)
     advance(rule, cursor, BEGAN, 0.0, 0.5)
     advance(rule, cursor, RETURNED, 100.0, 0.5)
-    assert advance(rule, cursor, SYSTEM, 101.0, 0.5) == CallHook(Step.ON_SUCCESS, 1, None)
-    assert advance(rule, cursor, SYSTEM, 102.0, 0.5) == CallHook(Step.ON_EXCEPTION, 0, None)
-    assert advance(rule, cursor, SYSTEM, 103.0, 0.5) == CallHook(Step.ON_EXCEPTION, 1, None)
+    assert advance(rule, cursor, SYSTEM, 101.0, 0.5) == CallHook(LifecycleStep.ON_SUCCESS, 1, None)
+    assert advance(rule, cursor, SYSTEM, 102.0, 0.5) == CallHook(
+        LifecycleStep.ON_EXCEPTION, 0, None
+    )
+    assert advance(rule, cursor, SYSTEM, 103.0, 0.5) == CallHook(
+        LifecycleStep.ON_EXCEPTION, 1, None
+    )
 
 
 @pytest.mark.req("R3-BO")
 def test_no_wait_means_no_sleep() -> None:
     """A retry without backoff is called at once; one with backoff first sleeps, and once."""
     assert advance(rules(2), reached_by(rules(2)), SYSTEM, 0.0, 0.5) == CallHook(
-        Step.PROCESS, 1, None
+        LifecycleStep.PROCESS, 1, None
     )
     waiting = rules(2, 0.25)
     cursor = reached_by(waiting)
     assert advance(waiting, cursor, SYSTEM, 0.0, 0.5) == Sleep(0.25)
-    assert advance(waiting, cursor, WOKE, 0.25, 0.5) == CallHook(Step.PROCESS, 1, None)
+    assert advance(waiting, cursor, WOKE, 0.25, 0.5) == CallHook(LifecycleStep.PROCESS, 1, None)
 
 
 @pytest.mark.req("R3-BO", "RFC-004:10c", "RFC-004:14e", "RFC-005:12c", "RFC-005:16e")
@@ -328,7 +332,7 @@ def test_waits_follow_the_schedule_and_none_follows_the_last_attempt() -> None:
     actions = [advance(rule, cursor, event, 0.0, 0.5) for event in events]
     waits = [action.seconds for action in actions if isinstance(action, Sleep)]
     assert waits == [1.0, 2.0, 3.0]
-    assert actions[-1] == CallHook(Step.ON_EXCEPTION, 0, None)
+    assert actions[-1] == CallHook(LifecycleStep.ON_EXCEPTION, 0, None)
 
 
 def test_dice_reach_the_step_s_backoff() -> None:
@@ -351,7 +355,7 @@ def test_a_lifecycle_has_one_timeout_and_its_exception_phase_a_second(
     rule = LifecycleRule(timeout=timeout)
     cursor = LifecycleCursor(began_at)
     at = []
-    for step in Step:
+    for step in LifecycleStep:
         cursor.step = step
         at.append(deadline(rule, cursor))
     assert at == [began_at + timeout, began_at + timeout, began_at + 2 * timeout]
@@ -366,12 +370,12 @@ def test_the_lifecycle_s_clock_runs_from_its_beginning() -> None:
     for now, event in ((104.0, RETURNED), (109.0, SYSTEM)):
         advance(rule, cursor, event, now, 0.5)
         at.append(deadline(rule, cursor))
-    assert cursor.step is Step.ON_EXCEPTION
+    assert cursor.step is LifecycleStep.ON_EXCEPTION
     assert at == [110.0, 110.0, 120.0]
 
 
-@pytest.mark.parametrize("step", list(Step))
-def test_without_a_timeout_there_is_no_deadline(step: Step) -> None:
+@pytest.mark.parametrize("step", list(LifecycleStep))
+def test_without_a_timeout_there_is_no_deadline(step: LifecycleStep) -> None:
     """Nothing is bounded by default."""
     cursor = LifecycleCursor(1.0)
     cursor.step = step

@@ -8,7 +8,7 @@ import pytest
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import ALLOWED
 from ergon_framework.core.loop import StopReason
-from ergon_framework.core.transaction_lifecycle import VERBS, Cue, Ending, Step
+from ergon_framework.core.transaction_lifecycle import VERBS, Cue, Ending, LifecycleStep
 from tools import state_docs
 
 
@@ -35,7 +35,7 @@ def rows(text: str) -> list[list[str]]:
 def test_the_lifecycle_has_a_cell_for_every_step_and_cue() -> None:
     """Steps are told from endings at a glance."""
     cells = {step: after for step, *after in rows(state_docs.lifecycle())}
-    assert list(cells) == [f"`{step}`" for step in Step]
+    assert list(cells) == [f"`{step}`" for step in LifecycleStep]
     assert all(len(after) == len(Cue) for after in cells.values())
     assert cells["`process`"] == ["`success`", "`exception`", "`exception`", "**`aborted`**"]
     assert (

@@ -19,9 +19,9 @@ from ergon_framework.ports.factstore import (
     Gap,
     LedgerEntry,
     Link,
+    LogPage,
     NewFact,
     Outcome,
-    Page,
     Quarantined,
     Reference,
     StoredObject,
@@ -311,7 +311,7 @@ def _seen(answer: Any) -> Any:
     match answer:
         case list() | tuple():
             return [_seen(each) for each in answer]
-        case Page():
+        case LogPage():
             is_known = bool(answer.chain and answer.head)  # one without facts may not be there yet
             return replace(answer, chain=bytes(is_known), end_chain=b"")
         case Fetched():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.transaction_lifecycle import Step
+from ergon_framework.core.transaction_lifecycle import LifecycleStep
 from ergon_framework.engine.classify import classify, fetch_failure
 from ergon_framework.errors import (
     ErgonError,
@@ -110,7 +110,7 @@ def test_nothing_that_an_exception_does_raises_in_the_classifier(seed: int) -> N
     """Random hostile classes: a failure of plain values, and an exception a handler can use."""
     dice = random.Random(seed)  # noqa: S311
     error = _made(hostile(dice))
-    for step in Step:
+    for step in LifecycleStep:
         _check(*classify(error, step, "t1"))
     assert isinstance(fetch_failure(error).kind, Kind)
     assert type(describe(error)) is str

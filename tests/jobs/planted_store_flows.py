@@ -26,9 +26,9 @@ from ergon_framework.jobs.stores.flow_settlement import (
     WaitingSignal,
 )
 from ergon_framework.jobs.stores.memory.flows import MemoryFlowTables
-from ergon_framework.jobs.stores.memory.ledger import Ledger
+from ergon_framework.jobs.stores.memory.ledger import JobTable
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
-from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.ports.flow import Flow, SignalOutcome
 from ergon_framework.ports.jobstore import ClaimResult, Job, NewJob, Search, Settlement
 from ergon_framework.ports.transfer import Fence, FlowRecord, JobRecord, TransferRecord
@@ -41,7 +41,7 @@ class Flows(Honest):
     Tables: type[MemoryFlowTables] = MemoryFlowTables
     Moves: type[FlowSettlement] = FlowSettlement
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         Tables: type[MemoryFlowTables] = MemoryFlowTables
         Moves: type[FlowSettlement] = FlowSettlement
 
@@ -88,7 +88,7 @@ class StartsWhatFollowsTwice(Flows):
     """Adds a step that was released to its queue, and its twin as well."""
 
     class PlantedLedger(Flows.PlantedLedger):
-        def release(self, record: Record, now: float) -> None:
+        def release(self, record: MemoryJob, now: float) -> None:
             super().release(record, now)
             twin = change(record.new, id=f"{record.new.id}+", step=None)
             self.add([twin], now)
@@ -129,7 +129,7 @@ class DelaysFromTheBeginning(Flows):
     """Counts the delay of a step from when its flow was stored."""
 
     class PlantedLedger(Flows.PlantedLedger):
-        def release(self, record: Record, now: float) -> None:
+        def release(self, record: MemoryJob, now: float) -> None:
             record.wait = max(0.0, (record.wait or 0.0) - (now - record.created_at))
             super().release(record, now)
 
@@ -262,7 +262,7 @@ class StepsNeverExpire(Flows):
     """Looks at the expiry of a step only when it is due."""
 
     class PlantedLedger(Flows.PlantedLedger):
-        def end_outdated(self, record: Record, now: float) -> None:
+        def end_outdated(self, record: MemoryJob, now: float) -> None:
             if not record.is_joining or record.signal is not None:
                 super().end_outdated(record, now)
 
@@ -319,7 +319,7 @@ class SignalsRunOutFromTheBeginning(Flows):
     """Counts the time limit of a signal from when its flow was stored."""
 
     class PlantedLedger(Flows.PlantedLedger):
-        def release(self, record: Record, now: float) -> None:
+        def release(self, record: MemoryJob, now: float) -> None:
             if record.signal is not None and record.wait is not None:
                 record.wait = max(0.0, record.wait - (now - record.created_at))
             super().release(record, now)

@@ -7,10 +7,10 @@ from typing import Any
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.limits import TokenBucket
-from ergon_framework.jobs.stores.memory.ledger import Ledger
+from ergon_framework.jobs.stores.memory.ledger import JobTable
 from ergon_framework.jobs.stores.memory.queues import Heap, MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
-from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.ports.jobstore import ClaimResult, PruneResult, Queue
 from tests.jobs.planted_stores import Honest
 
@@ -33,7 +33,7 @@ class KeysUnlimited(Honest):
     """Keeps the limit of keys for show."""
 
     class Lanes(QueueSet):
-        def _is_full(self, record: Record, now: float) -> bool:
+        def _is_full(self, record: MemoryJob, now: float) -> bool:
             return not self.get(record.new.queue).limits_keys and super()._is_full(record, now)
 
 
@@ -41,7 +41,7 @@ class JobsLimitCountsToo(Honest):
     """Keeps a job to its own limit in a queue that limits its keys."""
 
     class Lanes(QueueSet):
-        def _is_full(self, record: Record, now: float) -> bool:
+        def _is_full(self, record: MemoryJob, now: float) -> bool:
             key = record.new.limit_key
             is_own = key is not None and self.running[key] >= record.new.limit
             return is_own or super()._is_full(record, now)
@@ -51,7 +51,7 @@ class KeyOfAllQueues(Honest):
     """Counts what runs of a key in all queues against the limit of one."""
 
     class Lanes(QueueSet):
-        def _is_full(self, record: Record, now: float) -> bool:
+        def _is_full(self, record: MemoryJob, now: float) -> bool:
             queue, key = self.get(record.new.queue), record.new.limit_key
             most = queue.settings.key_max_active
             is_full = key is not None and most is not None and self.running[key] >= most
@@ -61,8 +61,8 @@ class KeyOfAllQueues(Honest):
 class KeyPlaceLeaks(Honest):
     """Does not give the place of a job back that was lost with its worker."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Any, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Any, entry: bytes, now: float) -> None:
             key = record.new.limit_key
             if key is not None and move.event == "lost":
                 self.queues.get(record.new.queue).running[key] += 1
@@ -91,7 +91,7 @@ class KeyTokensNeverCome(Honest):
     """Forgets to look again at a key that waits for a token."""
 
     class Lanes(QueueSet):
-        def _wake_later(self, record: Record, now: float) -> None:
+        def _wake_later(self, record: MemoryJob, now: float) -> None:
             pass
 
 
@@ -119,8 +119,8 @@ class NobodyIsToldOfTokens(Honest):
 class TokenComesBack(Honest):
     """Gives the token of a job back when the job is given back."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Any, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Any, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             queue, key = self.queues.get(record.new.queue), record.new.limit_key
             if key in queue.key_buckets and move.event in {"released", "lost"}:
@@ -192,7 +192,7 @@ class NoTurns(Honest):
 class TurnsBeginAnew(Honest):
     """Begins with the first key at every claim."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def claim(self, request: ClaimRequest, now: float) -> ClaimResult:
             for queue in self.queues:
                 for turn in sorted(queue.turns):
@@ -214,7 +214,7 @@ class AgeWithinAKey(Honest):
     """Forgets priorities where keys take turns."""
 
     class Lanes(QueueSet):
-        def _join_turns(self, queue: MemoryQueue, record: Record) -> None:
+        def _join_turns(self, queue: MemoryQueue, record: MemoryJob) -> None:
             turn = (record.new.limit_key or "", record.new.executor)
             queue.turns.setdefault(turn, Heap()).push(record.key, (record.run_at, record.key))
 
@@ -233,7 +233,7 @@ class UsedUpKeysTakeATurn(Honest):
     """Gives up a claim at the first key that is used up."""
 
     class Lanes(QueueSet):
-        def next(self, queue: MemoryQueue, offer: Offer, now: float) -> Record | None:
+        def next(self, queue: MemoryQueue, offer: Offer, now: float) -> MemoryJob | None:
             first = self._first(queue, offer)
             if first is not None and self._is_full(self._records[first], now):
                 return None

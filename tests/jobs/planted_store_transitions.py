@@ -11,9 +11,9 @@ from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.documents import text_of
-from ergon_framework.jobs.stores.memory.ledger import Ledger
+from ergon_framework.jobs.stores.memory.ledger import JobTable
 from ergon_framework.jobs.stores.memory.queues import MemoryQueue, Offer, QueueSet
-from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.jobs.stores.transitions import cancel_running
 from ergon_framework.ports.jobstore import (
     CancelRequest,
@@ -37,7 +37,7 @@ from tests.jobs.planted_stores import Honest, change
 class SettlesUnfenced(Honest):
     """Believes whoever reports about a running job."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.records.get(settlement.key)
             fence = settlement.fence if record is None else record.fence
@@ -47,7 +47,7 @@ class SettlesUnfenced(Honest):
 class SettlesInAnyState(Honest):
     """Does not look at the state in which a move was decided."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.records.get(settlement.key)
             expected = settlement.expected if record is None else record.status
@@ -57,7 +57,7 @@ class SettlesInAnyState(Honest):
 class SettlesById(Honest):
     """Finds a job by its id alone, whatever life of it was meant."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.by_id.get(settlement.id)
             if record is None:
@@ -68,7 +68,7 @@ class SettlesById(Honest):
 class LateReportLeavesATrace(Honest):
     """Refuses a late report, and writes it into the history all the same."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             applied = super().settle(settlement, now)
             if not applied and settlement.key in self.records:
@@ -79,7 +79,7 @@ class LateReportLeavesATrace(Honest):
 class RescuesTheRenewed(Honest):
     """Takes a job from a holder that has come back in time."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             return super().settle(change(settlement, if_expired=False), now)
 
@@ -107,7 +107,7 @@ class OneAnswerForAll(Honest):
 class NullIsNothing(Honest):
     """Does not tell a null result from none."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             result = None if settlement.result == b"null" else settlement.result
             return super().settle(change(settlement, result=result), now)
@@ -116,16 +116,16 @@ class NullIsNothing(Honest):
 class RetriesAtOnce(Honest):
     """Does not wait between attempts."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, replace(move, delay=0.0), entry, now)
 
 
 class ReleaseWipesTheError(Honest):
     """Forgets the last failure at the next move."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             record.last_error = move.failure
 
@@ -133,16 +133,16 @@ class ReleaseWipesTheError(Honest):
 class ForgetsSolo(Honest):
     """Lets a job that may have killed its neighbours run among others again."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, replace(move, is_solo=False), entry, now)
 
 
 class SoloForEver(Honest):
     """Never lets a job run among others again."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             is_solo = move.is_solo or record.is_solo
             super()._move(record, replace(move, is_solo=is_solo), entry, now)
 
@@ -150,8 +150,8 @@ class SoloForEver(Honest):
 class NewestEntryFirst(Honest):
     """Writes the history from its end."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             record.history.rotate(1)
 
@@ -159,8 +159,8 @@ class NewestEntryFirst(Honest):
 class EndlessHistory(Honest):
     """Lets a job's history grow with every move."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             record.history = type(record.history)(record.history)
             super()._move(record, move, entry, now)
 
@@ -168,7 +168,7 @@ class EndlessHistory(Honest):
 class KeepsForEver(Honest):
     """Knows no time of purging."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             return super().settle(change(settlement, keep=None), now)
 
@@ -176,8 +176,8 @@ class KeepsForEver(Honest):
 class ReschedulesFromTheOldTime(Honest):
     """Adds the delay to the time at which the job was due."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             before = record.run_at
             super()._move(record, move, entry, now)
             if move.event == "rescheduled":
@@ -189,8 +189,8 @@ class ReschedulesFromTheOldTime(Honest):
 class RequeueKeepsCounters(Honest):
     """Sends a job back that has no delivery left."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             deliveries = record.deliveries
             super()._move(record, move, entry, now)
             record.deliveries = deliveries
@@ -199,8 +199,8 @@ class RequeueKeepsCounters(Honest):
 class RequeueKeepsThePurge(Honest):
     """Sends a job back, and sweeps it away while it waits."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             purge_at = record.purge_at
             super()._move(record, move, entry, now)
             record.purge_at = purge_at
@@ -209,8 +209,8 @@ class RequeueKeepsThePurge(Honest):
 class RequeueResetsTheFence(Honest):
     """Begins anew so thoroughly that old reports are believed again."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.is_reset:
                 record.fence = self._last_fence = 0
@@ -219,8 +219,8 @@ class RequeueResetsTheFence(Honest):
 class RequeueKeepsTheExpiry(Honest):
     """Sends an outdated job back to be outdated at once."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             expires_at = record.expires_at
             super()._move(record, move, entry, now)
             record.expires_at = expires_at
@@ -243,7 +243,7 @@ class RateIgnoresTime(Honest):
     """Never fills the bucket again."""
 
     class Lanes(QueueSet):
-        def next(self, line: MemoryQueue, offer: Offer, now: float) -> Record | None:
+        def next(self, line: MemoryQueue, offer: Offer, now: float) -> MemoryJob | None:
             has_token = line.has_token(0.0) if line.full_at is not None else True
             return super().next(line, offer, now) if has_token else None
 
@@ -270,12 +270,12 @@ class KeyLimitPerQueue(Honest):
         )
 
 
-class _Leaking(Ledger):
+class _Leaking(JobTable):
     """Does not free limit keys after some moves."""
 
     leaks: tuple[str, ...] = ()
 
-    def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
         key = record.new.limit_key
         if key is not None and move.event in self.leaks:
             self.queues.running[key] += 1
@@ -306,7 +306,7 @@ class LimitLeaksOnRetry(Honest):
 class LateReportFreesTheKey(Honest):
     """Counts a key as free when a late report comes."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             applied = super().settle(settlement, now)
             record = self.records.get(settlement.key)
@@ -320,7 +320,7 @@ class CancelledKeepsItsTurn(Honest):
     """Calls one job back when a key is freed, and no other when that one is cancelled."""
 
     class Lanes(QueueSet):
-        def leave(self, record: Record) -> None:
+        def leave(self, record: MemoryJob) -> None:
             aside, self.blocked = self.blocked, self.blocked if record.is_limited else {}
             super().leave(record)
             self.blocked = aside
@@ -388,8 +388,8 @@ class ChargesAllAlike(Honest):
 class ChargesTheNext(Honest):
     """Carries a charge over to the next delivery."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             was_charged = record.is_charged
             super()._move(record, move, entry, now)
             record.is_charged = was_charged and not move.status.is_final
@@ -451,7 +451,7 @@ class CancelsAnyClaim(Honest):
         return super().request_cancel(change(job, fence=fence), request)
 
 
-class _SettlesAsTold(Ledger):
+class _SettlesAsTold(JobTable):
     """Does not look for a request when it settles."""
 
     def settle(self, settlement: Settlement, now: float) -> bool:
@@ -471,7 +471,7 @@ class GivesBackTheCancelled(Honest):
 class CancelsTheCompleted(Honest):
     """Takes a request for more than a completion."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.records.get(settlement.key)
             request = None if record is None else record.cancel_request
@@ -584,7 +584,7 @@ class NeverRings(Honest):
     """Leaves whoever waits to find out by looking."""
 
     @contextmanager
-    def step(self) -> Iterator[Ledger]:
+    def step(self) -> Iterator[JobTable]:
         with super().step() as ledger:
             yield ledger
             ledger.is_work = ledger.is_done = False
@@ -594,7 +594,7 @@ class RingsForever(Honest):
     """Takes every change for an end."""
 
     @contextmanager
-    def step(self) -> Iterator[Ledger]:
+    def step(self) -> Iterator[JobTable]:
         with super().step() as ledger:
             yield ledger
             ledger.is_done = True
@@ -604,7 +604,7 @@ class TakesJobsWhenClosed(Honest):
     """Accepts jobs after it was closed, and loses them."""
 
     @contextmanager
-    def step(self) -> Iterator[Ledger]:
+    def step(self) -> Iterator[JobTable]:
         self._is_closed = False
         with super().step() as ledger:
             yield ledger

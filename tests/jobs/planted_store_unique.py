@@ -11,8 +11,8 @@ import msgspec
 from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.core.unique import OnDuplicate, UniqueRule
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.stores.memory.ledger import Ledger
-from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.jobs.stores.memory.ledger import JobTable
+from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, Search
 from tests.jobs.planted_store_retention import KeepsKeys
 from tests.jobs.planted_stores import Honest
@@ -20,7 +20,7 @@ from tests.jobs.planted_stores import Honest
 change = msgspec.structs.replace
 
 
-def _rule(record: Record) -> UniqueRule:
+def _rule(record: MemoryJob) -> UniqueRule:
     return record.new.unique or UniqueRule()
 
 
@@ -34,8 +34,8 @@ class ForgetsRules(Honest):
 class FreesAtTheEnd(Honest):
     """Lets go of a key when its job completes."""
 
-    class PlantedLedger(Ledger):
-        def holder(self, key: str, now: float) -> Record | None:
+    class PlantedLedger(JobTable):
+        def holder(self, key: str, now: float) -> MemoryJob | None:
             found = super().holder(key, now)
             return None if found is not None and found.status.is_final else found
 
@@ -43,8 +43,8 @@ class FreesAtTheEnd(Honest):
 class PeriodFromTheEnd(Honest):
     """Counts a period from the end of the job."""
 
-    class PlantedLedger(Ledger):
-        def holder(self, key: str, now: float) -> Record | None:
+    class PlantedLedger(JobTable):
+        def holder(self, key: str, now: float) -> MemoryJob | None:
             taker = self.takers.get(key)
             if taker is not None and taker.status is JobStatus.COMPLETED:
                 return taker if now < taker.changed_at + (_rule(taker).period or 0.0) else None
@@ -54,8 +54,8 @@ class PeriodFromTheEnd(Honest):
 class PeriodOfTheWaiting(Honest):
     """Takes a key away from a job that waits for longer than its period."""
 
-    class PlantedLedger(Ledger):
-        def holder(self, key: str, now: float) -> Record | None:
+    class PlantedLedger(JobTable):
+        def holder(self, key: str, now: float) -> MemoryJob | None:
             found = super().holder(key, now)
             until = None if found is None else _rule(found).until(found.created_at)
             return found if until is None or now < until else None
@@ -64,8 +64,8 @@ class PeriodOfTheWaiting(Honest):
 class EveryEndCounts(Honest):
     """Lets failed and cancelled jobs hold their keys."""
 
-    class PlantedLedger(Ledger):
-        def holder(self, key: str, now: float) -> Record | None:
+    class PlantedLedger(JobTable):
+        def holder(self, key: str, now: float) -> MemoryJob | None:
             taker = self.takers.get(key)
             until = None if taker is None else _rule(taker).until(taker.created_at)
             if taker is not None and taker.status.is_final and until is not None and now < until:
@@ -76,7 +76,7 @@ class EveryEndCounts(Honest):
 class PurgesHolders(Honest):
     """Knows only how long results are kept."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def purge_due(self, key: int, now: float) -> bool:
             self.remove(self.records[key])
             return True
@@ -127,8 +127,8 @@ class ErasesKeysOfOthers(Honest):
 class HoldsForTheGone(Honest):
     """Leaves the keys of purged jobs behind."""
 
-    class PlantedLedger(Ledger):
-        def remove(self, record: Record) -> None:
+    class PlantedLedger(JobTable):
+        def remove(self, record: MemoryJob) -> None:
             before = dict(self.takers)
             super().remove(record)
             self.takers = before
@@ -137,8 +137,8 @@ class HoldsForTheGone(Honest):
 class TakesKeysOfOthersAlong(Honest):
     """Frees the key of a job that is purged, whoever has it by then."""
 
-    class PlantedLedger(Ledger):
-        def remove(self, record: Record) -> None:
+    class PlantedLedger(JobTable):
+        def remove(self, record: MemoryJob) -> None:
             super().remove(record)
             self.takers.pop(record.new.unique_key or "", None)
 
@@ -146,8 +146,8 @@ class TakesKeysOfOthersAlong(Honest):
 class HoldsWhileRunning(Honest):
     """Knows one way to hold a key."""
 
-    class PlantedLedger(Ledger):
-        def holder(self, key: str, now: float) -> Record | None:
+    class PlantedLedger(JobTable):
+        def holder(self, key: str, now: float) -> MemoryJob | None:
             taker = self.takers.get(key)
             if taker is not None and taker.status is JobStatus.ACTIVE:
                 return taker
@@ -157,8 +157,8 @@ class HoldsWhileRunning(Honest):
 class RetryTakesTheKey(Honest):
     """Gives a key to whoever waits, not to who asked for it last."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if not move.status.is_final:
                 self._take_key(record)
@@ -167,8 +167,8 @@ class RetryTakesTheKey(Honest):
 class RetryingIsNotWaiting(Honest):
     """Looks for jobs that are pending."""
 
-    class PlantedLedger(Ledger):
-        def holder(self, key: str, now: float) -> Record | None:
+    class PlantedLedger(JobTable):
+        def holder(self, key: str, now: float) -> MemoryJob | None:
             found = super().holder(key, now)
             return None if found is not None and found.status is JobStatus.RETRYING else found
 
@@ -176,16 +176,16 @@ class RetryingIsNotWaiting(Honest):
 class ComesBackBeside(Honest):
     """Sends a job back though another waits with its key."""
 
-    class PlantedLedger(Ledger):
-        def _is_key_taken(self, record: Record) -> bool:
+    class PlantedLedger(JobTable):
+        def _is_key_taken(self, record: MemoryJob) -> bool:
             return (record.held_key or "") in self.holders
 
 
 class ComesBackWithoutItsKey(Honest):
     """Sends a job back that holds nothing any more."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             before = dict(self.takers)
             super()._move(record, move, entry, now)
             self.takers = before
@@ -204,8 +204,8 @@ class TwoWorldsOfKeys(Honest):
 class ExtendsTheTimeOnly(Honest):
     """Keeps the arguments of the first call."""
 
-    class PlantedLedger(Ledger):
-        def _extend(self, record: Record, job: NewJob, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _extend(self, record: MemoryJob, job: NewJob, now: float) -> None:
             kept = change(job, args=record.new.args, kwargs=record.new.kwargs)
             super()._extend(record, kept, now)
 
@@ -213,16 +213,16 @@ class ExtendsTheTimeOnly(Honest):
 class ExtendsTheArgumentsOnly(Honest):
     """Keeps the due time of the first call."""
 
-    class PlantedLedger(Ledger):
-        def _extend(self, record: Record, job: NewJob, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _extend(self, record: MemoryJob, job: NewJob, now: float) -> None:
             super()._extend(record, change(job, delay=0.0, run_at=None), now)
 
 
 class HurriesTheExtended(Honest):
     """Takes the due time of the last call, even if it is sooner."""
 
-    class PlantedLedger(Ledger):
-        def _extend(self, record: Record, job: NewJob, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _extend(self, record: MemoryJob, job: NewJob, now: float) -> None:
             record.run_at = now
             super()._extend(record, job, now)
 
@@ -230,16 +230,16 @@ class HurriesTheExtended(Honest):
 class KeepsTheOldExpiry(Honest):
     """Extends a job past the time at which it is given up."""
 
-    class PlantedLedger(Ledger):
-        def _extend(self, record: Record, job: NewJob, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _extend(self, record: MemoryJob, job: NewJob, now: float) -> None:
             super()._extend(record, change(job, expires_at=record.expires_at), now)
 
 
 class BeginsTheExtendedAnew(Honest):
     """Forgets what happened to a job that it extends."""
 
-    class PlantedLedger(Ledger):
-        def _extend(self, record: Record, job: NewJob, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _extend(self, record: MemoryJob, job: NewJob, now: float) -> None:
             super()._extend(record, job, now)
             record.status, record.attempts = JobStatus.PENDING, 0
 
@@ -271,8 +271,8 @@ class ExtendsForARefusedBatch(Honest):
 class LoadsWithoutKeys(Honest):
     """Knows of no keys that jobs brought along."""
 
-    class PlantedLedger(Ledger):
-        def put(self, record: Record) -> None:
+    class PlantedLedger(JobTable):
+        def put(self, record: MemoryJob) -> None:
             before = dict(self.takers)
             super().put(record)
             self.takers = before
@@ -296,9 +296,9 @@ class FirstOfABatchOnly(Honest):
 class ExtendsAnyHandler(Honest):
     """Puts the arguments of one handler into the job of another."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def _check_extension(
-            self, job: NewJob, record: Record | None, earlier: NewJob | None, now: float
+            self, job: NewJob, record: MemoryJob | None, earlier: NewJob | None, now: float
         ) -> None:
             held = record.new if record is not None else earlier
             named = job if held is None else change(job, handler=held.handler)
@@ -308,9 +308,9 @@ class ExtendsAnyHandler(Honest):
 class ExtendsBeyondTheExpiry(Honest):
     """Lets a job expire before it is due."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def _check_extension(
-            self, job: NewJob, record: Record | None, earlier: NewJob | None, now: float
+            self, job: NewJob, record: MemoryJob | None, earlier: NewJob | None, now: float
         ) -> None:
             super()._check_extension(change(job, expires_at=None), record, earlier, now)
 

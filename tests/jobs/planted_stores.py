@@ -15,10 +15,10 @@ from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.core.unique import OnDuplicate
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.memory.ledger import Ledger
+from ergon_framework.jobs.stores.memory.ledger import JobTable
 from ergon_framework.jobs.stores.memory.queues import MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
-from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.ports.jobstore import (
     ClaimResult,
     EnqueueResult,
@@ -37,7 +37,7 @@ change = msgspec.structs.replace
 class Honest(MemoryJobStore):
     """The memory store, with its inner parts open to replacement."""
 
-    PlantedLedger: type[Ledger] = Ledger
+    PlantedLedger: type[JobTable] = JobTable
     Lanes: type[QueueSet] = QueueSet
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -205,8 +205,8 @@ class KeyPerQueue(Honest):
 class KeyLeaksOnCancel(Honest):
     """Frees unique keys only when a job has run."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.status is JobStatus.CANCELLED and record.new.unique_key is not None:
                 self.holders[record.new.unique_key] = record
@@ -215,8 +215,8 @@ class KeyLeaksOnCancel(Honest):
 class KeyFreeWhileRetrying(Honest):
     """Frees unique keys after every attempt."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.status is JobStatus.RETRYING and record.new.unique_key is not None:
                 del self.holders[record.new.unique_key]
@@ -225,8 +225,8 @@ class KeyFreeWhileRetrying(Honest):
 class KeyOfTwo(Honest):
     """Sends a job back though another holds its key by now."""
 
-    class PlantedLedger(Ledger):
-        def _is_key_taken(self, record: Record) -> bool:
+    class PlantedLedger(JobTable):
+        def _is_key_taken(self, record: MemoryJob) -> bool:
             return False
 
 
@@ -236,10 +236,10 @@ class KeyOfTwo(Honest):
 class _Ordered(QueueSet):
     """Lines whose order can be bent."""
 
-    def order(self, record: Record) -> tuple[float, ...]:
+    def order(self, record: MemoryJob) -> tuple[float, ...]:
         return (-record.new.priority, record.run_at, record.key)
 
-    def _make_due(self, record: Record) -> None:
+    def _make_due(self, record: MemoryJob) -> None:
         super()._make_due(record)
         new = record.new
         self._queues[new.queue].due[new.executor].push(record.key, self.order(record))
@@ -249,7 +249,7 @@ class TiesById(Honest):
     """Lets jobs of one instant go in the order of their ids."""
 
     class Lanes(_Ordered):
-        def order(self, record: Record) -> tuple[float, ...]:
+        def order(self, record: MemoryJob) -> tuple[float, ...]:
             return (-record.new.priority, record.run_at, *map(ord, record.new.id))
 
 
@@ -257,7 +257,7 @@ class OrderOfAddingOnly(Honest):
     """Does not look at due times once they have passed."""
 
     class Lanes(_Ordered):
-        def order(self, record: Record) -> tuple[float, ...]:
+        def order(self, record: MemoryJob) -> tuple[float, ...]:
             return (-record.new.priority, record.key)
 
 
@@ -265,7 +265,7 @@ class LowestPriorityFirst(Honest):
     """Sorts priorities the wrong way round."""
 
     class Lanes(_Ordered):
-        def order(self, record: Record) -> tuple[float, ...]:
+        def order(self, record: MemoryJob) -> tuple[float, ...]:
             return (record.new.priority, record.run_at, record.key)
 
 
@@ -273,14 +273,14 @@ class ToTheEndOfTheLine(Honest):
     """Lets a job that was given back wait behind all the others."""
 
     class Lanes(_Ordered):
-        def order(self, record: Record) -> tuple[float, ...]:
+        def order(self, record: MemoryJob) -> tuple[float, ...]:
             return (-record.new.priority, record.run_at, record.deliveries, record.key)
 
 
 class Starves(Honest):
     """Empties one queue before it looks at the next."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def claim(self, ask: ClaimRequest, now: float) -> ClaimResult:
             jobs = []
             for name in sorted(line.settings.name for line in self.queues):
@@ -307,7 +307,7 @@ class HeadOfLine(Honest):
     """Looks at the first job only, and waits when that one cannot go."""
 
     class Lanes(QueueSet):
-        def next(self, line: MemoryQueue, offer: Offer, now: float) -> Record | None:
+        def next(self, line: MemoryQueue, offer: Offer, now: float) -> MemoryJob | None:
             self._admit(line, now)
             firsts = [(group.first(), name) for name, group in line.due.items() if group]
             if firsts and not offer.takes(line.settings.name, min(firsts)[1]):
@@ -344,7 +344,7 @@ class ForgetsExecutors(Honest):
             self._executors = {"": self._executors.get("", self.now())}
 
 
-def _handlers_in(records: Mapping[int, Record]) -> tuple[str, ...]:
+def _handlers_in(records: Mapping[int, MemoryJob]) -> tuple[str, ...]:
     return tuple({each.new.executor.partition("#")[2] for each in records.values()})
 
 
@@ -358,8 +358,8 @@ class HandsOutWhateverTheHandler(Honest):
         return super().settle_and_claim(settlements, ask and change(ask, handlers=handlers))
 
 
-class _ForgetsTheLane(Ledger):
-    def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+class _ForgetsTheLane(JobTable):
+    def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
         super()._move(record, replace(move, lane=""), entry, now)
 
 
@@ -414,8 +414,8 @@ class LanesComeLast(Honest):
         return applied, change(second, jobs=[*first.jobs, *second.jobs])
 
 
-class _LeavesTheLane(Ledger):
-    def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+class _LeavesTheLane(JobTable):
+    def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
         super()._move(record, move, entry, now)
         if not move.lane and not record.status.is_final:
             self._leave(record)
@@ -429,7 +429,7 @@ class LeavesTheLane(Honest):
     PlantedLedger = _LeavesTheLane
 
 
-class _MovesAnyway(Ledger):
+class _MovesAnyway(JobTable):
     def settle(self, settlement: Settlement, now: float) -> bool:
         was_applied = super().settle(settlement, now)
         record, lane = self.records.get(settlement.key), settlement.transition.lane
@@ -456,8 +456,8 @@ class ForgetsServedLanes(Honest):
 class LanesHaveNoLimits(Honest):
     """Forgets the limit key of a job that waits for a handler."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.lane:
                 self._leave(record)
@@ -468,8 +468,8 @@ class LanesHaveNoLimits(Honest):
 class StepsStayInTheirLane(Honest):
     """Writes the lane of plain jobs, and has another statement for steps."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             lane = "" if record.feeds is not None else move.lane
             super()._move(record, replace(move, lane=lane), entry, now)
 
@@ -563,7 +563,7 @@ class LimitedIsNotMore(Honest):
 class PausedIsMore(Honest):
     """Counts as left what stands in a paused queue."""
 
-    class PlantedLedger(Ledger):
+    class PlantedLedger(JobTable):
         def claim(self, ask: ClaimRequest, now: float) -> ClaimResult:
             asked = [x for x in self.queues if ask.queues is None or x.settings.name in ask.queues]
             claimed = super().claim(ask, now)
@@ -573,8 +573,8 @@ class PausedIsMore(Honest):
 class DeliveriesNotCounted(Honest):
     """Forgets to count deliveries that came to nothing."""
 
-    class PlantedLedger(Ledger):
-        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.event == "released":
                 record.deliveries -= 1
@@ -583,8 +583,8 @@ class DeliveriesNotCounted(Honest):
 class ChargesAtTheClaim(Honest):
     """Takes a claim for an attempt."""
 
-    class PlantedLedger(Ledger):
-        def _lease(self, record: Record, ask: ClaimRequest, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _lease(self, record: MemoryJob, ask: ClaimRequest, now: float) -> None:
             super()._lease(record, ask, now)
             record.is_charged = True
 
@@ -592,8 +592,8 @@ class ChargesAtTheClaim(Honest):
 class OneFence(Honest):
     """Names all claims of a job alike."""
 
-    class PlantedLedger(Ledger):
-        def _lease(self, record: Record, ask: ClaimRequest, now: float) -> None:
+    class PlantedLedger(JobTable):
+        def _lease(self, record: MemoryJob, ask: ClaimRequest, now: float) -> None:
             super()._lease(record, ask, now)
             record.fence = 1
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ergon_framework.storage.sqlite.database import Database
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from tests import waiting
 
-SAMPLE = Schema("sample", "tests.storage.sample")
-NEWER = Schema("sample", "tests.storage.sample_newer")
+SAMPLE = SqliteSchema("sample", "tests.storage.sample")
+NEWER = SqliteSchema("sample", "tests.storage.sample_newer")
 WAIT = 20.0
 """Seconds that a test waits for something that is bound to happen."""
 
@@ -31,7 +31,7 @@ def open_database(path: Path) -> Iterator[Callable[..., Database]]:
     """Opens databases at ``path``; all are closed after the test."""
     with contextlib.ExitStack() as opened:
 
-        def open_one(schema: Schema = SAMPLE, **settings: Any) -> Database:
+        def open_one(schema: SqliteSchema = SAMPLE, **settings: Any) -> Database:
             database = Database(path, schema=schema, **settings)
             opened.callback(database.close)
             return database

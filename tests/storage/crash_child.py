@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from ergon_framework.storage.sqlite.database import Database
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 
 ITEMS = 30
 
@@ -43,7 +43,7 @@ def run(database: Database, thread: str) -> None:
 
 def main(path: str, threads: int, prefix: str = "") -> None:
     """As many writers as wanted, then a clean end."""
-    with Database(path, schema=Schema("sample", "tests.storage.sample")) as database:
+    with Database(path, schema=SqliteSchema("sample", "tests.storage.sample")) as database:
         names = [f"{prefix}{n}" for n in range(threads)]
         crew = [threading.Thread(target=run, args=(database, name)) for name in names]
         for each in crew:

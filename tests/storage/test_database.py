@@ -18,7 +18,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.storage.sqlite.connections import SqliteLimits
 from ergon_framework.storage.sqlite.database import Database, same_file
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from tests.storage.conftest import SAMPLE, WAIT, Script, add, items, seen_by_others
 
 Open = Callable[..., Database]
@@ -193,7 +193,7 @@ def test_parts_share_one_writing_connection(open_database: Open, script: Script)
 def test_two_parts_have_their_tables_in_one_file(open_database: Open) -> None:
     """Each part has its own version; the second one migrates a file that is open already."""
     first = open_database()
-    second = open_database(Schema("other", "tests.storage.other"))
+    second = open_database(SqliteSchema("other", "tests.storage.other"))
     second.write(lambda found: found.execute("INSERT INTO ergon_other VALUES (1)"))
     first.write(add("a"))
     versions = first.read(

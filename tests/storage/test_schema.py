@@ -15,7 +15,7 @@ from ergon_framework.errors import StoreSchemaError, WiringError
 from ergon_framework.storage.sql_files import statements_of
 from ergon_framework.storage.sqlite import connections
 from ergon_framework.storage.sqlite.database import Database
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from tests.storage.conftest import NEWER, SAMPLE, add, items
 
 Open = Callable[..., Database]
@@ -28,13 +28,15 @@ def tables(path: Path) -> set[str]:
         return {name for (name,) in found}
 
 
-def package(folder: Path, name: str, files: dict[str, str], patch: pytest.MonkeyPatch) -> Schema:
+def package(
+    folder: Path, name: str, files: dict[str, str], patch: pytest.MonkeyPatch
+) -> SqliteSchema:
     """A schema made of these files."""
     (folder / name).mkdir()
     for file, text in files.items():
         (folder / name / file).write_text(text)
     patch.syspath_prepend(folder)
-    return Schema("made", name)
+    return SqliteSchema("made", name)
 
 
 def test_a_fresh_file_gets_every_table(database: Database) -> None:
@@ -138,7 +140,7 @@ def test_files_are_numbered_without_gaps(
 def test_a_package_that_is_not_there() -> None:
     """The error names it."""
     with pytest.raises(WiringError, match="nowhere_at_all"):
-        _ = Schema("made", "nowhere_at_all").version
+        _ = SqliteSchema("made", "nowhere_at_all").version
 
 
 def test_a_statement_that_does_not_end() -> None:

@@ -17,7 +17,7 @@ from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError, make_folder, open_file
 from ergon_framework.storage.sqlite.checkpoints import Checkpointer
 from ergon_framework.storage.sqlite.database import Database
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from ergon_framework.storage.sqlite.notifier import FifoNotifier
 from tests.local_users import (
     GROUP,
@@ -30,7 +30,7 @@ from tests.local_users import (
     shared_folder,
 )
 
-SAMPLE = Schema("sample", "tests.storage.sample")
+SAMPLE = SqliteSchema("sample", "tests.storage.sample")
 CREATE = os.O_RDWR | os.O_CREAT
 WRITE = "INSERT INTO ergon_log (text) VALUES ('x')"
 
@@ -93,7 +93,7 @@ def test_a_store_of_an_older_version_is_tightened_and_goes_on(
         put(database)
         for each in tmp_path.iterdir():
             each.chmod(0o644)
-        with Database(path, schema=Schema("other", "tests.storage.other")):
+        with Database(path, schema=SqliteSchema("other", "tests.storage.other")):
             assert {mode_of(each) for each in tmp_path.iterdir()} == {0o600}
         put(database)  # SQLite's locks were not dropped by looking
     assert "was open to other users (mode 0644)" in caplog.text

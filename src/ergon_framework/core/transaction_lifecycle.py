@@ -40,7 +40,7 @@ from ergon_framework.core.retry import (
 )
 
 
-class Step(StrEnum):
+class LifecycleStep(StrEnum):
     """Where a lifecycle stands. PROCESS is the producer's PRODUCE too."""
 
     PROCESS = "process"
@@ -76,22 +76,22 @@ class TimeoutScope(StrEnum):
     LOOP = "loop"
 
 
-ROUTES: dict[tuple[Step, Cue], Step | Ending] = {
-    (Step.PROCESS, Cue.OK): Step.ON_SUCCESS,
-    (Step.PROCESS, Cue.FAILED): Step.ON_EXCEPTION,
-    (Step.PROCESS, Cue.EXPIRED): Step.ON_EXCEPTION,
-    (Step.PROCESS, Cue.STOPPED): Ending.ABORTED,
-    (Step.ON_SUCCESS, Cue.OK): Ending.SUCCEEDED,
+ROUTES: dict[tuple[LifecycleStep, Cue], LifecycleStep | Ending] = {
+    (LifecycleStep.PROCESS, Cue.OK): LifecycleStep.ON_SUCCESS,
+    (LifecycleStep.PROCESS, Cue.FAILED): LifecycleStep.ON_EXCEPTION,
+    (LifecycleStep.PROCESS, Cue.EXPIRED): LifecycleStep.ON_EXCEPTION,
+    (LifecycleStep.PROCESS, Cue.STOPPED): Ending.ABORTED,
+    (LifecycleStep.ON_SUCCESS, Cue.OK): Ending.SUCCEEDED,
     # A success handler that fails makes the whole transaction a failed one: its effect is part of
     # the work.
-    (Step.ON_SUCCESS, Cue.FAILED): Step.ON_EXCEPTION,
-    (Step.ON_SUCCESS, Cue.EXPIRED): Step.ON_EXCEPTION,
-    (Step.ON_SUCCESS, Cue.STOPPED): Ending.ABORTED,
+    (LifecycleStep.ON_SUCCESS, Cue.FAILED): LifecycleStep.ON_EXCEPTION,
+    (LifecycleStep.ON_SUCCESS, Cue.EXPIRED): LifecycleStep.ON_EXCEPTION,
+    (LifecycleStep.ON_SUCCESS, Cue.STOPPED): Ending.ABORTED,
     # FAILED reads TIMED_OUT when the failure that led here was a timeout.
-    (Step.ON_EXCEPTION, Cue.OK): Ending.FAILED,
-    (Step.ON_EXCEPTION, Cue.FAILED): Ending.FAILED,
-    (Step.ON_EXCEPTION, Cue.EXPIRED): Ending.FAILED,
-    (Step.ON_EXCEPTION, Cue.STOPPED): Ending.ABORTED,
+    (LifecycleStep.ON_EXCEPTION, Cue.OK): Ending.FAILED,
+    (LifecycleStep.ON_EXCEPTION, Cue.FAILED): Ending.FAILED,
+    (LifecycleStep.ON_EXCEPTION, Cue.EXPIRED): Ending.FAILED,
+    (LifecycleStep.ON_EXCEPTION, Cue.STOPPED): Ending.ABORTED,
 }
 
 HELD_DELAY = 30.0
@@ -120,11 +120,11 @@ class LifecycleRule:
     """Seconds that a transaction waits for a gate where it is, at most; None: none at all where the
     source can keep it, and otherwise as long as the gate says."""
 
-    def of(self, step: Step) -> StepRule:
+    def of(self, step: LifecycleStep) -> StepRule:
         """The rule of one step."""
-        if step is Step.PROCESS:
+        if step is LifecycleStep.PROCESS:
             return self.process
-        return self.success if step is Step.ON_SUCCESS else self.exception
+        return self.success if step is LifecycleStep.ON_SUCCESS else self.exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ STOPPED = Stopped()
 class CallHook:
     """Call the hook of a step; ``attempt`` counts from 0."""
 
-    step: Step
+    step: LifecycleStep
     attempt: int
     timeout: float | None
 
@@ -213,7 +213,7 @@ class LifecycleCursor:
     What is the same at every beginning stands on the class: most lifecycles never change it.
     """
 
-    step: Step = Step.PROCESS
+    step: LifecycleStep = LifecycleStep.PROCESS
     attempt: int = 0
     is_held: bool = False  # the wait under way is for a gate: no attempt has been made
     failure: Failure | None = None
@@ -227,7 +227,7 @@ def deadline(rule: LifecycleRule, cursor: LifecycleCursor) -> float | None:
     """When the lifecycle's own time is over, seen from the step it stands in."""
     if rule.timeout is None:
         return None
-    if cursor.step is not Step.ON_EXCEPTION:
+    if cursor.step is not LifecycleStep.ON_EXCEPTION:
         return cursor.began_at + rule.timeout
     # Noticed late, an expiry must not cost the handler its time: then no handler would be called.
     # Twice the timeout: the exception handler has the same time again, or nothing would be done
@@ -263,7 +263,7 @@ def advance(
         # Before the retries: waiting for a gate spends none of them.
         case Raised(failure) if failure.kind is Kind.HELD:
             return _hold(rule, cursor, failure)
-        case RaisedDiscard(failure) if cursor.step is Step.PROCESS:
+        case RaisedDiscard(failure) if cursor.step is LifecycleStep.PROCESS:
             cursor.end = End(Ending.DISCARDED, failure)
             return cursor.end
         case Raised(failure) | RaisedDiscard(failure):  # a handler has nothing to discard
@@ -298,7 +298,7 @@ def _hold(rule: LifecycleRule, cursor: LifecycleCursor, failure: Failure) -> Act
     leaves = rule.parks if longest is None else hold > longest
     # A parked transaction starts from its first step when it comes back. Once processing has
     # succeeded, that would do the work twice.
-    if leaves and cursor.step is Step.PROCESS:  # later steps cannot begin anew elsewhere
+    if leaves and cursor.step is LifecycleStep.PROCESS:  # later steps cannot begin anew elsewhere
         cursor.end = End(Ending.PARKED if rule.parks else Ending.ABORTED, failure)
         return cursor.end
     cursor.is_held = True
@@ -316,11 +316,11 @@ def _leave(
 ) -> Action:
     came_from = cursor.step
     route = ROUTES[came_from, cue]
-    if isinstance(route, Step):
+    if isinstance(route, LifecycleStep):
         cursor.step, cursor.attempt, cursor.step_began_at = route, 0, now
         # Kept apart from the handler's own failure: the report says what the transaction failed
         # with, not what its handler did.
-        if route is Step.ON_EXCEPTION:
+        if route is LifecycleStep.ON_EXCEPTION:
             cursor.failure = failure
         return _call(rule, cursor)
     cursor.end = _end(cursor, came_from, route, cue, failure)
@@ -329,12 +329,12 @@ def _leave(
 
 def _end(
     cursor: LifecycleCursor,
-    came_from: Step,
+    came_from: LifecycleStep,
     how: Ending,
     cue: Cue,
     failure: Failure | None,
 ) -> End:
-    if came_from is not Step.ON_EXCEPTION or how is Ending.ABORTED:
+    if came_from is not LifecycleStep.ON_EXCEPTION or how is Ending.ABORTED:
         return End(how, failure)
     if cursor.failure is not None and cursor.failure.kind is Kind.TIMEOUT:
         how = Ending.TIMED_OUT

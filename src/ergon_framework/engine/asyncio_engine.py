@@ -24,8 +24,8 @@ from ergon_framework.core.transaction_lifecycle import (
     CallHook,
     End,
     Event,
+    LifecycleStep,
     Sleep,
-    Step,
     TimedOut,
     TimeoutScope,
     Verb,
@@ -107,7 +107,7 @@ class Suspended:
         worker: EngineWorker,
         doing: InProgress,
         run: LifecycleRun,
-        step: Step,
+        step: LifecycleStep,
         rest: Awaitable[Any],
     ) -> None:
         self.worker = worker
@@ -491,7 +491,9 @@ class AsyncioEngine(EngineCall):
         if isinstance(rest, Stepped) and rest.cancels > ours:
             self._cancelled_outside(error)
 
-    def _failed(self, attempt: InProgress, step: Step, error: BaseException) -> Event | None:
+    def _failed(
+        self, attempt: InProgress, step: LifecycleStep, error: BaseException
+    ) -> Event | None:
         if is_a(error, asyncio.CancelledError):
             forgive()
         if self.is_aborted and not is_fatal(error) and attempt.claim():

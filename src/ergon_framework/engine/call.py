@@ -37,7 +37,7 @@ from ergon_framework.core.transaction_lifecycle import (
     End,
     Ending,
     Event,
-    Step,
+    LifecycleStep,
     Verb,
     advance,
 )
@@ -666,7 +666,9 @@ class EngineCall:
             event = self.decider.expired(attempt)
             self._start_worker(lambda worker: self._drive(worker, run, event), run)
 
-    def _failed(self, attempt: InProgress, step: Step, error: BaseException) -> Event | None:
+    def _failed(
+        self, attempt: InProgress, step: LifecycleStep, error: BaseException
+    ) -> Event | None:
         """A hook raised. None when the supervisor took the run away meanwhile."""
         if not self._owns(attempt):
             return None
@@ -682,7 +684,7 @@ class EngineCall:
         return self.decider.raised(attempt, step, error)
 
     def _returned(
-        self, doing: InProgress, run: LifecycleRun, step: Step, result: Any
+        self, doing: InProgress, run: LifecycleRun, step: LifecycleStep, result: Any
     ) -> Event | None:
         """A hook returned. None when the supervisor took the run away meanwhile."""
         try:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.option_values import is_number
-from ergon_framework.core.transaction_lifecycle import Step
+from ergon_framework.core.transaction_lifecycle import LifecycleStep
 from ergon_framework.errors import (
     ConnectorError,
     ErgonError,
@@ -53,17 +53,17 @@ def _cancellation() -> tuple[type[BaseException], ...]:
 
 
 def classify(
-    error: BaseException, step: Step, transaction_id: str
+    error: BaseException, step: LifecycleStep, transaction_id: str
 ) -> tuple[Failure, TransactionException]:
     """The failure as data, and the exception the handler will be given. Never raises."""
     known = known_failure(error)
     # A gate that is closed says nothing about the handler, so HELD holds in a success handler,
     # where every other error counts as SYSTEM.
-    if known is not None and (known.kind is Kind.HELD or step is not Step.ON_SUCCESS):
+    if known is not None and (known.kind is Kind.HELD or step is not LifecycleStep.ON_SUCCESS):
         is_refusal = known.kind is Kind.REJECTED
         category = ExceptionType.BUSINESS if is_refusal else ExceptionType.SYSTEM
         return known, _wrap(error, category, transaction_id)
-    if step is Step.ON_SUCCESS:
+    if step is LifecycleStep.ON_SUCCESS:
         wrapped = _wrap(error, ExceptionType.SYSTEM, transaction_id)
         return Failure(Kind.TRANSIENT, name_of(error), wrapped.message), wrapped
     if is_a(error, TransactionException):

@@ -17,10 +17,10 @@ from ergon_framework.core.transaction_lifecycle import (
     Action,
     End,
     Event,
+    LifecycleStep,
     Raised,
     RaisedDiscard,
     Sleep,
-    Step,
     TimedOut,
     TimeoutScope,
     Verb,
@@ -69,7 +69,7 @@ class Decider:
         self,
         run: LifecycleRun,
         event: Raised | TimedOut,
-        step: Step,
+        step: LifecycleStep,
         attempt: int,
         action: Action,
     ) -> None:
@@ -82,7 +82,7 @@ class Decider:
             "retry.scheduled", run=run, phase=phase, attempt=attempt, delay=delay, failure=failure
         )
 
-    def raised(self, attempt: InProgress, step: Step, error: BaseException) -> Event:
+    def raised(self, attempt: InProgress, step: LifecycleStep, error: BaseException) -> Event:
         """A hook raised, and the caller owns the attempt."""
         run: LifecycleRun = attempt.run
         # Ctrl-C is raised in whichever hook runs and says nothing about its transaction, which is
@@ -102,7 +102,7 @@ class Decider:
         except Exception:
             logger.exception("the classifier failed", extra={"transaction_id": key})
             failure, exception = unclassified(key)
-        if step is Step.ON_EXCEPTION:
+        if step is LifecycleStep.ON_EXCEPTION:
             run.handler_exception = exception
         else:
             run.exception = exception
@@ -127,7 +127,7 @@ class Decider:
         return verb if verb in self.settlement.verbs else None
 
 
-def arguments(run: LifecycleRun, step: Step) -> tuple[Any, ...]:
+def arguments(run: LifecycleRun, step: LifecycleStep) -> tuple[Any, ...]:
     """What the hook of a step is called with."""
     if step is PROCESS:
         return (run.transaction,)
@@ -148,10 +148,14 @@ def timed_out(scope: TimeoutScope) -> Failure:
     return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", f"the {scope.value} ran out of time")
 
 
-def _note_timeout(run: LifecycleRun, step: Step, action: Action) -> None:
+def _note_timeout(run: LifecycleRun, step: LifecycleStep, action: Action) -> None:
     key = run.transaction.transaction_id
     if isinstance(action, End):
         if action.handler_failure is not None:
             run.handler_exception = timeout_exception(action.handler_failure, key)
-    elif step is not Step.ON_EXCEPTION and run.step is Step.ON_EXCEPTION and run.failure:
+    elif (
+        step is not LifecycleStep.ON_EXCEPTION
+        and run.step is LifecycleStep.ON_EXCEPTION
+        and run.failure
+    ):
         run.exception = timeout_exception(run.failure, key)

@@ -11,7 +11,7 @@ from ergon_framework.core.loop import LoopRule
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.core.transaction_lifecycle import (
     LifecycleRule,
-    Step,
+    LifecycleStep,
     Verb,
     settlement_rule,
 )
@@ -20,7 +20,7 @@ from ergon_framework.engine.run import LifecycleRun
 Hook = Callable[..., Any]
 
 # Reading a member off its enum class is slow before Python 3.12; the hot path reads these instead.
-PROCESS, ON_SUCCESS = Step.PROCESS, Step.ON_SUCCESS
+PROCESS, ON_SUCCESS = LifecycleStep.PROCESS, LifecycleStep.ON_SUCCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Hooks:
 class StepPlan:
     """One step, ready to be called."""
 
-    step: Step
+    step: LifecycleStep
     hook: Any  # None is skipped, and counts as returned
     phase: str
     timeout: float | None
@@ -96,9 +96,11 @@ class EnginePlan:
         rule, hooks = self.lifecycle, self.hooks
         first = "produce" if self.role == "producer" else "process"
         return (
-            StepPlan(Step.PROCESS, hooks.process, first, rule.process.timeout),
-            StepPlan(Step.ON_SUCCESS, hooks.success, "success", rule.success.timeout),
-            StepPlan(Step.ON_EXCEPTION, hooks.exception, "exception", rule.exception.timeout),
+            StepPlan(LifecycleStep.PROCESS, hooks.process, first, rule.process.timeout),
+            StepPlan(LifecycleStep.ON_SUCCESS, hooks.success, "success", rule.success.timeout),
+            StepPlan(
+                LifecycleStep.ON_EXCEPTION, hooks.exception, "exception", rule.exception.timeout
+            ),
         )
 
     def has_timeout(self) -> bool:

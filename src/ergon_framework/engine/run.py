@@ -11,7 +11,7 @@ from ergon_framework.core.transaction_lifecycle import (
     End,
     Ending,
     LifecycleCursor,
-    Step,
+    LifecycleStep,
     TimeoutScope,
     Verb,
 )
@@ -70,7 +70,7 @@ class ProduceRun(LifecycleRun):
     @property
     def phase(self) -> str:
         """As an attempt: the step it stands in."""
-        return "produce" if self.step is Step.PROCESS else self.step.value
+        return "produce" if self.step is LifecycleStep.PROCESS else self.step.value
 
 
 class SettlementAttempt(Attempt):

@@ -133,7 +133,7 @@ class Gap:
 
 
 @dataclass(slots=True)
-class Page:
+class LogPage:
     """A stretch of a log. Nothing else lies in the reader's view at or below ``through``."""
 
     facts: list[StoredFact]
@@ -213,7 +213,7 @@ class Fetched:
     """A page for a consumer."""
 
     consumer: ConsumerInfo
-    page: Page
+    page: LogPage
     is_released: bool = False
     """These facts come from quarantine: their offsets may lie below the cursor."""
 
@@ -323,7 +323,7 @@ class FactLog(Protocol):
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
-    ) -> Page:
+    ) -> LogPage:
         """Read without a consumer. At least one fact is given, however large, if there is one."""
 
     def logs(self) -> list[LogInfo]:

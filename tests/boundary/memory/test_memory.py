@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.errors import StoreError, StoreUnavailableError, WiringError
-from ergon_framework.ports.factstore import OUTBOUND, FactStore, LedgerEntry, Page
+from ergon_framework.ports.factstore import OUTBOUND, FactStore, LedgerEntry, LogPage
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore import (
     FACT_STORE_CHECKS,
@@ -140,7 +140,7 @@ def test_a_store_that_raises_is_rejected() -> None:
     """An exception that is none of the port's ends its check, and is told."""
 
     class Raises(MemoryFactStore):
-        def page(self, *_: object) -> Page:
+        def page(self, *_: object) -> LogPage:
             raise ZeroDivisionError("by zero")
 
     with pytest.raises(FactStoreSuiteError, match="ZeroDivisionError: by zero"):

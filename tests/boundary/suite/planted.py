@@ -23,10 +23,10 @@ from ergon_framework.ports.factstore import (
     LedgerEntry,
     Link,
     LogInfo,
+    LogPage,
     MissingReference,
     NewFact,
     Outcome,
-    Page,
     Quarantined,
     StoredObject,
 )
@@ -551,7 +551,7 @@ class DropsLargeFacts(Honest):
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
-    ) -> Page:
+    ) -> LogPage:
         page = super().page(log, after, limit, max_bytes, to_zone)
         page.facts = [f for f in page.facts if len(f.envelope) + len(f.fact) <= max_bytes]
         return page
@@ -562,7 +562,7 @@ class PreviousOfTheLog(Honest):
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
-    ) -> Page:
+    ) -> LogPage:
         page = super().page(log, after, limit, max_bytes, to_zone)
         page.facts = [replace(fact, previous=fact.offset - 1) for fact in page.facts]
         return page
@@ -573,7 +573,7 @@ class PreviousOfThePage(Honest):
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
-    ) -> Page:
+    ) -> LogPage:
         page = super().page(log, after, limit, max_bytes, to_zone)
         if page.facts:
             page.facts[0] = replace(page.facts[0], previous=0)
@@ -585,7 +585,7 @@ class AlwaysThroughTheHead(Honest):
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
-    ) -> Page:
+    ) -> LogPage:
         page = super().page(log, after, limit, max_bytes, to_zone)
         page.through = page.head
         return page
@@ -596,7 +596,7 @@ class ThroughTheLastFact(Honest):
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
-    ) -> Page:
+    ) -> LogPage:
         page = super().page(log, after, limit, max_bytes, to_zone)
         page.through = page.facts[-1].offset if page.facts else after
         return page
@@ -618,7 +618,7 @@ class NoChain(Honest):
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
-    ) -> Page:
+    ) -> LogPage:
         page = super().page(log, after, limit, max_bytes, to_zone)
         row = self.memory_log(log).row(after)
         page.chain = b"" if row is None else hashlib.sha256(row.fact.fact).digest()

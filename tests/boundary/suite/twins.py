@@ -30,8 +30,8 @@ from ergon_framework.ports.factstore import (
     Gap,
     LedgerEntry,
     Link,
+    LogPage,
     NewFact,
-    Page,
     Quarantined,
     Reference,
     StoredObject,
@@ -278,7 +278,7 @@ def _seen(answer: Any, store: FactStore) -> Any:
     match answer:
         case list() | tuple():
             return [_seen(each, store) for each in answer]
-        case Page():
+        case LogPage():
             return replace(answer, chain=bytes(bool(answer.chain)), end_chain=b"")
         case Fetched():
             one, page = _seen(answer.consumer, store), _seen(answer.page, store)

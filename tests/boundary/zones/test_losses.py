@@ -19,7 +19,7 @@ from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.cli.boundary_facts import show_page
 from ergon_framework.errors import BoundaryError, NodeUnavailableError
-from ergon_framework.ports.factstore import Gap, Link, NewFact, Page
+from ergon_framework.ports.factstore import Gap, Link, LogPage, NewFact
 from ergon_framework.testing import VirtualClock
 from tests.boundary.client.scripted import Colour, MemoryNode, envelope, fact
 from tests.boundary.client.test_consumer import BOTH, Handler, confirms, read_all
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.req("BOUNDARY:zones", "BOUNDARY:consumer")
 LIMITS = LimitSettings()
 
 
-def told(given: Page) -> list[Any]:
+def told(given: LogPage) -> list[Any]:
     """What a page has, in order: offsets that facts had at the peer, and ranges lost there."""
     found: dict[int, Any] = {each.offset: each.source_offset for each in given.facts}
     found |= {gap.first: (gap.source_first, gap.source_last, gap.reason) for gap in given.gaps}

@@ -25,7 +25,7 @@ from ergon_framework.boundary.node.replication import Puller
 from ergon_framework.boundary.settings import PullSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConflictingDuplicateError, NodeUnavailableError
-from ergon_framework.ports.factstore import Page
+from ergon_framework.ports.factstore import LogPage
 from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from tests.boundary.zones.links import FAULTS, FaultyLink
 
@@ -209,7 +209,7 @@ class TwoZones(RuleBasedStateMachine):
         except NodeUnavailableError:
             return
 
-    def page(self) -> Page:
+    def page(self) -> LogPage:
         """Everything in b's inbound log."""
         return self.stores["b"].page("inbound:a", 0, 1000, 1 << 30)
 
@@ -237,7 +237,7 @@ class TwoZones(RuleBasedStateMachine):
         return {"subject": f"order:{to_zone}", "predicate": "created", "object_json": value}
 
 
-def _in_order(page: Page) -> list[int | tuple[int, int]]:
+def _in_order(page: LogPage) -> list[int | tuple[int, int]]:
     """What a page has, in order: offsets that facts had at the peer, and ranges lost there."""
     found: dict[int, Any] = {fact.offset: fact.source_offset for fact in page.facts}
     found |= {gap.first: (gap.source_first, gap.source_last) for gap in page.gaps}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ergon_framework.core.claim import ClaimBounds, ClaimRequest
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.jobs.stores.postgres.exchange import Exchange
+from ergon_framework.jobs.stores.postgres.exchange import WorkerExchange
 from ergon_framework.ports.jobstore import ClaimResult, Search
 from ergon_framework.testing.suites.drivers import START, HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -260,7 +260,7 @@ def test_sweeps_come_to_every_limit_key(
     jobs = {job.id: job for job in s.claim(20)}
     assert len(jobs) == 7
     with monkeypatch.context() as dying:
-        dying.setattr(Exchange, "_follow", lambda _self, _claim: None)
+        dying.setattr(WorkerExchange, "_follow", lambda _self, _claim: None)
         assert s.settle(jobs["first-6"], SUCCEEDED)
     for _ in range(4):
         store.prune(2)

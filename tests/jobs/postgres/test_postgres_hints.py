@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.jobs.stores.postgres.transactions import Tx
+from ergon_framework.jobs.stores.postgres.transactions import PostgresTx
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -52,13 +52,13 @@ def failing(
 ) -> None:
     """From here on no hint gets through."""
     subject.put(*"abcdef")
-    notify_after, failure = Tx.notify_after, FAILURES[request.param]
+    notify_after, failure = PostgresTx.notify_after, FAILURES[request.param]
 
-    def fail(tx: Tx, statement: bytes, values: Mapping[str, Any] | None = None) -> None:
+    def fail(tx: PostgresTx, statement: bytes, values: Mapping[str, Any] | None = None) -> None:
         assert b"notify" in statement
         notify_after(tx, failure)
 
-    monkeypatch.setattr(Tx, "notify_after", fail)
+    monkeypatch.setattr(PostgresTx, "notify_after", fail)
 
 
 @pytest.mark.usefixtures("failing")

@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.claim import NOWHERE, LaneScan, Place, in_order
 from ergon_framework.jobs.stores.postgres.key_limits import place
 from ergon_framework.jobs.stores.postgres.statements import statements
-from ergon_framework.jobs.stores.postgres.transactions import Tx
+from ergon_framework.jobs.stores.postgres.transactions import PostgresTx
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import START, HandClock
@@ -80,7 +80,7 @@ def test_a_look_sees_the_same_wherever_it_looks_first(
         expected = [Lane(*each) for each in there if each > after]
         for *rest, number in (NOWHERE, *((*rest, first + n) for *rest, n in lasts)):
 
-            def look(tx: Tx, last: Any = (*rest, number)) -> list[Lane]:
+            def look(tx: PostgresTx, last: Any = (*rest, number)) -> list[Lane]:
                 return LaneScan(tx, ask(), after, last).read().lanes
 
             assert store.transactions.read(look) == expected
@@ -94,7 +94,7 @@ def pages_read(connection: Connection, last: Place) -> int:
     values = {"executor": "", "queue": "", "most": 256, "version": ""}
     values |= dict(zip(LAST, last, strict=True))
     explain = b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statements("claim.sql")["lanes"]
-    [[[found]]] = Tx(connection, None).execute(explain, values).fetchall()
+    [[[found]]] = PostgresTx(connection, None).execute(explain, values).fetchall()
     return int(found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"])
 
 
@@ -103,14 +103,14 @@ def test_a_look_does_not_walk_past_what_was_claimed(
 ) -> None:
     """However many jobs have left a lane since the last vacuum, a look costs the same."""
     lanes, scans = statements("claim.sql")["lanes"], list[Mapping[str, Any]]()
-    execute = Tx.execute
+    execute = PostgresTx.execute
 
-    def watched(tx: Tx, statement: bytes, values: Mapping[str, Any] | None = None) -> Any:
+    def watched(tx: PostgresTx, statement: bytes, values: Mapping[str, Any] | None = None) -> Any:
         if statement == lanes:
             scans.append(values or {})
         return execute(tx, statement, values)
 
-    monkeypatch.setattr(Tx, "execute", watched)
+    monkeypatch.setattr(PostgresTx, "execute", watched)
     with psycopg.connect(jobs_url, autocommit=True) as connection:
         connection.execute("ALTER TABLE ergon_jobs SET (autovacuum_enabled = false)")
     try:

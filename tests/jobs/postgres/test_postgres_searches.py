@@ -16,7 +16,7 @@ from ergon_framework.core.job import CancelRequested, Event, JobStatus
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.pages import PAGE_SIZE
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, admin
-from ergon_framework.jobs.stores.postgres.transactions import PLANNER_SETTINGS, Tx
+from ergon_framework.jobs.stores.postgres.transactions import PLANNER_SETTINGS, PostgresTx
 from ergon_framework.jobs.stores.unreadable import UnreadableLog
 from ergon_framework.ports.jobstore import FullJobStore, Job, Search
 from ergon_framework.storage.postgres.pool import Connection
@@ -157,7 +157,7 @@ def rows_read(connection: Connection, search: Search) -> int:
     """How many rows of tables and indexes a search looks at for its first page."""
     values = admin.values_of(search) | {"limit": PAGE_SIZE}
     explain = b"EXPLAIN (ANALYZE, FORMAT JSON) " + admin.statement_of(search)
-    [[[found]]] = Tx(connection, None).execute(explain, values).fetchall()
+    [[[found]]] = PostgresTx(connection, None).execute(explain, values).fetchall()
     plan = found["Plan"]
     nodes = [plan]
     for node in nodes:

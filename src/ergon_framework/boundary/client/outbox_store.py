@@ -42,7 +42,7 @@ from ergon_framework.storage.secure_files import Folder, open_file
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from ergon_framework.storage.sqlite.notifier import FifoNotifier, FifoSubscription
 
 
@@ -332,7 +332,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 T = TypeVar("T")
 
 _PACKAGE = "ergon_framework.boundary.client"
-_SCHEMA = Schema("outbox", f"{_PACKAGE}.outbox_migrations")
+_SCHEMA = SqliteSchema("outbox", f"{_PACKAGE}.outbox_migrations")
 _SQL = load(_PACKAGE, "outbox.sql")
 _TOPIC = "outbox"
 _ORPHAN_GRACE = 3600.0  # seconds after which a copy that no row refers to is an orphan

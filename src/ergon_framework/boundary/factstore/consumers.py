@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ergon_framework.errors import BoundaryError, BoundaryNotFoundError, ConsumerHeldError
-from ergon_framework.ports.factstore import ConsumerInfo, NewFact, Page, Quarantined
+from ergon_framework.ports.factstore import ConsumerInfo, LogPage, NewFact, Quarantined
 
 
 class ConsumerView(Protocol):
@@ -216,7 +216,7 @@ def pass_by(one: ConsumerCursor, offset: int) -> None:
     one.served = max(one.served, offset)
 
 
-def give(one: ConsumerCursor, page: Page, holder: str | None) -> None:
+def give(one: ConsumerCursor, page: LogPage, holder: str | None) -> None:
     """Note that a page after the cursor goes out to a holder."""
     one.served = max(one.served, page.through)
     # Counted once for each holder: one that fetches the page again has not failed with it, and one

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from ergon_framework.ports.factstore import Gap, Link, Page
+from ergon_framework.ports.factstore import Gap, Link, LogPage
 
 
 class PageItem(Protocol):
@@ -41,7 +41,7 @@ class Hole:
 class PageRead:
     """A page, and the offset of the corrupted fact that ended it, if one did."""
 
-    page: Page
+    page: LogPage
     corrupted: int | None = None
 
 

@@ -22,10 +22,10 @@ from ergon_framework.ports.factstore import (
     Link,
     LinkStore,
     LogInfo,
+    LogPage,
     NewFact,
     ObjectIndex,
     Outcome,
-    Page,
     Quarantined,
     StoredObject,
     StoreInfo,
@@ -123,7 +123,7 @@ class FactStoreOfParts:
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
-    ) -> Page:
+    ) -> LogPage:
         """Read without a consumer. At least one fact is given, however large, if there is one."""
         return self.log.page(log, after, limit, max_bytes, to_zone)
 

@@ -11,7 +11,7 @@ import msgspec
 from ergon_framework.connector.base import Delivered, difference
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, HeldBack
-from ergon_framework.core.transaction_lifecycle import Step
+from ergon_framework.core.transaction_lifecycle import LifecycleStep
 from ergon_framework.engine.classify import classify
 from ergon_framework.errors import (
     ConnectorError,
@@ -245,9 +245,9 @@ MAX_MESSAGE = 4096
 
 def event_of(error: Exception, transaction_id: str, give_up_on: Collection[str]) -> Event:
     """The event that the job's own rule judges. Business and final refusals are rejections."""
-    kind = classify(error, Step.PROCESS, transaction_id)[0].kind
+    kind = classify(error, LifecycleStep.PROCESS, transaction_id)[0].kind
     plain = _inner(error)
-    failure = classify(plain, Step.PROCESS, transaction_id)[0]
+    failure = classify(plain, LifecycleStep.PROCESS, transaction_id)[0]
     if failure.code in give_up_on:
         kind = Kind.REJECTED
     text = describe(plain)[:MAX_MESSAGE]

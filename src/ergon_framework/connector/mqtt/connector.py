@@ -27,8 +27,8 @@ from ergon_framework.connector.mqtt.session import (
     Arrived,
     MqttConnectorError,
     MqttDelivery,
+    MqttPublication,
     MqttSession,
-    Publication,
     SessionOptions,
     deadline,
     waited,
@@ -380,7 +380,7 @@ class MqttConnector:
 
     def _publications(
         self, transactions: Iterable[Transaction], extra: Mapping[str, Any]
-    ) -> list[Publication]:
+    ) -> list[MqttPublication]:
         refuse_extra(self, extra, _SETTINGS)
         if "+" in self._target or "#" in self._target:
             raise ConfigurationError(
@@ -389,7 +389,7 @@ class MqttConnector:
             )
         given = list(transactions)
         return [
-            Publication(
+            MqttPublication(
                 self._target,
                 message.body,
                 message.headers,
@@ -400,12 +400,12 @@ class MqttConnector:
             for transaction, message in zip(given, self._codec.encode_all(given), strict=True)
         ]
 
-    def _dead_letter(self, arrived: Arrived, reason: str) -> Publication:
+    def _dead_letter(self, arrived: Arrived, reason: str) -> MqttPublication:
         headers = with_reason(arrived.headers, reason)
         identity = headers.get("ergon-transaction-id") or arrived.own_id
         # Retained, each under a topic of its own: a broker keeps nothing else that nobody reads.
         place = f"{self._dead}/{arrived.topic}/{quote(identity, safe='')[:200]}"
-        return Publication(
+        return MqttPublication(
             place, arrived.body, headers, None, retain=True, expiry=self._expiries[1]
         )
 
@@ -419,13 +419,13 @@ class MqttConnector:
         await self._publish_async([self._dead_letter(arrived, reason)])
         arrived.session.ack(arrived)
 
-    def _publish(self, publications: list[Publication]) -> None:
+    def _publish(self, publications: list[MqttPublication]) -> None:
         with self._publisher_in_use() as session:
             sent = [session.publish(each) for each in publications]
             for publication, answer in zip(publications, sent, strict=True):
                 session.check(publication, waited(answer))
 
-    async def _publish_async(self, publications: list[Publication]) -> None:
+    async def _publish_async(self, publications: list[MqttPublication]) -> None:
         async with self._aio_publisher_in_use() as session:
             sent = [asyncio.wrap_future(session.publish(each)) for each in publications]
             for publication, answer in zip(publications, await asyncio.gather(*sent), strict=True):

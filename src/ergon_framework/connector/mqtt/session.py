@@ -132,7 +132,7 @@ class MqttDelivery(Delivered):
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
+class MqttPublication:
     """What is published, with QoS 1."""
 
     topic: str
@@ -302,7 +302,7 @@ class MqttSession:
 
     # ---- publishing ----
 
-    def publish(self, publication: Publication) -> Future[int]:
+    def publish(self, publication: MqttPublication) -> Future[int]:
         """Publish; the future has the reason code of the broker's acknowledgement."""
         if self.error is not None:
             raise self.error
@@ -326,7 +326,7 @@ class MqttSession:
         )
         return self._answer("publish", sent.mid)
 
-    def check(self, publication: Publication, code: int) -> None:
+    def check(self, publication: MqttPublication, code: int) -> None:
         """Raise what a reason code means."""
         name, topic = self._options.url.name, publication.topic
         if code == NOBODY and publication.must_be_heard and not publication.retain:

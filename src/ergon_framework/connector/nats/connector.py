@@ -24,8 +24,8 @@ from ergon_framework.connector.nats.jetstream import (
     MESSAGE_ID,
     DurableConsumer,
     JetStream,
+    JetStreamSession,
     NatsConnectorError,
-    Session,
     delayed,
     reason_of,
 )
@@ -122,7 +122,7 @@ class NatsConnector(ThreadedTwins):
         self._jetstream = JetStream(NatsClient(address))
         self._loop_settlement = LoopSettlement(address, self._jetstream.client.timeouts)
         self._wakeup = Wakeup()
-        self._connection: BrokerConnection[Session] = BrokerConnection(
+        self._connection: BrokerConnection[JetStreamSession] = BrokerConnection(
             address.name, self._connect, lambda _: None, self._wakeup
         )
         self._in_flight = InFlight(self._wakeup, max_in_flight, max_in_flight_bytes)
@@ -133,7 +133,7 @@ class NatsConnector(ThreadedTwins):
             give_back=self._give_back,
             forget=lambda lease: self._in_flight.remove(lease.size),
         )
-        self._session: Session | None = None
+        self._session: JetStreamSession | None = None
         self._is_closed = False
         self._undoing: set[asyncio.Future[None]] = set()
         self.malformed = 0
@@ -246,7 +246,7 @@ class NatsConnector(ThreadedTwins):
             if found or is_over or self._wakeup.is_stopped:
                 return found
 
-    def _pulled(self, session: Session, most: int, wait: float) -> Sequence[Msg]:
+    def _pulled(self, session: JetStreamSession, most: int, wait: float) -> Sequence[Msg]:
         if self._wakeup.is_stopped:
             wait = 0.0
         if self._ordered is not None:
@@ -421,7 +421,7 @@ class NatsConnector(ThreadedTwins):
 
     # ---- inside ----
 
-    def _connect(self) -> Session:
+    def _connect(self) -> JetStreamSession:
         session = self._jetstream.open(self._consumer)
         self._leases.seconds = session.ack_wait
         self._session = session

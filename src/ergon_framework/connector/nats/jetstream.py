@@ -58,7 +58,7 @@ class DurableConsumer:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class JetStreamSession:
     """What is known of a server once it was reached."""
 
     ack_wait: float = DEFAULT_ACK_WAIT
@@ -79,16 +79,16 @@ class JetStream:
         """The name of the server that is shown to users."""
         return self.client.address.name
 
-    def open(self, options: DurableConsumer | None) -> Session:
+    def open(self, options: DurableConsumer | None) -> JetStreamSession:
         """Connect, and find the consumer; it is made when there is none."""
         self.client.version()
         if options is None:
-            return Session()
+            return JetStreamSession()
         config = self.consumer(options.stream, options.durable)
         if config is None:
             config = self._make(options)
         _refuse_unfit(config, options)
-        return Session(config["ack_wait"] / _NANOSECONDS)
+        return JetStreamSession(config["ack_wait"] / _NANOSECONDS)
 
     def consumer(self, stream: str, durable: str) -> dict[str, Any] | None:
         """How a consumer is configured; None when there is none of that name."""

@@ -42,7 +42,7 @@ from ergon_framework.storage.server import Observation, latency
 from ergon_framework.telemetry.tracing import dispatching
 
 if TYPE_CHECKING:
-    from ergon_framework.connector.postgres.rows import NewRow, Row, TableSession
+    from ergon_framework.connector.postgres.rows import NewRow, TableRow, TableSession
 
 T = TypeVar("T")
 
@@ -271,7 +271,7 @@ class PostgresConnector(ThreadedTwins):
         subscription.wait(min(left, session.look_within(_LONGEST_LOOK, _STANDBY)))
         return None
 
-    def _delivered(self, session: TableSession, rows: list[Row]) -> list[Transaction]:
+    def _delivered(self, session: TableSession, rows: list[TableRow]) -> list[Transaction]:
         found: list[LeasedDelivery] = []
         left = deque(rows)
         try:
@@ -289,7 +289,7 @@ class PostgresConnector(ThreadedTwins):
             raise
         return list(found)
 
-    def _delivery_of(self, row: Row) -> LeasedDelivery | None:
+    def _delivery_of(self, row: TableRow) -> LeasedDelivery | None:
         """What is handed out of a row; None when the row is set aside."""
         if self._max_deliveries and row.attempts > self._max_deliveries:
             self._set_aside(row, f"delivered {row.attempts - 1} times without an outcome")
@@ -367,7 +367,7 @@ class PostgresConnector(ThreadedTwins):
             if not lease.is_unsure:
                 raise
 
-    def _set_aside(self, row: Row, reason: str) -> None:
+    def _set_aside(self, row: TableRow, reason: str) -> None:
         """A row that is not delivered to anybody ends as one that failed for good."""
         values = {"reason": reason[:_MAX_REASON]}
         self._with_session(

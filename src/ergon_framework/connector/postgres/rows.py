@@ -13,7 +13,7 @@ import psycopg
 from ergon_framework.connector.broker.leases import DeliveryExpiredError
 from ergon_framework.connector.postgres.columns import TableOptions
 from ergon_framework.connector.postgres.errors import ConflictingRowError
-from ergon_framework.connector.postgres.statements import Statements, look_at, refuse_unfit
+from ergon_framework.connector.postgres.statements import TableStatements, look_at, refuse_unfit
 from ergon_framework.errors import ChannelLostError, ConfigurationError
 from ergon_framework.storage.postgres.database import PostgresDatabase, SessionLock
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One row as it is delivered."""
 
     id: Any
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 class TableSchema:
     """Looks at the table when a database is opened; it is the user's, so nothing is made."""
 
-    statements: Statements
+    statements: TableStatements
 
     def __init__(self, options: TableOptions) -> None:
         self._options = options
@@ -56,7 +56,7 @@ class TableSchema:
                 remedy=f"CREATE TABLE {dead} (LIKE {table}); ALTER TABLE {dead}"
                 " ADD COLUMN error text",
             )
-        self.statements = Statements(self._options, found)
+        self.statements = TableStatements(self._options, found)
 
     settle = check
 
@@ -64,10 +64,10 @@ class TableSchema:
 class RowHolder(Protocol):
     """How rows are held."""
 
-    def claim(self, most: int, room: int) -> list[Row]:
+    def claim(self, most: int, room: int) -> list[TableRow]:
         """Up to so many rows that wait, of so many bytes together, or one that has more."""
 
-    def settle(self, statement: str, row: Row, **values: Any) -> None:
+    def settle(self, statement: str, row: TableRow, **values: Any) -> None:
         """Say how a row ended, if it is still ours."""
 
     def close(self) -> None:
@@ -78,20 +78,20 @@ class LeasedRows:
     """Rows held by leases in the table: any number of processes may read it."""
 
     def __init__(
-        self, database: PostgresDatabase, statements: Statements, options: TableOptions
+        self, database: PostgresDatabase, statements: TableStatements, options: TableOptions
     ) -> None:
         self._database = database
         self._statements = statements
         self._seconds = options.seconds
 
-    def claim(self, most: int, room: int) -> list[Row]:
+    def claim(self, most: int, room: int) -> list[TableRow]:
         """Up to so many rows that wait, of so many bytes together, or one that has more."""
         token = secrets.token_hex(16)
         asked = {"most": most, "room": room, "token": token, "seconds": self._seconds}
         found = rows_of(self._database, self._statements.claim, asked)
         return [row_of(each, token) for each in found]
 
-    def settle(self, statement: str, row: Row, **values: Any) -> None:
+    def settle(self, statement: str, row: TableRow, **values: Any) -> None:
         """Say how a row ended, if it is still ours."""
         given = {"id": row.id, "token": row.token, **values}
         changed = self._database.run(lambda on: on.execute(statement.encode(), given).rowcount)
@@ -102,7 +102,7 @@ class LeasedRows:
                 " for longer than the lease",
             )
 
-    def renew(self, rows: Sequence[Row]) -> Collection[tuple[Any, str]]:
+    def renew(self, rows: Sequence[TableRow]) -> Collection[tuple[Any, str]]:
         """Keep rows for another while; the ids and leases of those that are still ours."""
         asked = {
             "seconds": self._seconds,
@@ -128,20 +128,20 @@ class ExclusiveRows:
     reader that has lost the lock cannot settle any more. Others stand by until it ends.
     """
 
-    def __init__(self, url: str, statements: Statements, options: TableOptions) -> None:
+    def __init__(self, url: str, statements: TableStatements, options: TableOptions) -> None:
         self._lock = SessionLock(url, f"table {options.table}")
         self._statements = statements
-        self._held: dict[Any, Row] = {}
+        self._held: dict[Any, TableRow] = {}
         self._claiming = threading.Lock()  # two claims at once would find the same rows
         self._is_ours = False
 
-    def claim(self, most: int, room: int) -> list[Row]:
+    def claim(self, most: int, room: int) -> list[TableRow]:
         """Up to so many rows that wait, in order; none while another reader has the table."""
         with self._claiming:
             self._is_ours = self._is_ours or self._lock.acquire()
             return self._claim(most, room) if self._is_ours else []
 
-    def _claim(self, most: int, room: int) -> list[Row]:
+    def _claim(self, most: int, room: int) -> list[TableRow]:
         asked = {"most": most, "room": room, "held": list(self._held)}
         found = self._lock.run(
             lambda on: on.execute(self._statements.claim.encode(), asked).fetchall()
@@ -150,7 +150,7 @@ class ExclusiveRows:
         self._held.update((row.id, row) for row in rows)
         return rows
 
-    def settle(self, statement: str, row: Row, **values: Any) -> None:
+    def settle(self, statement: str, row: TableRow, **values: Any) -> None:
         """Say how a row ended, on the connection that has the lock."""
         if self._held.get(row.id) is not row:
             raise ChannelLostError(f"the row {row.id!r} was delivered on a connection that is lost")
@@ -170,7 +170,7 @@ class ExclusiveRows:
         self._lock.close()
 
 
-def row_of(given: Sequence[Any], token: str) -> Row:
+def row_of(given: Sequence[Any], token: str) -> TableRow:
     """A row as it came. Headers that are no JSON object are left out: others may write there."""
     identity, payload, headers, attempts = given
     body = payload.encode() if isinstance(payload, str) else bytes(payload or b"")
@@ -178,7 +178,7 @@ def row_of(given: Sequence[Any], token: str) -> Row:
     plain = (
         {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
     )
-    return Row(identity, body, plain, attempts, token)
+    return TableRow(identity, body, plain, attempts, token)
 
 
 def rows_of(database: PostgresDatabase, statement: str, values: Mapping[str, Any]) -> list[Any]:
@@ -222,7 +222,7 @@ class TableSession:
                 self._rows = ExclusiveRows(self._url, self.statements, self._options)
         return self._rows
 
-    def renew(self, rows: Sequence[Row]) -> Collection[tuple[Any, str]]:
+    def renew(self, rows: Sequence[TableRow]) -> Collection[tuple[Any, str]]:
         """Keep leased rows for another while; the ids and leases of those that are still ours."""
         held = self.rows()
         return held.renew(rows) if isinstance(held, LeasedRows) else ()
@@ -240,7 +240,7 @@ class TableSession:
         [[found]] = rows_of(self.database, self.statements.count, {})
         return int(found)
 
-    def find(self, identity: str) -> Row | None:
+    def find(self, identity: str) -> TableRow | None:
         """The row of a transaction, whatever became of it."""
         found = rows_of(self.database, self.statements.by_id, {"id": identity})
         return row_of(found[0], "") if found else None

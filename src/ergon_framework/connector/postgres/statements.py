@@ -106,7 +106,7 @@ def _create(options: TableOptions) -> str:
     return f"CREATE TABLE {options.table} ({columns})"
 
 
-class Statements:
+class TableStatements:
     """What is said to the server about one table."""
 
     def __init__(self, options: TableOptions, found: Mapping[str, Column]) -> None:

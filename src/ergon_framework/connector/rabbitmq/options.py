@@ -23,7 +23,7 @@ MAX_HEARTBEAT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class RabbitLogin:
     """Where the broker is, as whom to go there, and how the two clients are told so."""
 
     url: BrokerUrl
@@ -93,7 +93,7 @@ def login(
     key: str | None,
     heartbeat: int,
     name: str,
-) -> Login:
+) -> RabbitLogin:
     """Check everything that can be checked without a broker."""
     example = "amqp://user:password@host/orders"
     port = PORTS.get(str(url).partition("://")[0].lower(), PORTS["amqp"])
@@ -113,7 +113,7 @@ def login(
         raise ConfigurationError(
             f"heartbeat is {heartbeat} seconds", remedy=f"give 0 to {MAX_HEARTBEAT}; 0 sends none"
         )
-    made = Login(
+    made = RabbitLogin(
         found, sasl, context_of(TLS_OPTIONS, ca, cert, key) if has_tls else None, heartbeat, name
     )
     if not made.place[1]:

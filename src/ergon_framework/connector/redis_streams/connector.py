@@ -39,7 +39,7 @@ from ergon_framework.connector.redis_streams.client import (
     StoppedError,
 )
 from ergon_framework.connector.redis_streams.group import LONG_IDLE, OURS, ConsumerGroup, Entry
-from ergon_framework.connector.redis_streams.in_hand import Deliveries, Held
+from ergon_framework.connector.redis_streams.in_hand import Deliveries, HeldEntry
 from ergon_framework.connector.redis_streams.observe import observations
 from ergon_framework.connector.redis_streams.options import check_bounds, check_names, refuse_header
 from ergon_framework.engine.atfork import renew_after_fork
@@ -73,7 +73,7 @@ class _Delivery(Delivered):
 
     __slots__ = ("held",)
 
-    held: Held
+    held: HeldEntry
 
 
 class RedisStreamsConnector(ThreadedTwins):
@@ -243,7 +243,7 @@ class RedisStreamsConnector(ThreadedTwins):
             except MalformedMessageError as error:
                 yield from self._set_malformed_aside(entry, error)
                 continue
-            held = Held(entry, sum(len(name) + len(value) for name, value in fields.items()))
+            held = HeldEntry(entry, sum(len(name) + len(value) for name, value in fields.items()))
             delivery.belongs_to(self, held=held)
             self._in_hand.take(delivery, held)
             batch.append(delivery)
@@ -344,7 +344,7 @@ class RedisStreamsConnector(ThreadedTwins):
                 self._judged(held, await self._clients.drive_async(steps))
 
     @contextmanager
-    def _settling(self, transaction: Transaction, verb: str) -> Iterator[Held | None]:
+    def _settling(self, transaction: Transaction, verb: str) -> Iterator[HeldEntry | None]:
         """What is to be settled, or None when it was settled in this way before."""
         self._refuse_when_closed()
         with settling(_Delivery, transaction, self, verb, RedisStreamsError) as delivery:
@@ -352,13 +352,13 @@ class RedisStreamsConnector(ThreadedTwins):
                 raise self._lost(delivery.held)
             yield None if delivery is None else delivery.held
 
-    def _judged(self, held: Held, answer: int) -> None:
+    def _judged(self, held: HeldEntry, answer: int) -> None:
         self._in_hand.let_go(held)
         if answer != OURS:
             held.is_lost = True
             raise self._lost(held)
 
-    def _lost(self, held: Held) -> DeliveryLostError:
+    def _lost(self, held: HeldEntry) -> DeliveryLostError:
         self.late += 1
         return DeliveryLostError(
             f"the entry {held.entry.decode()} of the stream {self._group.stream} is not this"
@@ -367,7 +367,7 @@ class RedisStreamsConnector(ThreadedTwins):
             " needs a longer claim_idle",
         )
 
-    def _set_aside(self, transaction: Transaction, held: Held, exc: Exception) -> Steps[int]:
+    def _set_aside(self, transaction: Transaction, held: HeldEntry, exc: Exception) -> Steps[int]:
         reason = with_reason({}, describe(exc))
         identity = encoded(transaction.transaction_id)
         return self._group.set_aside(held.entry, identity, reason)

@@ -25,7 +25,7 @@ logger = logging.getLogger("ergon.connector")
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Held:
+class HeldEntry:
     """An entry in hand."""
 
     entry: bytes
@@ -48,14 +48,14 @@ class Deliveries:
         self._renew = renew
         self._give_back = give_back
         self._claim_idle = claim_idle
-        self._dropped: DroppedDeliveries[Held] = DroppedDeliveries()
+        self._dropped: DroppedDeliveries[HeldEntry] = DroppedDeliveries()
         self.renew()
         renew_after_fork(self)
 
     def renew(self) -> None:
         """Begin with nothing in hand, also in a forked child: what there is, the parent has."""
         self._lock = threading.Lock()
-        self._held: dict[bytes, Held] = {}
+        self._held: dict[bytes, HeldEntry] = {}
         self._parked: list[tuple[float, bytes]] = []  # kept by us until the server can wait alone
         self._returning: list[tuple[float, bytes]] = []  # when to look whether they are still there
         self._handed_back: deque[bytes] = deque()
@@ -65,7 +65,7 @@ class Deliveries:
     def __contains__(self, entry: bytes) -> bool:
         return entry in self._held
 
-    def take(self, delivery: Delivered, held: Held) -> None:
+    def take(self, delivery: Delivered, held: HeldEntry) -> None:
         """An entry is delivered."""
         with self._lock:
             self._held[held.entry] = held
@@ -74,7 +74,7 @@ class Deliveries:
         self._in_flight.add(held.size)
         self._dropped.watch(delivery, held)
 
-    def let_go(self, held: Held) -> None:
+    def let_go(self, held: HeldEntry) -> None:
         """It is settled, or not ours any more."""
         self._dropped.forget(held)
         with self._lock:
@@ -82,7 +82,7 @@ class Deliveries:
                 return
         self._in_flight.remove(held.size)
 
-    def hand_back(self, held: Held) -> None:
+    def hand_back(self, held: HeldEntry) -> None:
         """Nobody waits for its delivery any more: the next fetch gives it back."""
         self.let_go(held)
         self._handed_back.append(held.entry)

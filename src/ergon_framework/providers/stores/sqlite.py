@@ -38,7 +38,7 @@ from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sqlite.connections import connect, open_reader
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.errors import translate
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from ergon_framework.storage.urls import SQLITE
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ T = TypeVar("T")
 _REVISION = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - our own name
 
 
-class _Tables(Schema):
+class _Tables(SqliteSchema):
     """The provider tables in a file. Alembic makes them; here only their version is checked."""
 
     @property

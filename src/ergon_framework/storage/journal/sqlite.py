@@ -14,7 +14,7 @@ import msgspec
 from ergon_framework.ports.jobstore import Subscription
 from ergon_framework.ports.journal import JournalEntry, JournalQuery, SpanRecord
 from ergon_framework.storage.sqlite.database import Database
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from ergon_framework.storage.sqlite.notifier import FifoNotifier
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
@@ -131,7 +131,7 @@ KEEP = 7 * 86400.0
 MAX_ENTRIES = 200_000
 """Entries that stay, and as many spans."""
 
-_SCHEMA = Schema("journal", "ergon_framework.storage.journal")
+_SCHEMA = SqliteSchema("journal", "ergon_framework.storage.journal")
 _TOPIC = "told"
 _SWEEP_AFTER = 2_000  # rows of this process between two sweeps: what others write they sweep
 _DELETE_BATCH = 2_000  # rows dropped by one commit, so that other writers do not wait long

@@ -30,14 +30,14 @@ from ergon_framework.storage.postgres.address import PostgresAddress
 from ergon_framework.storage.postgres.errors import refused, translate
 
 
-class Closable(Protocol):
+class _Closable(Protocol):
     """As much of a connection as is needed here."""
 
     def close(self) -> object:
         """Let go of it."""
 
 
-L = TypeVar("L", bound=Closable)
+L = TypeVar("L", bound=_Closable)
 
 
 def connect_within(connect: Callable[[], L], seconds: float) -> L:

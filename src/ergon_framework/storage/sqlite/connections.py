@@ -24,7 +24,7 @@ from ergon_framework.errors import (
 from ergon_framework.storage import secure_files
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.sqlite.errors import broken, is_busy, is_spent, is_unsynced, translate
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 
 Connect = Callable[[str, float], sqlite3.Connection]
 """Opens a connection, given a URI and how many seconds SQLite waits for a lock."""
@@ -266,7 +266,7 @@ class WriteConnection:
         self._path = path
         self._connect = connect
         self._watch = watch
-        self._schemas: list[Schema] = []
+        self._schemas: list[SqliteSchema] = []
         self._connection: sqlite3.Connection | None = None
         self._execute: Callable[[str], object]  # on a cursor of its own: making one takes time
         self._generation = -1
@@ -274,7 +274,7 @@ class WriteConnection:
         self._may_create = True
         self._is_synced = True  # commits wait for the disk
 
-    def adopt(self, schema: Schema, timeout: float) -> None:
+    def adopt(self, schema: SqliteSchema, timeout: float) -> None:
         """Open now and bring the tables of one more part up to date, so that trouble shows."""
         if schema in self._schemas:
             self.ready(timeout)

@@ -27,7 +27,7 @@ from ergon_framework.storage.sqlite.connections import (
     same_file,
 )
 from ergon_framework.storage.sqlite.group_commit import CommitQueue, GroupCommitWriter
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 
 __all__ = ["Database", "same_file"]
 
@@ -147,7 +147,7 @@ class Database:
         self,
         path: str | Path,
         *,
-        schema: Schema,
+        schema: SqliteSchema,
         busy_timeout: float = 5.0,
         read_only: bool = False,
         connect: Connect = connect,

@@ -29,7 +29,7 @@ from ergon_framework.storage.sqlite.connections import (
     ended_early,
 )
 from ergon_framework.storage.sqlite.errors import is_spent, translate
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 
 Work = Callable[[sqlite3.Connection], Any]
 
@@ -341,7 +341,7 @@ class GroupCommitWriter:
         result: T = pending.outcome()
         return result
 
-    def adopt(self, schema: Schema, timeout: float) -> None:
+    def adopt(self, schema: SqliteSchema, timeout: float) -> None:
         """Open now and bring the tables of one more part up to date, so that trouble shows."""
         with self.exclusive():
             self._connection.adopt(schema, timeout)

@@ -25,7 +25,7 @@ ON CONFLICT (part) DO UPDATE SET version = excluded.version, applied_at = exclud
 """
 
 
-class Schema(SchemaFiles):
+class SqliteSchema(SchemaFiles):
     """The same in an SQLite file."""
 
     def apply(self, connection: sqlite3.Connection, path: Path) -> None:

@@ -23,7 +23,7 @@ from ergon_framework.boundary.factstore.memory.state import (
     ZoneState,
     fitting,
 )
-from ergon_framework.ports.factstore import ConsumerInfo, Fetched, Gap, Page, Quarantined
+from ergon_framework.ports.factstore import ConsumerInfo, Fetched, Gap, LogPage, Quarantined
 
 
 class MemoryConsumers:
@@ -197,7 +197,7 @@ def _given(state: ZoneState, one: ConsumerInfo) -> ConsumerInfo:
     return replace(one, lag=len(waiting), waiting_since=since)
 
 
-def _released(state: ZoneState, one: ConsumerInfo, limit: int, max_bytes: int) -> Page | None:
+def _released(state: ZoneState, one: ConsumerInfo, limit: int, max_bytes: int) -> LogPage | None:
     """The page of what an operator released, if anything; all of it lies below the cursor.
 
     What lies above it, after a seek, comes along with its neighbours: confirmed on its own, it
@@ -213,10 +213,10 @@ def _released(state: ZoneState, one: ConsumerInfo, limit: int, max_bytes: int) -
         else:
             state.items[item.id] = replace(item, state="quarantined", reason="corrupted")
     facts = [row.seen(one.to_zone) for row in fitting(rows, limit, max_bytes)]
-    return Page(facts, facts[-1].offset, memory_log.head) if facts else None
+    return LogPage(facts, facts[-1].offset, memory_log.head) if facts else None
 
 
-def _next(state: ZoneState, one: ConsumerInfo, limit: int, max_bytes: int, now: float) -> Page:
+def _next(state: ZoneState, one: ConsumerInfo, limit: int, max_bytes: int, now: float) -> LogPage:
     """The page after the cursor, which passes corrupted rows on its way."""
     memory_log = state.memory_log(one.log)
     refuse_truncated(one, memory_log.unexplained(one.cursor))

@@ -22,10 +22,10 @@ from ergon_framework.ports.factstore import (
     LedgerEntry,
     Link,
     LogInfo,
+    LogPage,
     MissingReference,
     NewFact,
     Outcome,
-    Page,
     Quarantined,
     Reference,
 )
@@ -77,7 +77,7 @@ class MemoryFactLog:
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
-    ) -> Page:
+    ) -> LogPage:
         """Read what is kept, without a consumer; a log that is not there is empty."""
         with self._database.step() as state:
             memory_log = state.logs.get(log) or MemoryLog(log)

@@ -33,8 +33,8 @@ from ergon_framework.ports.factstore import (
     LedgerEntry,
     Link,
     LogInfo,
+    LogPage,
     NewFact,
-    Page,
     Quarantined,
     StoredFact,
     StoredObject,
@@ -217,7 +217,7 @@ class MemoryLog:
         prepared = prepare(self.name, new_of(fact))
         return linked(number, total, fact.recorded_at, prepared, previous)[1]
 
-    def page(self, after: int, limit: int, max_bytes: int, to_zone: str | None) -> Page:
+    def page(self, after: int, limit: int, max_bytes: int, to_zone: str | None) -> LogPage:
         """A stretch that ends at a limit, before a corrupted row, or at the head."""
         rows = list(self.after(after, to_zone))
         given = fitting(takewhile(self.is_sound, rows), limit, max_bytes)
@@ -226,7 +226,7 @@ class MemoryLog:
             through = given[-1].fact.offset if given else rows[0].fact.offset - 1
         facts = [row.seen(to_zone) for row in given]
         chains = self.chain_at(after), self.chain_at(through)
-        return Page(facts, through, self.head, *chains, self.gaps_within(after, through))
+        return LogPage(facts, through, self.head, *chains, self.gaps_within(after, through))
 
     def aged(self, before: float) -> int:
         """The offset up to which everything was recorded before an instant."""

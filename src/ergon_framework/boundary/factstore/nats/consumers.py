@@ -32,7 +32,7 @@ from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.page_plan import fill_page
 from ergon_framework.errors import ConsumerHeldError
-from ergon_framework.ports.factstore import ConsumerInfo, Fetched, Gap, Page, Quarantined
+from ergon_framework.ports.factstore import ConsumerInfo, Fetched, Gap, LogPage, Quarantined
 
 _SHARED = {each.name for each in fields(ConsumerInfo)} & {
     each.name for each in fields(ConsumerRecord)
@@ -310,7 +310,7 @@ def _delivered(transaction: StreamTransaction, one: ConsumerRecord, offset: int)
     return [item for item in released if item.offset <= offset and item.is_served]
 
 
-def _note_released(transaction: StreamTransaction, one: ConsumerRecord, page: Page) -> None:
+def _note_released(transaction: StreamTransaction, one: ConsumerRecord, page: LogPage) -> None:
     offsets = {fact.offset for fact in page.facts}
     for item in released_to(transaction, one):
         if item.offset in offsets and not item.is_served:
@@ -344,7 +344,7 @@ def _spoilt(transaction: StreamTransaction, one: ConsumerRecord) -> bool:
 
 def _released(
     transaction: StreamTransaction, one: ConsumerRecord, limit: int, max_bytes: int
-) -> Page | None:
+) -> LogPage | None:
     """The page of what an operator released, if anything."""
     below, log_state = _below(transaction, one), transaction.log_state(one.log)
     if not below or log_state is None:
@@ -355,12 +355,12 @@ def _released(
     given = fill_page(kept, log_state.head, max_items, max_bytes).given
     if not given:
         return None
-    return Page([each.seen(one.to_zone) for each in given], given[-1].offset, log_state.head)
+    return LogPage([each.seen(one.to_zone) for each in given], given[-1].offset, log_state.head)
 
 
 def _next(
     transaction: StreamTransaction, one: ConsumerRecord, limit: int, max_bytes: int, now: float
-) -> Page:
+) -> LogPage:
     """The page after the cursor, which passes corrupted facts on its way."""
     log_state = transaction.log_state_or_new(one.log)
     passed: list[Gap] = []
@@ -377,7 +377,7 @@ def _next(
         keep(transaction, one, Item(0, one.name, log_state.name, at, "corrupted", message, 0, now))
         consumers.move(one, at)
         passed.append(Gap(one.log, at, at, "corrupted", now))
-    return Page([], one.cursor, log_state.head, gaps=passed)  # the rest is for the next call
+    return LogPage([], one.cursor, log_state.head, gaps=passed)  # the rest is for the next call
 
 
 # ---- quarantine ---------------------------------------------------------------------------------

@@ -61,9 +61,9 @@ from ergon_framework.ports.factstore import (
     LedgerEntry,
     Link,
     LogInfo,
+    LogPage,
     NewFact,
     Outcome,
-    Page,
     Quarantined,
 )
 from ergon_framework.storage.nats.errors import too_large
@@ -207,10 +207,10 @@ class NatsLog:
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
-    ) -> Page:
+    ) -> LogPage:
         """Read what is kept, without a consumer; a log that is not there is empty."""
 
-        def work(transaction: StreamTransaction) -> Page:
+        def work(transaction: StreamTransaction) -> LogPage:
             log_state = transaction.log_state(log)
             if log_state is None:
                 return empty_page(after)

@@ -13,7 +13,7 @@ from ergon_framework.boundary.factstore.nats.schema import (
 )
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.page_plan import Hole, PageRead, fill_page
-from ergon_framework.ports.factstore import Gap, Page
+from ergon_framework.ports.factstore import Gap, LogPage
 
 ENTRIES_PER_READ = 256
 """Entries of one answer."""
@@ -113,9 +113,9 @@ def all_after(
     return entries_after(transaction, log_state, after, with_markers=True)
 
 
-def empty_page(after: int) -> Page:
+def empty_page(after: int) -> LogPage:
     """A page of a log that is not there."""
-    return Page([], 0, 0, NO_CHAIN if after == 0 else b"", NO_CHAIN)
+    return LogPage([], 0, 0, NO_CHAIN if after == 0 else b"", NO_CHAIN)
 
 
 def read_page(
@@ -138,7 +138,7 @@ def read_page(
     end = place_of(transaction, log_state, through).chain
     facts = [each.seen(to_zone) for each in found.given]
     gaps = gaps_within(transaction, log_state, after, through)
-    return PageRead(Page(facts, through, log_state.head, chain, end, gaps), found.corrupted)
+    return PageRead(LogPage(facts, through, log_state.head, chain, end, gaps), found.corrupted)
 
 
 def count_waiting(

@@ -50,7 +50,7 @@ from ergon_framework.ports.factstore import (
     ConsumerInfo,
     Fetched,
     Gap,
-    Page,
+    LogPage,
     Quarantined,
     StoredFact,
 )
@@ -62,7 +62,7 @@ class _Offer:
     """A page that was read for a consumer."""
 
     info: ConsumerInfo
-    page: Page
+    page: LogPage
     corrupted: int | None = None
     """The fact that ended it."""
     released: Sequence[int] = ()
@@ -254,7 +254,7 @@ class SqlConsumers:
         except ConflictError:  # the rest is for the next call
             offer = self._offer(name, limit, max_bytes, holder)
             at, head, gaps = offer.info.cursor, offer.page.head, self._gaps_of(offer, passed)
-            return Fetched(offer.info, Page([], at, head, gaps=gaps))
+            return Fetched(offer.info, LogPage([], at, head, gaps=gaps))
 
     def _gaps_of(self, offer: _Offer, passed: Sequence[int]) -> list[Gap]:
         """The gaps that report to a consumer the corrupted facts that were passed."""
@@ -386,7 +386,7 @@ def _released(
     given = fill_page(facts(), log.head, limit, max_bytes).given
     if not given and not spoilt:
         return None
-    page = Page(given, given[-1].offset if given else 0, log.head)
+    page = LogPage(given, given[-1].offset if given else 0, log.head)
     released = [items[fact.offset] for fact in given]
     return _Offer(info, page, released=released, is_released=True, spoilt=spoilt)
 

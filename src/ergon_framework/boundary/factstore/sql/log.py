@@ -55,9 +55,9 @@ from ergon_framework.ports.factstore import (
     LedgerEntry,
     Link,
     LogInfo,
+    LogPage,
     NewFact,
     Outcome,
-    Page,
     Quarantined,
 )
 
@@ -338,13 +338,13 @@ class SqlLog:
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
-    ) -> Page:
+    ) -> LogPage:
         """Read what is kept, without a consumer; a log that is not there is empty."""
 
         def work(session: SqlSession) -> PageRead:
             found = log_named(session, log)
             if found is None:
-                return PageRead(Page([], 0, 0))
+                return PageRead(LogPage([], 0, 0))
             return pages.read(session, found, after, limit, max_bytes, to_zone)
 
         stretch = self._database.read(work)

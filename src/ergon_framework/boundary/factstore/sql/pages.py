@@ -17,7 +17,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     view_of,
 )
 from ergon_framework.boundary.factstore.sql.session import Row, SqlSession
-from ergon_framework.ports.factstore import Page, StoredFact
+from ergon_framework.ports.factstore import LogPage, StoredFact
 
 ALL_ROWS = -1
 """As many rows as there are."""
@@ -36,7 +36,7 @@ def read(
     # Most pages lie behind all that was ever dropped; for them no gap is looked for.
     is_whole = after >= log.first and not log.has_markers
     gaps = [] if is_whole else gaps_of(session, log, after, found.through)
-    page = Page(
+    page = LogPage(
         found.given,
         found.through,
         log.head,

@@ -14,13 +14,13 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.database import Database
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from ergon_framework.storage.write_guard import WriteGuard
 
 T = TypeVar("T")
 
 SQL = "ergon_framework.boundary.factstore.sqlite.sql"
-SCHEMA = Schema("boundary", f"{SQL}.schema")
+SCHEMA = SqliteSchema("boundary", f"{SQL}.schema")
 _FILES = ("consumers", "logs", "objects", "quarantine", "records", "store")
 _STATEMENTS = {
     f"{file}.{name}": text for file in _FILES for name, text in load(SQL, f"{file}.sql").items()

@@ -24,7 +24,7 @@ from ergon_framework.jobs.stores.flow_settlement import (
     WaitingSignal,
     is_as_read,
 )
-from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.jobs.stores.transitions import JobPosition
 from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Settlement
@@ -38,20 +38,20 @@ class FlowBook:
 
     flows: dict[str, FlowRow] = field(default_factory=dict)  # in the order of adding
     joins: dict[str, Join] = field(default_factory=dict)
-    steps: dict[str, dict[int, Record]] = field(default_factory=dict)  # by flow and key
+    steps: dict[str, dict[int, MemoryJob]] = field(default_factory=dict)  # by flow and key
     work: dict[str, FlowWork] = field(default_factory=dict)  # by target
 
-    def enlist(self, record: Record) -> None:
+    def enlist(self, record: MemoryJob) -> None:
         """A step belongs to its flow."""
         if record.flow_id is not None:
             self.steps.setdefault(record.flow_id, {})[record.key] = record
 
-    def forget(self, record: Record) -> None:
+    def forget(self, record: MemoryJob) -> None:
         """A step is removed."""
         if record.flow_id is not None:
             self.steps.get(record.flow_id, {}).pop(record.key, None)
 
-    def is_stopping(self, record: Record) -> bool:
+    def is_stopping(self, record: MemoryJob) -> bool:
         """Whether a step may not start any more, since its flow stops."""
         flow = self.flows.get(record.flow_id or "")
         return flow is not None and flow.state.status.is_stopping
@@ -72,8 +72,8 @@ class FlowBook:
 class FlowLedger(Protocol):
     """What flows need of the ledger."""
 
-    records: dict[int, Record]
-    by_id: dict[str, Record]
+    records: dict[int, MemoryJob]
+    by_id: dict[str, MemoryJob]
     flow_book: FlowBook
     is_work: bool
 
@@ -83,13 +83,13 @@ class FlowLedger(Protocol):
     def settle(self, settlement: Settlement, now: float) -> bool:
         """Apply a transition."""
 
-    def release(self, record: Record, now: float) -> None:
+    def release(self, record: MemoryJob, now: float) -> None:
         """A step waits for its predecessors no more."""
 
     def moves(self, now: float) -> FlowSettlement:
         """The flows that this step of a caller changes."""
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: MemoryJob) -> None:
         """A job that became a step is kept as long as its flow."""
 
     def check_new(self, jobs: Sequence[NewJob], now: float) -> None:
@@ -246,13 +246,13 @@ class MemoryFlowTables:
         """Something may have become claimable, or is left to be done."""
         self._ledger.is_work = True
 
-    def _steps(self, flow_id: str, after: int = 0) -> Iterator[Record]:
+    def _steps(self, flow_id: str, after: int = 0) -> Iterator[MemoryJob]:
         found = list(self._book.steps.get(flow_id, {}).values())
         # Sorted: a job that became a step later may have been added to the store long before.
         return (step for step in sorted(found, key=_key) if step.key > after)
 
 
-def _key(record: Record) -> int:
+def _key(record: MemoryJob) -> int:
     return record.key
 
 

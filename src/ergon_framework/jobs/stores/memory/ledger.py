@@ -33,7 +33,7 @@ from ergon_framework.jobs.stores.memory.queues import (
     QueueSet,
     handler_lanes_in,
 )
-from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.jobs.stores.transitions import (
     CANCELLED_KEPT,
     FAILED_KEPT,
@@ -61,15 +61,15 @@ from ergon_framework.ports.jobstore import (
 _RULE = JobRule()
 
 
-class Ledger:
+class JobTable:
     """All jobs, found by key, by id and by unique key."""
 
     def __init__(self) -> None:
-        self.records: dict[int, Record] = {}  # in the order of adding
-        self.by_id: dict[str, Record] = {}
-        self.active: dict[int, Record] = {}
-        self.holders: dict[str, Record] = {}  # of unique keys, until they end
-        self.takers: dict[str, Record] = {}  # who took a key last, of jobs with a rule
+        self.records: dict[int, MemoryJob] = {}  # in the order of adding
+        self.by_id: dict[str, MemoryJob] = {}
+        self.active: dict[int, MemoryJob] = {}
+        self.holders: dict[str, MemoryJob] = {}  # of unique keys, until they end
+        self.takers: dict[str, MemoryJob] = {}  # who took a key last, of jobs with a rule
         self.queues = QueueSet(self.records)
         self.expiring = Heap()
         self.leaving = Heap()  # final jobs, by when they are to be purged
@@ -96,7 +96,7 @@ class Ledger:
             return False
         return True
 
-    def holder(self, key: str, now: float) -> Record | None:
+    def holder(self, key: str, now: float) -> MemoryJob | None:
         """The job that holds a unique key."""
         found = self.holders.get(key)
         if found is None:
@@ -127,7 +127,7 @@ class Ledger:
                 keys[key] = job
 
     def _check_extension(
-        self, job: NewJob, record: Record | None, earlier: NewJob | None, now: float
+        self, job: NewJob, record: MemoryJob | None, earlier: NewJob | None, now: float
     ) -> None:
         """Before anything is changed: all jobs of a batch are added, or none."""
         held = record.new if record is not None else earlier
@@ -150,7 +150,7 @@ class Ledger:
                 transition = next_transition(holder.snapshot(), CancelRequested(), _RULE)
                 self._end(holder, replace(transition, why="replaced"), CANCELLED_KEPT, now)
         self._last_key += 1
-        record = Record(
+        record = MemoryJob(
             key=self._last_key,
             new=job,
             created_at=now,
@@ -165,7 +165,7 @@ class Ledger:
         self._take_key(record)
         return EnqueueResult(job.id, True, None if holder is None else holder.new.id)
 
-    def _extend(self, record: Record, job: NewJob, now: float) -> None:
+    def _extend(self, record: MemoryJob, job: NewJob, now: float) -> None:
         """Let a job that waits do so until the due time of another, with its arguments."""
         self._leave(record)
         record.run_at, record.changed_at = extended(record.run_at, due_at(job, now)), now
@@ -173,7 +173,7 @@ class Ledger:
         record.new = msgspec.structs.replace(record.new, args=job.args, kwargs=job.kwargs)
         self._enter(record)
 
-    def _take_key(self, record: Record) -> None:
+    def _take_key(self, record: MemoryJob) -> None:
         if record.new.unique is not None and record.new.unique_key is not None:
             self.takers[record.new.unique_key] = record
 
@@ -202,7 +202,7 @@ class Ledger:
             self._finish(record, settlement.result, settlement.keep, now)
         return True
 
-    def _settle_step(self, record: Record, settlement: Settlement, now: float) -> bool:
+    def _settle_step(self, record: MemoryJob, settlement: Settlement, now: float) -> bool:
         """Apply a transition of a step; what it brings about is gathered for :meth:`finish`."""
         moves, flow_id, feeds = self.moves(now), record.flow_id or "", record.feeds or ()
         transition, was = settlement.transition, record.status
@@ -241,7 +241,7 @@ class Ledger:
             self.settle(cancel_step(record.position(), now), now)
         return True
 
-    def shorten_wait(self, record: Record, now: float) -> bool:
+    def shorten_wait(self, record: MemoryJob, now: float) -> bool:
         """Let a job wait from now on that went back to the queue at an instant yet to come.
 
         A job that was due at once is due, whether it was claimed before or not.
@@ -264,19 +264,19 @@ class Ledger:
         self._enter(record)
         return True
 
-    def end_outdated(self, record: Record, now: float) -> None:
+    def end_outdated(self, record: MemoryJob, now: float) -> None:
         """Dead-letter a job that was not started before its expiry."""
         if record.feeds is not None:
             self.settle(expire(record.position(), now), now)
             return
         self._end(record, next_transition(record.snapshot(), Expired(), _RULE), FAILED_KEPT, now)
 
-    def _end(self, record: Record, transition: Transition, keep: float, now: float) -> None:
+    def _end(self, record: MemoryJob, transition: Transition, keep: float, now: float) -> None:
         entry = entry_of(transition, record.deliveries, now)
         self._move(record, transition, entry, now)
         self._finish(record, None, keep, now)
 
-    def _move(self, record: Record, transition: Transition, entry: bytes, now: float) -> None:
+    def _move(self, record: MemoryJob, transition: Transition, entry: bytes, now: float) -> None:
         self._leave(record)
         if record.status.is_final and record.new.is_waiting_only:
             self._take_key(record)  # it comes back, and nobody waits with its key
@@ -298,14 +298,16 @@ class Ledger:
                 record.new = msgspec.structs.replace(record.new, executor=transition.lane)
             self._enter(record)
 
-    def _finish(self, record: Record, result: bytes | None, keep: float | None, now: float) -> None:
+    def _finish(
+        self, record: MemoryJob, result: bytes | None, keep: float | None, now: float
+    ) -> None:
         record.finished_at, record.result = now, result
         if keep is not None:
             record.purge_at = now + keep
             self.leaving.push(record.key, (record.purge_at,))
         self.is_done = True
 
-    def _is_key_taken(self, record: Record) -> bool:
+    def _is_key_taken(self, record: MemoryJob) -> bool:
         """Whether a job that had ended cannot come back: another holds its unique key."""
         key = record.new.unique_key
         if key is None:
@@ -351,7 +353,7 @@ class Ledger:
         first_expiry = None if expiry is None else expiry[0][0]
         return ClaimResult(jobs, due, more, outdated, first_expiry, handler_lanes_in(queues))
 
-    def _lease(self, record: Record, request: ClaimRequest, now: float) -> None:
+    def _lease(self, record: MemoryJob, request: ClaimRequest, now: float) -> None:
         self.expiring.discard(record.key)
         self.queues.start(record)
         self.active[record.key] = record
@@ -408,7 +410,7 @@ class Ledger:
             self.flow_book.drop(flow_id)
         return len(keys)
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: MemoryJob) -> None:
         """A job that became a step is kept as long as its flow."""
         record.purge_at = None
         self.leaving.discard(record.key)
@@ -417,7 +419,7 @@ class Ledger:
         """Refuse jobs whose ids are taken."""
         self._refuse_duplicates(jobs, now)
 
-    def _place(self, record: Record, now: float) -> None:
+    def _place(self, record: MemoryJob, now: float) -> None:
         """Put a new step into its flow."""
         step = record.new.step
         if step is None:
@@ -431,7 +433,7 @@ class Ledger:
             record.expires_at = now + step.wait
         self.flow_book.enlist(record)
 
-    def release(self, record: Record, now: float) -> None:
+    def release(self, record: MemoryJob, now: float) -> None:
         """A step waits for its predecessors no more."""
         self._leave(record)
         record.join_id, record.changed_at = None, now
@@ -441,7 +443,7 @@ class Ledger:
         if record.signal is not None:
             self._expect_signal(record, now)
 
-    def _expect_signal(self, record: Record, now: float) -> None:
+    def _expect_signal(self, record: MemoryJob, now: float) -> None:
         record.run_at = now
         if record.wait is not None:
             record.expires_at = now + record.wait
@@ -449,7 +451,7 @@ class Ledger:
 
     # ---- coming and going -----------------------------------------------------------------------
 
-    def _enter(self, record: Record) -> None:
+    def _enter(self, record: MemoryJob) -> None:
         """A job waits from now on."""
         if record.held_key is not None:
             self.holders[record.held_key] = record
@@ -459,7 +461,7 @@ class Ledger:
             self.queues.wait(record)
             self.is_work = True
 
-    def _leave(self, record: Record) -> None:
+    def _leave(self, record: MemoryJob) -> None:
         """A job is no longer in the state it is in."""
         if record.status is JobStatus.ACTIVE:
             del self.active[record.key]
@@ -474,7 +476,7 @@ class Ledger:
         if record.held_key is not None:
             del self.holders[record.held_key]
 
-    def put(self, record: Record) -> None:
+    def put(self, record: MemoryJob) -> None:
         """Take a whole job in: in the place of the same one, or behind all others."""
         old = self.by_id.get(record.new.id)
         # A move that is repeated puts the same job in again. One of another instant is another job
@@ -499,7 +501,7 @@ class Ledger:
         self.flow_book.enlist(record)
         self._arrive(record)
 
-    def _arrive(self, record: Record) -> None:
+    def _arrive(self, record: MemoryJob) -> None:
         """A job is in the state it says from now on."""
         if record.status.is_final:
             if record.purge_at is not None:
@@ -524,12 +526,12 @@ class Ledger:
             self.leaving.push(key, (record.purge_at,))
         return False
 
-    def keeps_key(self, record: Record, now: float) -> bool:
+    def keeps_key(self, record: MemoryJob, now: float) -> bool:
         """Whether a job that has ended holds its unique key still."""
         is_last = self.takers.get(record.new.unique_key or "") is record
         return record.new.unique is not None and is_last and record.holds_key(now)
 
-    def remove(self, record: Record) -> None:
+    def remove(self, record: MemoryJob) -> None:
         """Forget a job."""
         self._leave(record)
         self.flow_book.forget(record)

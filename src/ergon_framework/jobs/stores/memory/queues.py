@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 
 from ergon_framework.core.claim import ClaimRequest, lane_executor, waits_for_token
 from ergon_framework.core.limits import TokenBucket
-from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.ports.jobstore import Queue
 
 Order: TypeAlias = tuple[float, ...]
@@ -235,7 +235,7 @@ class Offer:
 class QueueSet:
     """All queues, the one that was served least recently first."""
 
-    def __init__(self, records: dict[int, Record]) -> None:
+    def __init__(self, records: dict[int, MemoryJob]) -> None:
         self._records = records
         self._queues: OrderedDict[str, MemoryQueue] = OrderedDict()
         self.running: Counter[str] = Counter()  # active jobs by limit key
@@ -260,11 +260,11 @@ class QueueSet:
 
     # ---- coming and going -----------------------------------------------------------------------
 
-    def wait(self, record: Record) -> None:
+    def wait(self, record: MemoryJob) -> None:
         """A job waits from now on."""
         self.get(record.new.queue).later.push(record.key, (record.run_at, record.key))
 
-    def start(self, record: Record) -> None:
+    def start(self, record: MemoryJob) -> None:
         """A job that :meth:`next` gave runs from now on."""
         queue = record.new.queue
         self._queues.move_to_end(queue)
@@ -273,7 +273,7 @@ class QueueSet:
             self.running[record.new.limit_key] += 1
             self._queues[queue].running[record.new.limit_key] += 1
 
-    def stop(self, record: Record) -> bool:
+    def stop(self, record: MemoryJob) -> bool:
         """A job runs no more; whether that lets others go that could not."""
         queue = self._queues[record.new.queue]
         was_full = not queue.has_room()
@@ -287,7 +287,7 @@ class QueueSet:
                 del running[key]
         return self._unblock(key) or (was_full and queue.has_due())
 
-    def leave(self, record: Record) -> None:
+    def leave(self, record: MemoryJob) -> None:
         """A job waits no more."""
         new = record.new
         queue = self._queues[new.queue]
@@ -303,7 +303,7 @@ class QueueSet:
 
     # ---- the next job ---------------------------------------------------------------------------
 
-    def next(self, queue: MemoryQueue, offer: Offer, now: float) -> Record | None:
+    def next(self, queue: MemoryQueue, offer: Offer, now: float) -> MemoryJob | None:
         """Take the next job of a queue that may start; an expired one may always."""
         self._admit(queue, now)
         if not queue.has_room() or not queue.has_token(now):
@@ -330,7 +330,7 @@ class QueueSet:
                 return first[1]
         return None
 
-    def _take(self, queue: MemoryQueue, record: Record) -> None:
+    def _take(self, queue: MemoryQueue, record: MemoryJob) -> None:
         """A job is due no more."""
         _discard(queue.due, record.new.executor, record.key)
         _discard(queue.turns, _turn_of(record), record.key)
@@ -342,11 +342,11 @@ class QueueSet:
             for key in group.members():
                 self._join_turns(queue, self._records[key])
 
-    def _join_turns(self, queue: MemoryQueue, record: Record) -> None:
+    def _join_turns(self, queue: MemoryQueue, record: MemoryJob) -> None:
         order = (-record.new.priority, record.run_at, record.key)
         queue.turns.setdefault(_turn_of(record), Heap()).push(record.key, order)
 
-    def take_tokens(self, record: Record, now: float) -> None:
+    def take_tokens(self, record: MemoryJob, now: float) -> None:
         """A job that :meth:`next` gave starts."""
         queue, key = self._queues[record.new.queue], record.new.limit_key
         queue.take_token(now)
@@ -361,7 +361,7 @@ class QueueSet:
         while (first := queue.later.first()) is not None and first[0][0] <= now:
             self._make_due(self._records[queue.later.pop()])
 
-    def _make_due(self, record: Record) -> None:
+    def _make_due(self, record: MemoryJob) -> None:
         new = record.new
         queue = self._queues[new.queue]
         group = queue.due.setdefault(new.executor, Heap())
@@ -369,7 +369,7 @@ class QueueSet:
         if queue.limits_keys:
             self._join_turns(queue, record)
 
-    def _is_full(self, record: Record, now: float) -> bool:
+    def _is_full(self, record: MemoryJob, now: float) -> bool:
         queue, key = self._queues[record.new.queue], record.new.limit_key
         if key is not None and queue.limits_keys:
             return queue.key_room(key, 1, now) == 0
@@ -410,7 +410,7 @@ class QueueSet:
         for key in list(self.blocked):
             self._unblock(key)
 
-    def _wake_later(self, record: Record, now: float) -> None:
+    def _wake_later(self, record: MemoryJob, now: float) -> None:
         """Look at the jobs that wait for a limit key again when it has a token."""
         name, key = record.new.queue, record.new.limit_key or ""
         queue = self._queues[name]
@@ -419,7 +419,7 @@ class QueueSet:
             self._wakes[name, key] = at
             heapq.heappush(self._wake_heap, (at, name, key))
 
-    def _block(self, record: Record) -> None:
+    def _block(self, record: MemoryJob) -> None:
         new = record.new
         groups = self.blocked.setdefault(new.limit_key or "", {})
         group = groups.setdefault((new.queue, new.executor, new.limit), Heap())
@@ -441,7 +441,7 @@ class QueueSet:
                 self._make_due(record)
         return bool(groups)
 
-    def _remove_blocked(self, key: str, name: tuple[str, str, int], record: Record) -> None:
+    def _remove_blocked(self, key: str, name: tuple[str, str, int], record: MemoryJob) -> None:
         groups = self.blocked[key]
         _discard(groups, name, record.key)
         if not groups:
@@ -465,7 +465,7 @@ def _first_group(queue: MemoryQueue, offer: Offer) -> str | None:
     return min(firsts)[1] if firsts else None
 
 
-def _turn_of(record: Record) -> tuple[str, str]:
+def _turn_of(record: MemoryJob) -> tuple[str, str]:
     """With which jobs it takes turns; those without a limit key have one turn together."""
     return record.new.limit_key or "", record.new.executor
 

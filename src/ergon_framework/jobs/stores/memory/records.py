@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from ergon_framework.jobs.stores.flow_settlement import FlowRow, FlowWork
 from ergon_framework.jobs.stores.memory.flows import FlowBook
-from ergon_framework.jobs.stores.memory.ledger import Ledger
-from ergon_framework.jobs.stores.memory.rows import MAX_HISTORY, Record
+from ergon_framework.jobs.stores.memory.ledger import JobTable
+from ergon_framework.jobs.stores.memory.rows import MAX_HISTORY, MemoryJob
 from ergon_framework.jobs.stores.records import (
     KeyBuckets,
     SettingsStore,
@@ -37,7 +37,7 @@ class MemoryJobRecords:
     """The records of one store: its jobs and flows, the limits of its queues, its schedules."""
 
     def __init__(
-        self, step: Callable[[], AbstractContextManager[Ledger]], store: SettingsStore
+        self, step: Callable[[], AbstractContextManager[JobTable]], store: SettingsStore
     ) -> None:
         """``step`` gives the ledger for one step of one caller."""
         self._step = step
@@ -128,7 +128,7 @@ class MemoryJobRecords:
             fence.check(self._mark)
 
 
-def _page(ledger: Ledger, after: int, limit: int) -> list[JobRecord]:
+def _page(ledger: JobTable, after: int, limit: int) -> list[JobRecord]:
     """Some jobs, and fewer when they are large."""
     later = (record for key, record in ledger.records.items() if key > after)
     records = (JobRecord(record.job(), record.changed_at) for record in islice(later, limit))
@@ -173,11 +173,11 @@ def _strip(book: FlowBook, flow_id: str) -> None:
         del book.work[target]
 
 
-def _record(copy: JobRecord) -> Record:
+def _record(copy: JobRecord) -> MemoryJob:
     """A job as the store keeps it; its key is given when it is put in."""
     job = copy.job
     step = job.step
-    return Record(
+    return MemoryJob(
         key=0,
         new=_new(job),
         created_at=job.created_at,

@@ -26,7 +26,7 @@ MAX_HISTORY = 100
 """How many entries of a job's history are kept: the latest."""
 
 
-class Record(msgspec.Struct, kw_only=True, eq=False):
+class MemoryJob(msgspec.Struct, kw_only=True, eq=False):
     """One job. Of ``new`` the arguments change when it is extended, the executor when it waits for
     a handler, and all that it is about when it is erased; the rest changes under the lock.
     """

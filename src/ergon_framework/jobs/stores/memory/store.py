@@ -18,9 +18,9 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.documents import earliest, named_in, text_of
 from ergon_framework.jobs.stores.memory.flows import MemoryFlows
-from ergon_framework.jobs.stores.memory.ledger import Ledger
+from ergon_framework.jobs.stores.memory.ledger import JobTable
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
-from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.ports.jobstore import (
     CancelRequest,
@@ -54,7 +54,7 @@ class MemoryJobStore:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self.ledger = Ledger()
+        self.ledger = JobTable()
         self._notifier = LocalNotifier()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -74,7 +74,7 @@ class MemoryJobStore:
         return self._clock()
 
     @contextmanager
-    def step(self) -> Iterator[Ledger]:
+    def step(self) -> Iterator[JobTable]:
         """The ledger for one step of one caller; its changes are notified afterwards."""
         with self._lock:
             if self._is_closed:
@@ -185,7 +185,7 @@ class MemoryJobStore:
         """Forget everything, and wake the threads that wait for a notification."""
         with self._lock:
             self._is_closed = True
-            self.ledger = Ledger()
+            self.ledger = JobTable()
         self._notifier.close()
 
     # ---- jobs -----------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class MemoryJobStore:
         """Every queue that has jobs or settings, by name."""
         with self.step() as ledger:
             now = self.now()
-            members = defaultdict[str, list[Record]](list)
+            members = defaultdict[str, list[MemoryJob]](list)
             for record in ledger.records.values():
                 members[record.new.queue].append(record)
             found = [
@@ -339,8 +339,8 @@ class MemoryJobStore:
         """Ended jobs that were kept long enough and are no steps of flows."""
         with self.step() as ledger:
             now = self.now()
-            due: list[Record] = []
-            found: list[Record] = []
+            due: list[MemoryJob] = []
+            found: list[MemoryJob] = []
             while len(found) < limit and _first_before(ledger.leaving.first(), now):
                 record = ledger.records[ledger.leaving.pop()]
                 due.append(record)
@@ -417,7 +417,7 @@ class MemoryJobStore:
             return True
 
 
-def _renew(ledger: Ledger, hold: LeaseRenewal, until: float) -> bool:
+def _renew(ledger: JobTable, hold: LeaseRenewal, until: float) -> bool:
     record = _held(ledger, hold)
     if record is None:
         return False
@@ -426,7 +426,7 @@ def _renew(ledger: Ledger, hold: LeaseRenewal, until: float) -> bool:
     return True
 
 
-def _held(ledger: Ledger, hold: LeaseRenewal) -> Record | None:
+def _held(ledger: JobTable, hold: LeaseRenewal) -> MemoryJob | None:
     """The job, if it runs by this very claim."""
     record = ledger.active.get(hold.key)
     if record is None or record.new.id != hold.id or record.fence != hold.fence:
@@ -434,7 +434,7 @@ def _held(ledger: Ledger, hold: LeaseRenewal) -> Record | None:
     return record
 
 
-def _claimable(ledger: Ledger, now: float) -> Iterator[Record]:
+def _claimable(ledger: JobTable, now: float) -> Iterator[MemoryJob]:
     """Due jobs that name an executor, and wait for no limit key."""
     for record in ledger.records.values():
         is_due = record.status in _WAITING and record.run_at <= now and not record.is_limited
@@ -442,7 +442,7 @@ def _claimable(ledger: Ledger, now: float) -> Iterator[Record]:
             yield record
 
 
-def _is_as_read(record: Record, job: Job) -> bool:
+def _is_as_read(record: MemoryJob, job: Job) -> bool:
     return record.status.is_final and (record.status, record.fence, record.finished_at) == (
         job.status,
         job.fence,
@@ -450,7 +450,7 @@ def _is_as_read(record: Record, job: Job) -> bool:
     )
 
 
-def _look(settings: Queue, members: list[Record], now: float) -> Queue:
+def _look(settings: Queue, members: list[MemoryJob], now: float) -> Queue:
     due = [
         each.run_at
         for each in members

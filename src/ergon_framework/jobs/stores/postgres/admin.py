@@ -14,12 +14,12 @@ from ergon_framework.jobs.stores.pages import ABOVE_ALL, PAGE_SIZE, JobRowPage, 
 from ergon_framework.jobs.stores.postgres.rows import page_of
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, blocked_keys, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts, writable
-from ergon_framework.jobs.stores.postgres.transactions import Tx
+from ergon_framework.jobs.stores.postgres.transactions import PostgresTx
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER, expire
 from ergon_framework.jobs.stores.unreadable import SkippedRows
 from ergon_framework.ports.jobstore import Job, Named, Queue, Search, Settlement
 
-Read = Callable[[Callable[[Tx], JobRowPage]], JobRowPage]
+Read = Callable[[Callable[[PostgresTx], JobRowPage]], JobRowPage]
 """Runs something on what was committed last."""
 
 MAX_SORTED = 10_000
@@ -86,7 +86,7 @@ def statement_of(wanted: Search) -> bytes:
     return b" ".join([*start, b" UNION ALL ".join(parts), _SQL["then_newest"]])
 
 
-def count(tx: Tx, wanted: Search) -> int:
+def count(tx: PostgresTx, wanted: Search) -> int:
     """How many match."""
     counts = [
         b" ".join([b"(SELECT count(*)", *_where(wanted, place), _below(place), b")"])
@@ -174,13 +174,13 @@ def _written(name: str, value: str | None) -> str | None:
     return None if value is None else f'"{name}":{text_of(writable(value))}'
 
 
-def named(tx: Tx) -> list[Named]:
+def named(tx: PostgresTx) -> list[Named]:
     """The executors that due jobs name."""
     lanes, seen = tx.execute(_SQL["named"]), tx.execute(_SQL["seen_executors"])
     return named_in(lanes.fetchall(), dict(seen.fetchall()))
 
 
-def queues(tx: Tx, now: float) -> list[Queue]:
+def queues(tx: PostgresTx, now: float) -> list[Queue]:
     """Every queue that has jobs or settings, with its counts."""
     counted = [tx.execute(_SQL[statement]) for statement in _COUNTS]
     tried_again = tx.execute(_SQL["count_retrying"])
@@ -193,12 +193,12 @@ def queues(tx: Tx, now: float) -> list[Queue]:
     )
 
 
-def purge(tx: Tx, jobs: Sequence[Job]) -> int:
+def purge(tx: PostgresTx, jobs: Sequence[Job]) -> int:
     """Delete jobs that have ended and were not moved since they were read."""
     return tx.execute(_SQL["purge"], _as_read(jobs)).rowcount
 
 
-def erase(tx: Tx, jobs: Sequence[Job], now: float) -> int:
+def erase(tx: PostgresTx, jobs: Sequence[Job], now: float) -> int:
     """Erase what jobs tell that have ended and were not moved since they were read."""
     left = [erased(job, now) for job in jobs]
     values = _as_read(jobs) | {
@@ -220,7 +220,7 @@ def _as_read(jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-def purge_due(tx: Tx, limit: int) -> int:
+def purge_due(tx: PostgresTx, limit: int) -> int:
     """Delete what has been kept long enough."""
     # Most stores have no job that holds its key after its end, and need not look for those to keep.
     if tx.execute(_SQL["any_keys"]).fetchall():
@@ -236,7 +236,7 @@ class Outdated(NamedTuple):
     steps: list[Settlement]  # ends of steps, which only a transaction that holds their flows writes
 
 
-def end_outdated(tx: Tx, limit: int) -> Outdated:
+def end_outdated(tx: PostgresTx, limit: int) -> Outdated:
     """Dead-letter what was not started before its expiry."""
     rows = tx.execute(_SQL["outdated"], {"limit": limit}).fetchall()
     ends = [expire(row[:7], row[7]) for row in rows]
@@ -247,13 +247,13 @@ def end_outdated(tx: Tx, limit: int) -> Outdated:
     return Outdated(len(rows), batch.effects.freed, steps)
 
 
-def forget(tx: Tx, limit: int) -> int:
+def forget(tx: PostgresTx, limit: int) -> int:
     """Forget limit keys with full buckets, and workers that have been silent for long: how many."""
     tx.execute(_SQL["forget_keys"], {"limit": limit})
     return tx.execute(_SQL["forget_workers"], {"age": WORKER_FORGOTTEN_AFTER}).rowcount
 
 
-def wake_blocked(tx: Tx, freed: Counter[str], after: str, limit: int) -> tuple[bool, str]:
+def wake_blocked(tx: PostgresTx, freed: Counter[str], after: str, limit: int) -> tuple[bool, str]:
     """Make blocked jobs due whose limit key is free, also where a wake-up was missed.
 
     Answers whether any goes, and after which key to look the next time: all have their turn.

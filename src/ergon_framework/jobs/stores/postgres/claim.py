@@ -65,7 +65,7 @@ from ergon_framework.jobs.stores.postgres.rows import (
 )
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
-from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx
+from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, PostgresTx
 from ergon_framework.jobs.stores.transitions import JobPosition, expire
 from ergon_framework.jobs.stores.unreadable import READ_ERRORS, problem_of
 from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult, Settlement, Topic
@@ -90,7 +90,7 @@ lane_of = itemgetter(EXECUTOR, QUEUE)
 _arrival, _priority = itemgetter(RUN_AT, SEQ), itemgetter(PRIORITY)
 
 
-def promote(tx: Tx, max_promoted: int) -> None:
+def promote(tx: PostgresTx, max_promoted: int) -> None:
     """Make jobs due whose time has come."""
     tx.execute(_SQL["promote"], {"most": max_promoted})
 
@@ -98,7 +98,7 @@ def promote(tx: Tx, max_promoted: int) -> None:
 class PlainClaim:
     """Fast path of a claim: plain jobs from queues without limits, in one statement."""
 
-    def __init__(self, tx: Tx, request: ClaimRequest, picks: Sequence[Pick]) -> None:
+    def __init__(self, tx: PostgresTx, request: ClaimRequest, picks: Sequence[Pick]) -> None:
         self._picks = picks
         values = _lanes(picks) | {"lease": request.lease, "worker": request.worker}
         self._cursor = tx.execute(_SQL["claim"], values)
@@ -119,7 +119,7 @@ class SkippedKeys:
     depth: int = START_DEPTH
 
 
-def candidates(tx: Tx, picks: Sequence[Pick], skipped: SkippedKeys) -> StatementResult:
+def candidates(tx: PostgresTx, picks: Sequence[Pick], skipped: SkippedKeys) -> StatementResult:
     """The first jobs of each pick, held, without those that are passed over; the number of the
     pick stands before each.
     """
@@ -173,7 +173,7 @@ class LaneScan:
 
     def __init__(
         self,
-        tx: Tx,
+        tx: PostgresTx,
         request: ClaimRequest,
         after: ShareKey,
         last: Place,
@@ -218,7 +218,7 @@ class LaneScan:
         return view
 
 
-def blocked_lanes(tx: Tx, most: int, version: str) -> Callable[[], tuple[list[Lane], bool]]:
+def blocked_lanes(tx: PostgresTx, most: int, version: str) -> Callable[[], tuple[list[Lane], bool]]:
     """Look where jobs wait for limit keys, at so many places; answers how to read what was found,
     and whether there may be more.
     """
@@ -254,7 +254,7 @@ class LimitedClaim:
 
 
 def claim_limited(
-    tx: Tx,
+    tx: PostgresTx,
     request: ClaimRequest,
     picks: Sequence[Pick],
     *,
@@ -313,7 +313,9 @@ def claim_limited(
     return claim
 
 
-def _gates(tx: Tx, picks: Sequence[Pick], version: str) -> tuple[float, int, dict[str, QueueGate]]:
+def _gates(
+    tx: PostgresTx, picks: Sequence[Pick], version: str
+) -> tuple[float, int, dict[str, QueueGate]]:
     """The time, the least fence, and the gates; they stay locked until the transaction ends."""
     values = {"queues": texts(sorted({pick.queue for pick in picks}))}
     locked = tx.execute(_SQL["lock_gates"], values)
@@ -345,7 +347,7 @@ def _open(settings: QueueLimits) -> QueueLimits:
 
 
 def _candidates(
-    tx: Tx,
+    tx: PostgresTx,
     picks: Sequence[Pick],
     skipped: SkippedKeys,
     gates: Mapping[str, QueueGate],
@@ -369,7 +371,7 @@ def _candidates(
     return found
 
 
-def _running(tx: Tx, found: Sequence[Sequence[Row]]) -> tuple[Mapping[str, int], set[str]]:
+def _running(tx: PostgresTx, found: Sequence[Sequence[Row]]) -> tuple[Mapping[str, int], set[str]]:
     """How many jobs of each limit key run, and the keys whose count is not known.
 
     The keys are locked, so that the count holds until the transaction ends; one that another
@@ -385,7 +387,7 @@ def _running(tx: Tx, found: Sequence[Sequence[Row]]) -> tuple[Mapping[str, int],
 
 
 def _key_gates(
-    tx: Tx, found: Sequence[Sequence[Row]], gates: Mapping[str, QueueGate]
+    tx: PostgresTx, found: Sequence[Sequence[Row]], gates: Mapping[str, QueueGate]
 ) -> dict[KeyOfQueue, QueueGate]:
     """Gates of the limit keys of what was found, in queues that limit each of their keys."""
     limits = {name: gate.limits for name, gate in gates.items() if gate.limits.limits_keys}
@@ -406,7 +408,7 @@ def _core_candidates(found: Sequence[Sequence[Row]]) -> Iterator[Candidate]:
 
 
 def _apply(
-    tx: Tx,
+    tx: PostgresTx,
     request: ClaimRequest,
     admission: Admission,
     rows: Mapping[int, Row],
@@ -433,7 +435,7 @@ def _apply(
     return [end for end, was_applied in zip(ends, applied, strict=True) if not was_applied]
 
 
-def _close(tx: Tx, gates: Mapping[str, QueueGate], now: float) -> dict[str, float]:
+def _close(tx: PostgresTx, gates: Mapping[str, QueueGate], now: float) -> dict[str, float]:
     """Write down the tokens that were taken; when queues without any have some again."""
     waits = {}
     for gate in gates.values():
@@ -469,7 +471,7 @@ _FIRST_LANE: ShareKey = ("", "")
 
 
 @dataclass(slots=True)
-class ClaimMemory:
+class PostgresClaimMemory:
     """What one process remembers between its claims. It may be out of date: it says where to look
     first, and never what may be done.
     """
@@ -492,7 +494,7 @@ class PostgresClaim:
         self,
         transactions: PostgresTransactions,
         request: ClaimRequest,
-        memory: ClaimMemory,
+        memory: PostgresClaimMemory,
         bounds: ClaimBounds = DEFAULT_BOUNDS,
     ) -> None:
         self._transactions = transactions
@@ -520,7 +522,7 @@ class PostgresClaim:
 
     # ---- within one transaction: execute all, and return how to read the results -----------------
 
-    def send(self, tx: Tx) -> Callable[[], None]:
+    def send(self, tx: PostgresTx) -> Callable[[], None]:
         """Scan the lanes; the first time, claim from those that are remembered before."""
         if self._is_begun:
             return self._send_scan(tx)
@@ -534,15 +536,15 @@ class PostgresClaim:
 
         return read
 
-    def _scan(self, tx: Tx) -> LaneScan:
+    def _scan(self, tx: PostgresTx) -> LaneScan:
         memory = self._memory
         return LaneScan(tx, self._request, memory.after, memory.last, self._bounds)
 
-    def _send_scan(self, tx: Tx) -> Callable[[], None]:
+    def _send_scan(self, tx: PostgresTx) -> Callable[[], None]:
         scan = self._scan(tx)
         return lambda: self._see(scan)
 
-    def _send_plain(self, tx: Tx, picks: Sequence[Pick]) -> Callable[[], None]:
+    def _send_plain(self, tx: PostgresTx, picks: Sequence[Pick]) -> Callable[[], None]:
         plain = PlainClaim(tx, self._request, picks)
         scan = self._scan(tx)
 
@@ -553,7 +555,7 @@ class PostgresClaim:
 
         return read
 
-    def _send_limited(self, tx: Tx, picks: Sequence[Pick]) -> Callable[[], None]:
+    def _send_limited(self, tx: PostgresTx, picks: Sequence[Pick]) -> Callable[[], None]:
         skipped = self._skipped
         is_again = self._refused > 0 or bool(skipped.keys)
         claim = claim_limited(
@@ -654,7 +656,7 @@ class PostgresClaim:
         """Whether something of flows is left to be done in slices."""
         return self._view.has_flow_work
 
-    def _run(self, send: Callable[[Tx], Callable[[], None]]) -> None:
+    def _run(self, send: Callable[[PostgresTx], Callable[[], None]]) -> None:
         # Synced, too: after a crash, a server that lost a claim would give its fence away again.
         self._transactions.pipelined(send, "exchange")
 

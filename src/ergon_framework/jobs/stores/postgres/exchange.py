@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ergon_framework.core.claim import DEFAULT_BOUNDS, ClaimBounds, ClaimRequest
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.postgres.claim import ClaimMemory, PostgresClaim
+from ergon_framework.jobs.stores.postgres.claim import PostgresClaim, PostgresClaimMemory
 from ergon_framework.jobs.stores.postgres.flow_tables import (
     StepSettlement,
     do_slice,
@@ -30,7 +30,11 @@ from ergon_framework.jobs.stores.postgres.settle import (
     wake,
     were_applied,
 )
-from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, is_conflict
+from ergon_framework.jobs.stores.postgres.transactions import (
+    PostgresTransactions,
+    PostgresTx,
+    is_conflict,
+)
 from ergon_framework.ports.jobstore import ClaimResult, Settlement, Topic
 
 logger = logging.getLogger("ergon.jobs")
@@ -39,7 +43,7 @@ Unconfirmed = set[Held]
 """Claims whose settlement may have been committed: the answer was lost."""
 
 
-class Exchange:
+class WorkerExchange:
     """One call of a worker, or of a client that only settles."""
 
     def __init__(
@@ -47,7 +51,7 @@ class Exchange:
         transactions: PostgresTransactions,
         settlements: Sequence[Settlement],
         unconfirmed: Unconfirmed,
-        memory: ClaimMemory,
+        memory: PostgresClaimMemory,
         bounds: ClaimBounds = DEFAULT_BOUNDS,
     ) -> None:
         self._transactions = transactions
@@ -99,7 +103,7 @@ class Exchange:
             claim.go_on()
 
     def _settle(self, claim: PostgresClaim | None) -> list[bool]:
-        def send(tx: Tx) -> Callable[[], list[bool]]:
+        def send(tx: PostgresTx) -> Callable[[], list[bool]]:
             plain, steps, known = self._settlements, None, None
             if self._has_steps:
                 steps = StepSettlement(tx)
@@ -153,7 +157,7 @@ class Exchange:
     def _settle_one_by_one(self) -> list[bool]:
         """Two jobs of one unique key want to come back at the same time."""
 
-        def work(tx: Tx) -> list[bool]:
+        def work(tx: PostgresTx) -> list[bool]:
             applied, effects = one_by_one(tx, self._settlements)
             self._note(effects)
             return self._resolve_unconfirmed(tx)(applied)
@@ -166,7 +170,7 @@ class Exchange:
         self._long += effects.long
         self._is_work |= effects.is_work
 
-    def _resolve_unconfirmed(self, tx: Tx) -> Callable[[list[bool]], list[bool]]:
+    def _resolve_unconfirmed(self, tx: PostgresTx) -> Callable[[list[bool]], list[bool]]:
         """Answer True for a settlement that an earlier call applied and whose answer was lost.
 
         Answers how to correct what is told of them all.
@@ -215,7 +219,7 @@ class Exchange:
         """Wait for the keys, with no other lock held, and wake the jobs that wait for them."""
         owed = self._memory.owed
 
-        def work(tx: Tx) -> bool:
+        def work(tx: PostgresTx) -> bool:
             lock_keys(tx, owed)
             return bool(wake(tx, owed).fetchall())
 
@@ -224,7 +228,9 @@ class Exchange:
         if is_work:
             self._transactions.notify({Topic.WORK})
 
-    def _send_followers(self, tx: Tx, claim: PostgresClaim | None) -> Callable[[], Counter[str]]:
+    def _send_followers(
+        self, tx: PostgresTx, claim: PostgresClaim | None
+    ) -> Callable[[], Counter[str]]:
         """Answers with the wake-ups that have to be repeated, as others held the keys."""
         shorten(tx, self._long)
         woken: StatementResult | None = None
@@ -242,7 +248,7 @@ class Exchange:
 
         return read
 
-    def _lock_freed(self, tx: Tx) -> Callable[[], Counter[str]]:
+    def _lock_freed(self, tx: PostgresTx) -> Callable[[], Counter[str]]:
         """Answers how to learn of the keys that others hold. A worker comes back to those, and
         waits for none of them; a client that only settles may never come back.
         """

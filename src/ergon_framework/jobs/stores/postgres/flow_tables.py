@@ -47,7 +47,11 @@ from ergon_framework.jobs.stores.postgres.statements import (
     statements,
     texts,
 )
-from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, topics_of
+from ergon_framework.jobs.stores.postgres.transactions import (
+    PostgresTransactions,
+    PostgresTx,
+    topics_of,
+)
 from ergon_framework.jobs.stores.transitions import (
     JOINING,
     SIGNALLING,
@@ -103,7 +107,7 @@ class _Move(NamedTuple):
 class StepSettlement:
     """The steps that one transaction settles, and what that brings about in their flows."""
 
-    def __init__(self, tx: Tx) -> None:
+    def __init__(self, tx: PostgresTx) -> None:
         self.tx = tx
         self.effects = Effects()
         self.flows = FlowSettlement(PostgresFlowTables(self))
@@ -516,7 +520,7 @@ def _step_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
     }
 
 
-def purge_flows(tx: Tx, limit: int) -> int:
+def purge_flows(tx: PostgresTx, limit: int) -> int:
     """Delete flows that were kept long enough, with their steps; at most so many steps."""
     purged = 0
     due = tx.execute(_SQL["kept_long_enough"], {"limit": limit}).fetchall()
@@ -527,7 +531,7 @@ def purge_flows(tx: Tx, limit: int) -> int:
     return purged
 
 
-def purge_flow(tx: Tx, flow_id: str, limit: int) -> int:
+def purge_flow(tx: PostgresTx, flow_id: str, limit: int) -> int:
     """Delete at most so many steps of a flow, and with fewer the flow itself; how many."""
     values = {"flow_id": flow_id, "limit": limit}
     purged = tx.execute(_SQL["purge_steps"], values).rowcount
@@ -543,7 +547,7 @@ def settle_steps(
     """Settle steps in a transaction of their own; jobs that belong to no flow are left alone."""
     topics: set[Topic] = set()
 
-    def send(tx: Tx) -> Callable[[], tuple[list[bool], Effects]]:
+    def send(tx: PostgresTx) -> Callable[[], tuple[list[bool], Effects]]:
         steps = StepSettlement(tx)
         applied = steps.apply(settlements)
         steps.finish()
@@ -558,7 +562,7 @@ def do_slice(transactions: PostgresTransactions, call: str) -> Effects:
     """Go on with something that is left to be done in slices."""
     topics: set[Topic] = set()
 
-    def send(tx: Tx) -> Callable[[], Effects]:
+    def send(tx: PostgresTx) -> Callable[[], Effects]:
         steps = StepSettlement(tx)
         steps.flows.do_slice()
         topics.update(steps.topics())

@@ -12,7 +12,11 @@ from ergon_framework.jobs.stores.postgres.flow_tables import StepSettlement, flo
 from ergon_framework.jobs.stores.postgres.insert import ExternalInsert, refuse_twins, taken
 from ergon_framework.jobs.stores.postgres.settle import Effects, lock_keys, shorten, wake
 from ergon_framework.jobs.stores.postgres.statements import statements, texts
-from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, is_conflict
+from ergon_framework.jobs.stores.postgres.transactions import (
+    PostgresTransactions,
+    PostgresTx,
+    is_conflict,
+)
 from ergon_framework.jobs.stores.transitions import id_taken
 from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Topic
@@ -45,7 +49,7 @@ class PostgresFlows:
     def _add(self, flow: NewFlow, steps: Sequence[NewJob]) -> None:
         topics = {Topic.WORK}
 
-        def work(tx: Tx) -> None:
+        def work(tx: PostgresTx) -> None:
             settlement = StepSettlement(tx)
             settlement.flows.add(flow, steps)
             settlement.finish()
@@ -135,7 +139,7 @@ class PostgresFlows:
     def delete(self, flow: Flow, limit: int) -> bool:
         """Delete some steps of a flow that was kept long enough, and at last the flow."""
 
-        def work(tx: Tx) -> bool:
+        def work(tx: PostgresTx) -> bool:
             found, now = tx.execute(_SQL["lock_flow"], {"id": flow.id}), tx.execute(_SQL["now"])
             rows = found.fetchall()
             if not rows or not is_as_read(flow_row(rows[0]), flow, now.fetchall()[0][0]):
@@ -152,7 +156,7 @@ class PostgresFlows:
         """What jobs returned, by id."""
         pages = [ids[n : n + IDS_PER_QUERY] for n in range(0, len(ids), IDS_PER_QUERY)]
 
-        def work(tx: Tx) -> dict[str, bytes | None]:
+        def work(tx: PostgresTx) -> dict[str, bytes | None]:
             asked = [tx.execute(_SQL["results"], {"ids": texts(page)}) for page in pages]
             return {job_id: bytes(result) for each in asked for job_id, result in each.fetchall()}
 
@@ -162,7 +166,7 @@ class PostgresFlows:
         """Run one transaction, and wake the jobs that wait for limit keys which it freed."""
         topics: set[Topic] = set()
 
-        def whole(tx: Tx) -> tuple[T, Effects]:
+        def whole(tx: PostgresTx) -> tuple[T, Effects]:
             settlement = StepSettlement(tx)
             result = work(settlement)
             topics.update(settlement.topics())
@@ -175,7 +179,7 @@ class PostgresFlows:
         return result
 
 
-def _follow(tx: Tx, effects: Effects) -> None:
+def _follow(tx: PostgresTx, effects: Effects) -> None:
     shorten(tx, effects.long)
     if effects.freed:
         lock_keys(tx, effects.freed)

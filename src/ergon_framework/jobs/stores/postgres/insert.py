@@ -24,7 +24,11 @@ from ergon_framework.jobs.stores.postgres.statements import (
     statements,
     texts,
 )
-from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, topics_of
+from ergon_framework.jobs.stores.postgres.transactions import (
+    PostgresTransactions,
+    PostgresTx,
+    topics_of,
+)
 from ergon_framework.jobs.stores.transitions import (
     cancel_replaced,
     check_extension,
@@ -49,7 +53,7 @@ def has_keys(jobs: Sequence[NewJob]) -> bool:
     return any(job.unique_key is not None for job in jobs)
 
 
-def insert(tx: Tx, jobs: Sequence[NewJob]) -> None:
+def insert(tx: PostgresTx, jobs: Sequence[NewJob]) -> None:
     """Add them all, whatever their keys; the server refuses all when one is not unique."""
     if not any(map(is_special, jobs)):
         tx.execute(_SQL["insert_plain"], plain_values(jobs))
@@ -79,7 +83,7 @@ def is_same(job: NewJob, there: Job | None) -> bool:
     )
 
 
-def taken(tx: Tx, jobs: Sequence[NewJob]) -> set[str]:
+def taken(tx: PostgresTx, jobs: Sequence[NewJob]) -> set[str]:
     """Which of their ids are there already."""
     values = {"ids": texts([job.id for job in jobs])}
     return {row[0] for row in tx.execute(_SQL["taken_ids"], values).fetchall()}
@@ -95,7 +99,7 @@ class Insertion:
 
     def __init__(
         self,
-        tx: Tx,
+        tx: PostgresTx,
         jobs: Sequence[NewJob],
         *,
         is_external: bool = False,
@@ -259,7 +263,7 @@ class Insertion:
 
 
 def holders_of(
-    tx: Tx, keys: Collection[str], *, is_locked: bool = False
+    tx: PostgresTx, keys: Collection[str], *, is_locked: bool = False
 ) -> tuple[dict[str, Row], dict[str, int]]:
     """By unique key: how the holder stands and what time it is, and who took it by a rule."""
     values = {"keys": texts(keys)}
@@ -297,7 +301,7 @@ class ExternalInsert:
         self._home: Row | None = None
 
     @contextmanager
-    def joined(self, connection: Joinable) -> Iterator[tuple[Tx, str]]:
+    def joined(self, connection: Joinable) -> Iterator[tuple[PostgresTx, str]]:
         """The caller's transaction, and how isolated it is from others.
 
         The caller's connection may lead to another database with the same tables: what is added
@@ -340,7 +344,7 @@ class ExternalInsert:
 
 
 @contextmanager
-def _looking_in(tx: Tx, namespace: str) -> Iterator[str]:
+def _looking_in(tx: PostgresTx, namespace: str) -> Iterator[str]:
     """Find our tables for a while, wherever the caller looks for its own; how isolated it is.
 
     After an error the caller's savepoint puts it back.

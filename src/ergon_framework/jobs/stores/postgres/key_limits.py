@@ -21,7 +21,7 @@ from ergon_framework.core.claim import (
 )
 from ergon_framework.jobs.stores.postgres.rows import PRIORITY, RUN_AT, SEQ, Row
 from ergon_framework.jobs.stores.postgres.statements import flags, numbers, statements, texts
-from ergon_framework.jobs.stores.postgres.transactions import Tx
+from ergon_framework.jobs.stores.postgres.transactions import PostgresTx
 
 _SQL = statements("key_limits.sql")
 KEY = 19
@@ -34,7 +34,7 @@ def place(row: Row) -> tuple[int, float, int]:
 
 
 def key_gates(
-    tx: Tx, wanted: Collection[KeyOfQueue], limits: Mapping[str, QueueLimits]
+    tx: PostgresTx, wanted: Collection[KeyOfQueue], limits: Mapping[str, QueueLimits]
 ) -> dict[KeyOfQueue, QueueGate]:
     """The gates of these limit keys, by the limits of their queues."""
     if not wanted:
@@ -47,7 +47,10 @@ def key_gates(
 
 
 def save_keys(
-    tx: Tx, gates: Mapping[KeyOfQueue, QueueGate], blocked: Collection[KeyOfQueue], now: float
+    tx: PostgresTx,
+    gates: Mapping[KeyOfQueue, QueueGate],
+    blocked: Collection[KeyOfQueue],
+    now: float,
 ) -> None:
     """Write down what a claim used, and when to look again at jobs that wait for a token."""
     rows = [
@@ -69,7 +72,7 @@ def save_keys(
         tx.execute(_SQL["save"], _names([name for name, *_ in rows]) | values)
 
 
-def wake_due(tx: Tx, bounds: ClaimBounds) -> bool:
+def wake_due(tx: PostgresTx, bounds: ClaimBounds) -> bool:
     """Make jobs due whose limit keys have tokens again; whether there were any."""
     found = tx.execute(_SQL["due"], {"most": bounds.max_promoted}).fetchall()
     if not found:
@@ -101,7 +104,7 @@ class KeyTurns:
 
 
 def candidates_in_turn(
-    tx: Tx, pick: Pick, turns: KeyTurns, passed: Collection[str], unkeyed_scan: int
+    tx: PostgresTx, pick: Pick, turns: KeyTurns, passed: Collection[str], unkeyed_scan: int
 ) -> list[Row]:
     """The first jobs of the limit keys whose turn it is, as many of each as it takes; held."""
     after, wanted = turns.last.get(pick.share, ""), pick.most
@@ -133,7 +136,7 @@ def candidates_in_turn(
     return rows
 
 
-def _without_key(tx: Tx, pick: Pick, turns: KeyTurns, unkeyed_scan: int) -> list[Row]:
+def _without_key(tx: PostgresTx, pick: Pick, turns: KeyTurns, unkeyed_scan: int) -> list[Row]:
     """Due jobs without a limit key.
 
     No index tells them from those with one. So each claim looks at some more jobs of the lane, from
@@ -157,7 +160,7 @@ def _without_key(tx: Tx, pick: Pick, turns: KeyTurns, unkeyed_scan: int) -> list
 
 
 def block_rest(
-    tx: Tx, picks: Sequence[Pick], used_up: Collection[KeyOfQueue], scan_size: int
+    tx: PostgresTx, picks: Sequence[Pick], used_up: Collection[KeyOfQueue], scan_size: int
 ) -> int:
     """Let more jobs of keys wait that are used up, so that the next claims meet fewer: how many."""
     lanes = {

@@ -26,7 +26,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
 from ergon_framework.jobs.stores.postgres.transactions import (
     SCHEMA,
     PostgresTransactions,
-    Tx,
+    PostgresTx,
     is_conflict,
 )
 from ergon_framework.jobs.stores.records import (
@@ -119,7 +119,7 @@ class PostgresJobRecords:
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
         """Say when buckets will be full."""
 
-        def work(tx: Tx) -> None:
+        def work(tx: PostgresTx) -> None:
             for name, instant in full_at.items():
                 tx.execute(_SQL["fill_bucket"], {"name": name, "full_at": instant})
 
@@ -134,7 +134,7 @@ class PostgresJobRecords:
     def fill_key_buckets(self, full_at: KeyBuckets) -> None:
         """Say when buckets of limit keys will be full."""
 
-        def work(tx: Tx) -> None:
+        def work(tx: PostgresTx) -> None:
             for queue, keys in full_at.items():
                 values = {"keys": texts(keys), "full_at": numbers(keys.values())}
                 tx.execute(_SQL["fill_key_buckets"], {"queue": queue, **values})
@@ -150,7 +150,7 @@ class PostgresJobRecords:
         """Write something down about a move into this store, or forget it."""
         statement = _SQL["unmark" if state is None else "set_mark"]
 
-        def work(tx: Tx) -> None:
+        def work(tx: PostgresTx) -> None:
             if fence is not None:
                 fence.check_change(_locked_mark(tx), state)
             tx.execute(statement, {"mark": state})
@@ -160,7 +160,7 @@ class PostgresJobRecords:
     def store_id(self) -> str:
         """Server, database and table, none of which is ever given twice; not all may ask."""
 
-        def ask(tx: Tx) -> str:
+        def ask(tx: PostgresTx) -> str:
             [[may_ask]] = tx.execute(_JOINING["may_ask"]).fetchall()
             if not may_ask:
                 return ""
@@ -172,7 +172,7 @@ class PostgresJobRecords:
     def freeze(self, place: str | None, fence: Fence | None = None) -> None:
         """Refuse changes of jobs, flows, schedules and queues, or let them in again."""
 
-        def work(tx: Tx) -> None:
+        def work(tx: PostgresTx) -> None:
             for statement in postgres_bars(FROZEN_TABLES, place):
                 tx.connection.execute(statement.encode(), prepare=False)
 
@@ -185,19 +185,19 @@ def make_marked(url: str, state: bytes) -> None:
     make_with(url, SCHEMA, None, _SQL["set_mark"], {"mark": state})
 
 
-def _check_of(fence: Fence | None) -> Callable[[Tx], None] | None:
+def _check_of(fence: Fence | None) -> Callable[[PostgresTx], None] | None:
     """What each transaction of a move looks at first."""
     return None if fence is None else lambda tx: fence.check(_locked_mark(tx))
 
 
-def _locked_mark(tx: Tx) -> bytes | None:
+def _locked_mark(tx: PostgresTx) -> bytes | None:
     """The move state, which nobody else changes before this transaction has ended."""
     tx.execute(_SQL["lock_mark"])
     rows = tx.execute(_SQL["mark"]).fetchall()
     return bytes(rows[0][0]) if rows else None
 
 
-def _page(tx: Tx, after: int, limit: int) -> list[JobRecord]:
+def _page(tx: PostgresTx, after: int, limit: int) -> list[JobRecord]:
     """Some jobs, and fewer when they are large."""
     places = tx.execute(_SQL["places"], {"after": after, "limit": limit}).fetchall()
     changed = dict(as_page(((seq, changed_at), size) for seq, changed_at, size in places))
@@ -209,7 +209,7 @@ def _page(tx: Tx, after: int, limit: int) -> list[JobRecord]:
     return [JobRecord(job, changed[job.key]) for job in page.jobs if job.key in changed]
 
 
-def _flows(tx: Tx, after: str, limit: int) -> list[FlowRecord]:
+def _flows(tx: PostgresTx, after: str, limit: int) -> list[FlowRecord]:
     """Some flows by id, and fewer when they are large."""
     sizes = tx.execute(_SQL["flow_sizes"], {"after": after, "limit": limit}).fetchall()
     wanted = {"ids": texts(as_page(sizes))}
@@ -226,7 +226,7 @@ def _flows(tx: Tx, after: str, limit: int) -> list[FlowRecord]:
     ]
 
 
-def _load_flows(tx: Tx, records: Sequence[FlowRecord]) -> None:
+def _load_flows(tx: PostgresTx, records: Sequence[FlowRecord]) -> None:
     """Put whole flows in, where they stood or behind all others."""
     tables = PostgresFlowTables(StepSettlement(tx))
     _strip(tx, records)
@@ -237,20 +237,20 @@ def _load_flows(tx: Tx, records: Sequence[FlowRecord]) -> None:
             tables.put_work(FlowWork(target, kind, 0))
 
 
-def _discard_flows(tx: Tx, records: Sequence[FlowRecord]) -> None:
+def _discard_flows(tx: PostgresTx, records: Sequence[FlowRecord]) -> None:
     """Take flows out; their steps are records of their own."""
     _strip(tx, records)
     tx.execute(_SQL["remove_flows"], {"ids": texts([each.flow.id for each in records])})
 
 
-def _strip(tx: Tx, records: Sequence[FlowRecord]) -> None:
+def _strip(tx: PostgresTx, records: Sequence[FlowRecord]) -> None:
     """Take the joins and the work of flows out."""
     ids = {"ids": texts([each.flow.id for each in records])}
     tx.execute(_SQL["remove_joins"], ids)
     tx.execute(_SQL["remove_work"], ids)
 
 
-def _load(tx: Tx, records: Sequence[JobRecord]) -> None:
+def _load(tx: PostgresTx, records: Sequence[JobRecord]) -> None:
     ids = {"ids": texts([copy.job.id for copy in records])}
     found = tx.execute(_SQL["standing"], ids).fetchall()
     standing = {(job_id, created_at): seq for job_id, seq, created_at in found}

@@ -19,7 +19,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
     texts,
     writable,
 )
-from ergon_framework.jobs.stores.postgres.transactions import Tx
+from ergon_framework.jobs.stores.postgres.transactions import PostgresTx
 from ergon_framework.jobs.stores.transitions import (
     DUE,
     ENDED,
@@ -73,7 +73,7 @@ class SettleBatch:
     those, in a transaction that has locked their flows.
     """
 
-    def __init__(self, tx: Tx, settlements: Sequence[Settlement]) -> None:
+    def __init__(self, tx: PostgresTx, settlements: Sequence[Settlement]) -> None:
         self._settlements = settlements
         self._sent: list[tuple[list[Settlement], StatementResult]] = []
         for wave in waves(settlements):
@@ -103,7 +103,7 @@ class SettleBatch:
         return [id(each) in applied for each in self._settlements]
 
 
-def one_by_one(tx: Tx, settlements: Sequence[Settlement]) -> tuple[list[bool], Effects]:
+def one_by_one(tx: PostgresTx, settlements: Sequence[Settlement]) -> tuple[list[bool], Effects]:
     """The same outside of a pipeline: one that is not unique is refused alone."""
     applied, effects = [], Effects()
     for settlement in settlements:
@@ -118,13 +118,13 @@ def one_by_one(tx: Tx, settlements: Sequence[Settlement]) -> tuple[list[bool], E
     return applied, effects
 
 
-def request_cancel(tx: Tx, job: Job, request: CancelRequest) -> StatementResult:
+def request_cancel(tx: PostgresTx, job: Job, request: CancelRequest) -> StatementResult:
     """Note that a running job is to be cancelled; answers with the job that was found."""
     values = {"note": text_of(request), "seq": job.key, "id": job.id, "fence": job.fence}
     return tx.execute(_SQL["request_cancel"], values)
 
 
-def cancel_requests(tx: Tx, claims: Sequence[LeaseRenewal]) -> StatementResult:
+def cancel_requests(tx: PostgresTx, claims: Sequence[LeaseRenewal]) -> StatementResult:
     """Which of these claims are to be cancelled: their ids, and what was noted."""
     values = {
         "seqs": numbers([each.key for each in claims]),
@@ -134,24 +134,24 @@ def cancel_requests(tx: Tx, claims: Sequence[LeaseRenewal]) -> StatementResult:
     return tx.execute(_SQL["cancel_requests"], values)
 
 
-def shorten(tx: Tx, long: Iterable[tuple[int, str]]) -> None:
+def shorten(tx: PostgresTx, long: Iterable[tuple[int, str]]) -> None:
     """Keep the latest part of histories."""
     for seq, history in long:
         values = {"seq": seq, "long": history, "history": latest(history)}
         tx.execute(_SQL["set_history"], values)
 
 
-def lock_keys(tx: Tx, keys: Iterable[str]) -> None:
+def lock_keys(tx: PostgresTx, keys: Iterable[str]) -> None:
     """Lock limit keys: no other transaction starts or wakes jobs of them until this one ends."""
     tx.execute(_SQL["lock_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
 
 
-def try_keys(tx: Tx, keys: Iterable[str]) -> StatementResult:
+def try_keys(tx: PostgresTx, keys: Iterable[str]) -> StatementResult:
     """The same without waiting; answers with the keys that were free, and are locked now."""
     return tx.execute(_SQL["try_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
 
 
-def wake(tx: Tx, freed: Counter[str]) -> StatementResult:
+def wake(tx: PostgresTx, freed: Counter[str]) -> StatementResult:
     """Let jobs go that wait for limit keys; answers with those that go.
 
     Without the lock of a key, a job that begins to wait for it now may be missed. To wake
@@ -161,12 +161,12 @@ def wake(tx: Tx, freed: Counter[str]) -> StatementResult:
     return tx.execute(_SQL["wake"], values)
 
 
-def blocked_keys(tx: Tx, after: str, limit: int) -> StatementResult:
+def blocked_keys(tx: PostgresTx, after: str, limit: int) -> StatementResult:
     """Limit keys that jobs wait for."""
     return tx.execute(_SQL["blocked_keys"], {"after": after, "limit": limit})
 
 
-def were_applied(tx: Tx, settlements: Sequence[Settlement]) -> StatementResult:
+def were_applied(tx: PostgresTx, settlements: Sequence[Settlement]) -> StatementResult:
     """Which transitions stand in their jobs' histories: their places, from 1 on, and limit keys."""
     values = {
         "seqs": numbers([each.key for each in settlements]),

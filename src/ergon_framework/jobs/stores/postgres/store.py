@@ -20,8 +20,8 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.documents import Reader, earliest, queue_of, text_of
 from ergon_framework.jobs.stores.postgres import admin, settle
-from ergon_framework.jobs.stores.postgres.claim import ClaimMemory
-from ergon_framework.jobs.stores.postgres.exchange import Exchange, Unconfirmed
+from ergon_framework.jobs.stores.postgres.claim import PostgresClaimMemory
+from ergon_framework.jobs.stores.postgres.exchange import Unconfirmed, WorkerExchange
 from ergon_framework.jobs.stores.postgres.flow_tables import (
     StepSettlement,
     do_slice,
@@ -45,7 +45,7 @@ from ergon_framework.jobs.stores.postgres.statements import flags, numbers, stat
 from ergon_framework.jobs.stores.postgres.transactions import (
     MAX_CONFLICTS,
     PostgresTransactions,
-    Tx,
+    PostgresTx,
     is_conflict,
     topics_of,
 )
@@ -120,7 +120,7 @@ class PostgresJobStore:
         """What commands in messages name it by."""
         self.durability = self.transactions.database.acknowledged("job", _ACKNOWLEDGED)
         self._claim_bounds = claim_bounds
-        self._memory = ClaimMemory()
+        self._memory = PostgresClaimMemory()
         self._unconfirmed: Unconfirmed = set()
         self._external_insert = ExternalInsert(self.transactions)
         self._reader = Reader()
@@ -252,7 +252,7 @@ class PostgresJobStore:
         # Before anything is sent: the server would only name one of the two.
         refuse_twins(jobs)
 
-        def send(tx: Tx) -> Callable[[], None]:
+        def send(tx: PostgresTx) -> Callable[[], None]:
             insert(tx, jobs)
             return lambda: None
 
@@ -274,7 +274,7 @@ class PostgresJobStore:
     def _add_keyed(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         topics = {Topic.WORK}
 
-        def work(tx: Tx) -> list[EnqueueResult]:
+        def work(tx: PostgresTx) -> list[EnqueueResult]:
             adding = Insertion(tx, jobs)
             added = adding.all()
             topics.update(topics_of(is_work=True, is_done=adding.is_done))
@@ -288,7 +288,7 @@ class PostgresJobStore:
         """Apply what happened, then claim; in one commit, unless limits have to be looked at."""
         if not settlements and request is None:
             return [], ClaimResult([])
-        exchange = Exchange(
+        exchange = WorkerExchange(
             self.transactions, settlements, self._unconfirmed, self._memory, self._claim_bounds
         )
         applied, claimed = exchange.run(request)
@@ -304,7 +304,7 @@ class PostgresJobStore:
     def request_cancel(self, job: Job, request: CancelRequest) -> bool:
         """Note that a running job is to be cancelled; False: this claim of it runs no more."""
 
-        def send(tx: Tx) -> Callable[[], bool]:
+        def send(tx: PostgresTx) -> Callable[[], bool]:
             found = settle.request_cancel(tx, job, request)
             return lambda: bool(found.fetchall())
 
@@ -330,7 +330,7 @@ class PostgresJobStore:
             "lease": lease,
         }
 
-        def send(tx: Tx) -> Callable[[], set[tuple[int, str, int]]]:
+        def send(tx: PostgresTx) -> Callable[[], set[tuple[int, str, int]]]:
             cursor = tx.execute(_SQL["renew"], values)
             return lambda: {(seq, job_id, fence) for seq, job_id, fence in cursor.fetchall()}
 
@@ -404,7 +404,7 @@ class PostgresJobStore:
         """Read such a row again, and put it back where it stood."""
         asked: list[str] = []
 
-        def work(tx: Tx) -> bool:
+        def work(tx: PostgresTx) -> bool:
             steps = StepSettlement(tx)
             # Flows first, then rows, as everywhere: two transactions never wait for each other.
             steps.lock_flows([key])
@@ -437,7 +437,7 @@ class PostgresJobStore:
         """Delete such a row for good."""
         topics: set[Topic] = set()
 
-        def work(tx: Tx) -> bool:
+        def work(tx: PostgresTx) -> bool:
             steps = StepSettlement(tx)
             steps.lock_flows([key])
             found = page_of(tx.execute(_SQL["lock_aside"], {"seq": key})).odd
@@ -508,7 +508,7 @@ class PostgresJobStore:
         """Change some settings of a queue; the answer has no counts."""
         checked = checked_changes(changes)
 
-        def work(tx: Tx) -> Queue:
+        def work(tx: PostgresTx) -> Queue:
             found: list[Row] = []
             while not found:  # another client may remove the row before it is locked
                 # A row to lock, also for a queue without settings: else two changes at once would
@@ -549,7 +549,7 @@ class PostgresJobStore:
     def heartbeat(self, record: WorkerRecord) -> None:
         """Note that a worker lives; a record with state ``gone`` removes it."""
 
-        def work(tx: Tx) -> None:
+        def work(tx: PostgresTx) -> None:
             if record.state == "gone":
                 tx.execute(_ADMIN["gone"], {"id": record.id})
             else:
@@ -616,7 +616,7 @@ class PostgresJobStore:
         """
         topics: set[Topic] = set()
 
-        def work(tx: Tx) -> bool:
+        def work(tx: PostgresTx) -> bool:
             values = {"name": name, "expected": expected, "next_at": next_at}
             if tx.execute(_SCHEDULES["advance"], values).rowcount != 1:
                 return False

@@ -1,7 +1,7 @@
 """Transactions of a PostgreSQL job store, the statements of one, and notifications afterwards.
 
-``Tx`` is one transaction or one read: statements are gathered into a pipeline and sent when the
-next result is read. ``Transactions`` runs them, retries after conflicts, and notifies.
+``PostgresTx`` is one transaction or one read: statements are gathered into a pipeline and sent when
+the next result is read. ``PostgresTransactions`` runs them, retries after conflicts, and notifies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, Connection, 
 from ergon_framework.storage.write_guard import WriteGuard
 
 
-class Tx:
+class PostgresTx:
     """One transaction or read on a connection, at one instant; None means the server's own."""
 
     __slots__ = ("_pipeline", "connection", "now")
@@ -108,7 +108,7 @@ class PostgresTransactions:
     ) -> None:
         self._given = clock
         self.is_read_only = read_only
-        self.guard: WriteGuard[Tx] = WriteGuard()
+        self.guard: WriteGuard[PostgresTx] = WriteGuard()
         self.database = PostgresDatabase(
             url,
             schema=SCHEMA,
@@ -141,13 +141,13 @@ class PostgresTransactions:
 
     # ---- for the parts of the store -------------------------------------------------------------
 
-    def tx(self, connection: Connection, pipeline: Pipeline | None = None) -> Tx:
+    def tx(self, connection: Connection, pipeline: Pipeline | None = None) -> PostgresTx:
         """A transaction on a connection, as of now."""
-        return Tx(connection, None if self._given is None else self._given(), pipeline)
+        return PostgresTx(connection, None if self._given is None else self._given(), pipeline)
 
     def pipelined(
         self,
-        send: Callable[[Tx], Callable[[], T]],
+        send: Callable[[PostgresTx], Callable[[], T]],
         call: str,
         *,
         topics: Iterable[Topic] = (),
@@ -205,7 +205,7 @@ class PostgresTransactions:
             "claimed": flags([is_claimed] * len(odd)),
         }
 
-        def send(tx: Tx) -> Callable[[], list[Unreadable]]:
+        def send(tx: PostgresTx) -> Callable[[], list[Unreadable]]:
             tx.execute(_SQL["set_aside"], values)
             found = [tx.execute(_SQL["by_seq"], {"seq": seq}) for seq, _ in odd]
             return lambda: [each for one in found for each in page_of(one).odd]
@@ -215,7 +215,7 @@ class PostgresTransactions:
 
     def stepwise(
         self,
-        work: Callable[[Tx], T],
+        work: Callable[[PostgresTx], T],
         call: str,
         *,
         topics: Iterable[Topic] = (),
@@ -223,13 +223,15 @@ class PostgresTransactions:
     ) -> T:
         """Run one transaction whose statements depend on each other's results, and notify."""
 
-        def send(tx: Tx) -> Callable[[], T]:
+        def send(tx: PostgresTx) -> Callable[[], T]:
             result = work(tx)
             return lambda: result
 
         return self.pipelined(send, call, topics=topics, is_synced=is_synced)
 
-    def unpipelined(self, work: Callable[[Tx], T], call: str, *, topics: Iterable[Topic]) -> T:
+    def unpipelined(
+        self, work: Callable[[PostgresTx], T], call: str, *, topics: Iterable[Topic]
+    ) -> T:
         """Run one transaction without a pipeline: the error of one statement can be handled."""
         self.refuse_to_write()
 
@@ -248,7 +250,7 @@ class PostgresTransactions:
 
         return self.database.run(whole)
 
-    def retrying(self, work: Callable[[Tx], T], call: str, *, topics: Iterable[Topic]) -> T:
+    def retrying(self, work: Callable[[PostgresTx], T], call: str, *, topics: Iterable[Topic]) -> T:
         """Like ``stepwise``, again after a conflict: others may add a job of the same id or key."""
         return retry_conflicts(
             lambda: self.stepwise(work, call, topics=topics),
@@ -256,7 +258,7 @@ class PostgresTransactions:
             is_conflict=is_conflict,
         )
 
-    def read(self, work: Callable[[Tx], T], *, is_one: bool = False) -> T:
+    def read(self, work: Callable[[PostgresTx], T], *, is_one: bool = False) -> T:
         """Run work that only reads; with ``is_one``, all of it on one snapshot."""
 
         def whole(connection: Connection) -> T:
@@ -299,13 +301,13 @@ class PostgresTransactions:
             self.database.run(whole)
             self.database.changed()
 
-    def notify_on_commit(self, tx: Tx, topics: Iterable[Topic]) -> None:
+    def notify_on_commit(self, tx: PostgresTx, topics: Iterable[Topic]) -> None:
         """Wake them when the transaction that is open is committed."""
         for topic in topics:
             tx.execute(_SQL["notify"], {"channel": _CHANNELS[topic]})
 
 
-def _notify_after(tx: Tx, topics: Iterable[Topic]) -> None:
+def _notify_after(tx: PostgresTx, topics: Iterable[Topic]) -> None:
     """Notify of what is committed; a failure changes nothing about it."""
     for topic in topics:
         tx.notify_after(_SQL["notify"], {"channel": _CHANNELS[topic]})

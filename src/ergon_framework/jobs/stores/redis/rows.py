@@ -76,7 +76,7 @@ _ASKED = Body.__struct_fields__.index("tags")
 """How many fields of a body a worker needs."""
 
 
-class Row(NamedTuple):
+class RedisRow(NamedTuple):
     """The numbers and texts of one row."""
 
     stage: int
@@ -303,7 +303,7 @@ def wire_hold(hold: LeaseRenewal) -> tuple[Any, ...]:
 # ---- out of it ----------------------------------------------------------------------------------
 
 
-def rows_in(data: bytes) -> Iterator[Row]:
+def rows_in(data: bytes) -> Iterator[RedisRow]:
     """The rows that a script gave, one after the other."""
     at = 0
     while at < len(data):
@@ -313,7 +313,7 @@ def rows_in(data: bytes) -> Iterator[Row]:
         for length in (*numbers[-4:], numbers[13], numbers[14]):
             texts.append(data[at : at + length].decode() if length else "")
             at += length
-        yield Row(*numbers, *texts)
+        yield RedisRow(*numbers, *texts)
 
 
 def parts_in(data: bytes, lengths: Sequence[int]) -> Iterator[memoryview]:
@@ -324,7 +324,7 @@ def parts_in(data: bytes, lengths: Sequence[int]) -> Iterator[memoryview]:
         at += length
 
 
-def claimed_job(job_id: str, row: Row, body: memoryview) -> ClaimedJob:
+def claimed_job(job_id: str, row: RedisRow, body: memoryview) -> ClaimedJob:
     """A job as the worker that has just claimed it needs it."""
     handler, args, kwargs, *asked = msgspec.structs.astuple(_body(body))[:_ASKED]
     check_arguments(args, kwargs)
@@ -349,7 +349,7 @@ def claimed_job(job_id: str, row: Row, body: memoryview) -> ClaimedJob:
 
 
 def job_from(
-    job_id: str, row: Row, body: memoryview, tale: memoryview, place: Place | None = None
+    job_id: str, row: RedisRow, body: memoryview, tale: memoryview, place: Place | None = None
 ) -> Job:
     """A job as callers of the store see it."""
     history, failure, result = _history_parts(bytes(tale))
@@ -434,7 +434,7 @@ def unreadable_from(job_id: str, blob: bytes) -> Unreadable:
     )
 
 
-def standing(job_id: str, row: Row) -> JobPosition:
+def standing(job_id: str, row: RedisRow) -> JobPosition:
     """What the store needs to settle a job by itself."""
     status = STATUSES[row.status].value
     return row.seq, job_id, status, row.fence, row.attempts, row.deliveries, row.excused

@@ -320,7 +320,7 @@ class RedisJobStore:
         lanes = tuple(answer.handler_lanes)
         return ClaimResult(jobs, next_at, answer.is_left, outdated, expires_at, lanes)
 
-    def _leased(self, found: Iterable[tuple[str, rows.Row, memoryview]]) -> list[ClaimedJob]:
+    def _leased(self, found: Iterable[tuple[str, rows.RedisRow, memoryview]]) -> list[ClaimedJob]:
         """The jobs that were claimed; rows that cannot be read are set aside."""
         jobs: list[ClaimedJob] = []
         odd: list[Unreadable] = []

@@ -231,7 +231,7 @@ class Transitions:
         which: list[str] | int | None,
         most: int,
         wanted: tuple[Any, ...] | None,
-    ) -> tuple[list[tuple[rows.Row, Job]], list[Unreadable], int | None]:
+    ) -> tuple[list[tuple[rows.RedisRow, Job]], list[Unreadable], int | None]:
         """The same, with the rows they were made of, and those that are none."""
         head, data, bodies, tales = self._transactions.run(_READ, where, which, most, wanted)
         seen = _seen(head)
@@ -244,7 +244,7 @@ class Transitions:
         )
         last = None if seen.last is False else int(seen.last)
         places = {job_id: place for job_id, place in seen.places if not isinstance(place, bool)}
-        found: list[tuple[rows.Row, Job]] = []
+        found: list[tuple[rows.RedisRow, Job]] = []
         odd = [self._odd(job_id) for job_id in seen.missed]
         for job_id, row, body, tale in parts:
             try:
@@ -297,7 +297,7 @@ class Transitions:
         )
 
 
-def _unreadable(job_id: str, row: rows.Row, problem: str) -> Unreadable:
+def _unreadable(job_id: str, row: rows.RedisRow, problem: str) -> Unreadable:
     return Unreadable(
         key=job_id,
         id=job_id,
@@ -308,7 +308,7 @@ def _unreadable(job_id: str, row: rows.Row, problem: str) -> Unreadable:
     )
 
 
-def odd_claim(job_id: str, row: rows.Row, error: Exception) -> Unreadable:
+def odd_claim(job_id: str, row: rows.RedisRow, error: Exception) -> Unreadable:
     """A row that was claimed and cannot be read."""
     return _unreadable(job_id, row, problem_of(error))
 

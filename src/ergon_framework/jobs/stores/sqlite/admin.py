@@ -13,7 +13,7 @@ from ergon_framework.jobs.stores.erasure import erased
 from ergon_framework.jobs.stores.pages import ABOVE_ALL, JobRowPage, jobs_in_pages
 from ergon_framework.jobs.stores.sqlite.flow_tables import purge_flows
 from ergon_framework.jobs.stores.sqlite.rows import SQL, lossy, page_of
-from ergon_framework.jobs.stores.sqlite.transitions import Tx
+from ergon_framework.jobs.stores.sqlite.transitions import SqliteTransitions
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
@@ -128,7 +128,7 @@ def _queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     return listed(counted, retrying, settings, now)
 
 
-def prune(tx: Tx, limit: int, *, purges: bool) -> PruneResult:
+def prune(tx: SqliteTransitions, limit: int, *, purges: bool) -> PruneResult:
     """Purge, end what is outdated, forget dead workers, and wake jobs whose limit key is free."""
     purged = 0
     if purges:
@@ -143,7 +143,7 @@ def prune(tx: Tx, limit: int, *, purges: bool) -> PruneResult:
     return PruneResult(purged, outdated, workers, purged + outdated >= limit)
 
 
-def purge(tx: Tx, jobs: Sequence[Job]) -> int:
+def purge(tx: SqliteTransitions, jobs: Sequence[Job]) -> int:
     """Delete jobs that have ended and were not moved since they were read."""
     if not jobs:
         return 0
@@ -154,7 +154,7 @@ def purge(tx: Tx, jobs: Sequence[Job]) -> int:
     return tx.cursor.rowcount
 
 
-def erase(tx: Tx, jobs: Sequence[Job]) -> int:
+def erase(tx: SqliteTransitions, jobs: Sequence[Job]) -> int:
     """Erase what jobs tell that have ended and were not moved since they were read."""
     number = 0
     for job in jobs:
@@ -171,7 +171,7 @@ def erase(tx: Tx, jobs: Sequence[Job]) -> int:
     return number
 
 
-def _purge_due(tx: Tx, limit: int) -> int:
+def _purge_due(tx: SqliteTransitions, limit: int) -> int:
     seqs: list[int] = []
     for queue, status in groups(tx.cursor):
         if len(seqs) >= limit:
@@ -186,7 +186,7 @@ def _purge_due(tx: Tx, limit: int) -> int:
     return len(seqs)
 
 
-def _is_kept(tx: Tx, seq: int) -> bool:
+def _is_kept(tx: SqliteTransitions, seq: int) -> bool:
     """Whether a job holds its unique key for longer, and is therefore kept until then."""
     return tx.cursor.execute(_SQL["keep_holder"], (seq, tx.now)).rowcount == 1
 
@@ -207,7 +207,7 @@ def _pairs(cursor: sqlite3.Cursor, beside: str, after: str) -> Iterator[tuple[st
         yield pair
 
 
-def _end_outdated(tx: Tx, limit: int) -> int:
+def _end_outdated(tx: SqliteTransitions, limit: int) -> int:
     rows = tx.cursor.execute(_SQL["outdated"], (tx.now, limit)).fetchall()
     for row in rows:
         tx.end_outdated(row)

@@ -41,7 +41,7 @@ from ergon_framework.jobs.stores.sqlite.rows import (
     check_candidate,
     claimed_job,
 )
-from ergon_framework.jobs.stores.sqlite.transitions import Tx
+from ergon_framework.jobs.stores.sqlite.transitions import SqliteTransitions
 from ergon_framework.jobs.stores.unreadable import READ_ERRORS, RowError, problem_of
 from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult
 from ergon_framework.storage.sql_files import load
@@ -84,7 +84,7 @@ class QueueGates:
 class KeyGates:
     """The limit keys that one claim has to do with, in queues that limit each of their keys."""
 
-    def __init__(self, tx: Tx, bounds: ClaimBounds) -> None:
+    def __init__(self, tx: SqliteTransitions, bounds: ClaimBounds) -> None:
         self._tx = tx
         self._bounds = bounds
         self._cursor = tx.cursor
@@ -151,7 +151,7 @@ Place = tuple[int, float, int] | None
 
 
 @dataclass(slots=True)
-class ClaimMemory:
+class SqliteClaimMemory:
     """What one process remembers between its claims."""
 
     turns: Turns = field(default_factory=dict)
@@ -174,9 +174,9 @@ class SqliteClaim:
 
     def __init__(
         self,
-        tx: Tx,
+        tx: SqliteTransitions,
         request: ClaimRequest,
-        memory: ClaimMemory,
+        memory: SqliteClaimMemory,
         bounds: ClaimBounds = DEFAULT_BOUNDS,
         *,
         is_any_stopping: bool = False,

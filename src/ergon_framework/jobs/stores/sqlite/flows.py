@@ -12,7 +12,7 @@ from ergon_framework.jobs.stores.flow_settlement import is_as_read
 from ergon_framework.jobs.stores.sqlite.flow_tables import flow_row, purge_flow
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
-from ergon_framework.jobs.stores.sqlite.transitions import Tx
+from ergon_framework.jobs.stores.sqlite.transitions import SqliteTransitions
 from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob
 from ergon_framework.storage.sql_files import load
@@ -40,7 +40,7 @@ class SqliteFlows:
         """The same in the caller's own transaction on the same file, which the caller commits."""
         lock = load(SQL, "jobs.sql")["lock"]
         with joined(connection, self._transactions.path, lock) as cursor:
-            tx = Tx(cursor, self._transactions.now())
+            tx = SqliteTransitions(cursor, self._transactions.now())
             tx.flows.add(flow, steps)
             tx.finish()
         return [EnqueueResult(step.id, True) for step in steps]
@@ -99,7 +99,7 @@ class SqliteFlows:
     def delete(self, flow: Flow, limit: int) -> bool:
         """Delete some steps of a flow that was kept long enough, and at last the flow."""
 
-        def work(tx: Tx) -> bool:
+        def work(tx: SqliteTransitions) -> bool:
             row = tx.cursor.execute(_SQL["flow"], (flow.id,)).fetchone()
             if row is None or not is_as_read(flow_row(row), flow, tx.now):
                 return False

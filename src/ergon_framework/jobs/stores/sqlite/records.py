@@ -21,7 +21,7 @@ from ergon_framework.jobs.stores.records import (
 from ergon_framework.jobs.stores.sqlite.flow_tables import SqliteFlowTables, flow_row
 from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
-from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Tx, taken_key
+from ergon_framework.jobs.stores.sqlite.transitions import LARGE, SqliteTransitions, taken_key
 from ergon_framework.jobs.stores.transitions import DUE, LATER, copied_stage
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.flow import Join
@@ -109,7 +109,7 @@ class SqliteJobRecords:
     def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
         """Write something down about a move into this store, or forget it."""
 
-        def work(tx: Tx) -> None:
+        def work(tx: SqliteTransitions) -> None:
             if fence is not None:
                 fence.check_change(_mark(tx.cursor), state)
             if state is None:
@@ -127,7 +127,7 @@ class SqliteJobRecords:
     def freeze(self, place: str | None, fence: Fence | None = None) -> None:
         """Refuse changes of jobs, flows, schedules and queues, or let them in again."""
 
-        def work(tx: Tx) -> None:
+        def work(tx: SqliteTransitions) -> None:
             for statement in sqlite_bars(FROZEN_TABLES, place):
                 tx.cursor.execute(statement)
 
@@ -135,13 +135,13 @@ class SqliteJobRecords:
             self._transactions.write(work, "move")
 
     def _execute_many(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        def work(tx: Tx) -> None:
+        def work(tx: SqliteTransitions) -> None:
             tx.cursor.executemany(_SQL[statement], rows)
 
         self._transactions.write(work, "move")
 
 
-def _check_of(fence: Fence | None) -> Callable[[Tx], None] | None:
+def _check_of(fence: Fence | None) -> Callable[[SqliteTransitions], None] | None:
     """What each transaction of a move looks at first: it has locked the file."""
     return None if fence is None else lambda tx: fence.check(_mark(tx.cursor))
 
@@ -181,7 +181,7 @@ def _flow_record(cursor: sqlite3.Cursor, flow_id: str, work: dict[str, str]) -> 
     return FlowRecord(flow, joins, work)
 
 
-def _load_flows(tx: Tx, records: Sequence[FlowRecord]) -> None:
+def _load_flows(tx: SqliteTransitions, records: Sequence[FlowRecord]) -> None:
     """Put whole flows in, where they stood or behind all others."""
     tables = SqliteFlowTables(tx)
     _strip(tx, records)
@@ -194,20 +194,20 @@ def _load_flows(tx: Tx, records: Sequence[FlowRecord]) -> None:
             tables.put_work(FlowWork(target, kind, 0))
 
 
-def _discard_flows(tx: Tx, records: Sequence[FlowRecord]) -> None:
+def _discard_flows(tx: SqliteTransitions, records: Sequence[FlowRecord]) -> None:
     """Take flows out; their steps are records of their own."""
     _strip(tx, records)
     tx.cursor.executemany(_FLOWS["purge_flow"], [(each.flow.id,) for each in records])
 
 
-def _strip(tx: Tx, records: Sequence[FlowRecord]) -> None:
+def _strip(tx: SqliteTransitions, records: Sequence[FlowRecord]) -> None:
     """Take the joins and the work of flows out."""
     ids = [(each.flow.id,) for each in records]
     for statement in (_SQL["remove_flow_work"], _FLOWS["purge_joins"]):
         tx.cursor.executemany(statement, ids)
 
 
-def _load(tx: Tx, records: Sequence[JobRecord]) -> None:
+def _load(tx: SqliteTransitions, records: Sequence[JobRecord]) -> None:
     cursor = tx.cursor
     for copy in records:
         job = copy.job

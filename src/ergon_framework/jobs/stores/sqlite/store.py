@@ -14,12 +14,12 @@ from ergon_framework.core.claim import DEFAULT_BOUNDS, ClaimBounds, ClaimRequest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import Reader, earliest, queue_of, text_of
 from ergon_framework.jobs.stores.sqlite import admin, transitions
-from ergon_framework.jobs.stores.sqlite.claim import ClaimMemory, SqliteClaim, limits_of
+from ergon_framework.jobs.stores.sqlite.claim import SqliteClaim, SqliteClaimMemory, limits_of
 from ergon_framework.jobs.stores.sqlite.flows import SqliteFlows
 from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
 from ergon_framework.jobs.stores.sqlite.rows import SQL, job_or_odd, lossy, odd_row, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
-from ergon_framework.jobs.stores.sqlite.transitions import Tx
+from ergon_framework.jobs.stores.sqlite.transitions import SqliteTransitions
 from ergon_framework.jobs.stores.transitions import DUE, ENDED, MAX_WOKEN, RUNNING
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
@@ -80,7 +80,7 @@ class SqliteJobStore:
             path, clock=clock, busy_timeout=busy_timeout, read_only=read_only
         )
         self._claim_bounds = claim_bounds
-        self._claim_memory = ClaimMemory()
+        self._claim_memory = SqliteClaimMemory()
         self._reader = Reader()
         self._unreadable_log = UnreadableLog()
 
@@ -135,7 +135,7 @@ class SqliteJobStore:
         their next look; :meth:`announce`, called after the commit, wakes them at once.
         """
         with joined(connection, self.path, _SQL["lock"]) as cursor:
-            tx = Tx(cursor, self.now())
+            tx = SqliteTransitions(cursor, self.now())
             added = transitions.add(tx, jobs) if jobs else []
             tx.finish()  # it may have replaced a step
             return added
@@ -153,7 +153,7 @@ class SqliteJobStore:
     ) -> tuple[list[bool], ClaimResult]:
         """Apply what happened, then claim, in one commit."""
 
-        def work(tx: Tx) -> tuple[list[bool], ClaimResult]:
+        def work(tx: SqliteTransitions) -> tuple[list[bool], ClaimResult]:
             applied = tx.apply_all(settlements)
             tx.finish()  # before the claim: what was released may be claimed at once
             if request is None:
@@ -176,7 +176,7 @@ class SqliteJobStore:
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
 
-        def work(tx: Tx) -> list[bool]:
+        def work(tx: SqliteTransitions) -> list[bool]:
             return _renew(tx.cursor, holds, tx.now + lease)
 
         # Not synced: a power cut that undoes a renewal ends the worker, too.
@@ -193,7 +193,7 @@ class SqliteJobStore:
         """Which of these claims are to be cancelled, by job id."""
 
         def work(cursor: sqlite3.Cursor) -> dict[str, CancelRequest]:
-            return Tx(cursor, self.now()).cancel_requests(claims)
+            return SqliteTransitions(cursor, self.now()).cancel_requests(claims)
 
         return self.transactions.read(work)
 
@@ -205,7 +205,7 @@ class SqliteJobStore:
         if self.transactions.first(_SQL["any_later"], (latest,)) is None:
             return 0
 
-        def work(tx: Tx) -> int:
+        def work(tx: SqliteTransitions) -> int:
             values = (text_of(leases), tx.now, others)
             return tx.cursor.execute(_SQL["shorten"], values).rowcount
 
@@ -217,7 +217,7 @@ class SqliteJobStore:
         if self.transactions.first(_SQL["any_wait_from_later"], (latest,)) is None:
             return 0
 
-        def work(tx: Tx) -> int:
+        def work(tx: SqliteTransitions) -> int:
             values = (tx.now, tx.now + MAX_CLOCK_SKEW)
             return tx.cursor.execute(_SQL["shorten_waits"], values).rowcount
 
@@ -269,7 +269,7 @@ class SqliteJobStore:
     def restore_unreadable(self, key: Any) -> bool:
         """Read such a row again, and put it back where it stood."""
 
-        def work(tx: Tx) -> bool:
+        def work(tx: SqliteTransitions) -> bool:
             found = tx.cursor.execute(_SQL["is_aside"], (key,)).fetchone()
             if found is None:
                 return False
@@ -290,7 +290,7 @@ class SqliteJobStore:
     def discard_unreadable(self, key: Any) -> bool:
         """Delete such a row for good."""
 
-        def work(tx: Tx) -> bool:
+        def work(tx: SqliteTransitions) -> bool:
             tx.lose_step(key)
             return tx.cursor.execute(_SQL["discard"], (key,)).rowcount == 1
 
@@ -330,7 +330,7 @@ class SqliteJobStore:
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change some settings of a queue; the answer has no counts."""
 
-        def work(tx: Tx) -> Queue:
+        def work(tx: SqliteTransitions) -> Queue:
             before = limits_of(tx.cursor, name)
             settings = before.changed(changes, tx.now)
             if settings.is_plain:
@@ -362,7 +362,7 @@ class SqliteJobStore:
     def heartbeat(self, record: WorkerRecord) -> None:
         """Note that a worker lives; a record with state ``gone`` removes it."""
 
-        def work(tx: Tx) -> None:
+        def work(tx: SqliteTransitions) -> None:
             if record.state == "gone":
                 tx.cursor.execute(_ADMIN["gone"], (record.id,))
             else:
@@ -416,7 +416,7 @@ class SqliteJobStore:
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition, keeping nothing of the old one."""
 
-        def work(tx: Tx) -> None:
+        def work(tx: SqliteTransitions) -> None:
             tx.cursor.execute(_SCHEDULES["put"], msgspec.structs.astuple(schedule))
 
         self.transactions.write(work, "desk")
@@ -424,7 +424,7 @@ class SqliteJobStore:
     def drop_schedule(self, name: str) -> bool:
         """Remove one; whether it was there."""
 
-        def work(tx: Tx) -> bool:
+        def work(tx: SqliteTransitions) -> bool:
             return tx.cursor.execute(_SCHEDULES["drop"], (name,)).rowcount == 1
 
         return self.transactions.write(work, "desk")
@@ -437,7 +437,7 @@ class SqliteJobStore:
         A job whose id or unique key is taken is skipped: the schedule goes on without it.
         """
 
-        def work(tx: Tx) -> bool:
+        def work(tx: SqliteTransitions) -> bool:
             tx.cursor.execute(_SCHEDULES["advance"], (next_at, expected, name))
             if tx.cursor.rowcount != 1:
                 return False

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_rows, page_of
-from ergon_framework.jobs.stores.sqlite.transitions import Tx
+from ergon_framework.jobs.stores.sqlite.transitions import SqliteTransitions
 from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
 from ergon_framework.jobs.stores.unreadable import READ_ERRORS, UnreadableRowError, is_misread
 from ergon_framework.ports.jobstore import Job, Subscription, Topic
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sqlite.database import Database
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from ergon_framework.storage.sqlite.notifier import FifoNotifier
 from ergon_framework.storage.write_guard import WriteGuard
 
@@ -27,7 +27,7 @@ _WORK, _DONE = Topic.WORK.value, Topic.DONE.value  # plain strings have a hash o
 FULL_SCAN_INTERVAL = 60.0
 """Seconds between two looks at all rows for such that cannot be read, where there were none."""
 
-SCHEMA = Schema("jobs", f"{SQL}.schema")
+SCHEMA = SqliteSchema("jobs", f"{SQL}.schema")
 
 
 # A cursor is closed where it was used. One that another thread drops later, with a result or with
@@ -51,7 +51,7 @@ class SqliteTransactions:
         self.notifier = FifoNotifier(self.database.path)
         self._clock = clock
         self.is_read_only = read_only
-        self.guard: WriteGuard[Tx] = WriteGuard()
+        self.guard: WriteGuard[SqliteTransitions] = WriteGuard()
         self._looks_again_at = 0.0
 
     @property
@@ -82,7 +82,7 @@ class SqliteTransactions:
 
     def write(
         self,
-        work: Callable[[Tx], T],
+        work: Callable[[SqliteTransitions], T],
         call: str,
         *,
         is_work: bool = False,
@@ -93,7 +93,7 @@ class SqliteTransactions:
         def whole(connection: sqlite3.Connection) -> tuple[T, bool, bool]:
             cursor = connection.cursor()
             try:  # without `closing`, which costs an enqueue more than the cursor itself
-                tx = Tx(cursor, self._clock())
+                tx = SqliteTransitions(cursor, self._clock())
                 # In the transaction itself: between a check before it and the write, a move could
                 # shut the store.
                 if self.guard.check is not None:
@@ -143,7 +143,7 @@ class SqliteTransactions:
 
         def whole(connection: sqlite3.Connection) -> None:
             with closing(connection.cursor()) as cursor:
-                Tx(cursor, self._clock()).set_all_aside(found)
+                SqliteTransitions(cursor, self._clock()).set_all_aside(found)
 
         # In a transaction of its own: the one that met the row is rolled back.
         if found:

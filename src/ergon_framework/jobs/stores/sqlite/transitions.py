@@ -1,6 +1,6 @@
 """Every change of a job within one SQLite transaction: insert, settle, block, wake, set aside.
 
-``Tx`` also remembers whom to notify when the transaction is committed.
+``SqliteTransitions`` also remembers whom to notify when the transaction is committed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ MAX_SINGLE_STEPS = 4
 """Up to so many steps are read one by one."""
 
 
-class Tx:
+class SqliteTransitions:
     """The transitions of one transaction."""
 
     __slots__ = ("_flows", "_is_any_blocked", "_steps", "cursor", "is_done", "is_work", "now")
@@ -542,7 +542,7 @@ _PLAIN = _JOBS["insert_plain"]
 _FULL = _JOBS["insert"]
 
 
-def add(tx: Tx, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+def add(tx: SqliteTransitions, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     """Add all of them; raises DuplicateJobError, and then the caller rolls back."""
     if len(jobs) == 1:
         return [_add(tx, jobs[0])]
@@ -554,7 +554,7 @@ def add(tx: Tx, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     return [EnqueueResult(job.id, True) for job in jobs]
 
 
-def add_new(tx: Tx, jobs: Sequence[NewJob]) -> int:
+def add_new(tx: SqliteTransitions, jobs: Sequence[NewJob]) -> int:
     """Add those that can be added, and leave out the others; how many there were."""
     added = 0
     for job in jobs:
@@ -566,7 +566,7 @@ def add_new(tx: Tx, jobs: Sequence[NewJob]) -> int:
     return added
 
 
-def _add(tx: Tx, job: NewJob) -> EnqueueResult:
+def _add(tx: SqliteTransitions, job: NewJob) -> EnqueueResult:
     if job.unique_key is None or (holder := _holder(tx, job.unique_key)) is None:
         _insert(tx, job)
         return EnqueueResult(job.id, True)
@@ -580,7 +580,7 @@ def _add(tx: Tx, job: NewJob) -> EnqueueResult:
     return EnqueueResult(job.id, True, holder[1])
 
 
-def _holder(tx: Tx, key: str) -> JobPosition | None:
+def _holder(tx: SqliteTransitions, key: str) -> JobPosition | None:
     """The job that holds a unique key."""
     return holder_of(tx.cursor, key, tx.now)
 
@@ -602,7 +602,7 @@ def taken_key(job: NewJob | Job, created_at: float) -> tuple[Any, ...]:
     return job.id, job.unique_key, text_of(rule.ended_states), rule.until(created_at)
 
 
-def _insert(tx: Tx, job: NewJob) -> None:
+def _insert(tx: SqliteTransitions, job: NewJob) -> None:
     row = _row(job, tx.now)
     try:
         if is_special(job):
@@ -624,7 +624,7 @@ def _insert(tx: Tx, job: NewJob) -> None:
         tx.cursor.execute(_JOBS["take_key"], taken_key(job, tx.now))
 
 
-def _insert_many(tx: Tx, jobs: Sequence[NewJob]) -> None:
+def _insert_many(tx: SqliteTransitions, jobs: Sequence[NewJob]) -> None:
     """Insert jobs without large arguments."""
     statement, rows = _PLAIN, [_row(job, tx.now) for job in jobs]
     are_special = any(map(is_special, jobs))
@@ -636,7 +636,7 @@ def _insert_many(tx: Tx, jobs: Sequence[NewJob]) -> None:
 
 
 def _write_rows(
-    tx: Tx, statement: str, rows: list[tuple[Any, ...]], jobs: Sequence[NewJob]
+    tx: SqliteTransitions, statement: str, rows: list[tuple[Any, ...]], jobs: Sequence[NewJob]
 ) -> None:
     left = 0
     if len(rows) >= ROWS_AT_ONCE:

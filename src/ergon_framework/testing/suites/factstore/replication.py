@@ -12,7 +12,7 @@ from ergon_framework.ports.factstore import (
     Flaw,
     Gap,
     Link,
-    Page,
+    LogPage,
     Quarantined,
 )
 from ergon_framework.testing.suites.factstore.append import MISSING, is_marked
@@ -226,7 +226,7 @@ def _around(s: FactStoreSubject) -> None:
     s.receive(sent("a", 1), sent("b", 2), sent("f", 6), gaps=[loss(3, 5)])
 
 
-def _told(page: Page) -> list[tuple[int, int, int | None, int | None]]:
+def _told(page: LogPage) -> list[tuple[int, int, int | None, int | None]]:
     return [(gap.first, gap.last, gap.source_first, gap.source_last) for gap in page.gaps]
 
 

@@ -16,9 +16,9 @@ from ergon_framework.ports.factstore import (
     Fetched,
     Gap,
     Link,
+    LogPage,
     NewFact,
     Outcome,
-    Page,
     Quarantined,
     Reference,
     StoredFact,
@@ -128,7 +128,7 @@ class FactStoreSubject(StoreSubject[FactStore]):
         *,
         log: str = OUTBOUND,
         to_zone: str | None = None,
-    ) -> Page:
+    ) -> LogPage:
         """Read a stretch of a log."""
         return self.store.page(log, after, limit, max_bytes, to_zone)
 
