@@ -5,9 +5,9 @@
 - In the package that also holds for functions, arguments, variables and attributes, except for
   words that say something plain there (``PLAIN_IN_NAMES``).
 - The map in the ``__init__`` of a package, however deep, names files that are there.
-- A class name has at most two homes, however private: a reader who searches for it finds one. That
-  holds for the package, the tools and the benchmarks, each for itself.
-- A class that the documentation names has one home. ``SHARED`` lists the exceptions and why.
+- A public class of the package has a name of its own: a reader who searches for it finds one home.
+  ``SHARED`` lists the exceptions and why. A private class is looked for in its own file.
+- In the tools and the benchmarks, each for itself, two classes may share a name.
 - A word that the glossary explains is not also one that it forbids.
 """
 
@@ -28,7 +28,9 @@ NAMED_KINDS = (".py", ".sql", ".lua")
 PACKAGE = "src/ergon_framework"
 CLASS_FOLDERS = (PACKAGE, "tools", "benchmarks", "examples")
 EXAMPLES = "examples"  # each is a program of its own: all of them may have an ``Order``
-MOST_HOMES = 2
+HOMES_OF_SHARED = 2
+HOMES_IN_PROGRAMS = 2
+"""Of a class name in the tools or the benchmarks, whose files are programs."""
 FINE_IN_COMPOUNDS = frozenset({"line"})
 """What says enough beside another word: a ``LineSplitter`` splits lines of text."""
 PLAIN_IN_NAMES = frozenset(
@@ -55,9 +57,6 @@ _BULLET = re.compile(r"^- ((?:\*\*[^*]+\*\*(?:[^*:]*, )?)+[^:]*):", re.MULTILINE
 _BOLD = re.compile(r"\*\*([^*]+)\*\*")
 _MAP = re.compile(r"^(?:Where to look first|Start with|- ``\w+``)", re.MULTILINE)
 _LISTED = re.compile(r"``([a-z_]\w*)``")
-_CODE_SPAN = re.compile(r"`([A-Z]\w+)(?:\(\)|\.\w+)*`")
-_IMPORT = re.compile(r"from ergon_framework[\w.]* import (?:\(([\w,\s]+)\)|([\w, ]+))")
-_UNDOCUMENTED = ("docs/design/", "docs/reference/conformance.md")
 
 
 def words(text: str) -> tuple[set[str], set[str]]:
@@ -147,30 +146,17 @@ def class_homes(package: Path) -> dict[str, list[str]]:
     return homes
 
 
-def documented_names(root: Path) -> set[str]:
-    """Names that the pages for users show as code or import."""
-    found: set[str] = set()
-    for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
-        if path.is_file() and not path.relative_to(root).as_posix().startswith(_UNDOCUMENTED):
-            text = path.read_text(encoding="utf-8")
-            found.update(_CODE_SPAN.findall(text))
-            for several, one_line in _IMPORT.findall(text):
-                names = (several or one_line).split(",")
-                found.update(name.partition(" as ")[0].strip() for name in names)
-    return found
-
-
-def shared_names(homes: Mapping[str, list[str]], documented: set[str]) -> Iterator[str]:
-    """Class names with more homes than a reader can tell apart."""
+def shared_names(homes: Mapping[str, list[str]], most: int) -> Iterator[str]:
+    """Public classes with more homes than ``most``, and than ``SHARED`` allows."""
     for name, places in sorted(homes.items()):
         if name in MANY or name.startswith("_"):
             continue  # a private one is looked for in its own file
-        most = 1 if name in documented and name not in SHARED else MOST_HOMES
-        if len(places) > most:
-            why = (
-                "the documentation names it" if most == 1 else f"at most {MOST_HOMES} may share it"
+        allowed = HOMES_OF_SHARED if name in SHARED else most
+        if len(places) > allowed:
+            rule = (
+                "give each a name of its own" if allowed == 1 else f"at most {allowed} may share it"
             )
-            yield f"class {name} is defined in {', '.join(places)}: {why}"
+            yield f"class {name} is defined in {', '.join(places)}: {rule}"
 
 
 def stale_maps(package: Path) -> Iterator[str]:
@@ -208,14 +194,13 @@ def violations(root: Path) -> list[str]:
     text = (root / GLOSSARY).read_text(encoding="utf-8")
     forbidden = words(text)[1]
     homes = {folder: class_homes(root / folder) for folder in CLASS_FOLDERS}
-    documented = documented_names(root)
     found = [*contradictions(text), *bad_file_names(root, forbidden)]
     found += bad_identifiers(root / PACKAGE, forbidden)
     found += stale_maps(root / PACKAGE)
     for folder, classes in homes.items():
         found += bad_class_names(folder, classes, forbidden)
         if folder != EXAMPLES:
-            found += shared_names(classes, documented if folder == PACKAGE else set())
+            found += shared_names(classes, 1 if folder == PACKAGE else HOMES_IN_PROGRAMS)
     return found
 
 
