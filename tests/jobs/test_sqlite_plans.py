@@ -271,8 +271,8 @@ def test_retention_reads_only_what_may_go(connection: sqlite3.Connection) -> Non
         costs.append([instructions(connection, statements[each], values) for each, values in looks])
         walks.append(
             [
-                counted(connection, lambda: list(admin.groups(connection.cursor()))),
-                counted(connection, lambda: admin.named(connection.cursor())),
+                counted(connection, lambda: list(admin.ended_statuses(connection.cursor()))),
+                counted(connection, lambda: admin.named_executors(connection.cursor())),
             ]
         )
     assert all(abs(few - many) <= 1 for few, many in zip(*costs, strict=True)), costs

@@ -102,7 +102,9 @@ def test_searches_find_what_the_memory_store_finds(
 
         def by_pages(search: Search, limit: int | None) -> Iterator[Job]:
             bounds = {"page_size": page, "max_sorted": most}
-            return admin.search(store.transactions.read, search, limit, UnreadableLog(), **bounds)
+            return admin.search_jobs(
+                store.transactions.read, search, limit, UnreadableLog(), **bounds
+            )
 
         ours, theirs = filled(store, wanted), filled(MemoryJobStore(HandClock()), wanted)
         for statuses, queue, code, below, limit in asked:

@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 from ergon_framework.connector.base import Delivered, ThreadedTwins, refuse_extra, settling
-from ergon_framework.connector.jsonl import codec
 from ergon_framework.connector.jsonl.append_file import RotatingWriter
-from ergon_framework.connector.jsonl.codec import JsonlConnectorError, MalformedLineError
+from ergon_framework.connector.jsonl.codec import (
+    NEWLINE,
+    JsonlConnectorError,
+    MalformedLineError,
+    decode,
+    encode,
+    shown,
+)
 from ergon_framework.connector.jsonl.offsets import InboxLine, JournalLimits
 from ergon_framework.connector.jsonl.reader import DirectoryReader
 from ergon_framework.errors import ConfigurationError, EnvelopeError, describe
@@ -123,7 +129,7 @@ class JsonlConnector(ThreadedTwins):
         """Append them all, or none of them when one cannot be written as JSON without loss."""
         refuse_extra(self, extra, "it takes no settings per call")
         outbox = self._writing()
-        outbox.append([codec.encode(each, self._max_line_bytes) for each in transactions])
+        outbox.append([encode(each, self._max_line_bytes) for each in transactions])
 
     def ack(self, transaction: Transaction) -> None:
         """The transaction succeeded: never deliver its line again. On disk when this returns."""
@@ -162,8 +168,8 @@ class JsonlConnector(ThreadedTwins):
         """The dead letters, oldest first: place, reason, and ``value``, ``text`` or ``base64``."""
         with self._reading().read_letters() as file:
             for text in file:
-                if text.endswith(codec.NEWLINE):  # the last one may be being written
-                    yield codec.decode(text)
+                if text.endswith(NEWLINE):  # the last one may be being written
+                    yield decode(text)
 
     def health(self) -> bool:
         """Whether it can be used: open, and no write has failed."""
@@ -218,7 +224,7 @@ class JsonlConnector(ThreadedTwins):
                 self.release(transaction)
 
     def _parse(self, line: InboxLine) -> _Delivery:
-        value = codec.decode(line.data or b"")
+        value = decode(line.data or b"")
         try:
             delivery = self._wrap(line, value) if self._raw else self._open(value)
         except (EnvelopeError, OverflowError) as error:
@@ -227,7 +233,7 @@ class JsonlConnector(ThreadedTwins):
         return delivery
 
     def _wrap(self, line: InboxLine, value: Any) -> _Delivery:
-        name = codec.shown(line.file.name)
+        name = shown(line.file.name)
         place = {"file": name, "line": line.number}
         return _Delivery(f"{name}:{line.number}", value, place, source=self.name)
 

@@ -15,12 +15,14 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from ergon_framework.connector.jsonl import codec
 from ergon_framework.connector.jsonl.append_file import AppendFile, DirectoryLock
 from ergon_framework.connector.jsonl.codec import (
     JsonlConnectorError,
     LineTooLongError,
     MalformedLineError,
+    letter,
+    long_letter,
+    shown,
 )
 from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.connector.jsonl.offsets import (
@@ -153,7 +155,7 @@ class DirectoryReader(Generic[T]):
     def set_aside(self, line: InboxLine, transaction_id: str, reason: str) -> None:
         """Write a dead letter, then settle: dying in between repeats it, but never loses it."""
         where = _place(line) | {"transaction_id": transaction_id}
-        self._dead.append(lambda: [codec.letter(reason, where, line.data or b"")])
+        self._dead.append(lambda: [letter(reason, where, line.data or b"")])
         self.settle(line)
 
     def give_back(self, lines: Iterable[InboxLine]) -> None:
@@ -227,7 +229,7 @@ class DirectoryReader(Generic[T]):
             seen.is_exhausted = True  # the file was removed since it was listed
         except OSError as error:
             seen.error = JsonlConnectorError(
-                f"cannot read {self._directory / codec.shown(name)}: {error.strerror}",
+                f"cannot read {self._directory / shown(name)}: {error.strerror}",
                 remedy="make the file readable, or move it away",
             )
         return seen
@@ -256,7 +258,7 @@ class DirectoryReader(Generic[T]):
         seen.is_exhausted = True
 
     def _parsed(self, line: InboxLine) -> T:
-        place = f"{codec.shown(line.file.name)}, line {line.number}"
+        place = f"{shown(line.file.name)}, line {line.number}"
         if line.data is None:
             raise LineTooLongError(
                 f"{place}: {line.end - line.start} bytes long; at most {self._limit} are allowed",
@@ -296,9 +298,9 @@ class DirectoryReader(Generic[T]):
 
     def _letter(self, line: InboxLine, error: MalformedLineError) -> Iterable[bytes]:
         if line.data is not None:
-            return [codec.letter(describe(error), _place(line), line.data)]
+            return [letter(describe(error), _place(line), line.data)]
         content = pieces(self._drop, line.file.name, line.start, line.end)
-        return codec.long_letter(describe(error), _place(line), content)
+        return long_letter(describe(error), _place(line), content)
 
     def _listed(self) -> list[str]:
         """The names of the inbox files, in order; what is known about others is dropped."""
@@ -331,4 +333,4 @@ def _is_done(line: InboxLine) -> bool:
 
 
 def _place(line: InboxLine) -> dict[str, Any]:
-    return {"file": codec.shown(line.file.name), "line": line.number}
+    return {"file": shown(line.file.name), "line": line.number}

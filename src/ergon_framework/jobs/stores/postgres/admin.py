@@ -50,7 +50,7 @@ _COUNTS = (
 )
 
 
-def search(
+def search_jobs(
     read: Read,
     wanted: Search,
     limit: int | None,
@@ -86,7 +86,7 @@ def statement_of(wanted: Search) -> bytes:
     return b" ".join([*start, b" UNION ALL ".join(parts), _SQL["then_newest"]])
 
 
-def count(tx: PostgresTx, wanted: Search) -> int:
+def count_jobs(tx: PostgresTx, wanted: Search) -> int:
     """How many match."""
     counts = [
         b" ".join([b"(SELECT count(*)", *_where(wanted, place), _below(place), b")"])
@@ -174,13 +174,13 @@ def _written(name: str, value: str | None) -> str | None:
     return None if value is None else f'"{name}":{text_of(writable(value))}'
 
 
-def named(tx: PostgresTx) -> list[Named]:
+def named_executors(tx: PostgresTx) -> list[Named]:
     """The executors that due jobs name."""
     lanes, seen = tx.execute(_SQL["named"]), tx.execute(_SQL["seen_executors"])
     return named_in(lanes.fetchall(), dict(seen.fetchall()))
 
 
-def queues(tx: PostgresTx, now: float) -> list[Queue]:
+def list_queues(tx: PostgresTx, now: float) -> list[Queue]:
     """Every queue that has jobs or settings, with its counts."""
     counted = [tx.execute(_SQL[statement]) for statement in _COUNTS]
     tried_again = tx.execute(_SQL["count_retrying"])
@@ -193,12 +193,12 @@ def queues(tx: PostgresTx, now: float) -> list[Queue]:
     )
 
 
-def purge(tx: PostgresTx, jobs: Sequence[Job]) -> int:
+def purge_jobs(tx: PostgresTx, jobs: Sequence[Job]) -> int:
     """Delete jobs that have ended and were not moved since they were read."""
     return tx.execute(_SQL["purge"], _as_read(jobs)).rowcount
 
 
-def erase(tx: PostgresTx, jobs: Sequence[Job], now: float) -> int:
+def erase_jobs(tx: PostgresTx, jobs: Sequence[Job], now: float) -> int:
     """Erase what jobs tell that have ended and were not moved since they were read."""
     left = [erased(job, now) for job in jobs]
     values = _as_read(jobs) | {
@@ -247,7 +247,7 @@ def end_outdated(tx: PostgresTx, limit: int) -> Outdated:
     return Outdated(len(rows), batch.effects.freed, steps)
 
 
-def forget(tx: PostgresTx, limit: int) -> int:
+def forget_idle(tx: PostgresTx, limit: int) -> int:
     """Forget limit keys with full buckets, and workers that have been silent for long: how many."""
     tx.execute(_SQL["forget_keys"], {"limit": limit})
     return tx.execute(_SQL["forget_workers"], {"age": WORKER_FORGOTTEN_AFTER}).rowcount

@@ -19,7 +19,18 @@ from ergon_framework.core.claim import (
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.documents import Reader, earliest, queue_of, text_of
-from ergon_framework.jobs.stores.postgres import admin, settle
+from ergon_framework.jobs.stores.postgres.admin import (
+    count_jobs,
+    end_outdated,
+    erase_jobs,
+    forget_idle,
+    list_queues,
+    named_executors,
+    purge_due,
+    purge_jobs,
+    search_jobs,
+    wake_blocked,
+)
 from ergon_framework.jobs.stores.postgres.claim import PostgresClaimMemory
 from ergon_framework.jobs.stores.postgres.exchange import Unconfirmed, WorkerExchange
 from ergon_framework.jobs.stores.postgres.flow_tables import (
@@ -41,6 +52,7 @@ from ergon_framework.jobs.stores.postgres.insert import (
 )
 from ergon_framework.jobs.stores.postgres.records import PostgresJobRecords
 from ergon_framework.jobs.stores.postgres.rows import Row, page_of
+from ergon_framework.jobs.stores.postgres.settle import cancel_requests, request_cancel
 from ergon_framework.jobs.stores.postgres.statements import flags, numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.transactions import (
     MAX_CONFLICTS,
@@ -305,7 +317,7 @@ class PostgresJobStore:
         """Note that a running job is to be cancelled; False: this claim of it runs no more."""
 
         def send(tx: PostgresTx) -> Callable[[], bool]:
-            found = settle.request_cancel(tx, job, request)
+            found = request_cancel(tx, job, request)
             return lambda: bool(found.fetchall())
 
         return self.transactions.pipelined(send, "desk", topics={Topic.CANCEL})
@@ -314,7 +326,7 @@ class PostgresJobStore:
         """Which of these claims are to be cancelled, by job id."""
         if not claims:
             return {}
-        rows = self.transactions.read(lambda tx: settle.cancel_requests(tx, claims).fetchall())
+        rows = self.transactions.read(lambda tx: cancel_requests(tx, claims).fetchall())
         found = ((job_id, cancel_request_in(note)) for job_id, note in rows)
         return {job_id: request for job_id, request in found if request is not None}
 
@@ -383,11 +395,11 @@ class PostgresJobStore:
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first, read in pages."""
-        return admin.search(self.transactions.read, search, limit, self._unreadable_log)
+        return search_jobs(self.transactions.read, search, limit, self._unreadable_log)
 
     def count(self, search: Search) -> int:
         """How many match."""
-        return self.transactions.read(lambda tx: admin.count(tx, search))
+        return self.transactions.read(lambda tx: count_jobs(tx, search))
 
     def unreadable(self, limit: int | None = None) -> list[Unreadable]:
         """The rows that were set aside because they cannot be read, the newest first."""
@@ -397,7 +409,7 @@ class PostgresJobStore:
     def left_out(self) -> Iterator[Unreadable]:
         """The rows that a search leaves out although nobody has set them aside."""
         return left_out_of(
-            lambda log: admin.search(self.transactions.read, Search(), None, log), self.unreadable()
+            lambda log: search_jobs(self.transactions.read, Search(), None, log), self.unreadable()
         )
 
     def restore_unreadable(self, key: Any) -> bool:
@@ -454,14 +466,14 @@ class PostgresJobStore:
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
-        return self.transactions.stepwise(lambda tx: admin.purge(tx, jobs), "desk") if jobs else 0
+        return self.transactions.stepwise(lambda tx: purge_jobs(tx, jobs), "desk") if jobs else 0
 
     def erase(self, jobs: Sequence[Job]) -> int:
         """Erase what final jobs tell that have not been moved since they were read."""
         if not jobs:
             return 0
         now = self.now()
-        return self.transactions.stepwise(lambda tx: admin.erase(tx, jobs, now), "desk")
+        return self.transactions.stepwise(lambda tx: erase_jobs(tx, jobs, now), "desk")
 
     def ripe(self, limit: int) -> list[Job]:
         """Ended jobs that were kept long enough and are no steps of flows."""
@@ -475,24 +487,22 @@ class PostgresJobStore:
         # In several short commits: claims of all workers wait for rows that a long one holds.
         purged = 0
         if purges:
-            purged = self.transactions.stepwise(lambda tx: admin.purge_due(tx, limit), "sweep")
+            purged = self.transactions.stepwise(lambda tx: purge_due(tx, limit), "sweep")
         if purges and purged < limit:
             purged += self.transactions.stepwise(
                 lambda tx: purge_flows(tx, limit - purged), "sweep"
             )
         flows = do_slice(self.transactions, "sweep")
-        outdated = self.transactions.stepwise(
-            lambda tx: admin.end_outdated(tx, limit - purged), "sweep"
-        )
+        outdated = self.transactions.stepwise(lambda tx: end_outdated(tx, limit - purged), "sweep")
         freed = outdated.freed + flows.freed
         if outdated.steps:
             freed += settle_steps(self.transactions, outdated.steps, "sweep")[1].freed
         # Goes on where the last sweep ended, so that each key has its turn.
         is_woken, self._swept = self.transactions.stepwise(
-            lambda tx: admin.wake_blocked(tx, freed, self._swept, limit), "sweep"
+            lambda tx: wake_blocked(tx, freed, self._swept, limit), "sweep"
         )
         workers = self.transactions.stepwise(
-            lambda tx: admin.forget(tx, limit), "sweep", is_synced=False
+            lambda tx: forget_idle(tx, limit), "sweep", is_synced=False
         )
         self.transactions.notify(topics_of(is_done=outdated.number > 0, is_work=is_woken))
         return PruneResult(purged, outdated.number, workers, purged + outdated.number >= limit)
@@ -502,7 +512,7 @@ class PostgresJobStore:
     def queues(self) -> list[Queue]:
         """Every queue that has jobs or settings, by name."""
         # One snapshot: a job that moves between two counts would be counted twice.
-        return self.transactions.read(lambda tx: admin.queues(tx, self.now()), is_one=True)
+        return self.transactions.read(lambda tx: list_queues(tx, self.now()), is_one=True)
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change some settings of a queue; the answer has no counts."""
@@ -525,7 +535,7 @@ class PostgresJobStore:
             if settings.key_rate is None and old.key_rate is not None:
                 tx.execute(_ADMIN["drop_keys"], {"name": name})
             if settings.of_key(0.0) != old.of_key(0.0):
-                admin.wake_blocked(tx, Counter(), "", MAX_WOKEN)
+                wake_blocked(tx, Counter(), "", MAX_WOKEN)
             return queue_of(name, settings)
 
         return self.transactions.stepwise(work, "desk", topics={Topic.WORK})
@@ -574,7 +584,7 @@ class PostgresJobStore:
 
     def named(self) -> list[Named]:
         """The executors that due jobs name, by name."""
-        return self.transactions.read(admin.named, is_one=True)
+        return self.transactions.read(named_executors, is_one=True)
 
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
         """Jobs that name this executor, could be claimed, and became due before that instant."""

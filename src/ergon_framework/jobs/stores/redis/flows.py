@@ -34,7 +34,14 @@ from ergon_framework.jobs.stores.flow_settlement import (
     no_flow,
     no_predecessor,
 )
-from ergon_framework.jobs.stores.redis import rows
+from ergon_framework.jobs.stores.redis.rows import (
+    NUMBERS,
+    Blobs,
+    pairs,
+    result_in,
+    status_in,
+    wire_step,
+)
 from ergon_framework.jobs.stores.redis.scripts import (
     FLOW_STATUSES,
     JOBS,
@@ -117,7 +124,7 @@ class RedisFlows:
     def _stage(self, flow_id: str, parts: Sequence[_Part], steps: Sequence[NewJob]) -> None:
         first = 0
         for number, part in enumerate(parts):
-            blobs = rows.Blobs()
+            blobs = Blobs()
             wire = _wire(part, blobs)
             kind = "joins" if isinstance(part[0], Join) else "steps"
             arguments = (flow_id, kind, wire, number, STAGED_FOR)
@@ -136,7 +143,7 @@ class RedisFlows:
         steps: Sequence[NewJob],
         staged: int,
     ) -> None:
-        blobs = rows.Blobs()
+        blobs = Blobs()
         made = _new_row(flow) if flow.is_new else None
         arguments = (
             *(flow.id, made, blobs.add(flow.plan), len(steps)),
@@ -229,8 +236,8 @@ class RedisFlows:
             heads = self._transactions.call("HMGET", "job", *some)
             tales = self._transactions.call("HMGET", "tale", *some)
             for job_id, row, tale in zip(some, heads, tales, strict=True):
-                if rows.status_in(row) is JobStatus.COMPLETED:
-                    result = rows.result_in(tale)
+                if status_in(row) is JobStatus.COMPLETED:
+                    result = result_in(tale)
                     found |= {} if result is None else {job_id: result}
         return found
 
@@ -278,7 +285,7 @@ class RedisFlows:
 
     def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
         """Complete the step that waits for a signal, or keep the value for the first that will."""
-        blobs = rows.Blobs()
+        blobs = Blobs()
         number = blobs.add(value)
         answer = self._transactions.write(
             _SIGNAL, "desk", flow_id, name, number, blobs=blobs, is_repeatable=False
@@ -307,7 +314,7 @@ class RedisFlows:
         if wanted == Search(flow=wanted.flow):
             steps: int = self._transactions.call("ZCARD", f"flow:steps:{wanted.flow}")
             return steps
-        statuses = [rows.NUMBERS[each] for each in wanted.statuses or JobStatus]
+        statuses = [NUMBERS[each] for each in wanted.statuses or JobStatus]
         arguments = (COUNTED, statuses, wanted.queue, wanted.is_released)
         number, after = 0, cast("bytes | None", b"0")
         while after is not None:
@@ -340,7 +347,7 @@ class RedisFlows:
     def _work(self) -> dict[str, dict[str, str]]:
         """What is left to be done in slices, by flow and target."""
         found: dict[str, dict[str, str]] = {}
-        for target, blob in rows.pairs(self._transactions.call("HGETALL", "flow:kinds")):
+        for target, blob in pairs(self._transactions.call("HGETALL", "flow:kinds")):
             work = FlowWork(target, msgspec.msgpack.decode(blob)[0], 0)
             if work.kind == _ADMIT:
                 raise _half_added(flow_of(target))
@@ -352,7 +359,7 @@ class RedisFlows:
         the last of which makes it be there.
         """
         part: list[tuple[Any, ...]] = []
-        blobs, number = rows.Blobs(), 0
+        blobs, number = Blobs(), 0
         for copy in records:
             pages = list(_pages(copy.joins, MAX_PART)) or [()]
             for n, joins in enumerate(pages):
@@ -360,7 +367,7 @@ class RedisFlows:
                     number + len(joins) > MAX_PART or sum(map(len, blobs)) > MAX_PART_BYTES
                 ):
                     self._transactions.write(_LOAD, "move", part, blobs=blobs)
-                    part, blobs, number = [], rows.Blobs(), 0
+                    part, blobs, number = [], Blobs(), 0
                 last: tuple[Any, ...] = (False, False, False)
                 if n == len(pages) - 1:
                     last = (_row_of(copy.flow), blobs.add(copy.flow.plan), copy.work)
@@ -418,12 +425,12 @@ def _pages(found: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield some
 
 
-def _wire(part: _Part, blobs: rows.Blobs) -> list[tuple[Any, ...]]:
+def _wire(part: _Part, blobs: Blobs) -> list[tuple[Any, ...]]:
     """Joins or steps as the scripts want them."""
     return [
         (each.id, each.remaining, blobs.add(each.members))
         if isinstance(each, Join)
-        else rows.wire_step(each, blobs)
+        else wire_step(each, blobs)
         for each in part
     ]
 

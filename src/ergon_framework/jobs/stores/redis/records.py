@@ -16,8 +16,16 @@ from ergon_framework.jobs.stores.records import (
     dump_settings,
     load_settings,
 )
-from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.flows import RedisFlows
+from ergon_framework.jobs.stores.redis.rows import (
+    Blobs,
+    key_of_queue,
+    name_of_key,
+    pairs,
+    read_settings,
+    settings_blob,
+    wire_copy,
+)
 from ergon_framework.jobs.stores.redis.scripts import JOBS, KEY_BUCKETS, MARK, script
 from ergon_framework.jobs.stores.redis.transactions import BIRTH, SCHEMA, RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import Transitions
@@ -98,8 +106,8 @@ class RedisJobRecords:
 
     def _load_jobs(self, jobs: Sequence[JobRecord]) -> None:
         if jobs:
-            blobs = rows.Blobs()
-            wire = [rows.wire_copy(each.job, each.changed_at, blobs) for each in jobs]
+            blobs = Blobs()
+            wire = [wire_copy(each.job, each.changed_at, blobs) for each in jobs]
             refused = self._transactions.write(_LOAD, "move", wire, blobs=blobs)
             if refused:
                 raise StoreError(
@@ -122,7 +130,7 @@ class RedisJobRecords:
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
         found = self._transactions.call("HGETALL", "queues")
-        settings = {name: rows.read_settings(blob) for name, blob in rows.pairs(found)}
+        settings = {name: read_settings(blob) for name, blob in pairs(found)}
         return {name: each.full_at for name, each in settings.items() if each.rate is not None}
 
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
@@ -130,13 +138,13 @@ class RedisJobRecords:
         for name, instant in full_at.items():
             blob = self._transactions.call("HGET", "queues", name)
             if blob is not None:
-                filled = replace(rows.read_settings(blob), full_at=instant)
-                self._transitions.swap_settings(name, blob, rows.settings_blob(filled))
+                filled = replace(read_settings(blob), full_at=instant)
+                self._transitions.swap_settings(name, blob, settings_blob(filled))
 
     def key_buckets(self) -> KeyBuckets:
         """When the bucket of each limit key of which tokens were taken will be full."""
         found = self._transactions.call("ZRANGE", KEY_BUCKETS, 0, -1, "WITHSCORES")
-        names = (rows.key_of_queue(name) for name in found[::2])
+        names = (key_of_queue(name) for name in found[::2])
         return by_queue(
             (*name, float(full_at)) for name, full_at in zip(names, found[1::2], strict=True)
         )
@@ -145,7 +153,7 @@ class RedisJobRecords:
         """Say when buckets of limit keys will be full."""
         for queue, keys in full_at.items():
             for key, instant in keys.items():
-                member = rows.name_of_key(queue, key)
+                member = name_of_key(queue, key)
                 self._transactions.call("ZADD", KEY_BUCKETS, repr(instant), member)
 
     def move_state(self) -> bytes | None:
@@ -182,5 +190,5 @@ class RedisJobRecords:
 
     def _put(self, what: RedisScript, value: bytes | None) -> None:
         """Run a script that writes one word, or takes it away."""
-        blobs = rows.Blobs()
+        blobs = Blobs()
         self._transactions.write(what, "move", blobs.add(value), blobs=blobs)

@@ -13,10 +13,32 @@ from ergon_framework.core.claim import NO_LIMITS, ClaimRequest
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.documents import Reader, earliest, named_in, queue_of, text_of
 from ergon_framework.jobs.stores.erasure import erased
-from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.admin import count_in, search
 from ergon_framework.jobs.stores.redis.flows import RedisFlows
 from ergon_framework.jobs.stores.redis.records import RedisJobRecords
+from ergon_framework.jobs.stores.redis.rows import (
+    NUMBERS,
+    STATUSES,
+    Blobs,
+    RedisRow,
+    cancel_request_of,
+    claimed_job,
+    job_from,
+    name_of_key,
+    pairs,
+    parts_in,
+    place_in,
+    read_settings,
+    rows_in,
+    schedule_blob,
+    schedule_row,
+    settings_blob,
+    unreadable_from,
+    wire_erased,
+    wire_hold,
+    wire_settlement,
+    worker_row,
+)
 from ergon_framework.jobs.stores.redis.scripts import JOBS, KEY_WAKES, script
 from ergon_framework.jobs.stores.redis.transactions import INSPECT_INTERVAL, RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import (
@@ -205,8 +227,8 @@ class RedisJobStore:
             settlements = settlements[share:]
         if request is None:
             return applied, ClaimResult([])
-        blobs = rows.Blobs()
-        wire = [rows.wire_settlement(settlement, blobs) for settlement in settlements]
+        blobs = Blobs()
+        wire = [wire_settlement(settlement, blobs) for settlement in settlements]
         # A claim whose answer was lost is not made again: the lease of the first would hold on.
         head, data, bodies, late = self.transactions.write(
             EXCHANGE,
@@ -223,7 +245,7 @@ class RedisJobStore:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
         answers: list[bool] = []
         for first in range(0, len(holds), MAX_BATCH):
-            wire = [rows.wire_hold(hold) for hold in holds[first : first + MAX_BATCH]]
+            wire = [wire_hold(hold) for hold in holds[first : first + MAX_BATCH]]
             answers += _answers(self.transactions.write(_RENEW, "renew", wire, lease))
         return answers
 
@@ -239,7 +261,7 @@ class RedisJobStore:
             some = claims[first : first + MAX_BATCH]
             kept = self.transactions.call("HMGET", "job", *(each.id for each in some))
             for claim, row in zip(some, kept, strict=True):
-                request = None if row is None else rows.cancel_request_of(row, claim)
+                request = None if row is None else cancel_request_of(row, claim)
                 if request is not None:
                     found[claim.id] = request
         return found
@@ -311,8 +333,8 @@ class RedisJobStore:
 
     def _claimed(self, answer: Answer, data: bytes, bodies: bytes, late: bytes) -> ClaimResult:
         self._turns.update(zip(answer.turns[::2], answer.turns[1::2], strict=True))
-        texts = rows.parts_in(bodies, answer.lengths)
-        found = zip(answer.ids, rows.rows_in(data), texts, strict=True)
+        texts = parts_in(bodies, answer.lengths)
+        found = zip(answer.ids, rows_in(data), texts, strict=True)
         jobs = self._leased(found)
         next_at = None if answer.next_at is False else float(answer.next_at)
         expires_at = None if answer.expires_at is False else float(answer.expires_at)
@@ -320,13 +342,13 @@ class RedisJobStore:
         lanes = tuple(answer.handler_lanes)
         return ClaimResult(jobs, next_at, answer.is_left, outdated, expires_at, lanes)
 
-    def _leased(self, found: Iterable[tuple[str, rows.RedisRow, memoryview]]) -> list[ClaimedJob]:
+    def _leased(self, found: Iterable[tuple[str, RedisRow, memoryview]]) -> list[ClaimedJob]:
         """The jobs that were claimed; rows that cannot be read are set aside."""
         jobs: list[ClaimedJob] = []
         odd: list[Unreadable] = []
         for each in found:
             try:
-                jobs.append(rows.claimed_job(*each))
+                jobs.append(claimed_job(*each))
             except READ_ERRORS as error:
                 odd.append(odd_claim(each[0], each[1], error))
         if odd:
@@ -355,7 +377,7 @@ class RedisJobStore:
         found = self.flows.count(search_)
         if found is None:
             counts = self.transactions.call("HGETALL", "counts")
-            found = count_in(rows.pairs(counts), search_)
+            found = count_in(pairs(counts), search_)
         return sum(1 for _ in self.search(search_)) if found is None else found
 
     def _running(self) -> list[bytes]:
@@ -364,8 +386,8 @@ class RedisJobStore:
 
     def unreadable(self, limit: int | None = None) -> list[Unreadable]:
         """The rows that were set aside because they cannot be read, the newest first."""
-        found = rows.pairs(self.transactions.call("HGETALL", "unreadable"))
-        noted = [rows.unreadable_from(*each) for each in found]
+        found = pairs(self.transactions.call("HGETALL", "unreadable"))
+        noted = [unreadable_from(*each) for each in found]
         return sorted(noted, key=lambda each: (-each.since, each.id))[:limit]
 
     def left_out(self) -> Iterator[Unreadable]:
@@ -394,9 +416,9 @@ class RedisJobStore:
         parts = (self.transactions.call("HGET", name, job_id) for name in names)
         row, body, tale, place = parts
         try:
-            [parsed] = rows.rows_in(row or b"")
+            [parsed] = rows_in(row or b"")
             texts = memoryview(body or b""), memoryview(tale or b"")
-            return argument_problem(rows.job_from(job_id, parsed, *texts, rows.place_in(place)))
+            return argument_problem(job_from(job_id, parsed, *texts, place_in(place)))
         except READ_ERRORS as error:
             return problem_of(error)
 
@@ -409,7 +431,7 @@ class RedisJobStore:
         purged = 0
         for first in range(0, len(jobs), MAX_BATCH):
             wire = [
-                (job.id, job.key, job.fence, rows.NUMBERS[job.status], job.finished_at)
+                (job.id, job.key, job.fence, NUMBERS[job.status], job.finished_at)
                 for job in jobs[first : first + MAX_BATCH]
             ]
             purged += self.transactions.write(_PURGE, "desk", wire)
@@ -419,10 +441,9 @@ class RedisJobStore:
         """Erase what final jobs tell that have not been moved since they were read."""
         number, now = 0, self.now()
         for first in range(0, len(jobs), MAX_BATCH):
-            blobs = rows.Blobs()
+            blobs = Blobs()
             wire = [
-                rows.wire_erased(job, erased(job, now), blobs)
-                for job in jobs[first : first + MAX_BATCH]
+                wire_erased(job, erased(job, now), blobs) for job in jobs[first : first + MAX_BATCH]
             ]
             number += self.transactions.write(_ERASE, "desk", wire, blobs=blobs)
         return number
@@ -458,14 +479,14 @@ class RedisJobStore:
         """Every queue that has jobs or settings, by name."""
         counted, kept, times = self.transactions.run(_QUEUES)
         counts: dict[str, dict[str, int]] = {}
-        for name, number in rows.pairs(counted):
+        for name, number in pairs(counted):
             status, _, queue = name.partition(":")
-            counts.setdefault(queue, {})[rows.STATUSES[int(status)].value] = int(number)
+            counts.setdefault(queue, {})[STATUSES[int(status)].value] = int(number)
         for each in self.unreadable():
             mine = counts.setdefault(each.queue, {})
             mine[UNREADABLE] = mine.get(UNREADABLE, 0) + 1
-        settings = {name: rows.read_settings(blob) for name, blob in rows.pairs(kept)}
-        oldest = {name: float(instant) for name, instant in rows.pairs(times)}
+        settings = {name: read_settings(blob) for name, blob in pairs(kept)}
+        oldest = {name: float(instant) for name, instant in pairs(times)}
         return [
             queue_of(name, settings.get(name, NO_LIMITS), counts.get(name), oldest.get(name))
             for name in sorted({*counts, *settings})
@@ -477,9 +498,9 @@ class RedisJobStore:
         def attempt() -> Queue:
             # Read, decided here and swapped: Lua would need the rules of queues a second time.
             blob = self.transactions.call("HGET", "queues", name)
-            before = NO_LIMITS if blob is None else rows.read_settings(blob)
+            before = NO_LIMITS if blob is None else read_settings(blob)
             after = before.changed(changes, self.now())
-            kept = None if after.is_plain else rows.settings_blob(after)
+            kept = None if after.is_plain else settings_blob(after)
             is_other = after.of_key(0.0) != before.of_key(0.0)
             woken = MAX_WOKEN if is_other else None
             if not self.transitions.swap_settings(name, blob, kept, woken):
@@ -491,12 +512,12 @@ class RedisJobStore:
     def pinned_queues(self) -> dict[str, str]:
         """The versions that queues are pinned to."""
         kept = self.transactions.call("HGETALL", "queues")
-        found = {name: rows.read_settings(blob).pinned_version for name, blob in rows.pairs(kept)}
+        found = {name: read_settings(blob).pinned_version for name, blob in pairs(kept)}
         return {name: version for name, version in found.items() if version is not None}
 
     def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
         """When jobs that wait for a token of this limit key are due; None: none waits for one."""
-        name = rows.name_of_key(queue, limit_key)
+        name = name_of_key(queue, limit_key)
         found = self.transactions.call("ZSCORE", KEY_WAKES, name)
         return None if found is None else float(found)
 
@@ -505,7 +526,7 @@ class RedisJobStore:
     def heartbeat(self, record: WorkerRecord) -> None:
         """Note that a worker lives; a record with state ``gone`` removes it."""
         blob = None if record.state == "gone" else msgspec.json.encode(record)
-        blobs = rows.Blobs()
+        blobs = Blobs()
         kept = int(2 * WORKER_FORGOTTEN_AFTER)
         names = [name for name in (*record.executors, *record.serves) if name]
         self.transactions.write(
@@ -521,8 +542,8 @@ class RedisJobStore:
         return [each for each in self._worker_records() if each.has_ended]
 
     def _worker_records(self) -> list[WorkerRecord]:
-        found = sorted(rows.pairs(self.transactions.call("HGETALL", "workers")))
-        return self._reader.workers(rows.worker_row(*each) for each in found)
+        found = sorted(pairs(self.transactions.call("HGETALL", "workers")))
+        return self._reader.workers(worker_row(*each) for each in found)
 
     def named(self) -> list[Named]:
         """The executors that due jobs name, by name."""
@@ -530,7 +551,7 @@ class RedisJobStore:
         found = zip(lanes[::2], lanes[1::2], strict=True)
         return named_in(
             [(executor.decode(), queue.decode()) for executor, queue in found],
-            {name: float(instant) for name, instant in rows.pairs(seen)},
+            {name: float(instant) for name, instant in pairs(seen)},
         )
 
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
@@ -543,8 +564,8 @@ class RedisJobStore:
 
     def schedules(self) -> list[Schedule]:
         """All, by name."""
-        found = sorted(rows.pairs(self.transactions.call("HGETALL", "schedules")))
-        return self._reader.schedules(rows.schedule_row(*each) for each in found)
+        found = sorted(pairs(self.transactions.call("HGETALL", "schedules")))
+        return self._reader.schedules(schedule_row(*each) for each in found)
 
     def next_schedules(self, limit: int) -> list[Schedule]:
         """Those that fire next, the earliest first; none that is paused or has no further fire."""
@@ -555,7 +576,7 @@ class RedisJobStore:
 
         def attempt() -> None:
             before = self._stored(schedule.name)
-            self._swap(schedule.name, before, rows.schedule_blob(schedule))
+            self._swap(schedule.name, before, schedule_blob(schedule))
 
         self._retried(attempt)
 
@@ -582,12 +603,12 @@ class RedisJobStore:
             before = self._stored(name)
             if before is None:
                 return False
-            found = self._reader.schedules([rows.schedule_row(name, before)])
+            found = self._reader.schedules([schedule_row(name, before)])
             # Another worker has fired it since.
             if not found or found[0].next_at != expected:
                 return False
             after = msgspec.structs.replace(found[0], next_at=next_at, last_at=expected)
-            self.transitions.add(jobs, (name, before, rows.schedule_blob(after)))
+            self.transitions.add(jobs, (name, before, schedule_blob(after)))
             return True
 
         return self._retried(attempt)

@@ -9,7 +9,22 @@ import msgspec
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.redis import rows
+from ergon_framework.jobs.stores.redis.rows import (
+    STATUSES,
+    Blobs,
+    Place,
+    RedisRow,
+    body_of,
+    holder_in,
+    job_from,
+    parts_in,
+    rows_in,
+    standing,
+    status_in,
+    unreadable_from,
+    wire_job,
+    wire_settlement,
+)
 from ergon_framework.jobs.stores.redis.scripts import JOBS, script
 from ergon_framework.jobs.stores.redis.transactions import RedisTransactions
 from ergon_framework.jobs.stores.transitions import (
@@ -64,7 +79,7 @@ class _Seen(msgspec.Struct, frozen=True, array_like=True):
     tales: list[int]
     last: float | bool
     missed: list[str] = []  # rows that are no job's
-    places: list[tuple[str, rows.Place | bool]] = []  # of steps
+    places: list[tuple[str, Place | bool]] = []  # of steps
 
 
 answer_in = msgspec.msgpack.Decoder(Answer).decode
@@ -96,9 +111,9 @@ class Transitions:
                 there, _ = self.look_at("ids", [job.id for job in jobs])
             except StoreError:
                 raise error from None  # the first error says that the outcome is not known
-        found = {job.id: rows.body_of(job) for job in there}
+        found = {job.id: body_of(job) for job in there}
         for job in jobs:
-            if job.id in found and found[job.id] != rows.body_of(job):
+            if job.id in found and found[job.id] != body_of(job):
                 raise id_taken(job)
         if not found:
             return self.add(jobs)
@@ -117,10 +132,10 @@ class Transitions:
         if found is not None:
             return str(found.decode())
         taker = self._transactions.call("HGET", "in:keys", key)
-        return None if taker is None else rows.holder_in(taker, self._status, self._now())
+        return None if taker is None else holder_in(taker, self._status, self._now())
 
     def _status(self, job_id: str) -> JobStatus | None:
-        return rows.status_in(self._transactions.call("HGET", "job", job_id))
+        return status_in(self._transactions.call("HGET", "job", job_id))
 
     def _now(self) -> float:
         return self._transactions.now()
@@ -129,8 +144,8 @@ class Transitions:
         self, jobs: Sequence[NewJob], fires: Sequence[Any] | None = None
     ) -> list[EnqueueResult]:
         """Add jobs; of those of a schedule that fires, the ones that can be added."""
-        blobs = rows.Blobs()
-        wire = [rows.wire_job(job, blobs) for job in jobs]
+        blobs = Blobs()
+        wire = [wire_job(job, blobs) for job in jobs]
         if fires is None and all(map(_is_plain, jobs)):
             return self.add_plain(jobs, wire, blobs)
         if fires is not None:
@@ -169,7 +184,7 @@ class Transitions:
         )
 
     def add_plain(
-        self, jobs: Sequence[NewJob], wire: Sequence[Any], blobs: rows.Blobs
+        self, jobs: Sequence[NewJob], wire: Sequence[Any], blobs: Blobs
     ) -> list[EnqueueResult]:
         """Add jobs without unique keys: nothing but their ids can stand in the way."""
         kind, *rest = self._transactions.write(
@@ -180,7 +195,7 @@ class Transitions:
         return [EnqueueResult(job.id, True) for job in jobs]
 
     def _move_for(
-        self, kind: bytes, rest: Sequence[Any], jobs: Sequence[NewJob], blobs: rows.Blobs
+        self, kind: bytes, rest: Sequence[Any], jobs: Sequence[NewJob], blobs: Blobs
     ) -> tuple[Any, ...]:
         """The transition of a job that is to be replaced; raises where none can be."""
         if kind == b"id":
@@ -191,15 +206,15 @@ class Transitions:
             raise other_handler(jobs[rest[0] - 1], rest[1].decode())
         if kind == b"expiry":
             raise expires_too_soon(jobs[rest[0] - 1], rest[1].decode())
-        [row] = rows.rows_in(rest[2])
+        [row] = rows_in(rest[2])
         holder = rest[1].decode()
-        transition = cancel_replaced(rows.standing(holder, row), self._transactions.now())
-        return rows.wire_settlement(transition, blobs)
+        transition = cancel_replaced(standing(holder, row), self._transactions.now())
+        return wire_settlement(transition, blobs)
 
     def apply(self, settlements: Sequence[Settlement], call: str) -> list[bool]:
         """Move jobs that still are where the transitions were decided; which of them were."""
-        blobs = rows.Blobs()
-        wire = [rows.wire_settlement(settlement, blobs) for settlement in settlements]
+        blobs = Blobs()
+        wire = [wire_settlement(settlement, blobs) for settlement in settlements]
         return answer_in(
             self._transactions.write(EXCHANGE, call, wire, None, blobs=blobs)[0]
         ).applied
@@ -207,8 +222,8 @@ class Transitions:
     def end_outdated(self, ids: Sequence[str], data: bytes, call: str) -> int:
         """Dead-letter jobs that were not started before their expiry; how many it were."""
         now = self._transactions.now()
-        found = zip(ids, rows.rows_in(data), strict=True)
-        transitions = [expire(rows.standing(job_id, row), now) for job_id, row in found]
+        found = zip(ids, rows_in(data), strict=True)
+        transitions = [expire(standing(job_id, row), now) for job_id, row in found]
         return sum(self.apply(transitions, call)) if transitions else 0
 
     def look_at(
@@ -231,24 +246,24 @@ class Transitions:
         which: list[str] | int | None,
         most: int,
         wanted: tuple[Any, ...] | None,
-    ) -> tuple[list[tuple[rows.RedisRow, Job]], list[Unreadable], int | None]:
+    ) -> tuple[list[tuple[RedisRow, Job]], list[Unreadable], int | None]:
         """The same, with the rows they were made of, and those that are none."""
         head, data, bodies, tales = self._transactions.run(_READ, where, which, most, wanted)
         seen = _seen(head)
         parts = zip(
             seen.ids,
-            rows.rows_in(data),
-            rows.parts_in(bodies, seen.bodies),
-            rows.parts_in(tales, seen.tales),
+            rows_in(data),
+            parts_in(bodies, seen.bodies),
+            parts_in(tales, seen.tales),
             strict=True,
         )
         last = None if seen.last is False else int(seen.last)
         places = {job_id: place for job_id, place in seen.places if not isinstance(place, bool)}
-        found: list[tuple[rows.RedisRow, Job]] = []
+        found: list[tuple[RedisRow, Job]] = []
         odd = [self._odd(job_id) for job_id in seen.missed]
         for job_id, row, body, tale in parts:
             try:
-                found.append((row, rows.job_from(job_id, row, body, tale, places.get(job_id))))
+                found.append((row, job_from(job_id, row, body, tale, places.get(job_id))))
             except READ_ERRORS as error:
                 odd.append(_unreadable(job_id, row, problem_of(error)))
         return found, odd, last
@@ -257,7 +272,7 @@ class Transitions:
         """What is known of a row that is no job's."""
         note = self._transactions.call("HGET", "unreadable", job_id)
         if note is not None:
-            return rows.unreadable_from(job_id, note)
+            return unreadable_from(job_id, note)
         return Unreadable(
             key=job_id, id=job_id, queue="", status="", problem="its row is no job's", since=0.0
         )
@@ -288,7 +303,7 @@ class Transitions:
     def _swap(
         self, what: RedisScript, name: str, before: bytes | None, after: bytes | None, *more: Any
     ) -> bool:
-        blobs = rows.Blobs()
+        blobs = Blobs()
         numbers = blobs.add(before), blobs.add(after)
         return bool(
             self._transactions.write(
@@ -297,18 +312,18 @@ class Transitions:
         )
 
 
-def _unreadable(job_id: str, row: rows.RedisRow, problem: str) -> Unreadable:
+def _unreadable(job_id: str, row: RedisRow, problem: str) -> Unreadable:
     return Unreadable(
         key=job_id,
         id=job_id,
         queue=row.queue,
-        status=rows.STATUSES[row.status].value,
+        status=STATUSES[row.status].value,
         problem=problem,
         since=row.changed_at,
     )
 
 
-def odd_claim(job_id: str, row: rows.RedisRow, error: Exception) -> Unreadable:
+def odd_claim(job_id: str, row: RedisRow, error: Exception) -> Unreadable:
     """A row that was claimed and cannot be read."""
     return _unreadable(job_id, row, problem_of(error))
 

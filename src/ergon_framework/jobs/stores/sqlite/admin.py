@@ -40,7 +40,7 @@ _COUNTS = (
 )
 
 
-def search(read: Read, wanted: Search, limit: int | None, log: SkippedRows) -> Iterator[Job]:
+def search_jobs(read: Read, wanted: Search, limit: int | None, log: SkippedRows) -> Iterator[Job]:
     """Matching jobs, the newest first; see :func:`jobs_in_pages`."""
     statement, values = statement_of(wanted), _values(wanted)
 
@@ -59,7 +59,7 @@ def statement_of(wanted: Search) -> str:
     return " ".join(_SQL[piece] for piece in pieces)
 
 
-def count(cursor: sqlite3.Cursor, wanted: Search) -> int:
+def count_jobs(cursor: sqlite3.Cursor, wanted: Search) -> int:
     """How many match."""
     statement = " ".join((_SQL["number"], _SQL[_place(wanted)], _SQL["matching"]))
     number: int = cursor.execute(statement, _values(wanted)).fetchone()[0]
@@ -104,13 +104,13 @@ def _values(wanted: Search) -> dict[str, Any]:
     }
 
 
-def named(cursor: sqlite3.Cursor) -> list[Named]:
+def named_executors(cursor: sqlite3.Cursor) -> list[Named]:
     """The executors that due jobs name, from one to the next."""
     seen = dict(cursor.execute(_SQL["seen_executors"]).fetchall())
     return named_in(list(_pairs(cursor, "next_named_queue", "next_named")), seen)
 
 
-def queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
+def list_queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     """Every queue that has jobs or settings, with its counts."""
     try:
         return _queues(cursor, now)
@@ -128,7 +128,7 @@ def _queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     return listed(counted, retrying, settings, now)
 
 
-def prune(tx: SqliteTransitions, limit: int, *, purges: bool) -> PruneResult:
+def prune_jobs(tx: SqliteTransitions, limit: int, *, purges: bool) -> PruneResult:
     """Purge, end what is outdated, forget dead workers, and wake jobs whose limit key is free."""
     purged = 0
     if purges:
@@ -143,7 +143,7 @@ def prune(tx: SqliteTransitions, limit: int, *, purges: bool) -> PruneResult:
     return PruneResult(purged, outdated, workers, purged + outdated >= limit)
 
 
-def purge(tx: SqliteTransitions, jobs: Sequence[Job]) -> int:
+def purge_jobs(tx: SqliteTransitions, jobs: Sequence[Job]) -> int:
     """Delete jobs that have ended and were not moved since they were read."""
     if not jobs:
         return 0
@@ -154,7 +154,7 @@ def purge(tx: SqliteTransitions, jobs: Sequence[Job]) -> int:
     return tx.cursor.rowcount
 
 
-def erase(tx: SqliteTransitions, jobs: Sequence[Job]) -> int:
+def erase_jobs(tx: SqliteTransitions, jobs: Sequence[Job]) -> int:
     """Erase what jobs tell that have ended and were not moved since they were read."""
     number = 0
     for job in jobs:
@@ -173,7 +173,7 @@ def erase(tx: SqliteTransitions, jobs: Sequence[Job]) -> int:
 
 def _purge_due(tx: SqliteTransitions, limit: int) -> int:
     seqs: list[int] = []
-    for queue, status in groups(tx.cursor):
+    for queue, status in ended_statuses(tx.cursor):
         if len(seqs) >= limit:
             break
         values = (queue, status, tx.now, limit - len(seqs))
@@ -191,7 +191,7 @@ def _is_kept(tx: SqliteTransitions, seq: int) -> bool:
     return tx.cursor.execute(_SQL["keep_holder"], (seq, tx.now)).rowcount == 1
 
 
-def groups(cursor: sqlite3.Cursor) -> Iterator[tuple[str, str]]:
+def ended_statuses(cursor: sqlite3.Cursor) -> Iterator[tuple[str, str]]:
     """The queues and states in which jobs have ended."""
     return _pairs(cursor, "next_ended_status", "next_ended")
 

@@ -13,13 +13,27 @@ import msgspec
 from ergon_framework.core.claim import DEFAULT_BOUNDS, ClaimBounds, ClaimRequest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import Reader, earliest, queue_of, text_of
-from ergon_framework.jobs.stores.sqlite import admin, transitions
+from ergon_framework.jobs.stores.sqlite.admin import (
+    count_jobs,
+    ended_statuses,
+    erase_jobs,
+    list_queues,
+    named_executors,
+    prune_jobs,
+    purge_jobs,
+    search_jobs,
+)
 from ergon_framework.jobs.stores.sqlite.claim import SqliteClaim, SqliteClaimMemory, limits_of
 from ergon_framework.jobs.stores.sqlite.flows import SqliteFlows
 from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
 from ergon_framework.jobs.stores.sqlite.rows import SQL, job_or_odd, lossy, odd_row, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
-from ergon_framework.jobs.stores.sqlite.transitions import SqliteTransitions
+from ergon_framework.jobs.stores.sqlite.transitions import (
+    SqliteTransitions,
+    add_jobs,
+    add_new_jobs,
+    holder_of,
+)
 from ergon_framework.jobs.stores.transitions import DUE, ENDED, MAX_WOKEN, RUNNING
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
@@ -125,7 +139,7 @@ class SqliteJobStore:
         """Store all of them or none; raises DuplicateJobError."""
         if not jobs:
             return []
-        return self.transactions.write(lambda tx: transitions.add(tx, jobs), "add", is_work=True)
+        return self.transactions.write(lambda tx: add_jobs(tx, jobs), "add", is_work=True)
 
     def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Add jobs in the caller's own transaction on the same file, which the caller commits.
@@ -136,7 +150,7 @@ class SqliteJobStore:
         """
         with joined(connection, self.path, _SQL["lock"]) as cursor:
             tx = SqliteTransitions(cursor, self.now())
-            added = transitions.add(tx, jobs) if jobs else []
+            added = add_jobs(tx, jobs) if jobs else []
             tx.finish()  # it may have replaced a step
             return added
 
@@ -236,20 +250,18 @@ class SqliteJobStore:
 
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""
-        row = self.transactions.read(
-            lambda cursor: transitions.holder_of(cursor, unique_key, self.now())
-        )
+        row = self.transactions.read(lambda cursor: holder_of(cursor, unique_key, self.now()))
         return None if row is None else row[1]
 
     # ---- jobs -----------------------------------------------------------------------------------
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first, read in pages."""
-        return admin.search(self.transactions.read, search, limit, self._unreadable_log)
+        return search_jobs(self.transactions.read, search, limit, self._unreadable_log)
 
     def count(self, search: Search) -> int:
         """How many match."""
-        return self.transactions.read(lambda cursor: admin.count(cursor, search))
+        return self.transactions.read(lambda cursor: count_jobs(cursor, search))
 
     def unreadable(self, limit: int | None = None) -> list[Unreadable]:
         """The rows that were set aside because they cannot be read, the newest first."""
@@ -263,7 +275,7 @@ class SqliteJobStore:
     def left_out(self) -> Iterator[Unreadable]:
         """The rows that a search leaves out although nobody has set them aside."""
         return left_out_of(
-            lambda log: admin.search(self.transactions.read, Search(), None, log), self.unreadable()
+            lambda log: search_jobs(self.transactions.read, Search(), None, log), self.unreadable()
         )
 
     def restore_unreadable(self, key: Any) -> bool:
@@ -298,16 +310,16 @@ class SqliteJobStore:
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
-        return self.transactions.write(lambda tx: admin.purge(tx, jobs), "desk")
+        return self.transactions.write(lambda tx: purge_jobs(tx, jobs), "desk")
 
     def erase(self, jobs: Sequence[Job]) -> int:
         """Erase what final jobs tell that have not been moved since they were read."""
-        return self.transactions.write(lambda tx: admin.erase(tx, jobs), "desk")
+        return self.transactions.write(lambda tx: erase_jobs(tx, jobs), "desk")
 
     def ripe(self, limit: int) -> list[Job]:
         """Ended jobs that were kept long enough and are no steps of flows."""
         found: list[Job] = []
-        for queue, status in self.transactions.read(lambda cursor: list(admin.groups(cursor))):
+        for queue, status in self.transactions.read(lambda cursor: list(ended_statuses(cursor))):
             if len(found) >= limit:
                 break
             values = (queue, status, self.now(), limit - len(found))
@@ -319,13 +331,13 @@ class SqliteJobStore:
 
         Also makes jobs due again that wait for a limit key which is free.
         """
-        return self.transactions.write(lambda tx: admin.prune(tx, limit, purges=purges), "sweep")
+        return self.transactions.write(lambda tx: prune_jobs(tx, limit, purges=purges), "sweep")
 
     # ---- queues ---------------------------------------------------------------------------------
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs or settings, by name."""
-        return self.transactions.read(lambda cursor: admin.queues(cursor, self.now()))
+        return self.transactions.read(lambda cursor: list_queues(cursor, self.now()))
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change some settings of a queue; the answer has no counts."""
@@ -389,7 +401,7 @@ class SqliteJobStore:
         """The executors that due jobs name, by name."""
         while True:
             try:
-                return self.transactions.read(admin.named)
+                return self.transactions.read(named_executors)
             except (*READ_ERRORS, sqlite3.OperationalError) as error:
                 if not is_misread(error) or not self.transactions.set_odd_rows_aside(error):
                     raise
@@ -441,7 +453,7 @@ class SqliteJobStore:
             tx.cursor.execute(_SCHEDULES["advance"], (next_at, expected, name))
             if tx.cursor.rowcount != 1:
                 return False
-            tx.is_work |= transitions.add_new(tx, jobs) > 0
+            tx.is_work |= add_new_jobs(tx, jobs) > 0
             return True
 
         return self.transactions.write(work, "fire")

@@ -542,7 +542,7 @@ _PLAIN = _JOBS["insert_plain"]
 _FULL = _JOBS["insert"]
 
 
-def add(tx: SqliteTransitions, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+def add_jobs(tx: SqliteTransitions, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     """Add all of them; raises DuplicateJobError, and then the caller rolls back."""
     if len(jobs) == 1:
         return [_add(tx, jobs[0])]
@@ -554,7 +554,7 @@ def add(tx: SqliteTransitions, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     return [EnqueueResult(job.id, True) for job in jobs]
 
 
-def add_new(tx: SqliteTransitions, jobs: Sequence[NewJob]) -> int:
+def add_new_jobs(tx: SqliteTransitions, jobs: Sequence[NewJob]) -> int:
     """Add those that can be added, and leave out the others; how many there were."""
     added = 0
     for job in jobs:
@@ -562,7 +562,7 @@ def add_new(tx: SqliteTransitions, jobs: Sequence[NewJob]) -> int:
         # here.
         if tx.cursor.execute(_JOBS["has_id"], (job.id,)).fetchone() is None:
             with suppress(DuplicateJobError):
-                added += add(tx, [job])[0].is_new
+                added += add_jobs(tx, [job])[0].is_new
     return added
 
 
