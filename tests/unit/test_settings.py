@@ -153,7 +153,7 @@ def test_a_task_has_its_policies_and_its_parts() -> None:
         ('[connectors.x]\ntype = "No Such"\n', "type must be written module:name"),
         ("[connectors.x]\n", "connectors.x.type: type is missing"),
         ("[services.x]\nfactory = 5\n", "factory must be text, not 5"),
-        ("[telemetry]\nspan = true\n", "unknown key 'span' in TelemetrySection; did you mean 's"),
+        ("[telemetry]\nspan = true\n", "unknown key 'span' in [telemetry]; did you mean 'spans'"),
         ('[telemetry]\nrotate = "often"\n', "rotate must be 'never', 'batch' or seconds above 0"),
         ("[telemetry]\nrotate = 0\n", "rotate must be"),
         ("[telemetry]\nrotate = true\n", "rotate must be"),
@@ -315,9 +315,9 @@ def test_options_are_read_like_the_files_values() -> None:
     [
         ("ERGON_STOR__URL", "x", "unknown section 'stor'; did you mean 'store'?"),
         ("ERGON__STORE__URL", "x", "unknown section '_store'; did you mean 'store'?"),
-        ("ERGON_PROVIDERS__STOR", "x", "unknown key 'stor' in ProvidersSettings; did you mean 's"),
+        ("ERGON_PROVIDERS__STOR", "x", "unknown key 'stor' in [providers]; did you mean 'store'"),
         ("ERGON_SERVER__PORT", "http", "server.port: port must be a whole number, not 'http'"),
-        ("ERGON_SERVER__PROT", "80", "unknown key 'prot' in ServerSettings; did you mean 'port'?"),
+        ("ERGON_SERVER__PROT", "80", "unknown key 'prot' in [server]; did you mean 'port'?"),
         ("ERGON_SERVER__", "80", "has an empty name in it"),
         ("ERGON_SERVER____PORT", "80", "has an empty name in it"),
         ("ERGON_TASKS__ORDERS__TASK__X", "1", "tasks.orders.task: is no table"),
@@ -519,7 +519,7 @@ def test_a_policy_from_a_table() -> None:
         ("a.c", "a.c: there is no such table; known are b"),
         ("aa", "aa: there is no such table; did you mean 'a'?"),
         ("a.b.c.d", "a.b.c.d: there is no such table; none is defined"),
-        ("a.b", "x.toml:2: a.b.c: unknown key 'c' in RetryPolicy"),
+        ("a.b", "x.toml:2: a.b.c: unknown key 'c' in [a.b]"),
     ],
 )
 def test_a_wrong_table_is_named(table: str, told: str) -> None:

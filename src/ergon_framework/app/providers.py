@@ -82,7 +82,11 @@ def _refusal(section: type[SettingsModel], wrong: list[tuple[str, str]]) -> Vali
     """What is wrong with which key."""
     lines = [
         InitErrorDetails(
-            type=PydanticCustomError("providers", "{text}", {"text": text}), loc=(name,), input=None
+            type=PydanticCustomError(
+                "providers", "{text}", {"text": text, "model": section.__name__}
+            ),
+            loc=(name,),
+            input=None,
         )
         for name, text in wrong
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _MAX_LENGTH = 200
 
@@ -87,7 +87,16 @@ def toml_text(text: str) -> str:
 
 def toml_table(section: str, name: str) -> str:
     """The heading of a table as a settings file writes it, whatever its name is."""
-    return f"[{section}.{name if _BARE.fullmatch(name) else toml_text(name)}]"
+    return f"[{section}.{_toml_key(name)}]"
+
+
+def toml_heading(path: Iterable[object]) -> str:
+    """The heading of the table at a path of keys."""
+    return f"[{'.'.join(_toml_key(str(key)) for key in path)}]"
+
+
+def _toml_key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else toml_text(name)
 
 
 _BARE = re.compile("[A-Za-z0-9_-]+")

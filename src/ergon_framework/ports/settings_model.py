@@ -71,17 +71,24 @@ class SettingsModel(BaseModel):
 
 
 def _explained(details: ErrorDetails, model: type[BaseModel]) -> InitErrorDetails:
-    is_done = "text" in details.get("ctx", {})  # by a nested document
-    text = explain(details) if is_done else _text(details, model)
-    kind = PydanticCustomError(details["type"], "{text}", {"text": text})
+    context = details.get("ctx", {})
+    if "text" not in context:  # else a nested document has explained it
+        context = {"text": _text(details, model), "model": model.__name__}
+    kind = PydanticCustomError(details["type"], "{text}", context)
     return InitErrorDetails(type=kind, loc=details["loc"], input=details["input"])
 
 
-def explain(details: ErrorDetails) -> str:
-    """What is wrong, in a phrase that may follow the field's name."""
+def explain(details: ErrorDetails, heading: str = "") -> str:
+    """What is wrong, in a phrase that may follow the field's name.
+
+    Of an unknown key it says in which table of a file it stands, when the table's heading is given:
+    who wrote the file has seen no class.
+    """
     context = details.get("ctx", {})
     if "text" in context:  # a document has explained it already
-        return str(context["text"])
+        text = str(context["text"])
+        before, found, after = text.rpartition(f" in {context.get('model')}; ")
+        return f"{before} in {heading}; {after}" if found and heading else text
     if details["type"] == "value_error":
         return str(context["error"])
     if details["type"] == "float_type" and isinstance(details["input"], int):

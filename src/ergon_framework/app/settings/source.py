@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from ergon_framework.core.text import toml_heading
 from ergon_framework.errors import SettingsError
 from ergon_framework.ports.settings_model import dotted, explain
 
@@ -285,7 +286,9 @@ class SettingsSource:
             wrong.append(keys)
             there = _reached(value, keys)
             if not any(bad[: len(there)] == there for bad in gone):
-                self.add_problem((*path, *keys), explain(details))
+                place = (*path, *keys)
+                heading = toml_heading(place[:-1]) if place[1:] else ""
+                self.add_problem(place, explain(details, heading))
         return wrong
 
     def raise_problems(self) -> None:
