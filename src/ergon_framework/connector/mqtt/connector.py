@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -13,6 +11,7 @@ from urllib.parse import quote
 
 from ergon_framework.connector.base import DroppedDeliveries, inherited, refuse_extra, settling
 from ergon_framework.connector.broker.connection import AsyncBrokerConnection, BrokerConnection
+from ergon_framework.connector.broker.delays import DelayedDeliveries
 from ergon_framework.connector.broker.message import (
     CORRELATION_ID,
     MalformedMessageError,
@@ -116,7 +115,6 @@ class MqttConnector:
             self._url, tls, keepalive, client_id, session_expiry, min(max_in_flight, MAX_RECEIVED)
         )
         self._passing = SessionOptions(self._url, tls, keepalive)
-        self._places = itertools.count()
         self._wakeup = Wakeup()
         self._sessions: dict[str, MqttSession] = {}
         self._of_parents: list[MqttSession] = []
@@ -136,7 +134,7 @@ class MqttConnector:
         self._is_parents_session = self._is_parents_session or "consuming" in self._sessions
         self._sessions = {}
         self._dropped: DroppedDeliveries[Arrived] = DroppedDeliveries()
-        self._parked: list[tuple[float, int, Arrived]] = []  # a heap by the instant they are due
+        self._delayed: DelayedDeliveries[Arrived] = DelayedDeliveries()
 
     # ---- both ends of its life ----
 
@@ -194,7 +192,7 @@ class MqttConnector:
         while (session := self._consuming.wait()) is not None:
             now = current_clock().now()
             self._bring_back(now)
-            self._wakeup.wait(self._earliest(until), session.is_due)
+            self._wakeup.wait(self._delayed.next_due(until), session.is_due)
             deliveries, malformed = self._read(session.pop(batch_size))
             for arrived, reason in malformed:
                 with self._kept(arrived):
@@ -217,7 +215,7 @@ class MqttConnector:
         until = loop.time() + self._checked(batch_size, wait, extra)
         while (session := await self._aconsuming.wait()) is not None:
             self._bring_back(loop.time())
-            await self._wakeup.wait_async(self._earliest(until), session.is_due)
+            await self._wakeup.wait_async(self._delayed.next_due(until), session.is_due)
             deliveries, malformed = self._read(session.pop(batch_size))
             for arrived, reason in malformed:
                 with self._kept(arrived):
@@ -332,7 +330,7 @@ class MqttConnector:
         try:
             yield
         except Exception as error:
-            self._hold(arrived, deadline(1.0))
+            self._delayed.add(arrived, deadline(1.0))
             logger.warning("%s: a malformed message stays: %s", self._url.name, describe(error))
         else:
             self.malformed += 1
@@ -342,23 +340,16 @@ class MqttConnector:
     def _bring_back(self, now: float) -> None:
         for arrived in self._dropped.take():
             # Whoever had it may be at work with it still.
-            self._hold(arrived, now + DROPPED_FOR)
-        while self._parked and self._parked[0][0] <= now:
-            arrived = heapq.heappop(self._parked)[2]
+            self._delayed.add(arrived, now + DROPPED_FOR)
+        for arrived in self._delayed.take_due(now):
             if arrived.session.is_open:  # otherwise the broker delivers it again
                 arrived.session.put_back([arrived])
-
-    def _earliest(self, until: float) -> float:
-        return min(until, self._parked[0][0]) if self._parked else until
-
-    def _hold(self, arrived: Arrived, until: float) -> None:
-        heapq.heappush(self._parked, (until, next(self._places), arrived))
 
     def _park(self, transaction: Transaction, until: float) -> None:
         with self._settled(transaction, "release_after") as arrived:
             if arrived is not None:
                 self._refuse_lost(arrived)
-                self._hold(arrived, until)
+                self._delayed.add(arrived, until)
 
     def _refuse_lost(self, arrived: Arrived) -> None:
         if not arrived.session.is_open:

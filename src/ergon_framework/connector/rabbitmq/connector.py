@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
 import time
 from collections.abc import (
@@ -22,6 +20,7 @@ from typing import Any, Self, TypeVar
 
 from ergon_framework.connector.base import DroppedDeliveries, refuse_extra, settling
 from ergon_framework.connector.broker.connection import AsyncBrokerConnection, BrokerConnection
+from ergon_framework.connector.broker.delays import DelayedDeliveries
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES
 from ergon_framework.connector.broker.message import (
     MAX_MESSAGE_BYTES,
@@ -172,8 +171,7 @@ class RabbitConnector:
         self.waits_for_work = self._wait > 0
         self._may_ask = True
         self._dropped: DroppedDeliveries[Received] = DroppedDeliveries()
-        self._held: list[tuple[float, int, Received]] = []  # a heap of parked ones by their time
-        self._places = itertools.count()
+        self._delayed: DelayedDeliveries[Received] = DelayedDeliveries()
         self._wakeup = Wakeup()
         self._of_parents: list[object] = []  # freeing these would close what the parent uses
         self._consumers: dict[str, PikaConsumer | AioConsumer] = {}  # the last of each colour
@@ -191,7 +189,7 @@ class RabbitConnector:
     def renew(self) -> None:
         """In a forked child: it has no connection, and nothing in hand."""
         self._of_parents.append(self._consumers)
-        self._consumers, self._held = {}, []
+        self._consumers, self._delayed = {}, DelayedDeliveries()
 
     # ---- both ends of its life ----
 
@@ -258,8 +256,8 @@ class RabbitConnector:
             try:
                 taken = consumer.take(
                     batch_size,
-                    self._earliest(until),
-                    self._earliest(clock.now() + LOOK_AROUND),
+                    self._delayed.next_due(until),
+                    self._delayed.next_due(clock.now() + LOOK_AROUND),
                     may_ask=self._may_ask,
                 )
                 found = self._sorted(taken, clock.now())
@@ -292,8 +290,8 @@ class RabbitConnector:
             try:
                 taken = await consumer.take(
                     batch_size,
-                    self._earliest(until),
-                    self._earliest(loop.time() + LOOK_AROUND),
+                    self._delayed.next_due(until),
+                    self._delayed.next_due(loop.time() + LOOK_AROUND),
                     may_ask=self._may_ask,
                 )
                 found = self._sorted(taken, loop.time())
@@ -359,7 +357,7 @@ class RabbitConnector:
             if received is None:
                 return
             if parking_step(rest) is None:
-                self._hold(received, current_clock().now() + rest)
+                self._delayed.add(received, current_clock().now() + rest)
             else:
                 self._park(received, rest)
 
@@ -370,7 +368,7 @@ class RabbitConnector:
             if received is None:
                 return
             if parking_step(rest) is None:
-                self._hold(received, asyncio.get_running_loop().time() + rest)
+                self._delayed.add(received, asyncio.get_running_loop().time() + rest)
             else:
                 await self._park_async(received, rest)
 
@@ -421,7 +419,7 @@ class RabbitConnector:
             if parking_step(rest) is not None:
                 found.park.append((received, rest))
             elif rest > NEARLY_DUE:
-                self._hold(received, now + rest)
+                self._delayed.add(received, now + rest)
             else:
                 try:
                     found.deliver.append(self._delivery(received))
@@ -442,17 +440,10 @@ class RabbitConnector:
         """Deliver again what is due, and what nobody has any more."""
         for received in self._dropped.take():
             # Whoever had it may be at work with it still.
-            self._hold(received, now + DROPPED_FOR)
-        while self._held and self._held[0][0] <= now:
-            received = heapq.heappop(self._held)[2]
+            self._delayed.add(received, now + DROPPED_FOR)
+        for received in self._delayed.take_due(now):
             if received.channel.is_open:  # otherwise the broker delivers it again
                 received.channel.put_back([received])
-
-    def _earliest(self, until: float) -> float:
-        return min(until, self._held[0][0]) if self._held else until
-
-    def _hold(self, received: Received, until: float) -> None:
-        heapq.heappush(self._held, (until, next(self._places), received))
 
     def _put_away(self, consumer: PikaConsumer, found: _Sorted) -> None:
         try:
@@ -493,7 +484,7 @@ class RabbitConnector:
 
     def _waiting_here(self) -> int:
         buffered = sum(each.buffered for each in self._consumers.values() if each.is_open)
-        return buffered + len(self._held)
+        return buffered + len(self._delayed)
 
     # ---- inside: what goes ----
 
