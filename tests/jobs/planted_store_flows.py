@@ -26,7 +26,7 @@ from ergon_framework.jobs.stores.flow_settlement import (
     WaitingSignal,
 )
 from ergon_framework.jobs.stores.memory.flows import MemoryFlowTables
-from ergon_framework.jobs.stores.memory.ledger import JobTable
+from ergon_framework.jobs.stores.memory.job_table import JobTable
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.ports.flow import Flow, SignalOutcome
@@ -36,12 +36,12 @@ from tests.jobs.planted_stores import Honest, change
 
 
 class Flows(Honest):
-    """A store whose ledger keeps flows in the tables and by the moves of a class."""
+    """A store whose table keeps flows in the tables and by the moves of a class."""
 
     Tables: type[MemoryFlowTables] = MemoryFlowTables
     Moves: type[FlowSettlement] = FlowSettlement
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         Tables: type[MemoryFlowTables] = MemoryFlowTables
         Moves: type[FlowSettlement] = FlowSettlement
 
@@ -55,7 +55,7 @@ class Flows(Honest):
 
     def __init_subclass__(cls) -> None:
         parts = {"Tables": cls.Tables, "Moves": cls.Moves}
-        setattr(cls, "PlantedLedger", type("PlantedLedger", (cls.PlantedLedger,), parts))  # noqa: B010 - a class is meant
+        setattr(cls, "PlantedJobTable", type("PlantedJobTable", (cls.PlantedJobTable,), parts))  # noqa: B010 - a class is meant
 
 
 # ---- waiting and counting -----------------------------------------------------------------------
@@ -72,7 +72,7 @@ class OpensOneEarly(Flows):
 class CountsWithoutAFence(Flows):
     """Counts a report of a step before it looks whether the report is a late one."""
 
-    class PlantedLedger(Flows.PlantedLedger):
+    class PlantedJobTable(Flows.PlantedJobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             applied = super().settle(settlement, now)
             record = self.records[settlement.key]
@@ -87,7 +87,7 @@ class CountsWithoutAFence(Flows):
 class StartsWhatFollowsTwice(Flows):
     """Adds a step that was released to its queue, and its twin as well."""
 
-    class PlantedLedger(Flows.PlantedLedger):
+    class PlantedJobTable(Flows.PlantedJobTable):
         def release(self, record: MemoryJob, now: float) -> None:
             super().release(record, now)
             twin = change(record.new, id=f"{record.new.id}+", step=None)
@@ -97,7 +97,7 @@ class StartsWhatFollowsTwice(Flows):
 class ReleasesLater(Flows):
     """Releases steps with the next retention run."""
 
-    class PlantedLedger(Flows.PlantedLedger):
+    class PlantedJobTable(Flows.PlantedJobTable):
         def go_on_with_flows(self, now: float) -> None:
             """Leave it to others."""
 
@@ -113,7 +113,7 @@ class ReleasesLater(Flows):
 class LetsStepsBeHurried(Flows):
     """Lets an operator start a step before its turn."""
 
-    class PlantedLedger(Flows.PlantedLedger):
+    class PlantedJobTable(Flows.PlantedJobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.records.get(settlement.key)
             if (
@@ -128,7 +128,7 @@ class LetsStepsBeHurried(Flows):
 class DelaysFromTheBeginning(Flows):
     """Counts the delay of a step from when its flow was stored."""
 
-    class PlantedLedger(Flows.PlantedLedger):
+    class PlantedJobTable(Flows.PlantedJobTable):
         def release(self, record: MemoryJob, now: float) -> None:
             record.wait = max(0.0, (record.wait or 0.0) - (now - record.created_at))
             super().release(record, now)
@@ -137,7 +137,7 @@ class DelaysFromTheBeginning(Flows):
 class StoresHalfAFlow(Flows):
     """Finds out that an id is taken when the flow is stored already."""
 
-    class PlantedLedger(Flows.PlantedLedger):
+    class PlantedJobTable(Flows.PlantedJobTable):
         def check_new(self, jobs: Sequence[NewJob], now: float) -> None:
             """Let anything through."""
 
@@ -207,7 +207,7 @@ class SkipsOnPaper(Flows):
 
     class Tables(MemoryFlowTables):
         def set_feeds(self, key: int, feeds: Sequence[str]) -> None:
-            record = self._ledger.records[key]
+            record = self._table.records[key]
             for join in record.feeds or ():
                 self.count_at(Counter({join: -1}))
             super().set_feeds(key, feeds)
@@ -261,7 +261,7 @@ class IgnoresCancelledSteps(Flows):
 class StepsNeverExpire(Flows):
     """Looks at the expiry of a step only when it is due."""
 
-    class PlantedLedger(Flows.PlantedLedger):
+    class PlantedJobTable(Flows.PlantedJobTable):
         def end_outdated(self, record: MemoryJob, now: float) -> None:
             if not record.is_joining or record.signal is not None:
                 super().end_outdated(record, now)
@@ -281,7 +281,7 @@ class LosesEarlySignals(Flows):
 class StopsWithoutSignals(Flows):
     """Forgets a signal that came early when its step is cancelled."""
 
-    class PlantedLedger(Flows.PlantedLedger):
+    class PlantedJobTable(Flows.PlantedJobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             applied = super().settle(settlement, now)
             record = self.records[settlement.key]
@@ -293,7 +293,7 @@ class StopsWithoutSignals(Flows):
 class WaitsForWhatHasCome(Flows):
     """Lets a step that comes back wait for its signal, though that came before."""
 
-    class PlantedLedger(Flows.PlantedLedger):
+    class PlantedJobTable(Flows.PlantedJobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.records[settlement.key]
             if record.signal is None or settlement.transition.event != "requeued":
@@ -318,7 +318,7 @@ class AsksForSignalsAgain(Flows):
 class SignalsRunOutFromTheBeginning(Flows):
     """Counts the time limit of a signal from when its flow was stored."""
 
-    class PlantedLedger(Flows.PlantedLedger):
+    class PlantedJobTable(Flows.PlantedJobTable):
         def release(self, record: MemoryJob, now: float) -> None:
             if record.signal is not None and record.wait is not None:
                 record.wait = max(0.0, record.wait - (now - record.created_at))
@@ -364,7 +364,7 @@ class SignalsAreNeverLate(Flows):
 class TellsNoExpiry(Flows):
     """Leaves it to the next retention run to find what has expired."""
 
-    class PlantedLedger(Flows.PlantedLedger):
+    class PlantedJobTable(Flows.PlantedJobTable):
         def claim(self, request: ClaimRequest, now: float) -> ClaimResult:
             return change(super().claim(request, now), expires_at=None)
 
@@ -414,7 +414,7 @@ class CancelsOneSlice(Flows):
 class StopsWhatIsSwept(Flows):
     """Lets steps of a flow that stops start until a slice of the sweep has come to them."""
 
-    class PlantedLedger(Flows.PlantedLedger):
+    class PlantedJobTable(Flows.PlantedJobTable):
         def claim(self, request: ClaimRequest, now: float) -> ClaimResult:
             flows, self.flow_book.flows = self.flow_book.flows, {}
             try:
@@ -536,8 +536,8 @@ class DiscardsStepsToo(Moved):
 
     class Records(MemoryJobRecords):
         def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-            with self._step() as ledger:
+            with self._step() as table:
                 for each in records:
-                    for record in list(ledger.flow_book.steps.get(str(each.identity), {}).values()):
-                        ledger.remove(record)
+                    for record in list(table.flow_book.steps.get(str(each.identity), {}).values()):
+                        table.remove(record)
             super().discard(records, fence)

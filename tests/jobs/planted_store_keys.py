@@ -7,7 +7,7 @@ from typing import Any
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.limits import TokenBucket
-from ergon_framework.jobs.stores.memory.ledger import JobTable
+from ergon_framework.jobs.stores.memory.job_table import JobTable
 from ergon_framework.jobs.stores.memory.queues import Heap, MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import MemoryJob
@@ -61,7 +61,7 @@ class KeyOfAllQueues(Honest):
 class KeyPlaceLeaks(Honest):
     """Does not give the place of a job back that was lost with its worker."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Any, entry: bytes, now: float) -> None:
             key = record.new.limit_key
             if key is not None and move.event == "lost":
@@ -119,7 +119,7 @@ class NobodyIsToldOfTokens(Honest):
 class TokenComesBack(Honest):
     """Gives the token of a job back when the job is given back."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Any, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             queue, key = self.queues.get(record.new.queue), record.new.limit_key
@@ -131,7 +131,7 @@ class PruneFillsBuckets(Honest):
     """Forgets all keys with a prune, not only those with full buckets."""
 
     def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
-        for queue in self.ledger.queues:
+        for queue in self.table.queues:
             queue.key_buckets.clear()
         return super().prune(limit, purges=purges)
 
@@ -192,7 +192,7 @@ class NoTurns(Honest):
 class TurnsBeginAnew(Honest):
     """Begins with the first key at every claim."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def claim(self, request: ClaimRequest, now: float) -> ClaimResult:
             for queue in self.queues:
                 for turn in sorted(queue.turns):

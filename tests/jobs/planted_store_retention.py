@@ -85,9 +85,9 @@ class DeletesRetriedFlows(WithFlows):
 
     class Flows(MemoryFlows):
         def delete(self, flow: Flow, limit: int) -> bool:
-            with self._step() as ledger:
-                if flow.id in ledger.flow_book.flows:
-                    ledger.purge_flow(flow.id, limit)
+            with self._step() as table:
+                if flow.id in table.flow_book.flows:
+                    table.purge_flow(flow.id, limit)
             return False
 
 
@@ -97,8 +97,8 @@ class KeepsOf(Honest):
     left: tuple[str, ...] = ()
 
     def erase(self, jobs: Sequence[Job]) -> int:
-        with self.step() as ledger:
-            was = {job.key: ledger.records[job.key] for job in jobs}
+        with self.step() as table:
+            was = {job.key: table.records[job.key] for job in jobs}
             kept = {
                 key: {name: getattr(record.new, name) for name in self.left}
                 for key, record in was.items()
@@ -138,9 +138,9 @@ class KeepsMessages(Honest):
 
     def erase(self, jobs: Sequence[Job]) -> int:
         number = super().erase(jobs)
-        with self.step() as ledger:
+        with self.step() as table:
             for job in jobs:
-                ledger.records[job.key].history.extendleft(reversed(job.history))
+                table.records[job.key].history.extendleft(reversed(job.history))
         return number
 
 
@@ -149,9 +149,9 @@ class KeepsResults(Honest):
 
     def erase(self, jobs: Sequence[Job]) -> int:
         number = super().erase(jobs)
-        with self.step() as ledger:
+        with self.step() as table:
             for job in jobs:
-                ledger.records[job.key].result = job.result
+                table.records[job.key].result = job.result
         return number
 
 
@@ -159,7 +159,7 @@ class ErasesWhatRuns(Honest):
     """Erases by id, whether the job is needed still or not."""
 
     def erase(self, jobs: Sequence[Job]) -> int:
-        with self.step() as ledger:
+        with self.step() as table:
             for job in jobs:
-                ledger.records[job.key].erase(self.now())
+                table.records[job.key].erase(self.now())
         return len(jobs)

@@ -11,7 +11,7 @@ from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.documents import text_of
-from ergon_framework.jobs.stores.memory.ledger import JobTable
+from ergon_framework.jobs.stores.memory.job_table import JobTable
 from ergon_framework.jobs.stores.memory.queues import MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.jobs.stores.transitions import cancel_running
@@ -37,7 +37,7 @@ from tests.jobs.planted_stores import Honest, change
 class SettlesUnfenced(Honest):
     """Believes whoever reports about a running job."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.records.get(settlement.key)
             fence = settlement.fence if record is None else record.fence
@@ -47,7 +47,7 @@ class SettlesUnfenced(Honest):
 class SettlesInAnyState(Honest):
     """Does not look at the state in which a move was decided."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.records.get(settlement.key)
             expected = settlement.expected if record is None else record.status
@@ -57,7 +57,7 @@ class SettlesInAnyState(Honest):
 class SettlesById(Honest):
     """Finds a job by its id alone, whatever life of it was meant."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.by_id.get(settlement.id)
             if record is None:
@@ -68,7 +68,7 @@ class SettlesById(Honest):
 class LateReportLeavesATrace(Honest):
     """Refuses a late report, and writes it into the history all the same."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             applied = super().settle(settlement, now)
             if not applied and settlement.key in self.records:
@@ -79,7 +79,7 @@ class LateReportLeavesATrace(Honest):
 class RescuesTheRenewed(Honest):
     """Takes a job from a holder that has come back in time."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             return super().settle(change(settlement, if_expired=False), now)
 
@@ -107,7 +107,7 @@ class OneAnswerForAll(Honest):
 class NullIsNothing(Honest):
     """Does not tell a null result from none."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             result = None if settlement.result == b"null" else settlement.result
             return super().settle(change(settlement, result=result), now)
@@ -116,7 +116,7 @@ class NullIsNothing(Honest):
 class RetriesAtOnce(Honest):
     """Does not wait between attempts."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, replace(move, delay=0.0), entry, now)
 
@@ -124,7 +124,7 @@ class RetriesAtOnce(Honest):
 class ReleaseWipesTheError(Honest):
     """Forgets the last failure at the next move."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             record.last_error = move.failure
@@ -133,7 +133,7 @@ class ReleaseWipesTheError(Honest):
 class ForgetsSolo(Honest):
     """Lets a job that may have killed its neighbours run among others again."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, replace(move, is_solo=False), entry, now)
 
@@ -141,7 +141,7 @@ class ForgetsSolo(Honest):
 class SoloForEver(Honest):
     """Never lets a job run among others again."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             is_solo = move.is_solo or record.is_solo
             super()._move(record, replace(move, is_solo=is_solo), entry, now)
@@ -150,7 +150,7 @@ class SoloForEver(Honest):
 class NewestEntryFirst(Honest):
     """Writes the history from its end."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             record.history.rotate(1)
@@ -159,7 +159,7 @@ class NewestEntryFirst(Honest):
 class EndlessHistory(Honest):
     """Lets a job's history grow with every move."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             record.history = type(record.history)(record.history)
             super()._move(record, move, entry, now)
@@ -168,7 +168,7 @@ class EndlessHistory(Honest):
 class KeepsForEver(Honest):
     """Knows no time of purging."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             return super().settle(change(settlement, keep=None), now)
 
@@ -176,7 +176,7 @@ class KeepsForEver(Honest):
 class ReschedulesFromTheOldTime(Honest):
     """Adds the delay to the time at which the job was due."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             before = record.run_at
             super()._move(record, move, entry, now)
@@ -189,7 +189,7 @@ class ReschedulesFromTheOldTime(Honest):
 class RequeueKeepsCounters(Honest):
     """Sends a job back that has no delivery left."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             deliveries = record.deliveries
             super()._move(record, move, entry, now)
@@ -199,7 +199,7 @@ class RequeueKeepsCounters(Honest):
 class RequeueKeepsThePurge(Honest):
     """Sends a job back, and sweeps it away while it waits."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             purge_at = record.purge_at
             super()._move(record, move, entry, now)
@@ -209,7 +209,7 @@ class RequeueKeepsThePurge(Honest):
 class RequeueResetsTheFence(Honest):
     """Begins anew so thoroughly that old reports are believed again."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.is_reset:
@@ -219,7 +219,7 @@ class RequeueResetsTheFence(Honest):
 class RequeueKeepsTheExpiry(Honest):
     """Sends an outdated job back to be outdated at once."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             expires_at = record.expires_at
             super()._move(record, move, entry, now)
@@ -253,7 +253,7 @@ class SavesTokens(Honest):
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         queue = super().set_queue(name, **changes)
-        line = self.ledger.queues.get(name)
+        line = self.table.queues.get(name)
         if line.full_at is not None:
             since = self.now()
             line.has_token = lambda now: now > since or queue.burst > line.active  # type: ignore[method-assign]
@@ -285,28 +285,28 @@ class _Leaking(JobTable):
 class LimitLeaksOnRelease(Honest):
     """Keeps the limit key of a job that was given back."""
 
-    class PlantedLedger(_Leaking):
+    class PlantedJobTable(_Leaking):
         leaks = ("released",)
 
 
 class LimitLeaksOnRescue(Honest):
     """Keeps the limit key of a job that was taken from a lost worker."""
 
-    class PlantedLedger(_Leaking):
+    class PlantedJobTable(_Leaking):
         leaks = ("lost",)
 
 
 class LimitLeaksOnRetry(Honest):
     """Keeps the limit key of a job that failed."""
 
-    class PlantedLedger(_Leaking):
+    class PlantedJobTable(_Leaking):
         leaks = ("failed",)
 
 
 class LateReportFreesTheKey(Honest):
     """Counts a key as free when a late report comes."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             applied = super().settle(settlement, now)
             record = self.records.get(settlement.key)
@@ -371,7 +371,7 @@ class ChargesTwice(Honest):
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         for hold in holds:
-            record = self.ledger.active.get(hold.key)
+            record = self.table.active.get(hold.key)
             if record is not None and record.is_charged and hold.is_charged:
                 record.attempts += 1
         return super().renew(holds, lease)
@@ -388,7 +388,7 @@ class ChargesAllAlike(Honest):
 class ChargesTheNext(Honest):
     """Carries a charge over to the next delivery."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             was_charged = record.is_charged
             super()._move(record, move, entry, now)
@@ -399,7 +399,7 @@ class RenewsForAnybody(Honest):
     """Prolongs the lease of whoever holds the job."""
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
-        active = self.ledger.active
+        active = self.table.active
         fences = [active[hold.key].fence if hold.key in active else 0 for hold in holds]
         pairs = zip(holds, fences, strict=True)
         return super().renew([change(hold, fence=fence) for hold, fence in pairs], lease)
@@ -416,7 +416,7 @@ class AllAreOverdue(Honest):
     """Takes every running job for a lost one."""
 
     def expired_leases(self, limit: int) -> list[Job]:
-        return [record.job() for record in self.ledger.active.values()][:limit]
+        return [record.job() for record in self.table.active.values()][:limit]
 
 
 # ---- cancelling what runs -----------------------------------------------------------------------
@@ -428,8 +428,8 @@ class ForgetsWhoAsked(Honest):
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         kept = super().renew(holds, lease)
         for hold in holds:
-            if hold.key in self.ledger.active:
-                self.ledger.active[hold.key].why = ""
+            if hold.key in self.table.active:
+                self.table.active[hold.key].why = ""
         return kept
 
 
@@ -437,8 +437,8 @@ class LastWhoAsksCounts(Honest):
     """Lets a second request take the place of the first."""
 
     def request_cancel(self, job: Job, request: CancelRequest) -> bool:
-        if job.key in self.ledger.active:
-            self.ledger.active[job.key].why = ""
+        if job.key in self.table.active:
+            self.table.active[job.key].why = ""
         return super().request_cancel(job, request)
 
 
@@ -446,7 +446,7 @@ class CancelsAnyClaim(Honest):
     """Does not look at the claim that was meant."""
 
     def request_cancel(self, job: Job, request: CancelRequest) -> bool:
-        record = self.ledger.active.get(job.key)
+        record = self.table.active.get(job.key)
         fence = job.fence if record is None else record.fence
         return super().request_cancel(change(job, fence=fence), request)
 
@@ -464,14 +464,14 @@ class _SettlesAsTold(JobTable):
 class GivesBackTheCancelled(Honest):
     """Lets a job wait again whose cancellation was requested."""
 
-    class PlantedLedger(_SettlesAsTold):
+    class PlantedJobTable(_SettlesAsTold):
         pass
 
 
 class CancelsTheCompleted(Honest):
     """Takes a request for more than a completion."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.records.get(settlement.key)
             request = None if record is None else record.cancel_request
@@ -485,7 +485,7 @@ class CancelsQuietly(Honest):
     """Wakes nobody who runs the job."""
 
     def request_cancel(self, job: Job, request: CancelRequest) -> bool:
-        record = self.ledger.active.get(job.key)
+        record = self.table.active.get(job.key)
         if record is None or record.fence != job.fence:
             return False
         record.why = record.why or text_of(request)
@@ -531,7 +531,7 @@ class SweepsNoOutdated(Honest):
     """Leaves jobs that are outdated and not due for ever."""
 
     def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
-        self.ledger.expiring = type(self.ledger.expiring)()
+        self.table.expiring = type(self.table.expiring)()
         return super().prune(limit, purges=purges)
 
 
@@ -585,9 +585,9 @@ class NeverRings(Honest):
 
     @contextmanager
     def step(self) -> Iterator[JobTable]:
-        with super().step() as ledger:
-            yield ledger
-            ledger.is_work = ledger.is_done = False
+        with super().step() as table:
+            yield table
+            table.is_work = table.is_done = False
 
 
 class RingsForever(Honest):
@@ -595,9 +595,9 @@ class RingsForever(Honest):
 
     @contextmanager
     def step(self) -> Iterator[JobTable]:
-        with super().step() as ledger:
-            yield ledger
-            ledger.is_done = True
+        with super().step() as table:
+            yield table
+            table.is_done = True
 
 
 class TakesJobsWhenClosed(Honest):
@@ -606,8 +606,8 @@ class TakesJobsWhenClosed(Honest):
     @contextmanager
     def step(self) -> Iterator[JobTable]:
         self._is_closed = False
-        with super().step() as ledger:
-            yield ledger
+        with super().step() as table:
+            yield table
 
 
 class ClosesOnce(Honest):

@@ -11,7 +11,7 @@ import msgspec
 from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.core.unique import OnDuplicate, UniqueRule
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.stores.memory.ledger import JobTable
+from ergon_framework.jobs.stores.memory.job_table import JobTable
 from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, Search
 from tests.jobs.planted_store_retention import KeepsKeys
@@ -34,7 +34,7 @@ class ForgetsRules(Honest):
 class FreesAtTheEnd(Honest):
     """Lets go of a key when its job completes."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def holder(self, key: str, now: float) -> MemoryJob | None:
             found = super().holder(key, now)
             return None if found is not None and found.status.is_final else found
@@ -43,7 +43,7 @@ class FreesAtTheEnd(Honest):
 class PeriodFromTheEnd(Honest):
     """Counts a period from the end of the job."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def holder(self, key: str, now: float) -> MemoryJob | None:
             taker = self.takers.get(key)
             if taker is not None and taker.status is JobStatus.COMPLETED:
@@ -54,7 +54,7 @@ class PeriodFromTheEnd(Honest):
 class PeriodOfTheWaiting(Honest):
     """Takes a key away from a job that waits for longer than its period."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def holder(self, key: str, now: float) -> MemoryJob | None:
             found = super().holder(key, now)
             until = None if found is None else _rule(found).until(found.created_at)
@@ -64,7 +64,7 @@ class PeriodOfTheWaiting(Honest):
 class EveryEndCounts(Honest):
     """Lets failed and cancelled jobs hold their keys."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def holder(self, key: str, now: float) -> MemoryJob | None:
             taker = self.takers.get(key)
             until = None if taker is None else _rule(taker).until(taker.created_at)
@@ -76,7 +76,7 @@ class EveryEndCounts(Honest):
 class PurgesHolders(Honest):
     """Knows only how long results are kept."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def purge_due(self, key: int, now: float) -> bool:
             self.remove(self.records[key])
             return True
@@ -104,11 +104,11 @@ class ErasedHolds(Honest):
     """Erases a job, and leaves its key to who it was."""
 
     def erase(self, jobs: Sequence[Job]) -> int:
-        with self.step() as ledger:
-            before = {job.unique_key or "": copy.copy(ledger.records[job.key]) for job in jobs}
+        with self.step() as table:
+            before = {job.unique_key or "": copy.copy(table.records[job.key]) for job in jobs}
         number = super().erase(jobs)
-        with self.step() as ledger:
-            ledger.takers |= before
+        with self.step() as table:
+            table.takers |= before
         return number
 
 
@@ -117,17 +117,17 @@ class ErasesKeysOfOthers(Honest):
 
     def erase(self, jobs: Sequence[Job]) -> int:
         number = super().erase(jobs)
-        with self.step() as ledger:
+        with self.step() as table:
             for job in jobs:
-                ledger.takers.pop(job.unique_key or "", None)
-                ledger.holders.pop(job.unique_key or "", None)
+                table.takers.pop(job.unique_key or "", None)
+                table.holders.pop(job.unique_key or "", None)
         return number
 
 
 class HoldsForTheGone(Honest):
     """Leaves the keys of purged jobs behind."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def remove(self, record: MemoryJob) -> None:
             before = dict(self.takers)
             super().remove(record)
@@ -137,7 +137,7 @@ class HoldsForTheGone(Honest):
 class TakesKeysOfOthersAlong(Honest):
     """Frees the key of a job that is purged, whoever has it by then."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def remove(self, record: MemoryJob) -> None:
             super().remove(record)
             self.takers.pop(record.new.unique_key or "", None)
@@ -146,7 +146,7 @@ class TakesKeysOfOthersAlong(Honest):
 class HoldsWhileRunning(Honest):
     """Knows one way to hold a key."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def holder(self, key: str, now: float) -> MemoryJob | None:
             taker = self.takers.get(key)
             if taker is not None and taker.status is JobStatus.ACTIVE:
@@ -157,7 +157,7 @@ class HoldsWhileRunning(Honest):
 class RetryTakesTheKey(Honest):
     """Gives a key to whoever waits, not to who asked for it last."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if not move.status.is_final:
@@ -167,7 +167,7 @@ class RetryTakesTheKey(Honest):
 class RetryingIsNotWaiting(Honest):
     """Looks for jobs that are pending."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def holder(self, key: str, now: float) -> MemoryJob | None:
             found = super().holder(key, now)
             return None if found is not None and found.status is JobStatus.RETRYING else found
@@ -176,7 +176,7 @@ class RetryingIsNotWaiting(Honest):
 class ComesBackBeside(Honest):
     """Sends a job back though another waits with its key."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _is_key_taken(self, record: MemoryJob) -> bool:
             return (record.held_key or "") in self.holders
 
@@ -184,7 +184,7 @@ class ComesBackBeside(Honest):
 class ComesBackWithoutItsKey(Honest):
     """Sends a job back that holds nothing any more."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             before = dict(self.takers)
             super()._move(record, move, entry, now)
@@ -204,7 +204,7 @@ class TwoWorldsOfKeys(Honest):
 class ExtendsTheTimeOnly(Honest):
     """Keeps the arguments of the first call."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _extend(self, record: MemoryJob, job: NewJob, now: float) -> None:
             kept = change(job, args=record.new.args, kwargs=record.new.kwargs)
             super()._extend(record, kept, now)
@@ -213,7 +213,7 @@ class ExtendsTheTimeOnly(Honest):
 class ExtendsTheArgumentsOnly(Honest):
     """Keeps the due time of the first call."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _extend(self, record: MemoryJob, job: NewJob, now: float) -> None:
             super()._extend(record, change(job, delay=0.0, run_at=None), now)
 
@@ -221,7 +221,7 @@ class ExtendsTheArgumentsOnly(Honest):
 class HurriesTheExtended(Honest):
     """Takes the due time of the last call, even if it is sooner."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _extend(self, record: MemoryJob, job: NewJob, now: float) -> None:
             record.run_at = now
             super()._extend(record, job, now)
@@ -230,7 +230,7 @@ class HurriesTheExtended(Honest):
 class KeepsTheOldExpiry(Honest):
     """Extends a job past the time at which it is given up."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _extend(self, record: MemoryJob, job: NewJob, now: float) -> None:
             super()._extend(record, change(job, expires_at=record.expires_at), now)
 
@@ -238,7 +238,7 @@ class KeepsTheOldExpiry(Honest):
 class BeginsTheExtendedAnew(Honest):
     """Forgets what happened to a job that it extends."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _extend(self, record: MemoryJob, job: NewJob, now: float) -> None:
             super()._extend(record, job, now)
             record.status, record.attempts = JobStatus.PENDING, 0
@@ -271,7 +271,7 @@ class ExtendsForARefusedBatch(Honest):
 class LoadsWithoutKeys(Honest):
     """Knows of no keys that jobs brought along."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def put(self, record: MemoryJob) -> None:
             before = dict(self.takers)
             super().put(record)
@@ -296,7 +296,7 @@ class FirstOfABatchOnly(Honest):
 class ExtendsAnyHandler(Honest):
     """Puts the arguments of one handler into the job of another."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _check_extension(
             self, job: NewJob, record: MemoryJob | None, earlier: NewJob | None, now: float
         ) -> None:
@@ -308,7 +308,7 @@ class ExtendsAnyHandler(Honest):
 class ExtendsBeyondTheExpiry(Honest):
     """Lets a job expire before it is due."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _check_extension(
             self, job: NewJob, record: MemoryJob | None, earlier: NewJob | None, now: float
         ) -> None:

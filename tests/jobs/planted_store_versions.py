@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.claim import ClaimRequest
-from ergon_framework.jobs.stores.memory.ledger import JobTable
+from ergon_framework.jobs.stores.memory.job_table import JobTable
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.ports.jobstore import ClaimResult, Queue, Settlement
 from ergon_framework.ports.transfer import Fence, QueueRecord, TransferRecord
@@ -65,7 +65,7 @@ class PausesForAll(Honest):
 class RefusesOtherVersions(Honest):
     """Takes no report of a job whose queue was pinned to another version since."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def settle(self, settlement: Settlement, now: float) -> bool:
             record = self.records.get(settlement.key)
             queue = None if record is None else self.queues.get(record.new.queue)

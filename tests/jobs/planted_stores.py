@@ -15,7 +15,7 @@ from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.core.unique import OnDuplicate
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.memory.ledger import JobTable
+from ergon_framework.jobs.stores.memory.job_table import JobTable
 from ergon_framework.jobs.stores.memory.queues import MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import MemoryJob
@@ -37,13 +37,13 @@ change = msgspec.structs.replace
 class Honest(MemoryJobStore):
     """The memory store, with its inner parts open to replacement."""
 
-    PlantedLedger: type[JobTable] = JobTable
+    PlantedJobTable: type[JobTable] = JobTable
     Lanes: type[QueueSet] = QueueSet
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock)
-        self.ledger = self.PlantedLedger()
-        self.ledger.queues = self.Lanes(self.ledger.records)
+        self.table = self.PlantedJobTable()
+        self.table.queues = self.Lanes(self.table.records)
 
 
 # ---- moving -------------------------------------------------------------------------------------
@@ -116,9 +116,9 @@ class OverwritesDuplicates(Honest):
 
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         for job in jobs:
-            record = self.ledger.by_id.pop(job.id, None)
+            record = self.table.by_id.pop(job.id, None)
             if record is not None:
-                self.ledger.records.pop(record.key)
+                self.table.records.pop(record.key)
         return super().add(jobs)
 
 
@@ -176,9 +176,9 @@ class ReplacesTheRunning(Honest):
 
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         for job in jobs:
-            holder = self.ledger.holders.get(job.unique_key or "")
+            holder = self.table.holders.get(job.unique_key or "")
             if holder is not None and job.on_duplicate is OnDuplicate.REPLACE:
-                self.ledger.put(replace(holder, status=JobStatus.CANCELLED))
+                self.table.put(replace(holder, status=JobStatus.CANCELLED))
         return super().add(jobs)
 
 
@@ -205,7 +205,7 @@ class KeyPerQueue(Honest):
 class KeyLeaksOnCancel(Honest):
     """Frees unique keys only when a job has run."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.status is JobStatus.CANCELLED and record.new.unique_key is not None:
@@ -215,7 +215,7 @@ class KeyLeaksOnCancel(Honest):
 class KeyFreeWhileRetrying(Honest):
     """Frees unique keys after every attempt."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.status is JobStatus.RETRYING and record.new.unique_key is not None:
@@ -225,7 +225,7 @@ class KeyFreeWhileRetrying(Honest):
 class KeyOfTwo(Honest):
     """Sends a job back though another holds its key by now."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _is_key_taken(self, record: MemoryJob) -> bool:
             return False
 
@@ -280,7 +280,7 @@ class ToTheEndOfTheLine(Honest):
 class Starves(Honest):
     """Empties one queue before it looks at the next."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def claim(self, ask: ClaimRequest, now: float) -> ClaimResult:
             jobs = []
             for name in sorted(line.settings.name for line in self.queues):
@@ -354,7 +354,7 @@ class HandsOutWhateverTheHandler(Honest):
     def settle_and_claim(
         self, settlements: Sequence[Settlement], ask: ClaimRequest | None
     ) -> tuple[list[bool], ClaimResult]:
-        handlers = {"python": _handlers_in(self.ledger.records)}
+        handlers = {"python": _handlers_in(self.table.records)}
         return super().settle_and_claim(settlements, ask and change(ask, handlers=handlers))
 
 
@@ -366,7 +366,7 @@ class _ForgetsTheLane(JobTable):
 class ForgetsTheLane(Honest):
     """Lets a job wait where it stood before, whatever it lacks."""
 
-    PlantedLedger = _ForgetsTheLane
+    PlantedJobTable = _ForgetsTheLane
 
 
 class LanesHaveNoRoutes(Honest):
@@ -426,7 +426,7 @@ class _LeavesTheLane(JobTable):
 class LeavesTheLane(Honest):
     """Offers a job to everybody again when it was given back."""
 
-    PlantedLedger = _LeavesTheLane
+    PlantedJobTable = _LeavesTheLane
 
 
 class _MovesAnyway(JobTable):
@@ -443,7 +443,7 @@ class _MovesAnyway(JobTable):
 class LateReportMovesTheJob(Honest):
     """Does not look at the claim of a job whose handler is missing."""
 
-    PlantedLedger = _MovesAnyway
+    PlantedJobTable = _MovesAnyway
 
 
 class ForgetsServedLanes(Honest):
@@ -456,7 +456,7 @@ class ForgetsServedLanes(Honest):
 class LanesHaveNoLimits(Honest):
     """Forgets the limit key of a job that waits for a handler."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.lane:
@@ -468,7 +468,7 @@ class LanesHaveNoLimits(Honest):
 class StepsStayInTheirLane(Honest):
     """Writes the lane of plain jobs, and has another statement for steps."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             lane = "" if record.feeds is not None else move.lane
             super()._move(record, replace(move, lane=lane), entry, now)
@@ -505,7 +505,7 @@ class ClaimsWithoutALock(Honest):
         if ask is None:
             return super().settle_and_claim(settlements, ask)
         with self._lock:
-            seen = copy.deepcopy(self.ledger).claim(ask, self.now())
+            seen = copy.deepcopy(self.table).claim(ask, self.now())
         with suppress(threading.BrokenBarrierError):
             self.meeting.wait(0.5)
         super().settle_and_claim(settlements, ask)
@@ -563,7 +563,7 @@ class LimitedIsNotMore(Honest):
 class PausedIsMore(Honest):
     """Counts as left what stands in a paused queue."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def claim(self, ask: ClaimRequest, now: float) -> ClaimResult:
             asked = [x for x in self.queues if ask.queues is None or x.settings.name in ask.queues]
             claimed = super().claim(ask, now)
@@ -573,7 +573,7 @@ class PausedIsMore(Honest):
 class DeliveriesNotCounted(Honest):
     """Forgets to count deliveries that came to nothing."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _move(self, record: MemoryJob, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.event == "released":
@@ -583,7 +583,7 @@ class DeliveriesNotCounted(Honest):
 class ChargesAtTheClaim(Honest):
     """Takes a claim for an attempt."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _lease(self, record: MemoryJob, ask: ClaimRequest, now: float) -> None:
             super()._lease(record, ask, now)
             record.is_charged = True
@@ -592,7 +592,7 @@ class ChargesAtTheClaim(Honest):
 class OneFence(Honest):
     """Names all claims of a job alike."""
 
-    class PlantedLedger(JobTable):
+    class PlantedJobTable(JobTable):
         def _lease(self, record: MemoryJob, ask: ClaimRequest, now: float) -> None:
             super()._lease(record, ask, now)
             record.fence = 1

@@ -4,7 +4,8 @@ Every call is one step under one lock. It is the plainest of the stores, and the
 others are compared with.
 
 - ``store``: the calls of the ports; ``records``: copies for moves between stores
-- ``ledger``: every change of a job; ``queues``: jobs that wait; ``rows``: one job
+- ``job_table``: every change of a job; ``queues``: jobs that wait; ``rows``: one job
+- ``flows``: jobs that wait for one another
 """
 
 from ergon_framework.jobs.stores.memory.store import MemoryJobStore

@@ -69,8 +69,8 @@ class FlowBook:
             del self.joins[join]
 
 
-class FlowLedger(Protocol):
-    """What flows need of the ledger."""
+class StepJobs(Protocol):
+    """What flows need of the table."""
 
     records: dict[int, MemoryJob]
     by_id: dict[str, MemoryJob]
@@ -102,9 +102,9 @@ class FlowLedger(Protocol):
 class MemoryFlowTables:
     """Flows within one step of a caller."""
 
-    def __init__(self, ledger: FlowLedger, now: float) -> None:
-        self._ledger = ledger
-        self._book = ledger.flow_book
+    def __init__(self, table: StepJobs, now: float) -> None:
+        self._table = table
+        self._book = table.flow_book
         self._now = now
 
     @property
@@ -158,7 +158,7 @@ class MemoryFlowTables:
         )
         found = list(islice(waiting, limit))
         for record in found:
-            self._ledger.release(record, self._now)
+            self._table.release(record, self._now)
         early = [
             EarlySignal(record.position(), record.result)
             for record in found
@@ -186,11 +186,11 @@ class MemoryFlowTables:
 
     def set_feeds(self, key: int, feeds: Sequence[str]) -> None:
         """Say where the end of a step counts from now on."""
-        self._ledger.records[key].feeds = tuple(feeds)
+        self._table.records[key].feeds = tuple(feeds)
 
     def predecessors(self, ids: Sequence[str]) -> list[Predecessor]:
         """The jobs of these ids."""
-        found = [self._ledger.by_id[each] for each in ids if each in self._ledger.by_id]
+        found = [self._table.by_id[each] for each in ids if each in self._table.by_id]
         return [
             Predecessor(each.key, each.new.id, each.status, each.flow_id, each.feeds or ())
             for each in found
@@ -198,9 +198,9 @@ class MemoryFlowTables:
 
     def adopt(self, key: int, flow_id: str, feeds: Sequence[str]) -> None:
         """Make a job a step of a flow."""
-        record = self._ledger.records[key]
+        record = self._table.records[key]
         record.flow_id, record.feeds = flow_id, tuple(feeds)
-        self._ledger.keep(record)
+        self._table.keep(record)
         self._book.enlist(record)
 
     def waiting_signals(self, flow_id: str, name: str) -> list[WaitingSignal]:
@@ -213,16 +213,16 @@ class MemoryFlowTables:
 
     def keep_signal(self, key: int, value: bytes) -> None:
         """Keep the value of a signal for a step that has not been reached."""
-        self._ledger.records[key].result = value
+        self._table.records[key].result = value
 
     def settle_all(self, settlements: Sequence[Settlement]) -> None:
         """Apply transitions of steps."""
         for settlement in settlements:
-            self._ledger.settle(settlement, self._now)
+            self._table.settle(settlement, self._now)
 
     def insert(self, steps: Sequence[NewJob]) -> None:
         """Add new steps."""
-        self._ledger.add(steps, self._now)
+        self._table.add(steps, self._now)
 
     def first_work(self) -> FlowWork | None:
         """Something that is left to be done in slices."""
@@ -244,7 +244,7 @@ class MemoryFlowTables:
 
     def changed(self) -> None:
         """Something may have become claimable, or is left to be done."""
-        self._ledger.is_work = True
+        self._table.is_work = True
 
     def _steps(self, flow_id: str, after: int = 0) -> Iterator[MemoryJob]:
         found = list(self._book.steps.get(flow_id, {}).values())
@@ -260,76 +260,76 @@ class MemoryFlows:
     """The flows of one store."""
 
     def __init__(
-        self, step: Callable[[], AbstractContextManager[FlowLedger]], now: Callable[[], float]
+        self, step: Callable[[], AbstractContextManager[StepJobs]], now: Callable[[], float]
     ) -> None:
         self._step = step
         self._now = now
 
     def add(self, flow: NewFlow, steps: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store a flow and its steps in one step, or steps of a flow that is there."""
-        with self._step() as ledger:
-            ledger.check_new(steps, self._now())
-            ledger.moves(self._now()).add(flow, steps)
+        with self._step() as table:
+            table.check_new(steps, self._now())
+            table.moves(self._now()).add(flow, steps)
             return [EnqueueResult(step.id, True) for step in steps]
 
     def find(self, flow_id: str) -> Flow | None:
         """One flow."""
-        with self._step() as ledger:
-            row = ledger.flow_book.flows.get(flow_id)
+        with self._step() as table:
+            row = table.flow_book.flows.get(flow_id)
             return None if row is None else row.flow()
 
     def search(self, statuses: Sequence[FlowStatus], limit: int) -> list[Flow]:
         """Flows in one of these states, or in any; the newest first."""
-        with self._step() as ledger:
-            rows = reversed(ledger.flow_book.flows.values())
+        with self._step() as table:
+            rows = reversed(table.flow_book.flows.values())
             wanted = (row.flow() for row in rows if not statuses or row.state.status in statuses)
             return list(islice(wanted, limit))
 
     def joins(self, flow_id: str) -> list[Join]:
         """The joins of a flow, in the order of adding."""
-        with self._step() as ledger:
-            joins = ledger.flow_book.joins.values()
+        with self._step() as table:
+            joins = table.flow_book.joins.values()
             return [each for each in joins if each.flow_id == flow_id]
 
     def apply(self, flow_id: str, event: FlowEvent) -> Flow:
         """Cancel, retry or skip."""
-        with self._step() as ledger:
-            return ledger.moves(self._now()).apply(flow_id, event)
+        with self._step() as table:
+            return table.moves(self._now()).apply(flow_id, event)
 
     def sweep(self, flow_id: str) -> bool:
         """Go on with what was applied, one slice of steps; whether anything is left."""
-        with self._step() as ledger:
-            return ledger.moves(self._now()).sweep(flow_id)
+        with self._step() as table:
+            return table.moves(self._now()).sweep(flow_id)
 
     def purge(self, flow_id: str) -> None:
         """Let retention delete a flow that has ended, with its steps."""
-        with self._step() as ledger:
-            ledger.moves(self._now()).purge(flow_id)
+        with self._step() as table:
+            table.moves(self._now()).purge(flow_id)
 
     def ripe(self, limit: int) -> list[Flow]:
         """Flows that have ended and were kept long enough."""
-        with self._step() as ledger:
-            found = ledger.flow_book.due(self._now())
+        with self._step() as table:
+            found = table.flow_book.due(self._now())
             found.sort(key=lambda row: row.purge_at or 0.0)
             return [row.flow() for row in found[:limit]]
 
     def delete(self, flow: Flow, limit: int) -> bool:
         """Delete some steps of a flow that was kept long enough, and at last the flow."""
-        with self._step() as ledger:
-            row = ledger.flow_book.flows.get(flow.id)
+        with self._step() as table:
+            row = table.flow_book.flows.get(flow.id)
             if row is None or not is_as_read(row, flow, self._now()):
                 return False
-            return ledger.purge_flow(flow.id, limit) >= limit
+            return table.purge_flow(flow.id, limit) >= limit
 
     def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
         """Complete the step that waits for a signal, or keep the value for the first that will."""
-        with self._step() as ledger:
-            return ledger.moves(self._now()).signal(flow_id, name, value)
+        with self._step() as table:
+            return table.moves(self._now()).signal(flow_id, name, value)
 
     def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
         """What jobs returned, by id."""
-        with self._step() as ledger:
-            found = ((each, ledger.by_id.get(each)) for each in ids)
+        with self._step() as table:
+            found = ((each, table.by_id.get(each)) for each in ids)
             return {
                 job_id: record.result
                 for job_id, record in found

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from ergon_framework.jobs.stores.flow_settlement import FlowRow, FlowWork
 from ergon_framework.jobs.stores.memory.flows import FlowBook
-from ergon_framework.jobs.stores.memory.ledger import JobTable
+from ergon_framework.jobs.stores.memory.job_table import JobTable
 from ergon_framework.jobs.stores.memory.rows import MAX_HISTORY, MemoryJob
 from ergon_framework.jobs.stores.records import (
     KeyBuckets,
@@ -39,7 +39,7 @@ class MemoryJobRecords:
     def __init__(
         self, step: Callable[[], AbstractContextManager[JobTable]], store: SettingsStore
     ) -> None:
-        """``step`` gives the ledger for one step of one caller."""
+        """``step`` gives the table for one step of one caller."""
         self._step = step
         self._store = store
         self._mark: bytes | None = None
@@ -53,62 +53,62 @@ class MemoryJobRecords:
         """The records of a kind after a place, in order."""
         if kind not in (JobRecord, FlowRecord):
             return dump_settings(self._store, self, kind, after, limit)
-        with self._step() as ledger:
+        with self._step() as table:
             if kind is FlowRecord:
-                return cast("list[C]", _flows(ledger.flow_book, after or "", limit))
-            return cast("list[C]", _page(ledger, after or 0, limit))
+                return cast("list[C]", _flows(table.flow_book, after or "", limit))
+            return cast("list[C]", _page(table, after or 0, limit))
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Put records of one kind in, in order."""
-        with self._step() as ledger:
+        with self._step() as table:
             self._check(fence)
             for each in records:
                 if isinstance(each, JobRecord):
-                    ledger.put(_record(each))
+                    table.put(_record(each))
                 elif isinstance(each, FlowRecord):
-                    put_flow(ledger.flow_book, each)
-            ledger.is_work = False  # workers come when the move is over
+                    put_flow(table.flow_book, each)
+            table.is_work = False  # workers come when the move is over
         load_settings(self._store, self, records)
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Take records of one kind out; those that are not there are fine."""
-        with self._step() as ledger:
+        with self._step() as table:
             self._check(fence)
             for each in records:
                 if isinstance(each, FlowRecord):
-                    ledger.flow_book.flows.pop(each.flow.id, None)
-                    _strip(ledger.flow_book, each.flow.id)
-                record = ledger.by_id.get(each.identity)
+                    table.flow_book.flows.pop(each.flow.id, None)
+                    _strip(table.flow_book, each.flow.id)
+                record = table.by_id.get(each.identity)
                 if isinstance(each, JobRecord) and record is not None:
-                    ledger.remove(record)
+                    table.remove(record)
         discard_settings(self._store, records)
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
-        with self._step() as ledger:
-            found = {queue.settings.name: queue.full_at for queue in ledger.queues}
+        with self._step() as table:
+            found = {queue.settings.name: queue.full_at for queue in table.queues}
         return {name: full_at for name, full_at in found.items() if full_at is not None}
 
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
         """Say when buckets will be full."""
-        with self._step() as ledger:
+        with self._step() as table:
             for name, instant in full_at.items():
-                ledger.queues.get(name).fill(instant)
+                table.queues.get(name).fill(instant)
 
     def key_buckets(self) -> KeyBuckets:
         """When the bucket of each limit key of which tokens were taken will be full."""
-        with self._step() as ledger:
+        with self._step() as table:
             return by_queue(
                 (queue.settings.name, key, bucket.full_at)
-                for queue in ledger.queues
+                for queue in table.queues
                 for key, bucket in queue.key_buckets.items()
             )
 
     def fill_key_buckets(self, full_at: KeyBuckets) -> None:
         """Say when buckets of limit keys will be full."""
-        with self._step() as ledger:
+        with self._step() as table:
             for name, keys in full_at.items():
-                ledger.queues.get(name).fill_keys(keys)
+                table.queues.get(name).fill_keys(keys)
 
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
@@ -128,9 +128,9 @@ class MemoryJobRecords:
             fence.check(self._mark)
 
 
-def _page(ledger: JobTable, after: int, limit: int) -> list[JobRecord]:
+def _page(table: JobTable, after: int, limit: int) -> list[JobRecord]:
     """Some jobs, and fewer when they are large."""
-    later = (record for key, record in ledger.records.items() if key > after)
+    later = (record for key, record in table.records.items() if key > after)
     records = (JobRecord(record.job(), record.changed_at) for record in islice(later, limit))
     return as_page((each, _payload_size(each.job)) for each in records)
 

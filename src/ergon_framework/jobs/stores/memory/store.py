@@ -18,7 +18,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.documents import earliest, named_in, text_of
 from ergon_framework.jobs.stores.memory.flows import MemoryFlows
-from ergon_framework.jobs.stores.memory.ledger import JobTable
+from ergon_framework.jobs.stores.memory.job_table import JobTable
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
@@ -54,7 +54,7 @@ class MemoryJobStore:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self.ledger = JobTable()
+        self.table = JobTable()
         self._notifier = LocalNotifier()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -75,21 +75,21 @@ class MemoryJobStore:
 
     @contextmanager
     def step(self) -> Iterator[JobTable]:
-        """The ledger for one step of one caller; its changes are notified afterwards."""
+        """The table for one step of one caller; its changes are notified afterwards."""
         with self._lock:
             if self._is_closed:
                 raise StoreUnavailableError(
                     "the memory store is closed", remedy="open a new one; what it held is gone"
                 )
-            ledger = self.ledger
-            ledger.is_work = ledger.is_done = False
+            table = self.table
+            table.is_work = table.is_done = False
             try:
-                yield ledger
+                yield table
             finally:
                 # After an error, too: what was gathered would otherwise be done in another caller's
                 # step.
-                ledger.finish(self.now())
-            is_work, is_done = ledger.is_work, ledger.is_done
+                table.finish(self.now())
+            is_work, is_done = table.is_work, table.is_done
         if is_work:
             self._notifier.notify(Topic.WORK)
         if is_done:
@@ -97,31 +97,31 @@ class MemoryJobStore:
 
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store all of them or none."""
-        with self.step() as ledger:
-            return ledger.add(jobs, self.now())
+        with self.step() as table:
+            return table.add(jobs, self.now())
 
     def settle_and_claim(
         self, settlements: Sequence[Settlement], request: ClaimRequest | None
     ) -> tuple[list[bool], ClaimResult]:
         """Apply what happened, then claim, in one step."""
-        with self.step() as ledger:
+        with self.step() as table:
             now = self.now()
-            applied = [ledger.settle(each, now) for each in settlements]
-            ledger.finish(now)
+            applied = [table.settle(each, now) for each in settlements]
+            table.finish(now)
             if request is not None:
-                ledger.go_on_with_flows(now)
-            return applied, ClaimResult([]) if request is None else ledger.claim(request, now)
+                table.go_on_with_flows(now)
+            return applied, ClaimResult([]) if request is None else table.claim(request, now)
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         """Prolong leases and charge attempts."""
-        with self.step() as ledger:
+        with self.step() as table:
             until = self.now() + lease
-            return [_renew(ledger, hold, until) for hold in holds]
+            return [_renew(table, hold, until) for hold in holds]
 
     def request_cancel(self, job: Job, request: CancelRequest) -> bool:
         """Note that a running job is to be cancelled."""
-        with self.step() as ledger:
-            record = _held(ledger, LeaseRenewal(job.key, job.id, job.fence, False))
+        with self.step() as table:
+            record = _held(table, LeaseRenewal(job.key, job.id, job.fence, False))
             if record is None:
                 return False
             # The first request stays, as in the other stores: its author is in the history.
@@ -131,17 +131,17 @@ class MemoryJobStore:
 
     def cancel_requests(self, claims: Sequence[LeaseRenewal]) -> Mapping[str, CancelRequest]:
         """Which of these claims are to be cancelled, by job id."""
-        with self.step() as ledger:
-            found = ((each.id, _held(ledger, each)) for each in claims)
+        with self.step() as table:
+            found = ((each.id, _held(table, each)) for each in claims)
             asked = {name: None if each is None else each.cancel_request for name, each in found}
             return {name: request for name, request in asked.items() if request is not None}
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
         """Cut leases that end later than they could if they were renewed now."""
         number = 0
-        with self.step() as ledger:
+        with self.step() as table:
             now = self.now()
-            for record in ledger.active.values():
+            for record in table.active.values():
                 until = now + leases.get(record.worker or "", others)
                 if record.lease_expires_at is not None and record.lease_expires_at > until:
                     record.lease_expires_at = until
@@ -150,15 +150,15 @@ class MemoryJobStore:
 
     def shorten_waits(self) -> int:
         """Let jobs that went back to the queue wait for as long as was decided."""
-        with self.step() as ledger:
+        with self.step() as table:
             now = self.now()
-            return sum(ledger.shorten_wait(record, now) for record in ledger.records.values())
+            return sum(table.shorten_wait(record, now) for record in table.records.values())
 
     def expired_leases(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
-        with self.step() as ledger:
+        with self.step() as table:
             now = self.now()
-            expired = [record for record in ledger.active.values() if record.is_expired(now)]
+            expired = [record for record in table.active.values() if record.is_expired(now)]
             first = heapq.nsmallest(
                 limit, expired, key=lambda record: (record.lease_expires_at, record.key)
             )
@@ -166,14 +166,14 @@ class MemoryJobStore:
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
-        with self.step() as ledger:
-            record = ledger.by_id.get(job_id)
+        with self.step() as table:
+            record = table.by_id.get(job_id)
             return None if record is None else record.job()
 
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""
-        with self.step() as ledger:
-            record = ledger.holder(unique_key, self.now())
+        with self.step() as table:
+            record = table.holder(unique_key, self.now())
             return None if record is None else record.new.id
 
     def subscribe(self, topic: Topic) -> Subscription:
@@ -185,7 +185,7 @@ class MemoryJobStore:
         """Forget everything, and wake the threads that wait for a notification."""
         with self._lock:
             self._is_closed = True
-            self.ledger = JobTable()
+            self.table = JobTable()
         self._notifier.close()
 
     # ---- jobs -----------------------------------------------------------------------------------
@@ -211,23 +211,23 @@ class MemoryJobStore:
         return islice(self._found(search), limit)
 
     def _found(self, search: Search) -> Iterator[Job]:
-        with self.step() as ledger:
-            keys = list(reversed(ledger.records))
+        with self.step() as table:
+            keys = list(reversed(table.records))
         for start in range(0, len(keys), PAGE_SIZE):
-            with self.step() as ledger:
-                records = map(ledger.records.get, keys[start : start + PAGE_SIZE])
+            with self.step() as table:
+                records = map(table.records.get, keys[start : start + PAGE_SIZE])
                 page = [each.job() for each in records if each is not None and each.matches(search)]
             yield from page
 
     def count(self, search: Search) -> int:
         """How many match."""
-        with self.step() as ledger:
-            return sum(record.matches(search) for record in ledger.records.values())
+        with self.step() as table:
+            return sum(record.matches(search) for record in table.records.values())
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
-        with self.step() as ledger:
-            found = [ledger.records.get(job.key) for job in jobs]
+        with self.step() as table:
+            found = [table.records.get(job.key) for job in jobs]
             doomed = {
                 record.key: record
                 for record, job in zip(found, jobs, strict=True)
@@ -235,13 +235,13 @@ class MemoryJobStore:
                 if record is not None and record.feeds is None and _is_as_read(record, job)
             }
             for record in doomed.values():
-                ledger.remove(record)
+                table.remove(record)
             return len(doomed)
 
     def erase(self, jobs: Sequence[Job]) -> int:
         """Erase what final jobs tell that have not been moved since they were read."""
-        with self.step() as ledger:
-            found = [ledger.records.get(job.key) for job in jobs]
+        with self.step() as table:
+            found = [table.records.get(job.key) for job in jobs]
             doomed = [
                 record
                 for record, job in zip(found, jobs, strict=True)
@@ -249,8 +249,8 @@ class MemoryJobStore:
             ]
             for record in doomed:
                 key = record.new.unique_key or ""
-                if ledger.takers.get(key) is record:
-                    del ledger.takers[key]
+                if table.takers.get(key) is record:
+                    del table.takers[key]
                 record.erase(self.now())
             return len(doomed)
 
@@ -258,43 +258,43 @@ class MemoryJobStore:
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs or settings, by name."""
-        with self.step() as ledger:
+        with self.step() as table:
             now = self.now()
             members = defaultdict[str, list[MemoryJob]](list)
-            for record in ledger.records.values():
+            for record in table.records.values():
                 members[record.new.queue].append(record)
             found = [
-                _look(queue.settings, members[queue.settings.name], now) for queue in ledger.queues
+                _look(queue.settings, members[queue.settings.name], now) for queue in table.queues
             ]
             return sorted(found, key=lambda queue: queue.name)
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change some settings of a queue."""
         checked = checked_changes(changes)
-        with self.step() as ledger:
-            queue = ledger.queues.get(name)
+        with self.step() as table:
+            queue = table.queues.get(name)
             now = self.now()
             before, after = queue.settings, msgspec.structs.replace(queue.settings, **checked)
             queue.change(after, now)
             if _key_limits(before) != _key_limits(after):
-                ledger.queues.take_turns(queue)
-                ledger.queues.wake_all()
-            ledger.is_work = True
-            members = [each for each in ledger.records.values() if each.new.queue == name]
+                table.queues.take_turns(queue)
+                table.queues.wake_all()
+            table.is_work = True
+            members = [each for each in table.records.values() if each.new.queue == name]
             shown = _look(queue.settings, members, now)
-            ledger.queues.forget(name)
+            table.queues.forget(name)
             return shown
 
     def pinned_queues(self) -> dict[str, str]:
         """The versions that queues are pinned to."""
-        with self.step() as ledger:
-            found = {each.settings.name: each.settings.pinned_version for each in ledger.queues}
+        with self.step() as table:
+            found = {each.settings.name: each.settings.pinned_version for each in table.queues}
             return {name: version for name, version in found.items() if version is not None}
 
     def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
         """When jobs that wait for a token of this limit key are due; None: none waits for one."""
-        with self.step() as ledger:
-            return ledger.queues.key_wakes_at(queue, limit_key)
+        with self.step() as table:
+            return table.queues.key_wakes_at(queue, limit_key)
 
     # ---- workers and upkeep ---------------------------------------------------------------------
 
@@ -324,53 +324,53 @@ class MemoryJobStore:
 
     def named(self) -> list[Named]:
         """The executors that due jobs name, by name."""
-        with self.step() as ledger:
-            due = _claimable(ledger, self.now())
+        with self.step() as table:
+            due = _claimable(table, self.now())
             return named_in({(each.new.executor, each.new.queue) for each in due}, self._executors)
 
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
         """Jobs that name this executor, could be claimed, and became due before that instant."""
-        with self.step() as ledger:
-            due = (each for each in _claimable(ledger, self.now()) if each.run_at < due_before)
+        with self.step() as table:
+            due = (each for each in _claimable(table, self.now()) if each.run_at < due_before)
             found = (each.job() for each in due if each.new.executor == executor)
             return list(islice(found, limit))
 
     def ripe(self, limit: int) -> list[Job]:
         """Ended jobs that were kept long enough and are no steps of flows."""
-        with self.step() as ledger:
+        with self.step() as table:
             now = self.now()
             due: list[MemoryJob] = []
             found: list[MemoryJob] = []
-            while len(found) < limit and _first_before(ledger.leaving.first(), now):
-                record = ledger.records[ledger.leaving.pop()]
+            while len(found) < limit and _first_before(table.leaving.first(), now):
+                record = table.records[table.leaving.pop()]
                 due.append(record)
-                if not ledger.keeps_key(record, now):
+                if not table.keeps_key(record, now):
                     found.append(record)
             for record in due:
                 # This call only looks: all that was popped goes back, also what holds its unique
                 # key for longer.
-                ledger.leaving.push(record.key, (record.purge_at or now,))
+                table.leaving.push(record.key, (record.purge_at or now,))
             return [record.job() for record in found]
 
     def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
         """Purge what has been kept long enough, end what is outdated, forget dead workers."""
-        with self.step() as ledger:
+        with self.step() as table:
             now = self.now()
             purged = outdated = 0
-            while purges and purged < limit and _first_before(ledger.leaving.first(), now):
-                purged += ledger.purge_due(ledger.leaving.pop(), now)
+            while purges and purged < limit and _first_before(table.leaving.first(), now):
+                purged += table.purge_due(table.leaving.pop(), now)
             if purges:
-                purged += ledger.purge_flows(now, limit - purged)
-            ledger.go_on_with_flows(now)
-            ledger.queues.shorten_key_waits(now)
-            while purged + outdated < limit and _first_before(ledger.expiring.first(), now):
-                ledger.end_outdated(ledger.records[ledger.expiring.pop()], now)
+                purged += table.purge_flows(now, limit - purged)
+            table.go_on_with_flows(now)
+            table.queues.shorten_key_waits(now)
+            while purged + outdated < limit and _first_before(table.expiring.first(), now):
+                table.end_outdated(table.records[table.expiring.pop()], now)
                 outdated += 1
             oldest = now - WORKER_FORGOTTEN_AFTER
             dead = [each.id for each in self._workers.values() if each.seen_at < oldest]
             for worker in dead:
                 del self._workers[worker]
-            heaps = (ledger.leaving, ledger.expiring) if purges else (ledger.expiring,)
+            heaps = (table.leaving, table.expiring) if purges else (table.expiring,)
             is_more = any(_first_before(heap.first(), now) for heap in heaps)
             return PruneResult(purged, outdated, len(dead), is_more)
 
@@ -403,7 +403,7 @@ class MemoryJobStore:
 
         A job whose id or unique key is taken is skipped: the schedule goes on without it.
         """
-        with self.step() as ledger:
+        with self.step() as table:
             schedule = self._schedules.get(name)
             if schedule is None or schedule.next_at != expected:
                 return False
@@ -412,13 +412,13 @@ class MemoryJobStore:
             )
             now = self.now()
             for job in jobs:
-                if ledger.can_add(job, now):
-                    ledger.add([job], now)
+                if table.can_add(job, now):
+                    table.add([job], now)
             return True
 
 
-def _renew(ledger: JobTable, hold: LeaseRenewal, until: float) -> bool:
-    record = _held(ledger, hold)
+def _renew(table: JobTable, hold: LeaseRenewal, until: float) -> bool:
+    record = _held(table, hold)
     if record is None:
         return False
     record.lease_expires_at = until
@@ -426,17 +426,17 @@ def _renew(ledger: JobTable, hold: LeaseRenewal, until: float) -> bool:
     return True
 
 
-def _held(ledger: JobTable, hold: LeaseRenewal) -> MemoryJob | None:
+def _held(table: JobTable, hold: LeaseRenewal) -> MemoryJob | None:
     """The job, if it runs by this very claim."""
-    record = ledger.active.get(hold.key)
+    record = table.active.get(hold.key)
     if record is None or record.new.id != hold.id or record.fence != hold.fence:
         return None
     return record
 
 
-def _claimable(ledger: JobTable, now: float) -> Iterator[MemoryJob]:
+def _claimable(table: JobTable, now: float) -> Iterator[MemoryJob]:
     """Due jobs that name an executor, and wait for no limit key."""
-    for record in ledger.records.values():
+    for record in table.records.values():
         is_due = record.status in _WAITING and record.run_at <= now and not record.is_limited
         if record.new.executor and is_due and not record.is_joining:
             yield record
