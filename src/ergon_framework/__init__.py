@@ -2,6 +2,17 @@
 
 The names below are the public surface; they are imported at their first use, so that
 ``import ergon_framework`` stays cheap.
+
+Where to look first:
+
+- ``task``: tasks as users write them; ``engine`` runs them; ``connector``: one package per system
+- ``jobs``: the durable queue and its workers; ``executor``: the processes that run handlers
+- ``boundary``: facts between sites; ``providers``: guarded calls of providers
+- ``core`` decides and does no I/O; ``ports`` is what packages promise each other; ``storage`` is
+  what all stores stand on
+- ``app`` puts a program together; ``cli`` and ``web`` are around it; ``telemetry`` reports
+- ``compat``, ``integrations``: Celery's API and other frameworks; ``testing``: for users' tests
+- ``errors``, ``redaction``: every error that users see, and keeping secrets out of text
 """
 
 from __future__ import annotations

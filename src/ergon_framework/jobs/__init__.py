@@ -10,14 +10,15 @@ Where to look first:
 - ``client``, ``async_client``, ``newjob``, ``results``, ``finding``: enqueue, find, await
 - ``admin``, ``bulk``, ``change_requests``: cancel, reschedule, requeue and purge, one or many
 - ``flows``, ``flow_client``, ``flow_results``, ``flow_why``: jobs that wait for one another;
-  ``flow_mistakes``: what was written in the place of a step
+  ``flow_notices``: what is told of them; ``flow_mistakes``: what was written in the place of a step
 - ``worker``, ``store_thread``, ``claims``: the loop, the link to the store, how a claim is settled
 - ``rescue``: what becomes of a dead worker's jobs
 - ``maintenance``, ``missing_executors``, ``missing_versions``: heartbeat, retention, cron;
   executors, handlers and versions that nobody has
-- ``archiver``, ``archive_files``: ended jobs go into files before they are deleted
+- ``archiver``, ``archive_files``, ``parquet_files``: ended jobs go into files before they are
+  deleted
 - ``pool``, ``executor_process``, ``child_process``, ``watchdog``, ``event_loop``: the processes
-  that run handlers, and the loop that talks to them
+  that run handlers, and the loop that talks to them; ``memory_watch``: how much memory they have
 - ``scheduler``, ``schedule_client``, ``cron``: schedules
 - ``views``, ``why``: jobs and queues as people see them
 - ``payload_codec``, ``payload_codec_store``: compressed and encrypted arguments and results

@@ -1,5 +1,9 @@
 """What the URL of a store says: of which kind it is, and which file one on SQLite is.
 
+A new kind of store is added where its part opens stores by their URLs: ``jobs/store_urls.py``,
+``boundary/store_urls.py``, ``providers/store_urls.py`` and ``storage/objectstore/urls.py``. Each
+lists the kinds that it knows, and asks this file to take a URL apart.
+
 What stands behind the scheme may hold a password: no error shows it.
 """
 

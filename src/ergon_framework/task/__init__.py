@@ -6,7 +6,7 @@ Every name that users need is here; it is imported at its first use.
 - ``base``, ``mixins``: what those are made of, at the paths that the RFCs give them
 - ``mixins.policies``: the documents that steer a call; ``options``: their short form
 - ``mixins.plans``, ``calls``: from a task and its policy to a call of an engine
-- ``inputs``, ``payloads``, ``batches``: what a function gets
+- ``inputs``, ``payloads``, ``batches``: what a function gets; ``exceptions``: what hooks may raise
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Consuming, a fact is confirmed only after its outcome, and only when all before it have theirs.
 Producing, a transaction's id is the fact's id, so dispatching again changes nothing.
 
-``connector`` is what users make. ``reader`` consumes, and ``window`` decides what may be confirmed;
-``publisher`` produces; ``transactions`` translates between the two; ``link`` reaches the node.
+Where to look first: ``connector`` is what users make. ``reader`` consumes, and ``window`` decides
+what may be confirmed; ``publisher`` produces; ``transactions`` translates between the two; ``link``
+reaches the node.
 ``zone`` is the short form, which needs no node to be started or addressed.
 """
 

@@ -10,6 +10,10 @@ Out: one line per transaction, appended to ``part-*.jsonl`` files of ``outbox``;
 ``dispatch_transactions`` returns.
 
 What cannot be parsed, and what was nacked, goes to the dead-letter file with its reason.
+
+Where to look first: ``connector`` is what tasks see. ``reader`` reads the inbox, and ``offsets`` is
+the journal of what was settled. ``append_file`` writes files that survive a crash, ``codec`` has
+lines and dead letters, ``drop_folder`` takes files that other programs put there.
 """
 
 from __future__ import annotations

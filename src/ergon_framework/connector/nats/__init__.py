@@ -2,6 +2,7 @@
 
 - ``connector``: the connector, in both colours
 - ``jetstream``: what it asks the server for: consumers, pulls, acknowledgements, publishing
+- ``loop_settlement``: acknowledgements from an event loop, on a connection of that loop
 - ``ordered``: a stream read in order from a place on, without acknowledgements
 """
 

@@ -5,5 +5,7 @@ Every store is one class with the calls of its ports. It *has* an object that ru
 
 - ``transitions``: what stores decide alike; ``core/claim``: which due jobs a claim takes
 - ``documents``, ``records``, ``unreadable``: stored JSON, copies, and rows that cannot be read
+- ``flow_settlement``: what the end of a step brings about; ``erasure``: what is left of a job
 - ``pages``: how the stores on SQL read the jobs of a search
+- ``memory``, ``sqlite``, ``postgres``, ``redis``: the stores
 """

@@ -1,7 +1,6 @@
 """What a queue's task needs around a provider call; ``providers/runner.py`` uses it.
 
-``idempotency`` makes keys of requests and claims them, ``results`` keeps results under a key,
-``owner_locks`` finds out whether the process that holds a key is alive on this machine,
-``dead_letters`` writes dead letters and relays them to a queue, ``celery_worker`` is what each
-Celery process does beside its tasks.
+Where to look first: ``idempotency`` makes keys of requests and claims them, ``results`` keeps
+results under a key, ``owner_locks`` finds out whether the process that holds a key is alive on this
+machine, ``dead_letters`` writes dead letters and relays them to a queue.
 """

@@ -1,7 +1,8 @@
 """From whatever a provider raises to one canonical error.
 
 - ``rules``: the order in which a failure is looked up, and rules of a provider's own
-- ``clients``: the failures of known clients; ``retry_after``: when to call again
+- ``clients``: the failures of known clients; ``retry_after``: when to call
+  again, from ``Retry-After`` and other headers
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When a provider wants to be called again, read from the headers of its answer.
+"""When a provider wants to be called again: ``Retry-After`` and other headers of its answer.
 
 Nothing here raises: a header that makes no sense is as good as none.
 """

@@ -1,7 +1,10 @@
 """SQLite under the stores: one file, written by many threads and processes with group commit.
 
-``database``: what a part opens; ``group_commit``: one caller commits for all that wait;
-``connections``: the writing one and the reading ones; ``checkpoints``, ``errors``, ``notifier``:
-the write-ahead log, what went wrong, and waking other processes; ``external_transaction``: the
-caller's own transaction.
+Where to look first:
+
+- ``database``: what a part opens; ``migrations``: the versions of its tables
+- ``group_commit``: one caller commits for all that wait
+- ``connections``: the writing one and the reading ones; ``checkpoints``: the write-ahead log
+- ``errors``: what went wrong; ``notifier``: waking other processes
+- ``external_transaction``: the caller's own transaction
 """

@@ -19,6 +19,8 @@ check and apply.
 
 - ``store``: the calls of the ports; ``transactions``: how they run
 - ``exchange``, ``claim``, ``settle``, ``insert``: what workers and clients need
+- ``flows``, ``flow_tables``: the calls of their port, and where flows, steps and joins are kept
+- ``key_limits``: tokens of limit keys within a queue
 - ``admin``, ``records``: searches, counts and retention; copies for moves between stores
 - ``statements``, ``rows``: SQL by name, arrays, rows as jobs
 """

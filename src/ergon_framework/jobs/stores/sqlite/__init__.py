@@ -9,6 +9,7 @@ decided by the core.
 
 - ``store``: the calls of the ports, each one transaction; ``transactions``: how those run
 - ``claim``, ``transitions``: what a worker gets, and every change of a job
+- ``flows``: the calls of their port; ``flow_tables``: where flows, steps and joins are kept
 - ``admin``, ``records``: searches, counts and retention; copies for moves between stores
 - ``rows``: rows of the tables as jobs
 """
