@@ -220,6 +220,7 @@ class MemoryLog:
     def page(self, after: int, limit: int, max_bytes: int, to_zone: str | None) -> LogPage:
         """A stretch that ends at a limit, before a corrupted row, or at the head."""
         rows = list(self.after(after, to_zone))
+        # Nothing behind a corrupted row: facts are given out in order, and none is passed over.
         given = fitting(takewhile(self.is_sound, rows), limit, max_bytes)
         through = self.head
         if len(given) < len(rows):
@@ -230,6 +231,7 @@ class MemoryLog:
 
     def aged(self, before: float) -> int:
         """The offset up to which everything was recorded before an instant."""
+        # No filter: the clock may have been set back, and a log is dropped from its beginning only.
         old = takewhile(lambda row: row.fact.recorded_at < before, self.rows)
         return self.first - 1 + sum(1 for _ in old)
 

@@ -168,6 +168,8 @@ class NatsObjects:
                     details={"bucket": bucket, "key": key, "digest": f"sha256:{kept.digest.hex()}"},
                 )
             is_new = not kept.digest
+            # Given again, a name without a fact is young again: retention takes the old ones, and
+            # the fact of this one may be about to come.
             if is_new or not kept.is_referenced:
                 kept.digest, kept.size, kept.at = digest, size, self._database.clock()
                 put_name(transaction, kept, is_new=is_new)
@@ -196,6 +198,7 @@ class NatsObjects:
                 lambda transaction: self._scan(transaction, bucket, _by_name, after, limit)
             )
             found = scan.names[:limit]
+            # Without a lock: of two callers either may be remembered, as each scan is whole.
             self._last_scan = _LastScan(bucket, version, after, scan)
         return [stored_object(each) for each in found]
 

@@ -149,6 +149,7 @@ class RowPlacement:
     def load(self, copy: FactRecord, fact: PreparedFact) -> None:
         """Take in a fact of another store where it lay there, unless it is here."""
         log = self.log(copy.log)
+        # A move that goes on after it was cut off brings its last page again.
         if copy.fact.offset <= log.head:
             return
         refuse_hole(copy, log.head)
@@ -288,6 +289,7 @@ def take_in(
     for item in arrived.refused:
         consumers.keep(session, item, consumer=f"pull:{peer}")
     link = arrived.link
+    # Another node of the zone may have taken in a later page since this one was fetched.
     if leads_to(link_to(session, peer), link):
         session.run("store.move", peer, link.epoch, link.offset, link.chain, link.at)
     return outcomes

@@ -99,6 +99,7 @@ class Subscribers:
 
     def add(self, wake: Callable[[], None]) -> None:
         """Call ``wake()`` from now on, from any thread."""
+        # A new list each time: wake() goes through the old one without the lock.
         with self._lock:
             self._wakes = [*self._wakes, wake]
 

@@ -84,6 +84,7 @@ class PostgresFlows:
         """Why a flow was not stored: an id that is taken, or the error itself."""
         if not is_conflict(error):
             return error
+        # A failed transaction of PostgreSQL answers nothing more: another one reads which it was.
         there = self._taken(steps)
         return next((id_taken(step) for step in steps if step.id in there), flow_taken(flow.id))
 

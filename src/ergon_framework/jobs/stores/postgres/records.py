@@ -229,6 +229,7 @@ def _flows(tx: PostgresTx, after: str, limit: int) -> list[FlowRecord]:
 def _load_flows(tx: PostgresTx, records: Sequence[FlowRecord]) -> None:
     """Put whole flows in, where they stood or behind all others."""
     tables = PostgresFlowTables(StepSettlement(tx))
+    # A flow may be here from an earlier round of the move, with joins and work that are done now.
     _strip(tx, records)
     for copy in records:
         tx.execute(_SQL["put_flow"], flow_values(FlowRow.of(copy.flow)))

@@ -46,6 +46,7 @@ _DISCARD = script(*JOBS, "delete", "discard")
 _SET_STATE = script("rows", "move_state")
 _FREEZE = script("rows", "freeze")
 _LEASE = "moving"
+# A renewal that finds no holder came too late: another move may have had the lease since.
 _TAKE_LEASE = """
 local holder = redis.call("GET", KEYS[1])
 if holder and holder ~= ARGV[1] or not holder and ARGV[3] == "1" then return 0 end
@@ -54,7 +55,7 @@ else redis.call("DEL", KEYS[1]) end
 return 1
 """
 
-
+# One script: a store that somebody makes at this moment is there before it, or finds the mark.
 _MARK_FIRST = """
 if redis.call("EXISTS", unpack(KEYS)) == 0 then redis.call("SET", KEYS[1], ARGV[1]) end
 return 1

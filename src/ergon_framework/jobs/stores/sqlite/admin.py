@@ -117,6 +117,7 @@ def list_queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     except (*READ_ERRORS, sqlite3.OperationalError) as error:
         if not is_misread(error):
             raise
+        # Some name is not UTF-8. A list that shows it damaged is better than none.
         with lossy(cursor):
             return _queues(cursor, now)
 
@@ -198,6 +199,7 @@ def ended_statuses(cursor: sqlite3.Cursor) -> Iterator[tuple[str, str]]:
 
 def _pairs(cursor: sqlite3.Cursor, beside: str, after: str) -> Iterator[tuple[str, str]]:
     """From pair to pair: ``beside`` finds the next of the same first value, ``after`` of others."""
+    # Each step is one look into an index; a DISTINCT would read every job.
     pair = None
     while row := (
         (pair and cursor.execute(_SQL[beside], pair).fetchone())

@@ -72,6 +72,7 @@ class SqliteFlowTables:
             try:
                 self._cursor.execute(_SQL["insert_flow"], (*head, *rest))
             except sqlite3.IntegrityError as error:
+                # A store that a move has frozen refuses by a trigger, which raises the same class.
                 if is_moved_away(error):
                     raise
                 raise flow_taken(row.id) from None
@@ -222,6 +223,7 @@ def purge_flows(tx: StepTransaction, limit: int) -> int:
 def purge_flow(tx: StepTransaction, flow_id: str, limit: int) -> int:
     """Delete at most so many steps of a flow, and with fewer the flow itself; how many."""
     purged = tx.cursor.execute(_SQL["purge_steps"], (flow_id, limit)).rowcount
+    # With as many as the limit there may be more steps: the flow stays until the next slice.
     if purged < limit:
         tx.cursor.execute(_SQL["purge_joins"], (flow_id,))
         tx.cursor.execute(_SQL["purge_flow"], (flow_id,))

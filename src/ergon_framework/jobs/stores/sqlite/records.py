@@ -184,6 +184,7 @@ def _flow_record(cursor: sqlite3.Cursor, flow_id: str, work: dict[str, str]) -> 
 def _load_flows(tx: SqliteTransitions, records: Sequence[FlowRecord]) -> None:
     """Put whole flows in, where they stood or behind all others."""
     tables = SqliteFlowTables(tx)
+    # A flow may be here from an earlier round of the move, with joins and work that are done now.
     _strip(tx, records)
     for copy in records:
         tables.put_flow(FlowRow.of(copy.flow), is_new=tables.get_flow(copy.flow.id) is None)
