@@ -25,7 +25,7 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from ergon_framework.boundary.factstore.append_plan import Append, AppendPlanner
 from ergon_framework.boundary.factstore.postgres.session import PostgresSession
-from ergon_framework.boundary.factstore.sql.append import Identity, RowPlacement, View
+from ergon_framework.boundary.factstore.sql.append import Identity, RowPlacement, ZoneView
 from ergon_framework.boundary.factstore.sql.rows import (
     LAST,
     LogRow,
@@ -218,7 +218,7 @@ class LogCache:
 
     logs: dict[str, LogRow] = field(default_factory=dict)
     cuts: dict[str, int] = field(default_factory=dict)
-    runs: dict[int, View] = field(default_factory=dict)
+    runs: dict[int, ZoneView] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Read everything anew at the next use."""
@@ -262,7 +262,7 @@ class CachedTables:
         """A fact refers to these from now on."""
         self.referred.update((each.bucket, each.key) for each in references)
 
-    def write_end(self, view: View, run: ViewSegment) -> None:
+    def write_end(self, view: ZoneView, run: ViewSegment) -> None:
         """A run that is written down has ended."""
         self.ended.append((run.last or 0, view.id, run.first))
 

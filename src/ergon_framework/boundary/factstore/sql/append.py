@@ -51,7 +51,7 @@ Identity: TypeAlias = tuple[int, bytes, Row | None]
 
 
 @dataclass(slots=True)
-class View:
+class ZoneView:
     """The facts of a log to one zone, and their newest run."""
 
     id: int
@@ -90,7 +90,7 @@ class LogTables(Protocol):
     def last_run(self, view: int) -> ViewSegment | None:
         """The newest run of a view as it is written down."""
 
-    def write_end(self, view: View, run: ViewSegment) -> None:
+    def write_end(self, view: ZoneView, run: ViewSegment) -> None:
         """A run that is written down has ended."""
 
 
@@ -99,13 +99,15 @@ class RowPlacement:
 
     __slots__ = ("_new_runs", "_tables", "_views", "fresh", "log", "now", "object", "rows")
 
-    def __init__(self, now: float, tables: LogTables, views: dict[int, View] | None = None) -> None:
+    def __init__(
+        self, now: float, tables: LogTables, views: dict[int, ZoneView] | None = None
+    ) -> None:
         self.now = now
         self.rows: list[Row] = []
         self.fresh: dict[bytes, tuple[int, NewFact]] = {}
         """Of each of the rows, in the same order: its key, and what it is."""
         self._tables = tables
-        self._views: dict[int, View] = {} if views is None else views
+        self._views: dict[int, ZoneView] = {} if views is None else views
         self._new_runs: list[Row] = []
         self.log = tables.log
         self.object = tables.object
@@ -227,7 +229,7 @@ class RowPlacement:
         view.run, view.is_new = ViewSegment(log.head + 1, None, count + 1, last), True
         log.view = number
 
-    def _end_run(self, view: View, last: int) -> None:
+    def _end_run(self, view: ZoneView, last: int) -> None:
         if view.run is None:
             return
         view.run.last = last
@@ -237,10 +239,10 @@ class RowPlacement:
         else:
             self._tables.write_end(view, view.run)
 
-    def _newest(self, number: int) -> View:
+    def _newest(self, number: int) -> ZoneView:
         view = self._views.get(number)
         if view is None:
-            view = self._views[number] = View(number, self._tables.last_run(number))
+            view = self._views[number] = ZoneView(number, self._tables.last_run(number))
         return view
 
 

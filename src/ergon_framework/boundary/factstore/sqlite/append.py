@@ -16,7 +16,7 @@ from ergon_framework.boundary.factstore.sql.append import (
     Arrival,
     Identity,
     RowPlacement,
-    View,
+    ZoneView,
     take_in,
 )
 from ergon_framework.boundary.factstore.sql.log import (
@@ -112,7 +112,7 @@ class SqliteTables:
         """The newest run of a view as it is written down."""
         return last_run(self._session, view)
 
-    def write_end(self, view: View, run: ViewSegment) -> None:
+    def write_end(self, view: ZoneView, run: ViewSegment) -> None:
         """A run that is written down has ended."""
         self._session.run("logs.end_run", run.last, view.id, run.first)
 
