@@ -74,7 +74,7 @@ class AppendResults(msgspec.Struct):
     results: list[AppendResult]
 
 
-class Cursor(msgspec.Struct):
+class ConsumerPosition(msgspec.Struct):
     """How far a consumer has come."""
 
     cursor: int
@@ -100,7 +100,7 @@ class Error(msgspec.Struct):
 _ANSWERS: dict[str, type] = {
     "AppendFact": Receipt,
     "FetchFacts": Batch,
-    "ConfirmReceipt": Cursor,
+    "ConfirmReceipt": ConsumerPosition,
     "PutObject": ObjectReceipt,
     "AppendFacts": AppendResults,
     "LookupFact": Found,

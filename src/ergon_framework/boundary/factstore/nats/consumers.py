@@ -28,7 +28,7 @@ from ergon_framework.boundary.factstore.nats.pages import (
     read_page,
     unexplained_offsets,
 )
-from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item
+from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, QuarantineMessage
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.page_plan import fill_page
 from ergon_framework.errors import ConsumerHeldError
@@ -242,7 +242,7 @@ class NatsConsumers:
             is_next = offset == following
             if not is_released and not is_next:
                 raise not_next(one, offset, following)
-            item = Item(0, name, one.log, offset, reason, message, attempts, now)
+            item = QuarantineMessage(0, name, one.log, offset, reason, message, attempts, now)
             kept = keep(transaction, one, item)
             if is_next:
                 consumers.pass_by(one, offset)
@@ -304,7 +304,9 @@ def described(transaction: StreamTransaction, one: ConsumerRecord) -> ConsumerIn
     return info
 
 
-def _delivered(transaction: StreamTransaction, one: ConsumerRecord, offset: int) -> list[Item]:
+def _delivered(
+    transaction: StreamTransaction, one: ConsumerRecord, offset: int
+) -> list[QuarantineMessage]:
     """Released items that went out and are confirmed."""
     released = released_to(transaction, one)
     return [item for item in released if item.offset <= offset and item.is_served]
@@ -318,7 +320,7 @@ def _note_released(transaction: StreamTransaction, one: ConsumerRecord, page: Lo
             put(transaction, item)
 
 
-def _below(transaction: StreamTransaction, one: ConsumerRecord) -> list[Item]:
+def _below(transaction: StreamTransaction, one: ConsumerRecord) -> list[QuarantineMessage]:
     """What an operator released and lies below the cursor.
 
     What lies above it, after a seek, comes along with its neighbours: confirmed on its own, it
@@ -374,7 +376,11 @@ def _next(
             page.gaps[:0] = passed
             return page
         message = f"the fact at {at} of {log_state.name} is not what was stored there"
-        keep(transaction, one, Item(0, one.name, log_state.name, at, "corrupted", message, 0, now))
+        keep(
+            transaction,
+            one,
+            QuarantineMessage(0, one.name, log_state.name, at, "corrupted", message, 0, now),
+        )
         consumers.move(one, at)
         passed.append(Gap(one.log, at, at, "corrupted", now))
     return LogPage([], one.cursor, log_state.head, gaps=passed)  # the rest is for the next call
@@ -383,17 +389,19 @@ def _next(
 # ---- quarantine ---------------------------------------------------------------------------------
 
 
-def quarantined(item: Item) -> Quarantined:
+def quarantined(item: QuarantineMessage) -> Quarantined:
     """An item as everybody sees it."""
     return Quarantined(**{each.name: getattr(item, each.name) for each in fields(Quarantined)})
 
 
-def put(transaction: StreamTransaction, item: Item) -> None:
+def put(transaction: StreamTransaction, item: QuarantineMessage) -> None:
     """Write an item."""
     transaction.put(transaction.subjects.item(item.consumer, item.id), item)
 
 
-def keep(transaction: StreamTransaction, one: ConsumerRecord, item: Item) -> Item:
+def keep(
+    transaction: StreamTransaction, one: ConsumerRecord, item: QuarantineMessage
+) -> QuarantineMessage:
     """Keep an item of a consumer; when its fact lies in quarantine already, it is the same item.
 
     The consumer changes with it, and is written by the caller: without what it knows, everything
@@ -410,15 +418,15 @@ def keep(transaction: StreamTransaction, one: ConsumerRecord, item: Item) -> Ite
     return _new(transaction, item)
 
 
-def keep_whole(transaction: StreamTransaction, item: Item) -> None:
+def keep_whole(transaction: StreamTransaction, item: QuarantineMessage) -> None:
     """Keep an item with its payload, unless it is there, whatever became of it."""
     mark = whole_mark(transaction, item)
-    if transaction.get(Item, mark) is None:
+    if transaction.get(QuarantineMessage, mark) is None:
         new = _new(transaction, item)
-        transaction.put(mark, Item(new.id, "", "", item.offset, "", "", 0, item.at))
+        transaction.put(mark, QuarantineMessage(new.id, "", "", item.offset, "", "", 0, item.at))
 
 
-def whole_mark(transaction: StreamTransaction, item: Item) -> str:
+def whole_mark(transaction: StreamTransaction, item: QuarantineMessage) -> str:
     """Under what is written down that something was set aside with its payload."""
     # Each with its length: two different contents must not become one text.
     parts = (item.log.encode(), str(item.offset).encode(), item.envelope, item.fact)
@@ -426,7 +434,7 @@ def whole_mark(transaction: StreamTransaction, item: Item) -> str:
     return transaction.subjects.whole(item.consumer, content)
 
 
-def _new(transaction: StreamTransaction, item: Item) -> Item:
+def _new(transaction: StreamTransaction, item: QuarantineMessage) -> QuarantineMessage:
     tally = transaction.tally
     tally.items += 1
     transaction.put(transaction.subjects.tally, tally)
@@ -435,29 +443,29 @@ def _new(transaction: StreamTransaction, item: Item) -> Item:
     return item
 
 
-def items_of(transaction: StreamTransaction, consumer: str | None) -> list[Item]:
+def items_of(transaction: StreamTransaction, consumer: str | None) -> list[QuarantineMessage]:
     """What was set aside for a consumer, or for all; by number."""
     # Most stores have no items: one record says so, and nothing is searched.
     if not transaction.tally.items:
         return []
     if consumer is not None:
-        found = transaction.all(Item, transaction.subjects.items_of(consumer))
+        found = transaction.all(QuarantineMessage, transaction.subjects.items_of(consumer))
         one = transaction.get(ConsumerRecord, transaction.subjects.consumer(consumer))
         above = {consumer: one.items_above} if one is not None else {}
     else:
-        found = transaction.all(Item, transaction.subjects.items)
+        found = transaction.all(QuarantineMessage, transaction.subjects.items)
         readers = transaction.all(ConsumerRecord, transaction.subjects.consumers).values()
         above = {each.name: each.items_above for each in readers}
     kept = (item for item in found.values() if item.id > above.get(item.consumer, 0))
     return sorted(kept, key=lambda item: item.id)
 
 
-def open_items(transaction: StreamTransaction, consumer: str) -> list[Item]:
+def open_items(transaction: StreamTransaction, consumer: str) -> list[QuarantineMessage]:
     """What was set aside for a consumer and not dealt with."""
     return [item for item in items_of(transaction, consumer) if item.state in OPEN]
 
 
-def released_to(transaction: StreamTransaction, one: ConsumerRecord) -> list[Item]:
+def released_to(transaction: StreamTransaction, one: ConsumerRecord) -> list[QuarantineMessage]:
     """What is to be delivered to a consumer again, which remembers it when there is nothing."""
     notes = transaction.tally.notes
     # The count of an operator's notes: only a note can have released anything since.
@@ -468,8 +476,8 @@ def released_to(transaction: StreamTransaction, one: ConsumerRecord) -> list[Ite
     return found
 
 
-def _numbered(transaction: StreamTransaction, number: int) -> Item:
-    found = transaction.all(Item, transaction.subjects.item_numbered(number)).values()
+def _numbered(transaction: StreamTransaction, number: int) -> QuarantineMessage:
+    found = transaction.all(QuarantineMessage, transaction.subjects.item_numbered(number)).values()
     for item in found:
         one = transaction.get(ConsumerRecord, transaction.subjects.consumer(item.consumer))
         if one is None or item.id > one.items_above:

@@ -42,8 +42,8 @@ from ergon_framework.boundary.factstore.nats.pages import (
 from ergon_framework.boundary.factstore.nats.schema import (
     ConsumerRecord,
     EntryPosition,
-    Item,
     LogState,
+    QuarantineMessage,
 )
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.page_plan import Hole
@@ -394,7 +394,7 @@ def _record(transaction: StreamTransaction, log: str, gap: Gap, outcome: Outcome
 
 def _keep(transaction: StreamTransaction, peer: str, item: Quarantined) -> None:
     values = {each.name: getattr(item, each.name) for each in fields(Quarantined)}
-    keep_whole(transaction, Item(**{**values, "id": 0, "consumer": f"pull:{peer}"}))
+    keep_whole(transaction, QuarantineMessage(**{**values, "id": 0, "consumer": f"pull:{peer}"}))
 
 
 def _move(transaction: StreamTransaction, peer: str, link: Link) -> None:
@@ -462,7 +462,9 @@ def _lose(
 def _settled_by_all(transaction: StreamTransaction, log: str) -> int:
     """The offset up to which all required consumers have confirmed and nothing is in quarantine."""
     required = [each for each in _readers(transaction, log) if each.is_required]
-    aside: list[Item] = [item for one in required for item in open_items(transaction, one.name)]
+    aside: list[QuarantineMessage] = [
+        item for one in required for item in open_items(transaction, one.name)
+    ]
     return page_plan.settled_through(
         min((one.cursor for one in required), default=None),
         min((item.offset for item in aside), default=None),

@@ -20,12 +20,12 @@ from ergon_framework.boundary.factstore.nats.schema import (
     LAST,
     Attribute,
     ConsumerRecord,
-    Item,
     JournalNote,
     Known,
     LogState,
     Mark,
     ObjectRecord,
+    QuarantineMessage,
     ZoneRecord,
     read_id,
 )
@@ -139,10 +139,12 @@ def _put_consumer(transaction: StreamTransaction, copy: ConsumerCursorRecord) ->
 
 def _put_item(transaction: StreamTransaction, copy: QuarantineRecord) -> None:
     values = {each.name: getattr(copy.item, each.name) for each in fields(Quarantined)}
-    item = Item(**values, is_served=copy.is_served)
+    item = QuarantineMessage(**values, is_served=copy.is_served)
     transaction.put(transaction.subjects.item(item.consumer, item.id), item)
     if item.envelope or item.fact:
-        transaction.put(whole_mark(transaction, item), Item(item.id, "", "", 0, "", "", 0, item.at))
+        transaction.put(
+            whole_mark(transaction, item), QuarantineMessage(item.id, "", "", 0, "", "", 0, item.at)
+        )
     one = transaction.get(ConsumerRecord, transaction.subjects.consumer(item.consumer))
     if one is not None:
         one.nothing_released, one.aside_through = -1, LAST
@@ -226,7 +228,7 @@ def _drop_consumer(transaction: StreamTransaction, copy: ConsumerCursorRecord) -
 
 def _drop_item(transaction: StreamTransaction, copy: QuarantineRecord) -> None:
     subject = transaction.subjects.item(copy.item.consumer, copy.item.id)
-    item = transaction.get(Item, subject)
+    item = transaction.get(QuarantineMessage, subject)
     if item is not None:
         transaction.put(subject, None)
         if item.envelope or item.fact:

@@ -265,7 +265,7 @@ class ObjectRecord:
 
 
 @dataclass(slots=True)
-class Item:
+class QuarantineMessage:
     """Something that was set aside."""
 
     id: int

@@ -44,7 +44,7 @@ from ergon_framework.jobs.stores.redis.transactions import INSPECT_INTERVAL, Red
 from ergon_framework.jobs.stores.redis.transitions import (
     EXCHANGE,
     MAX_ATTEMPTS,
-    Answer,
+    ExchangeAnswer,
     Transitions,
     answer_in,
     odd_claim,
@@ -331,7 +331,9 @@ class RedisJobStore:
             request.version,
         )
 
-    def _claimed(self, answer: Answer, data: bytes, bodies: bytes, late: bytes) -> ClaimResult:
+    def _claimed(
+        self, answer: ExchangeAnswer, data: bytes, bodies: bytes, late: bytes
+    ) -> ClaimResult:
         self._turns.update(zip(answer.turns[::2], answer.turns[1::2], strict=True))
         texts = parts_in(bodies, answer.lengths)
         found = zip(answer.ids, rows_in(data), texts, strict=True)

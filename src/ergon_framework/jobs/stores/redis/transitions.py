@@ -57,7 +57,7 @@ MAX_ATTEMPTS = 100
 """How often a job is sent again with the transition of one that it replaces."""
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class ExchangeAnswer(msgspec.Struct, frozen=True, array_like=True):
     """How an exchange begins its answer."""
 
     applied: list[bool]
@@ -82,7 +82,7 @@ class _Seen(msgspec.Struct, frozen=True, array_like=True):
     places: list[tuple[str, Place | bool]] = []  # of steps
 
 
-answer_in = msgspec.msgpack.Decoder(Answer).decode
+answer_in = msgspec.msgpack.Decoder(ExchangeAnswer).decode
 _seen = msgspec.msgpack.Decoder(_Seen).decode
 _added = msgspec.msgpack.Decoder(list[tuple[str, bool, str] | bool]).decode
 
