@@ -26,10 +26,10 @@ from ergon_framework.errors import (
 )
 from ergon_framework.storage.secure_files import UnsafeFileError, open_file
 from ergon_framework.storage.sqlite.database import Database
-from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from ergon_framework.storage.urls import SQLITE, path_in
 
-SCHEMA = Schema("polls", "ergon_framework.connector.http.migrations")
+SCHEMA = SqliteSchema("polls", "ergon_framework.connector.http.migrations")
 MAX_REASON = 1000
 _MOST_IDS = 500
 """Ids that one statement asks for."""
