@@ -204,6 +204,22 @@ def test_a_retry_topic_takes_what_is_parked(kafka: KafkaCluster) -> None:
         until(lambda: second.get_transactions_count() == 0, "both to be done")
 
 
+def test_a_message_without_an_id_keeps_that_of_its_place_in_the_retry_topic(
+    kafka: KafkaCluster,
+) -> None:
+    """However often it is parked: work that is idempotent by the id knows it again."""
+    topic = kafka.new_topic()
+    send(kafka, topic, b"7", headers={"tenant": "blue"})
+    with connect(kafka, topic, retry_topic=f"{topic}.retry") as connector:
+        for _ in range(3):
+            (found,) = take(connector, 1)
+            assert found.transaction_id == f"{topic}:0-0"
+            assert found.metadata["headers"]["tenant"] == "blue"
+            connector.release_after(found, 0.01)
+        (found,) = take(connector, 1)
+        assert (found.transaction_id, found.topic) == (f"{topic}:0-0", f"{topic}.retry")
+
+
 def test_what_is_read_ahead_is_bounded(kafka: KafkaCluster) -> None:
     """A consumer holds so many messages and no more; a settlement makes room for the next."""
     topic = kafka.new_topic()

@@ -25,8 +25,10 @@ from ergon_framework.connector.base import (
 from ergon_framework.connector.broker.connection import BrokerUnavailableError, closed
 from ergon_framework.connector.broker.message import (
     REASON,
+    TRANSACTION_ID,
     MalformedMessageError,
     MessageCodec,
+    encoded,
     with_reason,
 )
 from ergon_framework.connector.broker.url import BrokerUrl, import_client, tls_files
@@ -419,8 +421,8 @@ class KafkaConnector:
         topic, number = entry.log.partition
         # A message without a value, which deletes its key in a compacted topic, has no payload.
         body = b"null" if message.value() is None else message.value()
-        where = f"{topic}:{number}-{entry.offset}"
-        delivery = self._codec.decode(KafkaDelivery, body, _texts(message), fallback_id=where)
+        texts = _texts(message)
+        delivery = self._codec.decode(KafkaDelivery, body, texts, fallback_id=_place(entry))
         delivery.belongs_to(
             self,
             entry=entry,
@@ -446,8 +448,7 @@ class KafkaConnector:
         self._sender.begin([self._dead_letter(entry, reason)]).add_done_callback(told)
 
     def _dead_letter(self, entry: Entry, reason: str) -> Record:
-        topic, number = entry.log.partition
-        told = with_reason({PLACE: f"{topic}:{number}-{entry.offset}"}, reason)
+        told = with_reason({PLACE: _place(entry)}, reason)
         letter = _copy(entry.message, self._dead_letter_topic, told)
         # One that is too large to be sent is left where it is: the letter says where.
         is_too_large = letter.size > self._max_message_bytes + HEADROOM
@@ -547,9 +548,21 @@ def _copy(message: Any, topic: str, headers: Mapping[str, str]) -> Record:
 
 
 def _later(entry: Entry, topic: str, seconds: float) -> Record:
-    """The same message for a retry topic, to be handed out in so many seconds."""
+    """The same message for a retry topic, to be handed out in so many seconds.
+
+    One that has no id in its headers gets that of its place, which it would not have there.
+    """
     due = time.time() + _seconds("release_after's seconds", seconds)
-    return _copy(entry.message, topic, {NOT_BEFORE: f"{due:.3f}"})
+    more = {NOT_BEFORE: f"{due:.3f}"}
+    if not _texts(entry.message).get(TRANSACTION_ID):
+        more[TRANSACTION_ID] = encoded(_place(entry))
+    return _copy(entry.message, topic, more)
+
+
+def _place(entry: Entry) -> str:
+    """Topic, partition and offset: the id of a message that no header gives one."""
+    topic, number = entry.log.partition
+    return f"{topic}:{number}-{entry.offset}"
 
 
 def _delay_of(message: Any) -> float:
