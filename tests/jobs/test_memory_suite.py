@@ -206,12 +206,12 @@ def test_nothing_grows_with_what_has_passed() -> None:
                 s.must(job, SUCCEEDED, keep=1.0)
         s.clock.forward(10.0)
         s.store.prune(100)
-    ledger = s.store.ledger  # type: ignore[attr-defined]
-    tables = (ledger.records, ledger.by_id, ledger.active, ledger.holders)
+    jobs_kept = s.store.table  # type: ignore[attr-defined]
+    tables = (jobs_kept.records, jobs_kept.by_id, jobs_kept.active, jobs_kept.holders)
     assert [len(table) for table in tables] == [0, 0, 0, 0]
-    assert (len(ledger.expiring), len(ledger.leaving)) == (0, 0)
-    assert (len(ledger.queues.running), len(ledger.queues.blocked)) == (0, 0)
-    assert list(ledger.queues) == []
+    assert (len(jobs_kept.expiring), len(jobs_kept.leaving)) == (0, 0)
+    assert (len(jobs_kept.queues.running), len(jobs_kept.queues.blocked)) == (0, 0)
+    assert list(jobs_kept.queues) == []
 
 
 def test_a_heap_tidies_up_after_those_who_left() -> None:
