@@ -316,6 +316,10 @@ def test_a_url_names_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("files:///in?settle=-1", "settle"),
         ("files:///in?max_message_bytes=0", "max_message_bytes"),
         ("files:///in?consumer=a/b", "consumer"),
+        ("s3://bucket/in", "state is missing"),
+        ("s3://bucket/in?state=x&follow=true", "does not grow"),
+        ("s3://user:hunter2@bucket/in?state=x", "holds no credentials"),
+        ("files:///in?region=x", "for buckets"),
         ("files:///in?folow=true", "did you mean 'follow'"),
     ],
 )
@@ -324,3 +328,4 @@ def test_a_mistake_in_the_url_is_told(url: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         from_url(url)
     assert message in str(caught.value)
+    assert "hunter2" not in str(caught.value)

@@ -6,16 +6,18 @@ import datetime as dt
 import os
 import sys
 from decimal import Decimal
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from ergon_framework.connector import from_url
 from ergon_framework.errors import MissingExtraError
 from tests.connectors.files.folders import payloads, reading
+
+pa: Any = import_module("pyarrow")
+parquet: Any = import_module("pyarrow.parquet")
 
 
 def write(path: Path, rows: list[dict[str, Any]], group: int = 10) -> None:

@@ -30,7 +30,7 @@ class BrokerType:
 
 
 BROKERS: tuple[BrokerType, ...] = (
-    BrokerType("files", ("files",), "ergon_framework.connector.files:FilesConnector"),
+    BrokerType("files", ("files", "s3"), "ergon_framework.connector.files:FilesConnector"),
     BrokerType(
         "http-poll",
         ("poll+https", "poll+http"),

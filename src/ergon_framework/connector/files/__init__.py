@@ -1,9 +1,9 @@
-"""Rows of files in a folder as a source: CSV, JSON Lines and Parquet, exactly where it stopped.
+"""Rows of files in a folder or a bucket as a source: CSV, JSON Lines and Parquet, exactly where it stopped.
 
 Where to look first: ``rows`` is where rows begin and end, ``text`` what a text file is made of,
 ``parquet`` the other kind of file, ``formats`` which files are read. ``readiness`` says when a file
 may be read, ``positions`` where each was left. ``reader`` puts them together, and ``connector`` is
-what the engines call.
+what the engines call. ``folder`` and ``bucket`` are where files are, ``places`` chooses by the URL.
 """
 
 from __future__ import annotations

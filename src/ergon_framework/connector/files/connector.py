@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import threading
 import time
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
-from urllib.parse import unquote
 
 from ergon_framework.connector.base import (
     Delivered,
@@ -28,14 +26,18 @@ from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLI
 from ergon_framework.connector.broker.message import MAX_MESSAGE_BYTES
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.files.errors import FilesConnectorError, MalformedRowError
-from ergon_framework.connector.files.folder import LocalFolder
 from ergon_framework.connector.files.formats import Formats
 from ergon_framework.connector.files.letters import LETTERS, DeadLetters
+from ergon_framework.connector.files.places import (
+    BucketAddress,
+    FolderAddress,
+    address_of,
+    observed,
+)
 from ergon_framework.connector.files.positions import Positions
 from ergon_framework.connector.files.reader import FilesReader, HeldRow
 from ergon_framework.connector.files.readiness import Readiness
 from ergon_framework.connector.jsonl.append_file import DirectoryLock
-from ergon_framework.connector.jsonl.codec import shown
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import (
@@ -43,17 +45,15 @@ from ergon_framework.errors import (
     ConfigurationError,
     ConnectorError,
     EnvelopeError,
+    StoreError,
     describe,
 )
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError
 from ergon_framework.storage.server import Observation
 
-SETTLE = 5.0
 DROPPED_FOR = 60.0
 """Seconds after which a row comes again whose delivery was dropped and never settled."""
-STATE = ".ergon"
-FORMS = "write files:///folder, or files://./folder for one beside"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -76,10 +76,10 @@ class _Handover:
 class FilesConnector:
     """Consumes the rows of files in a folder, each row a transaction. It changes no file.
 
-    ``url`` is ``files:///folder``, or the path of a folder. ``format`` is ``csv``, ``jsonl`` or
-    ``parquet``, by default what the name of a file says; ``pattern`` says which names are read
-    (``orders-*.csv``). Names that end in ``.gz`` are read compressed. CSV has its columns in the
-    first row, or as ``columns``.
+    ``url`` is ``files:///folder``, the path of a folder, or ``s3://bucket/prefix``. ``format`` is
+    ``csv``, ``jsonl`` or ``parquet``, by default what the name of a file says; ``pattern`` says
+    which names are read (``orders-*.csv``). Names that end in ``.gz`` are read compressed. CSV has
+    its columns in the first row, or as ``columns``.
 
     A file is read when it was not changed for ``settle`` seconds, or when there is a file beside it
     whose name ends in ``marker``. With ``follow`` rows are delivered as they are written.
@@ -88,7 +88,9 @@ class FilesConnector:
     are the whole row, and the file with the number of the row.
 
     Where it stopped is kept in ``state``, by default ``.ergon`` in the folder, under the name of
-    the ``consumer``. What cannot be read is set aside there, with its reason.
+    the ``consumer``. For a bucket it must be given, and ``region`` and ``endpoint`` say where that
+    is; credentials are those that AWS clients find. What cannot be read is set aside there, with
+    its reason.
     """
 
     exclusive: ClassVar[bool] = True
@@ -107,18 +109,26 @@ class FilesConnector:
         ids: str | None = None,
         payload: str | None = None,
         follow: bool = False,
-        settle: float = SETTLE,
+        settle: float | None = None,
         marker: str | None = None,
         consumer: str = "ergon",
         state: str | None = None,
+        endpoint: str | None = None,
+        region: str | None = None,
         fsync: bool = True,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_in_flight: int = MAX_IN_FLIGHT,
         max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._path = folder_of(url)
+        self._address = address_of(url, endpoint, region)
         self.name = name
+        settle = self._address.settle if settle is None else settle
+        if follow and isinstance(self._address, BucketAddress):
+            raise ConfigurationError(
+                "follow is for folders: an object in a bucket does not grow",
+                remedy="leave it out; objects that come later are read",
+            )
         if not settle >= 0:
             raise ConfigurationError(f"settle must be seconds, 0 or more, not {settle!r}")
         if max_message_bytes < 1:
@@ -141,8 +151,9 @@ class FilesConnector:
         self._wakeup = Wakeup()
         self._in_flight = InFlight(self._wakeup, max_in_flight, max_in_flight_bytes)
         self._connection: BrokerConnection[FilesReader] = BrokerConnection(
-            f"files://{self._path}", self._connect, lambda _: None, self._wakeup
+            self._address.title, self._connect, lambda _: None, self._wakeup
         )
+        _ = self._state_path  # of a bucket it must be given
         self._threads = OwnThreads()
         self._reader: FilesReader | None = None
         self.renew()
@@ -190,30 +201,8 @@ class FilesConnector:
                 self._reader.close()
 
     def observe(self) -> list[Observation]:
-        """What ``ergon doctor`` says: which files there are, and who reads them."""
-        try:
-            with contextlib.closing(LocalFolder(self._path)) as folder:
-                names, _ = folder.names(self._formats.takes)
-        except OSError as error:
-            remedy = "make the folder, and let this user read it"
-            return [Observation("folder", _said(error), remedy, is_grave=True)]
-        told = [Observation("folder", f"{self._path} has {len(names)} files to read")]
-        for name in names:
-            if not os.access(self._path / name, os.R_OK):
-                text = f"{shown(name)} cannot be read"
-                told.append(Observation("file", text, "let this user read it", is_grave=True))
-                break
-        parent = next(
-            each for each in (self._state_path, *self._state_path.parents) if each.exists()
-        )
-        if not os.access(parent, os.W_OK):
-            text = f"where it stopped cannot be kept in {self._state_path}"
-            remedy = "let this user write there, or name another folder with state="
-            told.append(Observation("state", text, remedy, is_grave=True))
-        elif self.dead_letter_file.exists() and self.dead_letter_file.stat().st_size:
-            remedy = "read it, and put what you mend into a new file"
-            told.append(Observation("dead letters", f"some are in {self.dead_letter_file}", remedy))
-        return told
+        """What ``ergon doctor`` says: which files there are, and whether positions can be kept."""
+        return list(observed(self._address, self._formats.takes, self._state_path))
 
     def __enter__(self) -> Self:
         return self
@@ -307,7 +296,7 @@ class FilesConnector:
                     self._give_back_dropped()
                     handover.batch += self._taken(reader, batch_size)
                     break
-                except (OSError, ConnectorError) as error:
+                except (OSError, ConnectorError, StoreError) as error:
                     found = self._connection.lost(reader, error)
                     if isinstance(found, ConfigurationError):
                         raise found from error
@@ -388,7 +377,14 @@ class FilesConnector:
 
     @property
     def _state_path(self) -> Path:
-        return self._state or self._path / STATE / f"files-{self._consumer}"
+        if self._state is not None:
+            return self._state
+        if isinstance(self._address, FolderAddress):
+            return self._address.state(self._consumer)
+        raise ConfigurationError(
+            "state is missing: where it stopped in a bucket is kept in a folder of this machine",
+            remedy="name one: state=/var/lib/orders",
+        )
 
     def _connect(self) -> FilesReader:
         reader = self._reader
@@ -404,16 +400,11 @@ class FilesConnector:
         return self._reader
 
     def _opened(self, opened: contextlib.ExitStack) -> FilesReader:
-        try:
-            place = LocalFolder(self._path)
-        except NotADirectoryError:
-            raise ConfigurationError(
-                f"{self._path} is no folder", remedy="name a folder with files in it"
-            ) from None
+        place = self._address.open()
         opened.callback(place.close)
         try:
             state = opened.enter_context(self._state_folder())
-            lock = DirectoryLock(state, "lock", self._path)
+            lock = DirectoryLock(state, "lock", self._state_path)
         except (UnsafeFileError, PermissionError) as error:
             raise ConfigurationError(
                 f"{self._state_path} cannot keep where it stopped: {error.strerror}",
@@ -432,36 +423,12 @@ class FilesConnector:
         return reader
 
     def _state_folder(self) -> Folder:
-        if self._state is not None:
-            return Folder.ensure(self._state, parents=True)
-        with Folder.ensure_private(self._path / STATE):
-            return Folder.ensure_private(self._state_path)
-
-
-def folder_of(url: object) -> Path:
-    """The folder that a URL or a path means."""
-    wrong = ConfigurationError("the URL of the folder cannot be read", remedy=FORMS)
-    if not isinstance(url, str) or not url:
-        raise wrong
-    scheme, mark, rest = url.partition("://")
-    if not mark:
-        return Path(url).absolute()
-    if "?" in rest:
-        raise ConfigurationError(
-            "FilesConnector takes its options as arguments",
-            remedy="write from ergon_framework.connector import from_url, and from_url(URL)",
-        )
-    is_path = rest.startswith("/") or rest.split("/")[0] in (".", "..")
-    if scheme.lower() != "files" or not is_path or "#" in rest or "\0" in unquote(rest):
-        raise wrong
-    return Path(unquote(rest)).absolute()
+        if self._state is None and isinstance(self._address, FolderAddress):
+            return self._address.state_folder(self._consumer)
+        return Folder.ensure(self._state_path, parents=True)
 
 
 def _column(payload: Any, name: str) -> Any:
     if not isinstance(payload, dict) or payload.get(name) in (None, ""):
         raise MalformedRowError(f"it has no {name!r}")
     return payload[name]
-
-
-def _said(error: OSError) -> str:
-    return f"{error.filename or ''}: {error.strerror}".lstrip(": ")

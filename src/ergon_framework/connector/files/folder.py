@@ -27,6 +27,8 @@ class FoundFile:
     modified: float
     node: str = ""
     """What stays the same while a file grows; empty where nothing does."""
+    identity: str = ""
+    """What tells two files of one name apart; empty: their size, time and beginning do."""
 
 
 class LocalFolder:

@@ -89,8 +89,9 @@ class Formats:
 
     def takes(self, name: str) -> bool:
         """Whether a file of this name is read."""
-        base = name.rpartition("/")[2]
-        if base[:1] in (".", "_", ""):
+        parts = name.split("/")
+        base = parts[-1]
+        if any(part[:1] in (".", "_", "") for part in parts):
             return False
         if self.pattern is not None:
             return fnmatchcase(base, self.pattern) and self.of_name(base) is not None

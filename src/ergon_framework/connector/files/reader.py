@@ -29,7 +29,7 @@ from ergon_framework.connector.files.rows import FoundRow, TextPlace
 from ergon_framework.connector.files.text import open_text
 from ergon_framework.connector.jsonl.codec import shown
 from ergon_framework.engine.atfork import renew_after_fork
-from ergon_framework.errors import ErgonError
+from ergon_framework.errors import ErgonError, StoreError
 
 logger = logging.getLogger("ergon.connector.files")
 _MAX_LETTERS = 256  # malformed rows set aside with one fsync
@@ -221,6 +221,12 @@ class FilesReader:
             if file.end is None:
                 self._bad_files.append((file, error.message))
             row = None
+        except FileChangedError:
+            self._reopen_later()
+            return None
+        except (OSError, StoreError):
+            self._reopen_later()
+            raise
         if row is None:
             file.end = source.place
             return None
@@ -228,6 +234,13 @@ class FilesReader:
             return None  # its writer has not finished it
         file.cursor = source.place
         return HeldRow(self, file, row, source)
+
+    def _reopen_later(self) -> None:
+        """Give the open file up, where reading it failed; it is opened again behind its cursor."""
+        if self._open is not None:
+            self._open.source.close()
+            self._names.appendleft(self._open.file.name)
+            self._open = None
 
     def _is_whole(self, file: FilePosition) -> bool:
         """Whether a last row without the end of its line is all that there will be."""
@@ -293,7 +306,11 @@ class FilesReader:
             self._cannot_read(name, error)
             return
         self._unreadable.pop(name, None)
-        if opened is not None:
+        if opened is None:
+            if known is not None:
+                text = "%s went away after row %d had been read"
+                logger.warning(text, self._place.shown(name), known.cursor.rows)
+        else:
             with contextlib.ExitStack() as closing:
                 closing.callback(opened[0].close)
                 if self._open_rows(known, *opened):
@@ -467,7 +484,8 @@ class FilesReader:
 
 
 def _new(found: FoundFile, head: bytes) -> FilePosition:
-    known = f"{found.name}\0{found.size}\0{found.modified!r}\0{head.hex()}"
+    version = found.identity or f"{found.size}\0{found.modified!r}\0{head.hex()}"
+    known = f"{found.name}\0{version}"
     file = FilePosition(found.name, digest(known, 6), found.stamp, TextPlace())
     file.node, file.head = found.node, (len(head), zlib.crc32(head))
     return file
