@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ergon_framework.jobs.archive_files import JobArchive
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.payload_codec import names_object, object_of
-from ergon_framework.jobs.payload_objects import ObjectName
+from ergon_framework.jobs.payload_objects import ObjectName, PayloadObjects
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.why import explain_job
@@ -294,6 +295,94 @@ def results_are_handed_on(place: Place) -> None:
         assert place.swept() == 0
 
 
+def complete(place: Place, client: JobClient, value: Any) -> str:
+    """Complete the next job with a result as a worker would; the id of the job."""
+    codec = payload_codec_store.codec_of(client.store, client.settings)
+    claim = Claim(Hand(client.store).claim())
+    encoded = msgspec.json.encode(value)
+    settler = Settler(client.settings, "w", codec)
+    settled = settler.settle_claim(claim, Succeeded(), place.store.now(), 0.1, encoded)
+    assert place.store.settle_and_claim([settled], None)[0] == [True]
+    return claim.job.id
+
+
+def a_lost_result_is_named_to_the_next_step(place: Place) -> None:
+    """A missing one holds the step uncharged, a damaged one fails it, until it is brought back."""
+    with place.client() as client:
+        for damage, status in ((False, JobStatus.PENDING), (True, JobStatus.FAILED)):
+            chain = client.chain(("echo", [LARGE]), ("length", [])).enqueue()
+            first = complete(place, client, LARGE)
+            name = object_of(get(place.store, first).result)
+            assert name is not None
+            (file,) = (place.folder / "objects").rglob(name.digest.hex())
+            good = file.read_bytes()
+            file.unlink()
+            if damage:
+                file.write_bytes(good[:-2] + b"zz")
+            assert place.drain(place.settings().model_copy(update={"held_delay": 60.0})) == 0
+            (step,) = place.store.search(Search(handler="length", statuses=(status,)))
+            assert step.attempts == 0
+            told = step.last_error.message if step.last_error else history(step)[-1]["message"]
+            assert f"the result of the job {first} cannot be had" in told
+            assert name.text in told
+            file.write_bytes(good)
+            if damage:
+                chain.retry()
+            else:
+                client.reschedule(step.id, delay=0)
+            assert place.drain() == 1
+            assert chain.result(timeout=5) == len(LARGE)
+
+
+def results_that_are_too_large_are_not_fetched(place: Place) -> None:
+    """Their sizes are in the rows: nobody reads gigabytes to find that they are too many."""
+    with place.client() as client:
+        client.group([("echo", [n]) for n in range(6)], then=("length", [])).enqueue()
+        for _ in range(6):
+            complete(place, client, "x" * (3 << 20))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PayloadObjects, "get", lambda *_: pytest.fail("it was fetched"))
+            assert place.drain() == 0
+        (step,) = place.store.search(Search(handler="length"))
+        assert step.last_error is not None
+        assert step.last_error.code == "results_too_large"
+
+
+def sweeps_may_meet(place: Place) -> None:
+    """Two at once remove what no row names once, and nothing else."""
+    with place.client() as client:
+        kept = client.enqueue("echo", [LARGE])
+        codec = payload_codec_store.codec_of(client.store, client.settings)
+        for number in range(20):
+            codec.encode_arguments(msgspec.json.encode([LARGE]), b"{}", f"no-row-{number}")
+        sweeps = [place.sweep(), place.sweep()]
+        place.wall += 2 * DAY
+        for sweep in sweeps:
+            assert sweep.look() == 0
+        place.now += 600.0
+        with ThreadPoolExecutor(2) as threads:
+            assert sum(threads.map(lambda sweep: sweep.look(), sweeps)) == 20
+        assert place.objects() == place.named()
+        assert client.show(kept)["args"] == [LARGE]
+
+
+def a_clock_that_jumps_costs_no_object(place: Place) -> None:
+    """Set forward or back by an hour between two looks, whoever wrote an object keeps it."""
+    with place.client() as client:
+        job = client.enqueue("echo", [LARGE])
+        codec = payload_codec_store.codec_of(client.store, client.settings)
+        sweep = place.sweep()
+        for step in (3600.0, -7200.0, 3600.0, 30 * DAY, -30 * DAY):
+            place.wall += step
+            codec.encode_arguments(msgspec.json.encode([LARGE]), b"{}", "of-no-row-yet")
+            before = place.objects()
+            assert sweep.look() == 0
+            place.now += 599.0
+            assert sweep.look() == 0
+            assert place.objects() == before
+        assert client.show(job)["args"] == [LARGE]
+
+
 def a_sweep_removes_what_no_row_names(place: Place) -> None:
     """Objects of deleted jobs, and of results that came too late; never one that a row names."""
     with place.client() as client:
@@ -437,6 +526,10 @@ CHECKS = [
     duplicates_leave_no_object,
     an_extended_job_keeps_its_arguments,
     results_are_handed_on,
+    a_lost_result_is_named_to_the_next_step,
+    results_that_are_too_large_are_not_fetched,
+    sweeps_may_meet,
+    a_clock_that_jumps_costs_no_object,
     a_sweep_removes_what_no_row_names,
     a_sweep_spares_what_is_young,
     a_sweep_spares_other_stores,

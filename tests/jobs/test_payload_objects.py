@@ -193,6 +193,21 @@ def test_a_result_stays_in_its_row_when_the_object_store_is_away(place: Place) -
     assert not names_object(found.result or b"")
 
 
+def test_a_result_stays_in_its_row_whatever_is_raised(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the error is none that is known: nobody would settle the job."""
+
+    def put(*_: Any) -> ObjectName:
+        raise OSError("no such device")
+
+    client = place.client()
+    job = client.enqueue("grow", [])
+    monkeypatch.setattr(PayloadObjects, "put", put)
+    assert place.drain(grow=lambda: LARGE) == 1
+    assert client.result(job, timeout=5) == LARGE
+
+
 def test_a_zones_folder_is_refused(tmp_path: Path) -> None:
     """It would take payloads for orphans; and a zone refuses the folder of payloads."""
     open_object_store(tmp_path / "objects", zone="munich").close()

@@ -119,6 +119,21 @@ def trusts_the_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(payload_objects, "hashlib", Module)
 
 
+def fetches_results_of_any_size(patch: pytest.MonkeyPatch) -> None:
+    """Sizes are looked at when everything is in memory."""
+    patch.setattr(payload_codec_store, "object_of", lambda _payload: None)
+
+
+def looks_once(patch: pytest.MonkeyPatch) -> None:
+    """A sweep that believes the clock of the machine at its first look."""
+    real = object_sweep.ObjectSweep
+
+    def hasty(*given: Any, **options: Any) -> object_sweep.ObjectSweep:
+        return real(*given, **options | {"interval": 0.0})
+
+    patch.setattr(object_sweep, "ObjectSweep", hasty)
+
+
 PLANTED: list[tuple[Plant, Callable[[Place], None]]] = [
     (sweeps_results, suite.a_sweep_removes_what_no_row_names),
     (spares_all_of_a_job, suite.a_late_result_does_not_touch_the_first),
@@ -135,6 +150,9 @@ PLANTED: list[tuple[Plant, Callable[[Place], None]]] = [
     (gives_up_on_a_missing_object, suite.an_object_may_come_back),
     (gives_up_on_a_missing_object, suite.whoever_lacks_the_setting_holds_the_job),
     (trusts_the_disk, suite.damage_is_a_dead_letter),
+    (trusts_the_disk, suite.a_lost_result_is_named_to_the_next_step),
+    (fetches_results_of_any_size, suite.results_that_are_too_large_are_not_fetched),
+    (looks_once, suite.a_clock_that_jumps_costs_no_object),
 ]
 
 

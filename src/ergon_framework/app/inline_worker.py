@@ -74,7 +74,7 @@ from ergon_framework.jobs.claims import (
 )
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_notices import flow_notices
-from ergon_framework.jobs.flow_results import hand_over
+from ergon_framework.jobs.flow_results import MAX_ARGUMENTS, hand_over
 from ergon_framework.jobs.maintenance import PRUNE_BATCH
 from ergon_framework.jobs.payload_codec_store import codec_of, results_reader, with_codec
 from ergon_framework.jobs.pool import request_line
@@ -374,7 +374,7 @@ class InlineWorker:
     def _run_group(self, group: Sequence[Claim]) -> list[Settlement]:
         """One attempt of each, from their requests to their settlements."""
         decode_claims(group, self._codec)
-        hand_over(group, results_reader(self._store))
+        hand_over(group, results_reader(self._store, MAX_ARGUMENTS))
         refused = [each for each in group if each.outcome is not None]
         if refused:  # their arguments, or the results that they use, cannot be had
             self._leases.drop(refused)

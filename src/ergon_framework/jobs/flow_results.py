@@ -12,6 +12,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, Released
 from ergon_framework.errors import StoreError, UnreadableJobError
 from ergon_framework.jobs.claims import Claim, unreadable_outcome
+from ergon_framework.jobs.payload_codec_store import ResultsTooLargeError
 from ergon_framework.ports.flow import from_runs, step_id
 from ergon_framework.ports.jobstore import ClaimedJob
 
@@ -77,6 +78,9 @@ def hand_over(claims: Sequence[Claim], read: ReadResults | None) -> None:
         job = claim.job
         try:
             results = known if known and len(ids) <= MAX_TOGETHER else _read(ids, read)
+        except ResultsTooLargeError as error:
+            claim.outcome = _too_large(error.size)
+            continue
         except UnreadableJobError as error:
             claim.outcome = unreadable_outcome(error)
             continue
@@ -106,7 +110,10 @@ def _read_together(asked: Sequence[Sequence[str]], read: ReadResults | None) -> 
         return {}
     try:
         return _read([each for ids in asked for each in ids], read)
-    except StoreError:  # then each step is looked at by itself, and has its own outcome
+    except (
+        StoreError,
+        ResultsTooLargeError,
+    ):  # then each step is looked at by itself, and has its own outcome
         return {}
 
 

@@ -162,8 +162,10 @@ class PayloadCodec:
             return result
         try:
             return self._encoded(result, b"result", job_id) or result
-        except (StoreError, ConfigurationError) as error:
-            logger.warning("job %s: its result stays in its row: %s", job_id, error)
+        except Exception as error:
+            is_expected = isinstance(error, StoreError | ConfigurationError)
+            trace = None if is_expected else error
+            logger.warning("job %s: its result stays in its row: %s", job_id, error, exc_info=trace)
             return self._encoded(result, b"result", "") or result
 
     def decode_result(self, result: bytes) -> bytes:

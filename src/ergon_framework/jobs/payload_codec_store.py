@@ -37,6 +37,7 @@ from ergon_framework.jobs.payload_codec import (
     names_object,
     object_of,
 )
+from ergon_framework.jobs.payload_objects import MAX_HEADER
 from ergon_framework.ports.flow import NewFlow
 from ergon_framework.ports.jobstore import EnqueueResult, FullJobStore, Job, NewJob, Search
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -84,6 +85,11 @@ class PayloadCodecStore:
             return PayloadCodecFlows(found, self.codec)
         return found
 
+    @property
+    def plain_flows(self) -> Any:
+        """The flows of the store inside."""
+        return getattr(self.plain, "flows")  # noqa: B009 - not every store has them
+
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store all of them or none."""
         return stored(jobs, self.codec, self.plain.add)
@@ -108,12 +114,24 @@ class PayloadCodecStore:
         return (decoded_job(job, self.codec) for job in self.plain.search(search, limit))
 
 
-class PayloadCodecFlows:
-    """The flows of such a store. Values of signals are kept as they are: they are compared."""
+class ResultsTooLargeError(Exception):
+    """Results in an object store that nobody has room for; none of them was fetched."""
 
-    def __init__(self, flows: Any, codec: PayloadCodec) -> None:
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes of results")
+        self.size = size
+
+
+class PayloadCodecFlows:
+    """The flows of such a store. Values of signals are kept as they are: they are compared.
+
+    ``most``: bytes of results that are fetched from an object store for one call, at most.
+    """
+
+    def __init__(self, flows: Any, codec: PayloadCodec, most: int | None = None) -> None:
         self._flows = flows
         self._codec = codec
+        self._most = most
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._flows, name)
@@ -128,15 +146,35 @@ class PayloadCodecFlows:
         return stored(steps, self._codec, lambda encoded: self._flows.add(flow, encoded))
 
     def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
-        """What jobs returned; raises PayloadKeyError, for a step cannot run without them."""
+        """What jobs returned; raises UnreadableJobError, for a step cannot run without them."""
         found: Mapping[str, bytes | None] = self._flows.results(ids)
-        return {
-            each: result and self._codec.decode_result(result) for each, result in found.items()
-        }
+        if self._most is not None:
+            # Without its header, and compressed, an object has no more bytes than what it holds:
+            # whatever is refused here is too large.
+            names = filter(None, map(object_of, found.values()))
+            size = sum(max(0, name.size - MAX_HEADER) for name in names)
+            if size > self._most:
+                raise ResultsTooLargeError(size)
+        return {each: result and self._decoded(each, result) for each, result in found.items()}
+
+    def _decoded(self, job_id: str, result: bytes) -> bytes:
+        try:
+            return self._codec.decode_result(result)
+        except UnreadableJobError as error:
+            raise type(error)(
+                f"the result of the job {job_id} cannot be had: {error.message}",
+                remedy=error.remedy,
+                details={**error.details, "job_id": job_id},
+            ) from error
 
 
-def results_reader(store: Any) -> Callable[[Sequence[str]], Mapping[str, bytes | None]] | None:
+def results_reader(
+    store: Any, most: int | None = None
+) -> Callable[[Sequence[str]], Mapping[str, bytes | None]] | None:
     """What reads plain results of steps from a store; None where it keeps no flows.
+
+    It raises ResultsTooLargeError where more than ``most`` bytes would have to be fetched from an
+    object store.
 
     Without a codec of its own a worker still meets what others have encoded: what is compressed it
     reads, and for what is encrypted PayloadKeyError is raised.
@@ -144,9 +182,9 @@ def results_reader(store: Any) -> Callable[[Sequence[str]], Mapping[str, bytes |
     flows = getattr(store, "flows", None)
     if flows is None:
         return None
-    is_decoded = isinstance(store, PayloadCodecStore)
-    reader = flows if is_decoded else PayloadCodecFlows(flows, PLAIN)
-    return cast("PayloadCodecFlows", reader).results
+    if isinstance(store, PayloadCodecStore):
+        return PayloadCodecFlows(store.plain_flows, store.codec, most).results
+    return PayloadCodecFlows(flows, PLAIN, most).results
 
 
 def encoded_jobs(jobs: Iterable[NewJob], codec: PayloadCodec) -> list[NewJob]:

@@ -23,7 +23,7 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim, decode_claims
 from ergon_framework.jobs.flow_notices import flow_notices
-from ergon_framework.jobs.flow_results import hand_over
+from ergon_framework.jobs.flow_results import MAX_ARGUMENTS, hand_over
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.payload_codec import names_object
 from ergon_framework.jobs.payload_codec_store import codec_of, results_reader
@@ -635,7 +635,7 @@ class StoreThread:
                 claims = self._begun_fetches(claims)
             decode_claims(claims, self._codec)
             if any(claim.job.uses is not None for claim in claims):
-                hand_over(claims, results_reader(self.store))
+                hand_over(claims, results_reader(self.store, MAX_ARGUMENTS))
             # A worker that dies here has begun nothing: the leases expire, and a rescue finds
             # deliveries without an attempt.
             failpoint("worker.claimed")
@@ -670,7 +670,7 @@ class StoreThread:
         try:
             decode_claims([claim], self._codec)
             if claim.job.uses is not None:
-                hand_over([claim], results_reader(self.store))
+                hand_over([claim], results_reader(self.store, MAX_ARGUMENTS))
         except Exception:  # the job goes back, and the worker goes on
             logger.exception("job %s: its payload was not read", claim.job.id)
             claim.outcome = Released()

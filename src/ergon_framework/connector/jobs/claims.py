@@ -35,7 +35,7 @@ from ergon_framework.jobs.claims import (
 )
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_notices import flow_notices
-from ergon_framework.jobs.flow_results import hand_over
+from ergon_framework.jobs.flow_results import MAX_ARGUMENTS, hand_over
 from ergon_framework.jobs.maintenance import ClockWatch, Maintenance
 from ergon_framework.jobs.payload_codec_store import results_reader
 from ergon_framework.jobs.settings import JobsSettings
@@ -402,7 +402,7 @@ class QueueConsumer:
         handed: list[D] = []
         decode_claims(claims, self._codec)
         if any(claim.job.uses is not None for claim in claims):
-            hand_over(claims, results_reader(store))
+            hand_over(claims, results_reader(store, MAX_ARGUMENTS))
         for claim in claims:
             if claim.outcome is not None:  # what it would be called with cannot be read
                 self._settle_unread(claim, claim.outcome)
