@@ -77,3 +77,24 @@ def test_both_themes_and_a_phone(chromium: Browser, url: str, scheme: str) -> No
         page.get_by_role("button", name="Theme").click()
         page.reload()
         assert page.evaluate(background) == "rgb(14, 17, 22)"
+
+
+def test_signing_in_to_send_a_job_back(chromium: Browser, tmp_path: Path) -> None:
+    """The link that the server prints, a click, and the job waits again."""
+    settings_in(tmp_path, "[server]\nport = 0")
+    fill_jobs(tmp_path, waiting=0, dead=1)
+    with started(tmp_path) as (process, line), chromium.new_context() as context:
+        assert process.stderr is not None
+        link = next(said for said in process.stderr if "sign in" in said).split()[-1]
+        page = context.new_page()
+        complaints = heard(page)
+        page.goto(link)
+        page.get_by_role("button", name="Sign in").click()
+        page.goto(f"{line.split()[-1]}/console/jobs/d0")
+        page.get_by_role("button", name="Requeue").click()
+        assert "The job was sent back." in page.inner_text("main")
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_label("Reason").fill("a duplicate")
+        page.get_by_role("button", name="Cancel 1 job").click()
+        assert "a duplicate" in page.inner_text("main")
+        assert complaints == []

@@ -196,6 +196,8 @@ class RescheduleRequested:
 class RequeueRequested:
     """An operator sends a dead-lettered job back with fresh counters."""
 
+    by: str = ""  # who, for the history
+
 
 Event: TypeAlias = (
     Succeeded

@@ -151,14 +151,19 @@ def _holder(store: FullJobStore, job: Job) -> str | None:
 
 
 def requeue_all(
-    store: FullJobStore, settler: Settler, search: Search, limit: int | None, progress: Progress
+    store: FullJobStore,
+    settler: Settler,
+    search: Search,
+    limit: int | None,
+    progress: Progress,
+    request: RequeueRequested,
 ) -> Requeued:
     """Send every matching dead-lettered job back. Those moved meanwhile are left."""
     done = held = 0
     for batch in slices(store.search(search, limit)):
         now = store.now()
         dead = [job for job in batch if job.status is JobStatus.FAILED and not is_erased(job)]
-        settlements = [settler.settle_stored(job, RequeueRequested(), now) for job in dead]
+        settlements = [settler.settle_stored(job, request, now) for job in dead]
         applied, _ = store.settle_and_claim(settlements, None)
         done += sum(applied)
         for job, is_applied in zip(dead, applied, strict=True):

@@ -455,9 +455,9 @@ class AsyncJobClient:
         """Let a waiting job run now, or one that failed or was cancelled begin anew."""
         await self._call(lambda: self._sync().retry(job_id))
 
-    async def requeue(self, job_id: str) -> None:
-        """Send a dead-lettered job back with fresh counters."""
-        await self._call(lambda: self._sync().requeue(job_id))
+    async def requeue(self, job_id: str, *, by: str | None = None) -> None:
+        """Send a dead-lettered job back with fresh counters; ``by`` stands in its history."""
+        await self._call(lambda: self._sync().requeue(job_id, by=by))
 
     async def reschedule(
         self, job_id: str, *, run_at: Instant | None = None, delay: float | None = None
@@ -530,11 +530,13 @@ class AsyncJobClient:
         search: Search | None = None,
         limit: int | None = None,
         progress: Progress | None = None,
+        *,
+        by: str | None = None,
         **criteria: Unpack[JobFilter],
     ) -> int:
         """Send back every dead-lettered job that matches; see :meth:`JobClient.requeue_many`."""
         return await self._visit(
-            lambda: self._sync().requeue_many(search, limit, progress, **criteria)
+            lambda: self._sync().requeue_many(search, limit, progress, by=by, **criteria)
         )
 
     async def purge_many(

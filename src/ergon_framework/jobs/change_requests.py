@@ -9,7 +9,7 @@ import getpass
 import os
 import socket
 
-from ergon_framework.core.job import CancelRequested
+from ergon_framework.core.job import CancelRequested, RequeueRequested
 from ergon_framework.ports.job_fields import CHECKS, TEN_YEARS, Instant, instant, refusal, text
 
 _actor, _reason = text(), text(1000)
@@ -19,6 +19,11 @@ def cancellation(by: str | None, reason: str) -> CancelRequested:
     """Who cancels, and why, as the history tells it."""
     asked_by = requester() if by is None else _actor("by", by)
     return CancelRequested(asked_by, _reason("reason", reason) if reason else "")
+
+
+def requeueing(by: str | None) -> RequeueRequested:
+    """Who sends a job back, as the history tells it where somebody says so."""
+    return RequeueRequested("" if by is None else _actor("by", by))
 
 
 def due_instant(run_at: Instant | None, delay: float | None, now: float) -> float:

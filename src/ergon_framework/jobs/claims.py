@@ -29,6 +29,7 @@ from ergon_framework.core.job import (
     JobRule,
     JobSnapshot,
     JobStatus,
+    RequeueRequested,
     Succeeded,
     Transition,
     next_transition,
@@ -305,7 +306,7 @@ class Settler:
         transition = next_transition(snapshot, event, self.rule_of(job), roll())
         if not transition.status.is_final and is_erased(job):
             raise InvalidTransition(f"the job {job.id} was erased: nothing is left to run")
-        seen = event if isinstance(event, CancelRequested) else request
+        seen = event if isinstance(event, CancelRequested | RequeueRequested) else request
         return Settlement(
             key=job.key,
             id=job.id,

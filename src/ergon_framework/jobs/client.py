@@ -18,7 +18,6 @@ import msgspec
 from ergon_framework.core.flow import OnFailure
 from ergon_framework.core.job import (
     JobStatus,
-    RequeueRequested,
     RescheduleRequested,
     RunRequested,
 )
@@ -34,7 +33,7 @@ from ergon_framework.jobs.admin import (
     requeue_all,
 )
 from ergon_framework.jobs.bulk import BulkChange
-from ergon_framework.jobs.change_requests import cancellation, due_instant
+from ergon_framework.jobs.change_requests import cancellation, due_instant, requeueing
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.finding import JobFilter, refuse_empty, search_of, whole_or_none
 from ergon_framework.jobs.flow_client import (
@@ -430,9 +429,9 @@ class JobClient:
         """
         request_transition(self.store, self._settler, str(job_id), RunRequested())
 
-    def requeue(self, job_id: str) -> None:
-        """Send a dead-lettered job back with fresh counters."""
-        request_transition(self.store, self._settler, str(job_id), RequeueRequested())
+    def requeue(self, job_id: str, *, by: str | None = None) -> None:
+        """Send a dead-lettered job back with fresh counters; ``by`` stands in its history."""
+        request_transition(self.store, self._settler, str(job_id), requeueing(by))
 
     def reschedule(
         self, job_id: str, *, run_at: Instant | None = None, delay: float | None = None
@@ -513,6 +512,8 @@ class JobClient:
         search: Search | None = None,
         limit: int | None = None,
         progress: Progress | None = None,
+        *,
+        by: str | None = None,
         **criteria: Unpack[JobFilter],
     ) -> int:
         """Send back every dead-lettered job that matches; how many.
@@ -521,7 +522,10 @@ class JobClient:
         """
         search = _failed(_meant(search, criteria))
         most = whole_or_none(limit)
-        requeued = requeue_all(self.store, self._settler, search, most, progress or _unheard)
+        request = requeueing(by)
+        requeued = requeue_all(
+            self.store, self._settler, search, most, progress or _unheard, request
+        )
         if requeued.held:
             logger.warning(
                 "jobs not requeued because others hold their unique keys: %d", requeued.held

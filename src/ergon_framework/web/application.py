@@ -76,19 +76,26 @@ def serve(
     backends: Backends,
     tokens: Tokens | None,
     ready: Callable[[str], None],
+    invite: Callable[[str], None] = lambda _link: None,
 ) -> None:
     """Serve until a signal asks to stop; ``ready`` is called with the URL, which has the real port.
+
+    Without tokens, ``invite`` is called with a link that signs one browser in to act, and again
+    with another one when it was used.
 
     The first signal lets running requests finish; a second one ends the process at once.
     """
     check_server_packages()
     check_place(server.host, tokens)
+    from ergon_framework.web.middleware import SIGN_IN
     from ergon_framework.web.routes import build_app, server_plan
+    from ergon_framework.web.sessions import Sessions
 
     # Host names are checked only on loopback, against DNS rebinding. Elsewhere a server has many
     # names, and a token is required.
     names = server.names if is_loopback(server.host) else None
-    app = build_app(server_plan(server, backends, tokens, names))
+    sessions = Sessions(tokens, server.operators)
+    app = build_app(server_plan(server, backends, tokens, names, sessions))
     # Bound here and not by uvicorn: a port that is taken is an error of ours with a remedy, and the
     # real port is known before the server runs.
     sockets = bound_sockets(server.host, server.port)
@@ -96,7 +103,17 @@ def serve(
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     host = f"[{server.host}]" if ":" in server.host else server.host
     url = f"http://{host}:{sockets[0].getsockname()[1]}"
-    running = _server(app, lambda: ready(url))
+
+    def invite_somebody() -> None:
+        if tokens is None:
+            invite(f"{url}{SIGN_IN}?once={sessions.invite()}")
+
+    def begin() -> None:
+        ready(url)
+        invite_somebody()
+
+    sessions.when_used = invite_somebody
+    running = _server(app, begin)
 
     def stop(_count: int) -> None:
         running.should_exit = True

@@ -69,6 +69,25 @@ class JobBackend:
         with self._store() as store:
             yield JobClient(settings=self.setup.jobs, store=store)
 
+    @contextmanager
+    def writing(self) -> Iterator[JobClient]:
+        """A client that may change jobs, for as long as one person's request takes.
+
+        Opened for each: whoever acts is seldom, and what only reads is opened for reading.
+        """
+        substitute: FullJobStore | None = find_substitute("jobs", self.setup.url)
+        if substitute is not None:
+            yield JobClient(settings=self.setup.jobs, store=substitute)
+            return
+        file = file_of(self.setup.url)
+        is_there = has_jobs(self.setup.url) if file is None else file_has_table(file, "ergon_jobs")
+        if not is_there:
+            with self.opened() as client:  # an empty one: no table is made by looking for a job
+                yield client
+            return
+        with closing(open_job_store(self.setup.url)) as store:
+            yield JobClient(settings=self.setup.jobs, store=store)
+
     def check(self) -> None:
         """Raise ``StoreError`` unless the store can be read."""
         with self.opened() as client:

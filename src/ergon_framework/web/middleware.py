@@ -1,7 +1,8 @@
 """What every request passes before a route: the access log, authentication, and limits.
 
-Callers with a token are answered; where there is no token, callers on this machine. The server only
-reads, and bounds the size of a request, its time, and how many are answered at once.
+Callers with a token are answered; where there is no token, callers on this machine. Forms of the
+console are the only requests that may change something. The size of a request, its time, and how
+many are answered at once are bounded.
 """
 
 from __future__ import annotations
@@ -13,18 +14,24 @@ from dataclasses import dataclass
 from time import monotonic
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.requests import cookie_parser
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ergon_framework.boundary.http.addresses import is_loopback
 from ergon_framework.providers.authorization import is_local_request
 from ergon_framework.web.responses import error_response
+from ergon_framework.web.sessions import COOKIE, Sessions
 from ergon_framework.web.tokens import Tokens
 
 logger = logging.getLogger("ergon.web.access")
 
 
 PROBES = frozenset({"/live", "/ready", "/health/live", "/health/ready"})
+CONSOLE = "/console"
+"""The path of the console; all its pages are below it."""
+SIGN_IN = f"{CONSOLE}/sign-in"
+_FOR_ALL = (SIGN_IN, f"{CONSOLE}/static/")
 CALLER = "ergon.caller"
 """The key in the scope for the name of a known caller; absent for an unknown one."""
 LOCAL = "local"
@@ -39,6 +46,8 @@ class AuthRules:
     names: Collection[str] | None = None
     """Which names of this server a request may use, besides those of loopback; None: any."""
     probes_open: bool = True
+    sessions: Sessions | None = None
+    """Those of browsers; None: nobody can sign in."""
 
 
 class Authentication:
@@ -61,8 +70,8 @@ class Authentication:
             caller = self._caller(scope, headers)
             if caller is not None:
                 scope[CALLER] = caller
-            elif not (self._rules.probes_open and _route_path(scope) in PROBES):
-                refused = self._unknown()
+            elif not self._is_open(_route_path(scope)):
+                refused = self._unknown(scope, headers)
         await (self._app if refused is None else refused)(scope, receive, send)
 
     def _foreign(self, headers: Headers) -> Response | None:
@@ -84,10 +93,27 @@ class Authentication:
     def _caller(self, scope: Scope, headers: Headers) -> str | None:
         if self._rules.tokens is None:
             return LOCAL if self._is_local(scope, headers) else None
+        session = self._session(headers)
+        if session is not None:
+            return session
         given = headers.getlist("authorization")
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         caller = self._rules.tokens.caller(token.strip().encode("latin-1"))
         return caller if scheme.lower() == "bearer" else None
+
+    def _session(self, headers: Headers) -> str | None:
+        """Who has signed in with this browser; a header Authorization goes before its cookie."""
+        if self._rules.sessions is None or "authorization" in headers:
+            return None
+        cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE)
+        found = self._rules.sessions.find(cookie)
+        return None if found is None else found.name
+
+    def _is_open(self, path: str) -> bool:
+        if path in PROBES:
+            return self._rules.probes_open
+        has_tokens = self._rules.sessions is not None and self._rules.sessions.has_tokens
+        return has_tokens and path.startswith(_FOR_ALL)
 
     def _is_local(self, scope: Scope, headers: Headers) -> bool:
         client = scope.get("client")
@@ -96,7 +122,7 @@ class Authentication:
         known = "localhost" if _name_in(host) in self._names else host
         return is_local_request(None if client is None else client[0], headers.keys(), known)
 
-    def _unknown(self) -> Response:
+    def _unknown(self, scope: Scope, headers: Headers) -> Response:
         if self._rules.tokens is None:
             return error_response(
                 403,
@@ -104,6 +130,8 @@ class Authentication:
                 "without a token, only callers on this machine are answered",
                 {"remedy": "start the server with a token, and send it"},
             )
+        if self._rules.sessions is not None and _is_page(scope, headers):
+            return RedirectResponse(scope.get("root_path", "") + SIGN_IN, 303)
         return error_response(
             401,
             "unauthenticated",
@@ -117,6 +145,13 @@ def _route_path(scope: Scope) -> str:
     """The path below where this application is mounted, if it is mounted in another one."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
+
+
+def _is_page(scope: Scope, headers: Headers) -> bool:
+    """Whether a person with a browser asks for a page of the console."""
+    path = _route_path(scope)
+    is_below = path in {"/", CONSOLE} or path.startswith(f"{CONSOLE}/")
+    return is_below and "text/html" in headers.get("accept", "")
 
 
 def _name_in(host: str) -> str:
@@ -156,7 +191,7 @@ class AccessLog:
 MAX_HEAD = 16 * 1024
 """Bytes of a request before its body."""
 MAX_BODY = 64 * 1024
-"""Bytes of a request's body; no route reads it."""
+"""Bytes of a request's body; only forms of the console have one that is read."""
 _METHODS = "GET, HEAD"
 
 
@@ -188,10 +223,11 @@ class RequestLimiter:
             await refused(scope, receive, answer.send)
         else:
             # Routes declare GET alone; of a HEAD, _Answer leaves the body out.
-            await self._bounded({**scope, "method": "GET"}, receive, answer)
+            method = "POST" if scope["method"] == "POST" else "GET"
+            await self._bounded({**scope, "method": method}, receive, answer)
 
     def _refused(self, scope: Scope) -> Response | None:
-        if scope["method"] not in {"GET", "HEAD"}:
+        if scope["method"] not in {"GET", "HEAD"} and not _is_form(scope):
             remedy = {"remedy": "this server only tells: ask with GET or HEAD"}
             text = "method not allowed"
             return error_response(405, "method_not_allowed", text, remedy, {"Allow": _METHODS})
@@ -260,6 +296,12 @@ class _Answer:
         elif self._is_head and message["type"] == "http.response.body":
             message = {**message, "body": b""}
         await self._send(message)
+
+
+def _is_form(scope: Scope) -> bool:
+    """Whether this may be a form of the console: its length is told, and bounded."""
+    has_length = any(name == b"content-length" for name, _ in scope["headers"])
+    return scope["method"] == "POST" and _route_path(scope).startswith(f"{CONSOLE}/") and has_length
 
 
 def _head_bytes(scope: Scope) -> int:

@@ -22,6 +22,7 @@ from ergon_framework.errors import (
     BoundaryNotFoundError,
     ErgonError,
     JobNotFoundError,
+    JobStateError,
     StoreError,
 )
 from ergon_framework.providers.schemas import ProviderHealthError
@@ -69,6 +70,12 @@ class ResourceNotFoundError(ErgonError, LookupError):
     """What was asked for is not there."""
 
     code = "not_found"
+
+
+class NotAllowedError(ErgonError):
+    """Who asks may not do that."""
+
+    code = "not_permitted"
 
 
 class InvalidParameterError(ErgonError, ValueError):
@@ -134,6 +141,10 @@ def answer_of(error: ErgonError) -> JSONResponse:
         return error_response(404, **document)
     if isinstance(error, InvalidParameterError):
         return error_response(422, **document)
+    if isinstance(error, NotAllowedError):
+        return error_response(403, **document)
+    if isinstance(error, JobStateError):
+        return error_response(409, **document)
     # The caller gets none of its text, which may name files and hosts.
     logger.error("a request failed: %s", error)
     if isinstance(error, StoreError | BoundaryError):

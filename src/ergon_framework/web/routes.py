@@ -26,6 +26,7 @@ from ergon_framework.web.middleware import (
 )
 from ergon_framework.web.probes import probe_routes
 from ergon_framework.web.responses import NO_TOKEN, REFUSALS, add_error_handlers, given_once
+from ergon_framework.web.sessions import Sessions
 from ergon_framework.web.tokens import Tokens
 
 
@@ -45,11 +46,15 @@ def server_plan(
     backends: Backends,
     tokens: Tokens | None,
     names: Collection[str] | None = None,
+    sessions: Sessions | None = None,
 ) -> ServerPlan:
-    """What the settings say; with ``names``, requests may use no others but those of loopback."""
+    """What the settings say; with ``names``, requests may use no others but those of loopback.
+
+    With ``sessions``, people can sign in to the console and act there.
+    """
     return ServerPlan(
         backends,
-        AuthRules(tokens, names, server.probes_open),
+        AuthRules(tokens, names, server.probes_open, sessions),
         RequestLimits(server.requests, server.timeout),
         server.payloads,
         server.access_log,
@@ -93,7 +98,7 @@ def _routers(pool: BackendPool, plan: ServerPlan) -> list[tuple[APIRouter, bool]
         (probe_routes(pool), is_open),
         (probe_routes(pool, "/health"), is_open),
         (others, False),
-        (console_routes(pool), False),
+        (console_routes(pool, plan.auth.sessions), False),
     ]
     stores = list(pool.backends.providers.values())
     if stores:

@@ -205,6 +205,7 @@ class ServerSettings(SettingsModel):
     port: Annotated[CountOrZero, Field(le=65535)] = 8400  # 0: any free port
     token: Annotated[SecretStr | None, OrNone] = None  # or several, a line for each
     names: Names = ()
+    operators: Names = ()
     probes_open: Switch = True
     payloads: Switch = False
     requests: Count = 64

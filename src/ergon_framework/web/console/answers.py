@@ -20,13 +20,14 @@ from starlette.responses import Response
 
 from ergon_framework.errors import ErgonError
 from ergon_framework.web.console import formatting
+from ergon_framework.web.middleware import CONSOLE
 from ergon_framework.web.responses import NO_STORE, answer_of, json_response
+from ergon_framework.web.sessions import BrowserSession
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-ROOT = "/console"
-"""The path of the overview; all other pages are below it."""
+ROOT = CONSOLE
 FORMATS = ("html", "json", "csv")
 _MEDIA = {"text/html": "html", "application/json": "json", "text/csv": "csv"}
 _STATIC = {
@@ -79,6 +80,19 @@ class View:
     """For the template alone."""
 
 
+@dataclass(frozen=True)
+class Frame:
+    """What stands around every page."""
+
+    counts: Mapping[str, int]
+    """Beside the links."""
+    can_act: bool
+    """Whether anybody can sign in."""
+    session: BrowserSession | None
+    did: str | None
+    """What the form before this page has done."""
+
+
 class Answers:
     """Shows documents and errors. Made once for a server."""
 
@@ -89,18 +103,16 @@ class Answers:
             name: hashlib.sha256(content).hexdigest()[:12] for name, content in self.static.items()
         }
 
-    def show(
-        self, request: Request, view: View, counts: Mapping[str, int], status: int = 200
-    ) -> Response:
+    def show(self, request: Request, view: View, frame: Frame, status: int = 200) -> Response:
         """A view in the format that was asked for."""
         wanted = format_of(request)
         if wanted == "csv" and view.rows is not None:
             return _csv(view)
         if wanted == "json":
             return _safe(json_response(view.document))
-        return self._page(request, view, counts, status)
+        return self._page(request, view, frame, status)
 
-    def error(self, request: Request, error: ErgonError, counts: Mapping[str, int]) -> Response:
+    def error(self, request: Request, error: ErgonError, frame: Frame) -> Response:
         """What went wrong and what to do about it: a page for those who read pages."""
         answer = answer_of(error)
         if format_of(request) != "html":
@@ -108,7 +120,7 @@ class Answers:
         told = json.loads(bytes(answer.body))
         document = {**told, "status": answer.status_code, "path": request.url.path}
         view = View("error.html", str(told["message"]).capitalize(), document)
-        page = self._page(request, view, counts, answer.status_code)
+        page = self._page(request, view, frame, answer.status_code)
         for name in ("retry-after", "www-authenticate"):
             if name in answer.headers:
                 page.headers[name] = answer.headers[name]
@@ -118,14 +130,13 @@ class Answers:
         """The stylesheet or the script; its address changes with its content."""
         return _safe(Response(self.static[name], 200, _FOREVER, _STATIC[name]))
 
-    def _page(
-        self, request: Request, view: View, counts: Mapping[str, int], status: int
-    ) -> Response:
+    def _page(self, request: Request, view: View, frame: Frame, status: int) -> Response:
         base = request.scope.get("root_path", "") + ROOT
         text = self._environment.get_template(view.template).render(
             doc=view.document,
             title=view.title,
-            counts=counts,
+            counts=frame.counts,
+            frame=frame,
             base=base,
             here=request.url.path,
             asset=partial(self._asset, base),

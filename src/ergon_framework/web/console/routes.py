@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
+from starlette.datastructures import QueryParams as Given
 from starlette.responses import RedirectResponse
 
 from ergon_framework.errors import ErgonError, JobNotFoundError
 from ergon_framework.web.backend_pool import BackendPool
-from ergon_framework.web.console.answers import ROOT, Answers, View, format_of
+from ergon_framework.web.console.acting import (
+    ACTIONS,
+    MOST_AT_ONCE,
+    Action,
+    FormTaker,
+    action_in,
+    actions_for,
+    audit,
+    refuse_foreign,
+)
+from ergon_framework.web.console.answers import ROOT, Answers, Frame, View, format_of
 from ergon_framework.web.console.formatting import blocks
 from ergon_framework.web.console.job_pages import (
     COLUMNS,
@@ -26,15 +36,16 @@ from ergon_framework.web.console.job_pages import (
     same_error,
 )
 from ergon_framework.web.console.overview import JobsLook, Watch, overview_document, queue_rows
-from ergon_framework.web.middleware import CALLER
+from ergon_framework.web.job_routes import JobsParams
+from ergon_framework.web.middleware import CALLER, SIGN_IN
 from ergon_framework.web.responses import (
     MAX_PAGE,
+    NotAllowedError,
     ResourceNotFoundError,
     cursor_text,
     page,
 )
-
-audit = logging.getLogger("ergon.web.audit")
+from ergon_framework.web.sessions import COOKIE, LIFETIME, Sessions
 
 Shown = Callable[[Request], Awaitable[View | Response]]
 QUEUE_COLUMNS = (
@@ -59,8 +70,9 @@ MOST_QUEUES = 100
 class Console:
     """The pages of one server."""
 
-    def __init__(self, pool: BackendPool) -> None:
+    def __init__(self, pool: BackendPool, sessions: Sessions | None) -> None:
         self._pool = pool
+        self._taker = FormTaker(pool, sessions)
         self._watch = Watch(pool)
         self._answers = Answers()
 
@@ -79,6 +91,17 @@ class Console:
         router.add_api_route(f"{ROOT}/static/{{name}}", self._static, response_model=None)
         for path, show in pages.items():
             router.add_api_route(ROOT + path, self._page(show), response_model=None)
+        if self._taker.sessions is not None:
+            forms: dict[str, Shown] = {
+                "/sign-in": self._sign_in,
+                "/sign-out": self._sign_out,
+                "/change": self._change,
+            }
+            router.add_api_route(SIGN_IN, self._page(self._entry), response_model=None)
+            for path, take in forms.items():
+                router.add_api_route(
+                    ROOT + path, self._page(take), methods=["POST"], response_model=None
+                )
         router.add_api_route(
             f"{ROOT}/{{rest:path}}", self._page(self._missing), response_model=None
         )
@@ -86,16 +109,25 @@ class Console:
 
     def _page(self, show: Shown) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            counts = await self._watch.counts() if format_of(request) == "html" else {}
+            frame = await self._frame(request)
             try:
                 found = await show(request)
             except ErgonError as error:
-                return self._answers.error(request, error, counts)
+                return self._answers.error(request, error, frame)
             if isinstance(found, Response):
                 return found
-            return self._answers.show(request, found, counts)
+            return self._answers.show(request, found, frame)
 
         return answer
+
+    async def _frame(self, request: Request) -> Frame:
+        """What stands around a page; strangers at the door are told no figures."""
+        session = self._taker.session(request)
+        is_stranger = CALLER not in request.scope
+        is_page = format_of(request) == "html"
+        counts = await self._watch.counts() if is_page and not is_stranger else {}
+        did = _DID.get(request.query_params.get("did", ""))
+        return Frame(counts, self._taker.sessions is not None, session, did)
 
     async def _entrance(self, request: Request) -> Response:
         return RedirectResponse(request.scope.get("root_path", "") + ROOT, 307)
@@ -137,7 +169,7 @@ class Console:
         if is_page and asked.limit > MOST_SHOWN:
             asked = asked.model_copy(update={"limit": MOST_SHOWN})
         document = await self._pool.call("jobs", partial(list_document, source, asked))
-        extra: dict[str, Any] = {"asked": asked, "following": None}
+        extra: dict[str, Any] = {"asked": asked, "following": None, "actions": _for_all(asked)}
         if document["next_cursor"] is not None:
             url = request.url.include_query_params(cursor=document["next_cursor"])
             extra["following"] = f"{url.path}?{url.query}"
@@ -158,6 +190,7 @@ class Console:
             "may_show": self._pool.shows_payloads,
             "is_whole": is_whole,
             "readable": readable,
+            "actions": actions_for(document["status"]),
         }
         return View("job.html", document["handler"], document, extra=extra)
 
@@ -180,6 +213,76 @@ class Console:
             " has been deleted",
         )
 
+    async def _entry(self, request: Request) -> View:
+        """The form to sign in with; looking at it uses nothing up."""
+        extra = {
+            "once": request.query_params.get("once", ""),
+            "has_tokens": self._sessions().has_tokens,
+        }
+        return View("sign_in.html", "Sign in", {}, extra=extra)
+
+    async def _sign_in(self, request: Request) -> Response:
+        sessions, form = self._sessions(), await self._taker.form(request)
+        address = "" if request.client is None else request.client.host
+        if sessions.is_refused(address):
+            raise NotAllowedError(
+                "too many wrong tokens came from your address", remedy="try again in a minute"
+            )
+        cookie = sessions.sign_in(form.get("token", "").strip(), address)
+        if cookie is None:
+            audit.warning("a wrong token was given at the console by %s", address or "somebody")
+            remedy = "use the newest link that ergon serve has printed: each works once"
+            if sessions.has_tokens:
+                remedy = "give one of the tokens that the server was started with"
+            raise NotAllowedError("that is no token of this server", remedy=remedy)
+        found = sessions.find(cookie)
+        audit.info("%s signed in", "somebody" if found is None else found.name)
+        answer = RedirectResponse(_root(request), 303)
+        answer.set_cookie(
+            COOKIE,
+            cookie,
+            max_age=int(LIFETIME),
+            path=request.scope.get("root_path", "") or "/",
+            # A header that says so may be false, and makes it only stricter.
+            secure="https" in (request.url.scheme, request.headers.get("x-forwarded-proto")),
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    async def _sign_out(self, request: Request) -> Response:
+        refuse_foreign(request)
+        self._sessions().end(request.cookies.get(COOKIE, ""))
+        answer = RedirectResponse(_root(request), 303)
+        answer.delete_cookie(COOKIE, path=request.scope.get("root_path", "") or "/")
+        return answer
+
+    async def _change(self, request: Request) -> View | Response:
+        """Do what a form asks for, or ask whether it is meant."""
+        form = await self._taker.form(request)
+        actor, action = self._taker.actor(request, form), action_in(form)
+        is_sure = form.get("sure") == "yes"
+        job_id = form.get("id", "")
+        if job_id:
+            if action.asks_first and not is_sure:
+                return _question(action, form, 1, {"id": [job_id]})
+            await self._taker.change_one(action, job_id, actor, form.get("reason", ""))
+            rest = "/jobs" if action.name == "delete" else f"/jobs/{quote(job_id)}"
+            return RedirectResponse(f"{_root(request)}{rest}?did={action.name}", 303)
+        if not is_sure:
+            return _question(action, form, *await self._taker.count(action, form))
+        done = await self._taker.change_many(action, form, actor)
+        document = {"action": action.name, "done": done}
+        extra = {"action": action, "most": MOST_AT_ONCE}
+        return View("changed.html", f"{action.title}: done", document, extra=extra)
+
+    def _sessions(self) -> Sessions:
+        if self._taker.sessions is None:
+            raise ResourceNotFoundError(
+                "nobody can sign in here", remedy="start the server with ergon serve"
+            )
+        return self._taker.sessions
+
     async def _look(self) -> JobsLook:
         found = await self._watch.jobs()
         if found is None:
@@ -188,10 +291,31 @@ class Console:
         return found
 
 
+_DID = {each.name: f"The job was {each.done}." for each in ACTIONS.values()}
+
+
+def _question(action: Action, form: Given, number: int, wanted: Mapping[str, Any]) -> View:
+    """What would be done, and to how many: nothing has been changed."""
+    document = {"action": action.name, "would_change": number, "filter": wanted}
+    extra = {"action": action, "most": MOST_AT_ONCE, "reason": form.get("reason", "")}
+    return View("sure.html", f"{action.title}?", document, extra=extra)
+
+
+def _for_all(asked: JobsParams) -> list[Action]:
+    """What can be done to all jobs of a list: only where it is narrowed to states that allow it."""
+    if not asked.status:
+        return []
+    return [each for each in ACTIONS.values() if set(asked.status) <= set(each.statuses)]
+
+
+def _root(request: Request) -> str:
+    return str(request.scope.get("root_path", "")) + ROOT
+
+
 def _who(request: Request) -> Any:
     return request.scope.get(CALLER, "somebody")
 
 
-def console_routes(pool: BackendPool) -> APIRouter:
-    """The routes of the console."""
-    return Console(pool).router()
+def console_routes(pool: BackendPool, sessions: Sessions | None) -> APIRouter:
+    """The routes of the console; without ``sessions``, nobody can sign in to act."""
+    return Console(pool, sessions).router()

@@ -1,0 +1,297 @@
+"""Changing jobs in the console: who may, what is asked once more, and what the history tells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ergon_framework.app.settings.sections import ServerSettings
+from ergon_framework.jobs import JobClient
+from ergon_framework.web.backends import backends_of
+from ergon_framework.web.routes import build_app, server_plan
+from ergon_framework.web.sessions import LIFETIME, MAX_FAILURES, MINUTE, Sessions
+from ergon_framework.web.tokens import FixedTokens
+from tests.web.console_client import ConsoleClient
+from tests.web.content import fill_jobs, settings_in
+
+pytestmark = pytest.mark.req("ONE:serve")
+
+ADA, BOB, WRONG = "correct-horse-battery", "another-horse-battery", "no-horse-battery"
+
+
+class Place:
+    """A server over three jobs that wait and two that gave up, and its sessions."""
+
+    def __init__(self, folder: Path, tokens: FixedTokens | None = None) -> None:
+        fill_jobs(folder, waiting=3, dead=2)
+        self.url = f"sqlite:///{folder}/work.db"
+        self.now = 0.0
+        self.sessions = Sessions(tokens, ["ada"], lambda: self.now)
+        backends = backends_of(settings_in(folder))
+        plan = server_plan(ServerSettings(), backends, tokens, sessions=self.sessions)
+        self.app = build_app(plan)
+
+    def client(self) -> ConsoleClient:
+        """A browser that nobody knows."""
+        return ConsoleClient(self.app)
+
+    def signed_in(self, token: str = "") -> ConsoleClient:
+        """One that has signed in."""
+        client = self.client()
+        send(client, "sign-in", token=token or self.sessions.invite())
+        return client
+
+    def statuses(self) -> dict[str, str]:
+        """Where each job stands."""
+        with JobClient(self.url) as jobs:
+            return {job.id: job.status.value for job in jobs.jobs()}
+
+    def why(self, job_id: str) -> str:
+        """What the history of a job tells."""
+        with JobClient(self.url) as jobs:
+            return str(jobs.show(job_id)["history"])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A server on this machine, without tokens."""
+    return Place(tmp_path)
+
+
+def send(
+    client: ConsoleClient, path: str, headers: Mapping[str, str] | None = None, **fields: str
+) -> httpx.Response:
+    """A form, as a browser sends it."""
+    return client.request("POST", f"/console/{path}", headers, data=fields)
+
+
+def secret(client: ConsoleClient, path: str = "/console/jobs/d0") -> str:
+    """What the forms of a page carry."""
+    found = re.search(r'name="secret" value="([^"]+)"', client.get(path).text)
+    assert found is not None
+    return found[1]
+
+
+def test_a_link_signs_one_browser_in(place: Place) -> None:
+    """Looking at it uses nothing up; used, it is worth nothing, and there is word of that."""
+    used: list[bool] = []
+    place.sessions.when_used = lambda: used.append(True)
+    once = place.sessions.invite()
+    client = place.client()
+    for _ in range(2):
+        page = client.get(f"/console/sign-in?once={once}").text
+        assert f'value="{once}"' in page
+    assert used == []
+    answer = send(client, "sign-in", token=once)
+    assert answer.url.path == "/console"
+    assert "Sign out" in answer.text
+    assert used == [True]
+    cookie = answer.history[0].headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    again = send(place.client(), "sign-in", token=once)
+    assert again.status_code == 403
+    assert "newest link" in again.text
+
+
+def test_without_a_session_nothing_changes(place: Place) -> None:
+    """Pages have no forms, and a form that is sent all the same is refused."""
+    client = place.client()
+    page = client.get("/console/jobs/d0").text
+    assert "Sign in to act" in page
+    assert 'action="/console/change"' not in page
+    answer = send(client, "change", action="requeue", id="d0", secret="x")  # noqa: S106
+    assert answer.status_code == 403
+    assert place.statuses()["d0"] == "failed"
+
+
+def test_requeue(place: Place) -> None:
+    """One click; the history tells who did it, and the page says that it is done."""
+    client = place.signed_in()
+    answer = send(client, "change", action="requeue", id="d0", secret=secret(client))
+    assert answer.url.path == "/console/jobs/d0"
+    assert "The job was sent back." in answer.text
+    assert place.statuses()["d0"] == "pending"
+    assert "'event': 'requeued'" in place.why("d0")
+    assert "'by': 'local'" in place.why("d0")
+    assert "sent it back with fresh counters by local" in answer.text
+
+
+def test_cancel_asks_once(place: Place) -> None:
+    """With the consequence and a field for the reason, which the history keeps."""
+    client = place.signed_in()
+    mine = secret(client)
+    asked = send(client, "change", action="cancel", id="w0", secret=mine)
+    assert "Cancel 1 job?" in asked.text
+    assert place.statuses()["w0"] == "pending"
+    send(client, "change", action="cancel", id="w0", secret=mine, sure="yes", reason="a duplicate")
+    assert place.statuses()["w0"] == "cancelled"
+    assert "a duplicate" in place.why("w0")
+
+
+def test_delete_asks_once(place: Place) -> None:
+    """It is gone then, and the log says who has done it."""
+    client = place.signed_in()
+    mine = secret(client)
+    send(client, "change", action="delete", id="d0", secret=mine)
+    assert "d0" in place.statuses()
+    answer = send(client, "change", action="delete", id="d0", secret=mine, sure="yes")
+    assert "The job was deleted." in answer.text
+    assert "d0" not in place.statuses()
+
+
+def test_many_at_once_with_a_trial_first(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """The list has a form for what it shows; first it says how many, then it is done."""
+    client = place.signed_in()
+    assert "Requeue all that match" not in client.get("/console/jobs").text
+    mine = secret(client, "/console/jobs?status=failed")
+    tried = send(client, "change", action="requeue", status="failed", queue="mail", secret=mine)
+    assert "Requeue 2 jobs?" in tried.text
+    assert "Nothing has been changed yet" in tried.text
+    assert place.statuses()["d0"] == "failed"
+    with caplog.at_level("INFO", "ergon.web.audit"):
+        done = send(client, "change", action="requeue", status="failed", secret=mine, sure="yes")
+    assert "2 jobs were sent back" in done.text
+    assert (place.statuses()["d0"], place.statuses()["d1"]) == ("pending", "pending")
+    assert "local: requeue 2 jobs" in caplog.text
+
+
+def test_many_only_of_the_states_that_allow_it(place: Place) -> None:
+    """Without a state all that an action is for; with one that it is not for, an error."""
+    client = place.signed_in()
+    mine = secret(client)
+    wrong = send(client, "change", action="requeue", status="pending", secret=mine, sure="yes")
+    assert wrong.status_code == 422
+    assert "choose failed" in wrong.text
+    done = send(client, "change", action="cancel", secret=mine, sure="yes")
+    assert "3 jobs were cancelled" in done.text
+    assert place.statuses()["d0"] == "failed"
+
+
+def test_what_the_state_forbids(place: Place) -> None:
+    """A job that moved meanwhile: the page says what it is and what can be done."""
+    client = place.signed_in()
+    answer = send(client, "change", action="requeue", id="w0", secret=secret(client))
+    assert answer.status_code == 409
+    assert "only a dead-lettered job can" in answer.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "null"},
+    ],
+)
+def test_forms_of_other_sites(place: Place, headers: dict[str, str]) -> None:
+    """They are refused, whatever cookie the browser brings along."""
+    client = place.signed_in()
+    mine = secret(client)
+    answer = send(client, "change", headers, action="requeue", id="d0", secret=mine)
+    assert answer.status_code == 403
+    assert place.statuses()["d0"] == "failed"
+
+
+def test_forms_of_another_session(place: Place) -> None:
+    """Each session has a secret of its own."""
+    first, second = place.signed_in(), place.signed_in()
+    answer = send(first, "change", action="requeue", id="d0", secret=secret(second))
+    assert answer.status_code == 403
+    assert place.statuses()["d0"] == "failed"
+
+
+def test_sessions_end(place: Place) -> None:
+    """By signing out, and by themselves."""
+    client = place.signed_in()
+    assert "Sign out" in client.get("/console").text
+    send(client, "sign-out")
+    assert "Sign out" not in client.get("/console").text
+    client = place.signed_in()
+    place.now = LIFETIME
+    assert "Sign out" not in client.get("/console").text
+
+
+def test_nothing_else_takes_a_post(place: Place) -> None:
+    """Neither the API, nor a form without its length, nor one that is too large."""
+    client = place.signed_in()
+    assert client.request("POST", "/api/v1/jobs", data={"a": "b"}).status_code == 405
+    assert client.request("POST", "/console/jobs", data={"a": "b"}).status_code in (404, 405)
+    assert send(client, "change", action="x" * 70_000).status_code == 413
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Place:
+    """A server with two tokens, one of them of an operator."""
+    return Place(tmp_path, FixedTokens({"ada": ADA, "bob": BOB}))
+
+
+def test_a_stranger_is_led_to_the_door(guarded: Place) -> None:
+    """The form is there with its looks, no figure is; programs get the status that they expect."""
+    client = guarded.client()
+    answer = client.get("/console/jobs")
+    assert answer.url.path == "/console/sign-in"
+    assert 'type="password"' in answer.text
+    assert 'class="n' not in answer.text
+    assert client.get("/console/static/console.css").status_code == 200
+    assert client.get("/console/jobs", {"Accept": "application/json"}).status_code == 401
+    assert client.get("/api/v1/jobs").status_code == 401
+
+
+def test_an_operator_by_token(guarded: Place) -> None:
+    """The session reads everything, and acts under the name of the token."""
+    client = guarded.signed_in(ADA)
+    assert client.get("/api/v1/jobs").status_code == 200
+    send(client, "change", action="requeue", id="d0", secret=secret(client))
+    assert "'by': 'ada'" in guarded.why("d0")
+
+
+def test_a_viewer_by_token(guarded: Place) -> None:
+    """Who is no operator reads, has no forms, and is told what would make him one."""
+    client = guarded.signed_in(BOB)
+    page = client.get("/console/jobs/d0").text
+    assert "bob" in page
+    assert 'action="/console/change"' not in page
+    answer = send(client, "change", action="requeue", id="d0", secret="")
+    assert answer.status_code == 403
+    assert "operators = [&#34;bob&#34;]" in answer.text
+    assert guarded.statuses()["d0"] == "failed"
+
+
+def test_a_revoked_token_ends_its_sessions(tmp_path: Path) -> None:
+    """At once, not when the session would have ended."""
+    known = {"ada": ADA}
+
+    class Changing:
+        def caller(self, token: bytes) -> str | None:
+            return FixedTokens(known).caller(token)
+
+    sessions = Sessions(Changing(), ["ada"])
+    cookie = sessions.sign_in(ADA, "here")
+    assert sessions.find(cookie) is not None
+    known.clear()
+    assert sessions.find(cookie) is None
+
+
+def test_guessing_is_slow(guarded: Place) -> None:
+    """After some wrong tokens nothing from that address is looked at, until a minute has passed."""
+    client = guarded.client()
+    for _ in range(MAX_FAILURES):
+        assert "is no token" in send(client, "sign-in", token=WRONG).text
+    assert "in a minute" in send(client, "sign-in", token=ADA).text
+    guarded.now = MINUTE
+    assert "Sign out" in send(client, "sign-in", token=ADA).text
+
+
+def test_secrets_are_shown_nowhere(guarded: Place) -> None:
+    """Not even to whoever prints a session."""
+    cookie = guarded.sessions.sign_in(ADA, "here")
+    session = guarded.sessions.find(cookie)
+    assert session is not None
+    assert ADA not in repr(session)
+    assert session.form_secret not in repr(session)
