@@ -1,4 +1,4 @@
-"""Rows of files in a folder or a bucket as a source: CSV, JSON Lines and Parquet, exactly where it stopped.
+"""Rows of files in a folder or a bucket as a source: CSV, JSON Lines and Parquet.
 
 Where to look first: ``rows`` is where rows begin and end, ``text`` what a text file is made of,
 ``parquet`` the other kind of file, ``formats`` which files are read. ``readiness`` says when a file
