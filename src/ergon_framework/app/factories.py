@@ -227,6 +227,8 @@ def _broker_options(
     label: str, kind: str, options: Mapping[str, Any], whole: Settings | None
 ) -> Mapping[str, Any]:
     try:
+        if kind == "http-post" and isinstance(options.get("provider"), str):
+            options = {**options, "provider": load(options["provider"])}
         found = broker_options(kind, options)
         return _for_polls(found, whole) if kind == "http-poll" and whole is not None else found
     except ConfigurationError as error:

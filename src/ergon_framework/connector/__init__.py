@@ -5,8 +5,8 @@ A connector is imported at its first use: a program without zones loads nothing 
 Where to look first: ``base`` is what connectors share. ``memory`` is a queue in this process,
 ``jsonl`` a folder of files, ``jobs`` the job queue as a source and a target, ``boundary`` the facts
 of a zone. ``database`` reads rows of any table, ``files`` those of files, and ``http`` polls APIs
-of others. ``webhook`` takes requests of other services. ``broker`` is what connectors to message
-brokers share; each of those is one module.
+of others and posts to them. ``webhook`` takes requests of other services. ``broker`` is what
+connectors to message brokers share; each of those is one module.
 ``transaction`` only re-exports the class of the port.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ergon_framework.connector.broker.registry import from_url
     from ergon_framework.connector.database import DatabaseConnector
     from ergon_framework.connector.files import FilesConnector
-    from ergon_framework.connector.http import HttpPollConnector
+    from ergon_framework.connector.http import HttpPollConnector, HttpPostConnector
     from ergon_framework.connector.jobs import JobsConnector
     from ergon_framework.connector.jsonl import JsonlConnector
     from ergon_framework.connector.kafka import KafkaConnector
@@ -37,6 +37,7 @@ _HOMES = {
     "DatabaseConnector": "connector.database",
     "FilesConnector": "connector.files",
     "HttpPollConnector": "connector.http",
+    "HttpPostConnector": "connector.http",
     "JobsConnector": "connector.jobs",
     "JsonlConnector": "connector.jsonl",
     "KafkaConnector": "connector.kafka",
@@ -54,6 +55,7 @@ __all__ = [
     "DatabaseConnector",
     "FilesConnector",
     "HttpPollConnector",
+    "HttpPostConnector",
     "JobsConnector",
     "JsonlConnector",
     "KafkaConnector",

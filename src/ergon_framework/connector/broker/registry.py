@@ -36,6 +36,11 @@ BROKERS: tuple[BrokerType, ...] = (
         ("poll+https", "poll+http"),
         "ergon_framework.connector.http:HttpPollConnector",
     ),
+    BrokerType(
+        "http-post",
+        ("post+https", "post+http"),
+        "ergon_framework.connector.http:HttpPostConnector",
+    ),
     BrokerType("kafka", ("kafka", "kafka+ssl"), "ergon_framework.connector.kafka:KafkaConnector"),
     BrokerType("mqtt", ("mqtt", "mqtts"), "ergon_framework.connector.mqtt:MqttConnector"),
     BrokerType("nats", ("nats", "tls"), "ergon_framework.connector.nats:NatsConnector"),
@@ -164,7 +169,7 @@ def _plain(hint: Any) -> Iterable[type]:
 
 def _typed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
     """The value of an option; texts, which URLs and variables give, become what it takes."""
-    if value is None and type(None) in kinds:
+    if Any in kinds or (value is None and type(None) in kinds):
         return value
     if isinstance(value, str) and str not in kinds:
         return _parsed(name, value, kinds)

@@ -16,12 +16,21 @@ from ergon_framework.connector.http.client import ClientRules
 from ergon_framework.connector.http.page import PageRules, path_of
 from ergon_framework.errors import ConfigurationError
 
-PREFIX = "poll+"
-EXAMPLE = "poll+https://host/orders?items=data&state=polls.db"
+POLL, POST = "poll+", "post+"
+_EXAMPLES = {
+    POLL: "poll+https://host/orders?items=data&state=polls.db",
+    POST: "post+https://host/orders?timeout=10",
+}
+_METHODS = ("POST", "PUT", "PATCH")
 _PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _VALUE = re.compile(r"[\t\x20-\x7e]*")
 _OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+RESERVED = _OWN_HEADERS | {
+    *("authorization", "cookie", "expect", "keep-alive", "proxy-authorization", "te", "trailer"),
+    *("upgrade", "webhook-id", "webhook-timestamp", "webhook-signature", "x-hub-signature-256"),
+}
+"""Headers that a transaction does not bring along."""
 _FORMATS = ("json", "lines")
 
 
@@ -36,23 +45,22 @@ class Address:
     login: tuple[str, str] | None = field(repr=False)
 
 
-def address_of(url: Any, query: Any) -> Address:
+def address_of(url: Any, query: Any, prefix: str = POLL) -> Address:
     """The URL of an API, taken apart. Options were taken out of its query before."""
     plain = url.lower().startswith(("http://", "https://")) if isinstance(url, str) else False
-    given = f"{PREFIX}{url}" if plain else url
-    place = BrokerUrl.of(
-        given, port=_port(given), schemes=[f"{PREFIX}http", f"{PREFIX}https"], example=EXAMPLE
-    )
+    given, example = f"{prefix}{url}" if plain else url, _EXAMPLES[prefix]
+    schemes = [f"{prefix}http", f"{prefix}https"]
+    place = BrokerUrl.of(given, port=_port(given), schemes=schemes, example=example)
     if len(place.hosts) != 1:
-        raise ConfigurationError("the URL of an API has one host", remedy=f"write {EXAMPLE}")
+        raise ConfigurationError("the URL of an API has one host", remedy=f"write {example}")
     if not plain:
-        place.refuse_query("HttpPollConnector")
+        place.refuse_query("the connector")
     if not isinstance(query, str) or query.startswith("?"):
         raise ConfigurationError(
             "query is the text that follows the question mark", remedy="as in status=open&limit=100"
         )
-    scheme = place.scheme.removeprefix(PREFIX)
-    parts = urlsplit(given[len(PREFIX) :])
+    scheme = place.scheme.removeprefix(prefix)
+    parts = urlsplit(given[len(prefix) :])
     host = f"[{place.host}]" if ":" in place.host else place.host
     port = "" if place.port == _PORTS[scheme] else f":{place.port}"
     own = "&".join(each for each in (parts.query, query) if each)
@@ -90,6 +98,29 @@ def page_rules(given: Mapping[str, Any]) -> PageRules:
     )
 
 
+def post_rules(given: Mapping[str, Any]) -> None:
+    """Refuse options of a connector that posts which make no sense."""
+    if given["method"] not in _METHODS:
+        raise ConfigurationError("method is POST, PUT or PATCH", remedy="leave it out for POST")
+    for name in ("id_header", "correlation_header"):
+        if not isinstance(given[name], str) or not is_header_name(given[name]):
+            raise ConfigurationError(f"{name} is no name of a header", remedy="correct it")
+    for name in ("attempts", "max_in_flight"):
+        _check(name, given[name], 1, math.inf)
+    _check("timeout", given["timeout"], 0.001, 3600)
+    provider = given["provider"]
+    if provider is not None and not callable(getattr(provider, "async_transport", None)):
+        raise ConfigurationError(
+            "provider is an object that App.provider or Provider made",
+            remedy='pass it in Python; in the settings write provider = "module:name"',
+        )
+
+
+def is_header_name(name: str) -> bool:
+    """Whether a header of a request may have this name."""
+    return bool(_NAME.fullmatch(name)) and name.lower() not in _OWN_HEADERS
+
+
 def client_rules(given: Mapping[str, Any], address: Address) -> ClientRules:
     """How requests are made, with the headers that have credentials in them."""
     headers = {"accept": "application/json", "accept-encoding": "gzip"}
@@ -99,7 +130,7 @@ def client_rules(given: Mapping[str, Any], address: Address) -> ClientRules:
             "headers maps names to texts", remedy='headers = { "X-Api-Key" = "env:API_KEY" }'
         )
     for name, value in (extra or {}).items():
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in _OWN_HEADERS:
+        if not isinstance(name, str) or not is_header_name(name):
             raise ConfigurationError(
                 "headers has a name that is no header of a request", remedy="correct its name"
             )
@@ -145,7 +176,7 @@ def _check(name: str, value: Any, least: float, most: float) -> None:
 
 def _port(url: Any) -> int:
     scheme = url.partition("://")[0].lower() if isinstance(url, str) else ""
-    return _PORTS.get(scheme.removeprefix(PREFIX), 443)
+    return _PORTS.get(scheme.rpartition("+")[2], 443)
 
 
 def _login(place: BrokerUrl) -> tuple[str, str] | None:
