@@ -14,7 +14,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import cached_property
@@ -127,6 +127,44 @@ def _call(future: Future[Any], call: Callable[[], Any]) -> None:
 
 _set = object.__setattr__
 _turn = threading.Lock()  # for the moment in which a delivery gets its verb
+
+
+class CancelledFetches:
+    """Lets a fetch that was cancelled come to its end, and gives back what it brought.
+
+    A source has given it out by then: lost on the way, it would be delivered again only after its
+    lease.
+    """
+
+    def __init__(self) -> None:
+        self._undoing: set[asyncio.Future[None]] = set()
+
+    async def run(
+        self,
+        fetch: Coroutine[Any, Any, list[T]],
+        *,
+        end: Callable[[], object],
+        give_back: Callable[[list[T]], Awaitable[None]],
+    ) -> list[T]:
+        """What the fetch brought. Cancelled, ``end`` is called so that it waits no longer."""
+        fetching = asyncio.ensure_future(fetch)
+        try:
+            return await asyncio.shield(fetching)
+        except asyncio.CancelledError:
+            end()
+            undoing = asyncio.ensure_future(self._undo(fetching, give_back))
+            self._undoing.add(undoing)  # the loop itself keeps no hold of it
+            undoing.add_done_callback(self._undoing.discard)
+            # Shielded: cancelled once more, what came would be known to nobody.
+            await asyncio.shield(undoing)
+            raise
+
+    async def _undo(
+        self, fetching: asyncio.Future[list[T]], give_back: Callable[[list[T]], Awaitable[None]]
+    ) -> None:
+        await asyncio.wait([fetching])
+        if fetching.exception() is None:
+            await give_back(fetching.result())
 
 
 class Delivered(Transaction):
@@ -251,6 +289,10 @@ class ThreadedTwins:
     async def aclose(self) -> None:
         """The asyncio twin of ``close``."""
         await self._in_thread("close")
+
+    async def _release_all(self, found: list[Transaction]) -> None:
+        for transaction in found:
+            await self.release_async(transaction)
 
     async def _in_thread(self, method: str, *given: Any, **extra: Any) -> Any:
         return await self._threads.run(getattr(self, method), *given, **extra)

@@ -17,7 +17,7 @@ from ergon_framework.boundary.client.flow import RETRY_RULE, Flow
 from ergon_framework.boundary.client.options import ProducerBase, ProducerOptions
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.model import Loss
-from ergon_framework.connector.base import refuse_extra, settling
+from ergon_framework.connector.base import CancelledFetches, refuse_extra, settling
 from ergon_framework.connector.boundary.link import BoundaryConnectorError, Node, NodeLink
 from ergon_framework.connector.boundary.publisher import FactPublisher
 from ergon_framework.connector.boundary.reader import Driver, FactReader
@@ -204,7 +204,7 @@ class BoundaryConnector:
             outbox,
             drain,
         )
-        self._undoing: set[asyncio.Future[None]] = set()
+        self._cancelled = CancelledFetches()
 
     # ---- both ends of its life ----
 
@@ -329,19 +329,14 @@ class BoundaryConnector:
             work = self._link.own_threads.run(self._fetch, driver, batch_size, seconds, gave_up)
         else:
             work = self._fetch_in_task(driver, batch_size, seconds, gave_up)
-        # Run to its end in any case: what a node has served must be known here.
-        fetching = asyncio.ensure_future(work)
-        try:
-            return list(await asyncio.shield(fetching))
-        except asyncio.CancelledError:
-            # So that a fetch that waits for facts ends at once instead of after its time.
-            gave_up.set()
-            undoing = asyncio.ensure_future(self._undone(driver, fetching))
-            self._undoing.add(undoing)  # the loop itself keeps no hold of it
-            undoing.add_done_callback(self._undoing.discard)
-            # Shielded: cancelled once more, what the node has given out would be known to nobody.
-            await asyncio.shield(undoing)
-            raise
+
+        async def take_back(found: list[DeliveredFact]) -> None:
+            for fact in found:
+                driver.reader.note(fact.entry, EntryState.WAITING)
+
+        # The node has leased what a fetch brings: it is known here in any case.
+        served = await self._cancelled.run(work, end=gave_up.set, give_back=take_back)
+        return list(served)
 
     async def ack_async(self, transaction: Transaction) -> None:
         """The asyncio twin of :meth:`ack`."""
@@ -434,14 +429,6 @@ class BoundaryConnector:
                 driver.reader.dropped.watch(fact, entry)
                 handed.append(fact)
         return handed
-
-    async def _undone(self, driver: Driver, fetching: asyncio.Future[list[DeliveredFact]]) -> None:
-        """Wait for a fetch that was cancelled, and take back what it brought."""
-        # Waited for, not cancelled: the node has leased what this fetch brings.
-        await asyncio.wait([fetching])
-        if fetching.exception() is None:
-            for fact in fetching.result():
-                driver.reader.note(fact.entry, EntryState.WAITING)
 
     def _settle(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +10,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import ValidationError
 
-from ergon_framework.connector.base import ThreadedTwins, refuse_extra, settling
+from ergon_framework.connector.base import (
+    CancelledFetches,
+    ThreadedTwins,
+    refuse_extra,
+    settling,
+)
 from ergon_framework.connector.jobs.claims import QueueConsumer
 from ergon_framework.connector.jobs.codec import (
     JobDelivery,
@@ -177,7 +181,7 @@ class JobsConnector(ThreadedTwins):
         self._consumer = QueueConsumer(
             store, given.settings, queue, self._executor or DEFAULT_EXECUTOR
         )
-        self._undoing: set[asyncio.Future[None]] = set()
+        self._cancelled = CancelledFetches()
 
     # ---- both ends of its life ----
 
@@ -283,18 +287,16 @@ class JobsConnector(ThreadedTwins):
     ) -> list[Transaction]:
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the jobs back."""
         gave_up = threading.Event()
-        fetching = asyncio.ensure_future(
-            self._threads.run(self._fetch, batch_size, wait, extra, gave_up)
-        )
-        try:
-            return await asyncio.shield(fetching)
-        except asyncio.CancelledError:
+
+        def end() -> None:
             gave_up.set()
-            undoing = asyncio.ensure_future(self._undone(fetching))
-            self._undoing.add(undoing)  # the loop itself keeps no hold of it
-            undoing.add_done_callback(self._undoing.discard)
-            await asyncio.shield(undoing)
-            raise
+            self._consumer.wake()
+
+        return await self._cancelled.run(
+            self._threads.run(self._fetch, batch_size, wait, extra, gave_up),
+            end=end,
+            give_back=self._release_all,
+        )
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
         """The asyncio twin of :meth:`release_after`."""
@@ -303,14 +305,6 @@ class JobsConnector(ThreadedTwins):
     async def aopen(self) -> None:
         """The asyncio twin of :meth:`open`."""
         await self._threads.run(self.open)
-
-    async def _undone(self, fetching: asyncio.Future[list[Transaction]]) -> None:
-        """Wait for a fetch that was cancelled, and give back what it brought."""
-        self._consumer.wake()
-        await asyncio.wait([fetching])
-        if fetching.exception() is None:
-            for transaction in fetching.result():
-                await self.release_async(transaction)
 
     # ---- inside ----
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from urllib.parse import urlencode
 
-from ergon_framework.connector.base import ThreadedTwins, refuse_extra, settling
+from ergon_framework.connector.base import CancelledFetches, ThreadedTwins, refuse_extra, settling
 from ergon_framework.connector.broker.connection import BrokerConnection
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
 from ergon_framework.connector.broker.leases import HeldLeases, Lease, LeasedDelivery
@@ -135,7 +134,7 @@ class NatsConnector(ThreadedTwins):
         )
         self._session: JetStreamSession | None = None
         self._is_closed = False
-        self._undoing: set[asyncio.Future[None]] = set()
+        self._cancelled = CancelledFetches()
         self.malformed = 0
         if ordered:
             self._offer_no_settlement()
@@ -367,17 +366,11 @@ class NatsConnector(ThreadedTwins):
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the messages back."""
-        fetching = asyncio.ensure_future(
-            self._threads.run(self.fetch_transactions, batch_size, wait=wait, **extra)
+        return await self._cancelled.run(
+            self._threads.run(self.fetch_transactions, batch_size, wait=wait, **extra),
+            end=self.stop_waiting,
+            give_back=self._release_all,
         )
-        try:
-            return await asyncio.shield(fetching)
-        except asyncio.CancelledError:
-            undoing = asyncio.ensure_future(self._undone(fetching))
-            self._undoing.add(undoing)  # the loop itself keeps no hold of it
-            undoing.add_done_callback(self._undoing.discard)
-            await asyncio.shield(undoing)
-            raise
 
     async def ack_async(self, transaction: Transaction) -> None:
         """The asyncio twin of :meth:`ack`."""
@@ -406,13 +399,10 @@ class NatsConnector(ThreadedTwins):
         if not (is_there and await self._loop_settlement.settle(held.reply, how)):
             await self._threads.run(self._tell, held, how, None)
 
-    async def _undone(self, fetching: asyncio.Future[list[Transaction]]) -> None:
-        """Wait for a fetch that was cancelled, and give back what it brought."""
-        self.stop_waiting()
-        await asyncio.wait([fetching])
-        if fetching.exception() is None and self._ordered is None:
-            for transaction in fetching.result():
-                await self.release_async(transaction)
+    async def _release_all(self, found: list[Transaction]) -> None:
+        # What is read in order is not acknowledged, so there is nothing to release.
+        for transaction in found if self._ordered is None else ():
+            await self.release_async(transaction)
 
     async def aclose(self) -> None:
         """The asyncio twin of :meth:`close`."""

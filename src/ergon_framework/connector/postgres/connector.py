@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +9,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from urllib.parse import urlencode
 
-from ergon_framework.connector.base import ThreadedTwins, refuse_extra, settling
+from ergon_framework.connector.base import (
+    CancelledFetches,
+    ThreadedTwins,
+    refuse_extra,
+    settling,
+)
 from ergon_framework.connector.broker.connection import BrokerConnection
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
 from ergon_framework.connector.broker.leases import (
@@ -127,7 +131,7 @@ class PostgresConnector(ThreadedTwins):
             forget=lambda lease: self._in_flight.remove(lease.size),
         )
         self._is_closed = False
-        self._undoing: set[asyncio.Future[None]] = set()
+        self._cancelled = CancelledFetches()
         self.malformed = 0
         if not self._is_leased:
             self._offer_no_parking()
@@ -391,25 +395,11 @@ class PostgresConnector(ThreadedTwins):
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
-        fetching = asyncio.ensure_future(
-            self._threads.run(self.fetch_transactions, batch_size, wait=wait, **extra)
+        return await self._cancelled.run(
+            self._threads.run(self.fetch_transactions, batch_size, wait=wait, **extra),
+            end=self.stop_waiting,
+            give_back=self._release_all,
         )
-        try:
-            return await asyncio.shield(fetching)
-        except asyncio.CancelledError:
-            undoing = asyncio.ensure_future(self._undone(fetching))
-            self._undoing.add(undoing)  # the loop itself keeps no hold of it
-            undoing.add_done_callback(self._undoing.discard)
-            await asyncio.shield(undoing)
-            raise
-
-    async def _undone(self, fetching: asyncio.Future[list[Transaction]]) -> None:
-        """Wait for a fetch that was cancelled, and give back what it brought."""
-        self.stop_waiting()
-        await asyncio.wait([fetching])
-        if fetching.exception() is None:
-            for transaction in fetching.result():
-                await self.release_async(transaction)
 
     # ---- inside ----
 
