@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
+from ergon_framework.jobs import JobClient
 from tests.web.chromium import browser, heard
 from tests.web.content import fill_jobs, settings_in
 from tests.web.serving import started
@@ -77,6 +79,56 @@ def test_both_themes_and_a_phone(chromium: Browser, url: str, scheme: str) -> No
         page.get_by_role("button", name="Theme").click()
         page.reload()
         assert page.evaluate(background) == "rgb(14, 17, 22)"
+
+
+PAGES = (
+    "",
+    "/jobs",
+    "/jobs/d0",
+    "/queues",
+    "/dead-letters",
+    "/schedules",
+    "/workers",
+    "/zones",
+    "/providers",
+    "/sign-in",
+    "/nowhere",
+)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_bars_anybody(chromium: Browser, url: str, scheme: str) -> None:
+    """axe-core finds nothing serious on any page: names, contrast, order, tables, forms."""
+    with chromium.new_context(
+        color_scheme=scheme,  # type: ignore[arg-type]  # one of the two words
+        bypass_csp=True,  # axe-core is put into the page
+    ) as context:
+        page = context.new_page()
+        for path in PAGES:
+            page.goto(f"{url}/console{path}")
+            found = Axe().run(page).response["violations"]
+            bad = [
+                (each["id"], each["nodes"][0]["html"])
+                for each in found
+                if each["impact"] in ("serious", "critical")
+            ]
+            assert bad == [], path
+
+
+def test_an_open_page_follows_what_happens(chromium: Browser, tmp_path: Path) -> None:
+    """A job that comes is counted without a reload, and a stop does not wait for open pages."""
+    settings_in(tmp_path, "[server]\nport = 0")
+    fill_jobs(tmp_path, waiting=2)
+    with started(tmp_path) as (process, line), chromium.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{line.split()[-1]}/console/queues")
+        page.get_by_text("live", exact=True).wait_for()
+        with JobClient(f"sqlite:///{tmp_path}/work.db") as jobs:
+            jobs.enqueue("h", queue="parcels")
+        page.get_by_role("link", name="parcels").wait_for()
+        process.terminate()
+        page.get_by_text("not connected").wait_for()
+        assert process.wait(timeout=60) == 0
 
 
 def test_signing_in_to_send_a_job_back(chromium: Browser, tmp_path: Path) -> None:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from starlette.responses import StreamingResponse
 
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.totals import BOUNDS
-from ergon_framework.ports.jobstore import WorkerRecord
+from ergon_framework.ports.jobstore import Job, WorkerRecord
+from ergon_framework.ports.providerstore import CallTotals, LaneCount, ProviderStats, QuotaTotals
 from ergon_framework.web.console.attention import JobsSeen, concerns, queue_chip
-from ergon_framework.web.console.formatting import Block, blocks, clock, number, size, span
+from ergon_framework.web.console.events import ChangeEvents
+from ergon_framework.web.console.formatting import (
+    Block,
+    blocks,
+    clock,
+    number,
+    shortened,
+    size,
+    span,
+)
+from ergon_framework.web.console.part_pages import provider_rows
 from ergon_framework.web.console.rates import JobRates
 from ergon_framework.web.console.sharing import SharedLook
 from ergon_framework.web.console.timeline import timeline_of
+from ergon_framework.web.console.work_pages import families
 
 pytestmark = pytest.mark.req("ONE:serve")
 
@@ -96,14 +112,14 @@ def test_the_worst_comes_first() -> None:
 
 
 def test_dead_letters_are_told_by_what_they_share() -> None:
-    """The commonest error is named, and the link leads to those jobs."""
+    """The commonest error is named, and the link leads to all families."""
     bad = {"code": "KeyError", "message": "'vat_id'"}
     dead = [{"handler": "render", "last_error": bad}] * 3 + [{"handler": "x", "last_error": None}]
     found = seen(queue(counts={"failed": 4}), dead=dead)
     [each] = concerns(found, [])
     assert each.subject == "4 jobs"
     assert "3 of the latest 4 failed in render: KeyError: 'vat_id'." in each.text
-    assert each.link == "/jobs?status=failed&handler=render&error=KeyError"
+    assert each.link == "/dead-letters"
 
 
 def at(seconds: float) -> str:
@@ -142,6 +158,130 @@ def test_attempts_on_one_axis() -> None:
     ]
     assert rows[2]["stretches"][0] == {"kind": "hold", "left": 40.0, "width": 40.0}
     assert rows[2]["note"] == "w2, 2.0 s"
+
+
+def test_a_long_wait_leaves_room_for_the_attempts() -> None:
+    """Two attempts of a second after a minute: the axis begins shortly before the first."""
+    history = [
+        {"at": at(51), "event": "failed", "attempt": 1, "seconds": 1.0},
+        {"at": at(54), "event": "completed", "attempt": 2, "seconds": 1.0},
+    ]
+    found = timeline_of(job(*history, finished_at=at(54), status="completed"), START + 60)
+    assert found is not None
+    assert (found["cut"], found["seconds"]) == (49.0, 5.0)
+    assert found["rows"][0]["stretches"] == [
+        {"kind": "wait", "left": 0.0, "width": 20.0},
+        {"kind": "bad", "left": 20.0, "width": 20.0},
+    ]
+
+
+def dead(name: str, message: str, handler: str = "render") -> Job:
+    """A job that gave up."""
+    failure = Failure(Kind.DEFECT, "KeyError", message)
+    return Job(
+        key=1,
+        id=name,
+        handler=handler,
+        executor="",
+        queue="mail",
+        priority=0,
+        status=JobStatus.FAILED,
+        attempts=1,
+        is_charged=False,
+        is_solo=False,
+        deliveries=1,
+        excused=0,
+        fence=1,
+        created_at=START,
+        run_at=START,
+        claimed_at=None,
+        lease_expires_at=None,
+        finished_at=START,
+        expires_at=None,
+        purge_at=None,
+        timeout=None,
+        max_attempts=None,
+        max_deliveries=None,
+        retry=None,
+        unique_key=None,
+        limit_key=None,
+        limit=1,
+        is_limited=False,
+        why="",
+        worker=None,
+        last_error=failure,
+        args=b"[]",
+        kwargs=b"{}",
+        result=None,
+        result_ttl=None,
+        correlation_id=None,
+        trace_context=None,
+        history=(),
+    )
+
+
+def test_families_of_errors() -> None:
+    """Numbers, ids and quoted texts are what two errors of one cause differ in."""
+    found = families(
+        [
+            dead("a", "order 17 of 'ada' has no 3f2b8c1e-0d4a-4f6b-9c58-a1b2c3d4e5f6"),
+            dead("b", "order 4 of 'bob' has no 00000000-0d4a-4f6b-9c58-a1b2c3d4e5f6"),
+            dead("c", "order 4 of 'bob' has too much"),
+            dead("d", "order 4 of 'bob' has too much", handler="mail"),
+        ]
+    )
+    assert [(each["number"], each["latest_id"]) for each in found] == [(2, "a"), (1, "c"), (1, "d")]
+    assert found[0]["message"].startswith("order 17 of 'ada'")
+
+
+def test_capabilities_in_one_row_each() -> None:
+    """Circuits, calls, quotas and failures of a capability, and its state in two words."""
+    stats = ProviderStats(
+        circuits=[
+            LaneCount("maps", "geocode", "open", 1),
+            LaneCount("maps", "geocode", "closed", 4),
+        ],
+        failures=[
+            LaneCount("maps", "geocode", "timeout", 3),
+            LaneCount("maps", "geocode", "throttled", 1),
+        ],
+        quotas=[QuotaTotals("rates", "exchange", 10, 10)],
+        ended=[CallTotals("maps", "geocode", 7, 2, 1, 12)],
+        reasons=[],
+        letters=0,
+    )
+    maps, rates = provider_rows(stats)
+    assert (maps["open"], maps["closed"], maps["attempts"], maps["latest_reason"]) == (
+        1,
+        4,
+        12,
+        "timeout",
+    )
+    assert maps["state"] == {"level": "bad", "text": "circuit open"}
+    assert rates["state"]["text"] == "quota used up"
+
+
+def test_open_pages_hear_of_changes() -> None:
+    """At once how it stands, then only what is new; the stream ends with the server."""
+    marks = iter(["a", "a", "b"])
+    stopping = threading.Event()
+
+    async def mark() -> str:
+        found = next(marks)
+        if found == "b":
+            stopping.set()
+        return found
+
+    async def go() -> list[bytes]:
+        answer = ChangeEvents(mark, stopping).response()
+        assert isinstance(answer, StreamingResponse)
+        return [bytes(part) async for part in answer.body_iterator if isinstance(part, bytes)]
+
+    told = asyncio.run(go())
+    assert [part for part in told if b"changed" in part] == [
+        b"event: changed\ndata: a\n\n",
+        b"event: changed\ndata: b\n\n",
+    ]
 
 
 def test_a_job_that_runs_now() -> None:
@@ -261,6 +401,7 @@ def test_words() -> None:
     ]
     assert clock("2026-01-31T01:02:03.5+01:00") == "2026-01-31 00:02:03"
     assert clock("soon") == "\N{EN DASH}"
+    assert shortened("since 2026-01-31T00:02:03.5Z") == "since 2026-01-31 00:02:03"
     assert size(412) == "412 bytes"
     assert size(41_200) == "41 kB"
 

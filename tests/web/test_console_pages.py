@@ -19,7 +19,7 @@ from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.web.application import create_app
 from tests.web.console_client import ConsoleClient
-from tests.web.content import fill_jobs, settings_in
+from tests.web.content import TENANT, fill_calls, fill_jobs, fill_zone, settings_in
 
 pytestmark = pytest.mark.req("ONE:serve")
 
@@ -78,7 +78,7 @@ def test_the_overview_says_first_what_needs_a_person(client: ConsoleClient) -> N
     assert "2 jobs" in text
     assert "have given up" in text
     assert text.index("have given up") < text.index("Backlog")
-    assert 'href="/console/jobs?status=failed&amp;handler=handle.mail' in text
+    assert 'href="/console/dead-letters"' in text
     assert "handle.mail" in text
 
 
@@ -293,3 +293,70 @@ def test_below_another_application(tmp_path: Path) -> None:
     text = page(client, "/ops/console")
     assert 'href="/ops/console/jobs"' in text
     assert 'href="/console' not in text
+
+
+def test_dead_letters_by_family(client: ConsoleClient) -> None:
+    """Those with one handler and one error together, with a link to their jobs."""
+    text = page(client, "/console/dead-letters")
+    assert 'class="big">2<' in text
+    assert "handler=handle.mail&amp;error=expired" in text
+    [row] = rows(client.get("/console/dead-letters?format=csv"))
+    assert (row["number"], row["handler"], row["code"]) == ("2", "handle.mail", "expired")
+
+
+def test_schedules_with_their_next_fires(client: ConsoleClient) -> None:
+    """Ten of them; the arguments of the jobs stay out."""
+    [found] = client.get("/console/schedules?format=json").json()["items"]
+    assert (found["name"], found["handler"]) == ("nightly", "tidy")
+    assert len(found["fires"]) == 10
+    assert all("T03:00:00" in at for at in found["fires"][1:])
+    text = page(client, "/console/schedules")
+    assert "0 3 * * *" in text
+    assert "&#34;hidden" not in text
+
+
+def test_workers(client: ConsoleClient) -> None:
+    """With what each holds, and when it was heard of."""
+    [found] = client.get("/console/workers?format=json").json()["items"]
+    assert (found["id"], found["state"], found["busy"]) == ("w1", "running", 1)
+    assert "python 1" in page(client, "/console/workers")
+
+
+def test_zones(opened: Opened, tmp_path: Path) -> None:
+    """One that answers with its log and consumers, one that does not with what starts it."""
+    fill_zone(tmp_path)
+    text = page(opened('[zones.plant-z]\ndata = "z"\nlisten = "127.0.0.1:0"'), "/console/zones")
+    assert "log outbound" in text
+    assert ">reader<" in text
+    assert "does not answer" in text
+    assert "hidden&#34;" not in text
+
+
+def test_providers(opened: Opened, tmp_path: Path) -> None:
+    """Calls of the last hour by capability, without the names of tenants."""
+    fill_calls(f"sqlite:///{tmp_path}/work.db", ["l1"])
+    client = opened()
+    text = page(client, "/console/providers")
+    assert "1 call was given up" in text
+    assert TENANT not in text
+    [found] = client.get("/console/providers?format=json").json()["items"]
+    assert (found["succeeded"], found["failed"], found["state"]["text"]) == (1, 1, "well")
+
+
+@pytest.mark.parametrize(
+    ("path", "taught"),
+    [
+        ("dead-letters", "No job has given up"),
+        ("schedules", "[schedules.nightly]"),
+        ("workers", "ergon worker"),
+        ("zones", "[zones.plant-a]"),
+        ("providers", "No provider has been called"),
+    ],
+)
+def test_other_empty_pages_teach(tmp_path: Path, path: str, taught: str) -> None:
+    """Each shows what would be there, and what brings it there."""
+    file = tmp_path / "ergon.toml"
+    file.write_text('[store]\nurl = "sqlite:///work.db"\n')
+    open_store(f"sqlite:///{tmp_path}/work.db").close()
+    client = ConsoleClient(create_app(settings=load_settings(file, {})))
+    assert taught in page(client, f"/console/{path}")

@@ -95,7 +95,8 @@ def serve(
     # names, and a token is required.
     names = server.names if is_loopback(server.host) else None
     sessions = Sessions(tokens, server.operators)
-    app = build_app(server_plan(server, backends, tokens, names, sessions))
+    plan = server_plan(server, backends, tokens, names, sessions)
+    app = build_app(plan)
     # Bound here and not by uvicorn: a port that is taken is an error of ours with a remedy, and the
     # real port is known before the server runs.
     sockets = bound_sockets(server.host, server.port)
@@ -116,6 +117,7 @@ def serve(
     running = _server(app, begin)
 
     def stop(_count: int) -> None:
+        plan.stopping.set()
         running.should_exit = True
 
     stops = StopSignals(stop, force_at=2, last_words="stopped by force")

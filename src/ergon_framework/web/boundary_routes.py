@@ -45,7 +45,7 @@ def boundary_routes(pool: BackendPool) -> APIRouter:
     async def zones(asked: Annotated[ListParams, Query()]) -> Response:
         """Every zone of the settings; one that does not answer says so."""
         after = None if asked.cursor is None else cursor_place(asked.cursor, str)
-        rows = await asyncio.gather(*(_status(pool, name) for name in pool.backends.zones))
+        rows = await asyncio.gather(*(zone_state(pool, name) for name in pool.backends.zones))
         return json_response(by_name(list(rows), "zone", asked.limit, after))
 
     _add_consumers(router, pool)
@@ -103,7 +103,7 @@ def _add_losses(router: APIRouter, pool: BackendPool) -> None:
         return json_response(page(shown, more))
 
 
-async def _status(pool: BackendPool, name: str) -> dict[str, Any]:
+async def zone_state(pool: BackendPool, name: str) -> dict[str, Any]:
     """The status of a zone, or that it does not answer."""
     try:
         status = await pool.call(zone_name(name), pool.backends.zones[name].status)

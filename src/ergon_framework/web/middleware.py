@@ -31,6 +31,8 @@ PROBES = frozenset({"/live", "/ready", "/health/live", "/health/ready"})
 CONSOLE = "/console"
 """The path of the console; all its pages are below it."""
 SIGN_IN = f"{CONSOLE}/sign-in"
+EVENTS = f"{CONSOLE}/events"
+"""A stream for as long as a page is open: it has no end in time, and is bounded by number there."""
 _FOR_ALL = (SIGN_IN, f"{CONSOLE}/static/")
 CALLER = "ergon.caller"
 """The key in the scope for the name of a known caller; absent for an unknown one."""
@@ -221,6 +223,8 @@ class RequestLimiter:
         refused = self._refused(scope)
         if refused is not None:
             await refused(scope, receive, answer.send)
+        elif _route_path(scope) == EVENTS:
+            await self._app(scope, receive, answer.send)
         else:
             # Routes declare GET alone; of a HEAD, _Answer leaves the body out.
             method = "POST" if scope["method"] == "POST" else "GET"
@@ -241,7 +245,7 @@ class RequestLimiter:
             closing = {"Connection": "close"}
             return error_response(413, "too_large", "the body is too large", remedy, closing)
         # Probes are always answered: a busy server must not be restarted for it.
-        if self._running >= self._limits.requests and _route_path(scope) not in PROBES:
+        if self._running >= self._limits.requests and _route_path(scope) not in (*PROBES, EVENTS):
             return _later("too_busy", f"{self._running} requests are being answered")
         return None
 

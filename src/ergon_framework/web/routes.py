@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -39,6 +40,8 @@ class ServerPlan:
     limits: RequestLimits = field(default_factory=RequestLimits)
     shows_payloads: bool = False
     logs_access: bool = False
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set when the server stops: pages that are kept up to date are let go."""
 
 
 def server_plan(
@@ -98,7 +101,7 @@ def _routers(pool: BackendPool, plan: ServerPlan) -> list[tuple[APIRouter, bool]
         (probe_routes(pool), is_open),
         (probe_routes(pool, "/health"), is_open),
         (others, False),
-        (console_routes(pool, plan.auth.sessions), False),
+        (console_routes(pool, plan.auth.sessions, plan.stopping), False),
     ]
     stores = list(pool.backends.providers.values())
     if stores:

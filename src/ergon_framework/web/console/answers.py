@@ -78,6 +78,8 @@ class View:
     """Of the CSV; a dot leads into a value of a value."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """For the template alone."""
+    is_live: bool = False
+    """Whether an open page follows what happens."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ class Answers:
             here=request.url.path,
             asset=partial(self._asset, base),
             with_format=partial(_with_format, request),
+            is_live=view.is_live,
             has_rows=view.rows is not None,
             **view.extra,
         )
@@ -176,6 +179,7 @@ def _environment() -> Environment:
         formatting.span,
         formatting.clock,
         formatting.size,
+        formatting.shortened,
         formatting.status_chip,
     ):
         environment.filters[each.__name__] = each

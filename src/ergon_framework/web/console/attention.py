@@ -166,17 +166,15 @@ def _of_dead(seen: JobsSeen) -> Iterator[Concern]:
         return
     families = Counter(map(_family, seen.dead))
     text = f"{'has' if count == 1 else 'have'} given up and wait for a decision."
-    link = "/jobs?status=failed"
     if families:
         (handler, code, message), size = families.most_common(1)[0]
         who = f"{size} of the latest {len(seen.dead)}"
         if size == count:
             who = "It" if count == 1 else "All of them"
         text += f" {who} failed in {handler}: {failure_text(code, message)}."
-        link += f"&handler={quote_plus(handler)}" + (f"&error={quote_plus(code)}" if code else "")
     hint = "Nothing happens to them by itself before their time of keeping ends."
     subject = f"{number(count)} {'job' if count == 1 else 'jobs'}"
-    yield Concern("bad", subject, text, hint, link, "Review")
+    yield Concern("bad", subject, text, hint, "/dead-letters", "Review")
 
 
 def _family(job: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -81,6 +81,14 @@ def clock(text: str | None) -> str:
     return NOTHING if found is None else found.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+_PRECISE = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
+
+
+def shortened(text: str) -> str:
+    """A sentence with its instants as :func:`clock` writes them."""
+    return _PRECISE.sub(lambda found: clock(found[0]), text)
+
+
 def size(count: int) -> str:
     """Bytes as people read them."""
     if count < 2000:

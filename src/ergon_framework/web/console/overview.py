@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
+
+import msgspec
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.client import JobClient
@@ -19,6 +22,8 @@ from ergon_framework.web.console.rates import JobRates
 from ergon_framework.web.console.sharing import SharedLook
 from ergon_framework.web.responses import BackendUnavailableError
 
+REFRESH = 15.0
+"""Seconds after which open pages are shown anew even if nothing was counted: ages grow."""
 LATEST_DEAD = 100
 """Jobs that gave up, of which the errors are compared."""
 
@@ -30,6 +35,8 @@ class JobsLook:
     seen: JobsSeen
     records: Sequence[Queue]
     rates: Mapping[str, Any]
+    mark: str
+    """Changes with what there is to see, and now and then."""
 
 
 class Overview(NamedTuple):
@@ -66,6 +73,11 @@ class Watch:
             failed.append((backend_title("jobs"), error.code))
         return Overview(jobs, [*failed, *await self._parts.get()])
 
+    async def mark(self) -> str:
+        """A text that changes when pages have something new to show."""
+        jobs = await self.jobs()
+        return "none" if jobs is None else jobs.mark
+
     async def counts(self) -> dict[str, int]:
         """What the navigation shows beside its links; nothing while the store is away."""
         try:
@@ -79,6 +91,7 @@ class Watch:
             "jobs": sum(sum(queue["counts"].values()) for queue in queues),
             "queues": len(queues),
             "dead": dead_count(queues),
+            "workers": sum(each["state"] != "silent" for each in jobs.seen.workers),
         }
 
     async def _look_at_jobs(self) -> JobsLook:
@@ -119,7 +132,15 @@ def _seen(client: JobClient, rates: JobRates) -> JobsLook:
         [{"handler": each.handler, "last_error": _failure(each)} for each in latest],
         unsynced(store),
     )
-    return JobsLook(seen, records, rates.document())
+    return JobsLook(seen, records, rates.document(), _mark(seen))
+
+
+def _mark(seen: JobsSeen) -> str:
+    """From what has been counted; not from ages, which change all the time."""
+    counts = [(queue["name"], queue["paused"], queue["counts"]) for queue in seen.queues]
+    workers = [(each["id"], each["state"], each["busy"]) for each in seen.workers]
+    told = msgspec.json.encode((counts, workers, int(seen.now / REFRESH)))
+    return f"{zlib.crc32(told):08x}"
 
 
 def _failure(job: Job) -> dict[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from starlette.responses import RedirectResponse
 
 from ergon_framework.errors import ErgonError, JobNotFoundError
 from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.console.acting import (
     ACTIONS,
     MOST_AT_ONCE,
@@ -24,6 +26,7 @@ from ergon_framework.web.console.acting import (
     refuse_foreign,
 )
 from ergon_framework.web.console.answers import ROOT, Answers, Frame, View, format_of
+from ergon_framework.web.console.events import ChangeEvents
 from ergon_framework.web.console.formatting import blocks
 from ergon_framework.web.console.job_pages import (
     COLUMNS,
@@ -36,8 +39,24 @@ from ergon_framework.web.console.job_pages import (
     same_error,
 )
 from ergon_framework.web.console.overview import JobsLook, Watch, overview_document, queue_rows
+from ergon_framework.web.console.part_pages import (
+    PROVIDER_COLUMNS,
+    ZONE_COLUMNS,
+    providers_document,
+    zone_chip,
+    zones_document,
+)
+from ergon_framework.web.console.work_pages import (
+    FAMILY_COLUMNS,
+    SCHEDULE_COLUMNS,
+    WORKER_COLUMNS,
+    dead_letters_document,
+    pools_of,
+    schedules_document,
+    workers_document,
+)
 from ergon_framework.web.job_routes import JobsParams
-from ergon_framework.web.middleware import CALLER, SIGN_IN
+from ergon_framework.web.middleware import CALLER, EVENTS, SIGN_IN
 from ergon_framework.web.responses import (
     MAX_PAGE,
     NotAllowedError,
@@ -70,11 +89,14 @@ MOST_QUEUES = 100
 class Console:
     """The pages of one server."""
 
-    def __init__(self, pool: BackendPool, sessions: Sessions | None) -> None:
+    def __init__(
+        self, pool: BackendPool, sessions: Sessions | None, stopping: threading.Event
+    ) -> None:
         self._pool = pool
         self._taker = FormTaker(pool, sessions)
         self._watch = Watch(pool)
         self._answers = Answers()
+        self._events = ChangeEvents(self._watch.mark, stopping)
 
     def router(self) -> APIRouter:
         """All pages. They are no part of the API, whose lists stay as they are."""
@@ -85,10 +107,16 @@ class Console:
             "/jobs": self._jobs,
             "/find": self._find,
             "/jobs/{job_id:path}": self._job,
+            "/dead-letters": self._dead_letters,
+            "/schedules": self._schedules,
+            "/workers": self._workers,
+            "/zones": self._zones,
+            "/providers": self._providers,
         }
         for path in ("/", f"{ROOT}/"):
             router.add_api_route(path, self._entrance, response_model=None)
         router.add_api_route(f"{ROOT}/static/{{name}}", self._static, response_model=None)
+        router.add_api_route(EVENTS, self._changes, response_model=None)
         for path, show in pages.items():
             router.add_api_route(ROOT + path, self._page(show), response_model=None)
         if self._taker.sessions is not None:
@@ -132,6 +160,9 @@ class Console:
     async def _entrance(self, request: Request) -> Response:
         return RedirectResponse(request.scope.get("root_path", "") + ROOT, 307)
 
+    async def _changes(self) -> Response:
+        return self._events.response()
+
     async def _static(self, name: str) -> Response:
         if name not in self._answers.static:
             raise ResourceNotFoundError("there is no such file", remedy=f"{ROOT} links those")
@@ -144,7 +175,7 @@ class Console:
     async def _overview(self, _request: Request) -> View:
         document = overview_document(await self._watch.overview())
         rows = None if document["jobs"] is None else document["jobs"]["queues"]
-        return View("overview.html", "Overview", document, rows, QUEUE_COLUMNS)
+        return View("overview.html", "Overview", document, rows, QUEUE_COLUMNS, is_live=True)
 
     async def _queues(self, request: Request) -> View:
         rows = queue_rows(await self._look())
@@ -160,7 +191,7 @@ class Console:
             "number": len(found),
         }
         extra = {"wanted": wanted, "following": following}
-        return View("queues.html", "Queues", document, shown, QUEUE_COLUMNS, extra)
+        return View("queues.html", "Queues", document, shown, QUEUE_COLUMNS, extra, is_live=True)
 
     async def _jobs(self, request: Request) -> View:
         source = self._pool.jobs()
@@ -173,7 +204,9 @@ class Console:
         if document["next_cursor"] is not None:
             url = request.url.include_query_params(cursor=document["next_cursor"])
             extra["following"] = f"{url.path}?{url.query}"
-        return View("jobs.html", "Jobs", document, document["items"], COLUMNS, extra)
+        is_newest = asked.cursor is None
+        rows = document["items"]
+        return View("jobs.html", "Jobs", document, rows, COLUMNS, extra, is_live=is_newest)
 
     async def _job(self, request: Request) -> View:
         job_id = request.path_params["job_id"]
@@ -192,7 +225,36 @@ class Console:
             "readable": readable,
             "actions": actions_for(document["status"]),
         }
-        return View("job.html", document["handler"], document, extra=extra)
+        is_over = document["finished_at"] is not None
+        return View("job.html", document["handler"], document, extra=extra, is_live=not is_over)
+
+    async def _dead_letters(self, _request: Request) -> View:
+        found = await self._asked(dead_letters_document)
+        rows = found["items"]
+        return View("dead_letters.html", "Dead letters", found, rows, FAMILY_COLUMNS, is_live=True)
+
+    async def _schedules(self, _request: Request) -> View:
+        found = await self._asked(schedules_document)
+        return View("schedules.html", "Schedules", found, found["items"], SCHEDULE_COLUMNS)
+
+    async def _workers(self, _request: Request) -> View:
+        found = await self._asked(workers_document)
+        extra = {"pools_of": pools_of}
+        rows = found["items"]
+        return View("workers.html", "Workers", found, rows, WORKER_COLUMNS, extra, is_live=True)
+
+    async def _zones(self, _request: Request) -> View:
+        found = await zones_document(self._pool)
+        extra = {"zone_chip": zone_chip}
+        return View("zones.html", "Zones", found, found["items"], ZONE_COLUMNS, extra)
+
+    async def _providers(self, _request: Request) -> View:
+        found = await providers_document(self._pool)
+        return View("providers.html", "Providers", found, found["items"], PROVIDER_COLUMNS)
+
+    async def _asked(self, document: Callable[[JobBackend], dict[str, Any]]) -> dict[str, Any]:
+        """What the job store answers."""
+        return await self._pool.call("jobs", partial(document, self._pool.jobs()))
 
     async def _find(self, request: Request) -> Response:
         wanted = request.query_params.get("q", "").strip()
@@ -316,6 +378,11 @@ def _who(request: Request) -> Any:
     return request.scope.get(CALLER, "somebody")
 
 
-def console_routes(pool: BackendPool, sessions: Sessions | None) -> APIRouter:
-    """The routes of the console; without ``sessions``, nobody can sign in to act."""
-    return Console(pool, sessions).router()
+def console_routes(
+    pool: BackendPool, sessions: Sessions | None, stopping: threading.Event
+) -> APIRouter:
+    """The routes of the console; without ``sessions``, nobody can sign in to act.
+
+    Pages that are open are let go when it is ``stopping``.
+    """
+    return Console(pool, sessions, stopping).router()

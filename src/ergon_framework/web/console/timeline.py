@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ergon_framework.jobs.views import moment
 from ergon_framework.web.console.formatting import instant, span
 
 MAX_ROWS = 40
 """Rows that are drawn: the latest."""
+LONGEST_WAIT = 4
+"""The wait before the first row takes at most one of so many parts of what follows."""
 NARROWEST = 0.6
 """Percent of the axis that a stretch takes at least: a short attempt must be seen, too."""
 
@@ -54,8 +57,14 @@ def timeline_of(view: Mapping[str, Any], now: float) -> dict[str, Any] | None:
     shown = rows[-MAX_ROWS:]
     if len(shown) < len(rows):
         begin = shown[0]["from"]
+    waited = shown[0]["begun"] - begin
+    rest = end - shown[0]["begun"]
+    # A long wait at first would leave no room for what there is to see.
+    cut = max(0.0, waited - rest / LONGEST_WAIT) if rest > 0 and len(shown) > 1 else 0.0
+    begin += cut
     return {
-        "from": view["created_at"],
+        "from": moment(begin),
+        "cut": round(cut, 3),
         "seconds": round(end - begin, 3),
         "left_out": len(rows) - len(shown),
         "rows": [_placed(row, begin, end - begin) for row in shown],
@@ -76,6 +85,7 @@ def _row(
         "attempt": None if event in _NOT_COUNTED else entry.get("attempt"),
         "note": ", ".join(filter(None, notes)),
         "from": waits_from,
+        "begun": started,
         "to": at,
         "stretches": [(reason, waits_from, started), (_LEVELS[event], started, at)],
     }
@@ -96,6 +106,7 @@ def _present(view: Mapping[str, Any], waits_from: float, reason: str, now: float
         "attempt": view["attempts"] + 1 if is_running else None,
         "note": str(view["worker"] or "") if is_running else "",
         "from": waits_from,
+        "begun": started,
         "to": until,
         "stretches": stretches,
     }
@@ -103,7 +114,8 @@ def _present(view: Mapping[str, Any], waits_from: float, reason: str, now: float
 
 def _placed(row: Mapping[str, Any], begin: float, length: float) -> dict[str, Any]:
     placed = []
-    for kind, start, stop in row["stretches"]:
+    for kind, began, stop in row["stretches"]:
+        start = max(began, begin)
         width = 100 * (stop - start) / length
         if width <= 0 and kind in ("wait", "hold"):
             continue

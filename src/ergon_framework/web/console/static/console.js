@@ -30,3 +30,58 @@ document.addEventListener("keydown", (event) => {
     document.getElementById("find").focus();
   }
 });
+
+// An open page follows what happens: the server says that there is something new, and the page is
+// loaded again. It is left alone while somebody types, has opened something or selects text.
+const address = document.body.dataset.events;
+const live = document.getElementById("live");
+let isLoading = false;
+let isStale = false;
+
+function tell(state, text) {
+  live.dataset.state = state;
+  live.textContent = text;
+  live.hidden = false;
+}
+
+function isUsed() {
+  const main = document.getElementById("main");
+  const hasFocus = main !== document.activeElement && main.contains(document.activeElement);
+  const selected = document.getSelection();
+  const hasSelection = selected !== null && !selected.isCollapsed;
+  return document.hidden || hasFocus || hasSelection || main.querySelector("details[open]") !== null;
+}
+
+async function follow() {
+  if (isLoading || isUsed()) {
+    isStale = true;
+    return;
+  }
+  isLoading = true;
+  isStale = false;
+  try {
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+    if (answer.ok) {
+      const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (!isUsed()) {
+        for (const name of ["#main", ".side"]) {
+          document.querySelector(name).replaceChildren(...found.querySelector(name).childNodes);
+        }
+      }
+    }
+  } catch { /* the stream says that the server is away */ }
+  isLoading = false;
+}
+
+if (address) {
+  const stream = new EventSource(address);
+  let isFirst = true;
+  stream.addEventListener("changed", () => {
+    if (!isFirst) follow();
+    isFirst = false;
+  });
+  stream.addEventListener("open", () => tell("live", "live"));
+  stream.addEventListener("error", () => tell("away", "not connected"));
+  setInterval(() => { if (isStale) follow(); }, 2000);
+  addEventListener("pagehide", () => stream.close());
+}

@@ -1,0 +1,60 @@
+"""Tells open pages that something has changed, so that they load themselves anew.
+
+All of them wait for the same look at the stores, and none sees more than that there is something
+new: what that is, each page asks for as anybody would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from starlette.responses import Response, StreamingResponse
+
+from ergon_framework.errors import ErgonError
+from ergon_framework.web.responses import NO_STORE, unavailable
+
+TICK = 1.0
+"""Seconds between two looks; also how long a stop of the server waits for open pages at most."""
+MOST_WATCHERS = 300
+"""Pages that are open at the same time. Each has a connection, and others need some, too."""
+_RETRY = b"retry: 3000\n\n"
+_NOTHING = b":\n\n"
+"""What is sent when there is nothing to say: a page that has gone is noticed by it."""
+
+
+class ChangeEvents:
+    """Streams of server-sent events."""
+
+    def __init__(self, mark: Callable[[], Awaitable[str]], stopping: threading.Event) -> None:
+        """``mark``: a text that changes with what there is to see."""
+        self._mark = mark
+        self._stopping = stopping
+        self.watchers = 0
+
+    def response(self) -> Response:
+        """A stream that ends when the page is closed, or with the server."""
+        if self.watchers >= MOST_WATCHERS:
+            return unavailable("too_busy", f"{self.watchers} pages are watched already")
+        return StreamingResponse(self._stream(), 200, NO_STORE, "text/event-stream")
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        self.watchers += 1
+        try:
+            yield _RETRY
+            last = None
+            while not self._stopping.is_set():
+                mark = await self._look()
+                yield _NOTHING if mark == last else f"event: changed\ndata: {mark}\n\n".encode()
+                last = mark
+                # A timeout, as a stop may be asked for by another thread, which wakes no loop.
+                await asyncio.wait({asyncio.get_running_loop().create_future()}, timeout=TICK)
+        finally:
+            self.watchers -= 1
+
+    async def _look(self) -> str:
+        try:
+            return await self._mark()
+        except ErgonError:
+            return "away"

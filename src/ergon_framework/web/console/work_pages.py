@@ -1,0 +1,126 @@
+"""Dead letters by what they share, schedules with their next fires, and workers, as documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.core.text import one_line
+from ergon_framework.jobs.scheduler import Scheduler
+from ergon_framework.jobs.views import moment, schedule_view, worker_view
+from ergon_framework.ports.jobstore import Job, Search
+from ergon_framework.web.backends import JobBackend
+
+MOST_COMPARED = 1000
+"""Jobs that gave up, of which the errors are compared: the latest."""
+FIRES = 10
+FAMILY_COLUMNS = ("number", "handler", "code", "message", "first_at", "last_at", "queues")
+SCHEDULE_COLUMNS = (
+    "name",
+    "cron",
+    "zone",
+    "handler",
+    "queue",
+    "paused",
+    "next_at",
+    "last_at",
+    "misfire",
+    "source",
+    "problem",
+    "fires",
+)
+WORKER_COLUMNS = (
+    "id",
+    "host",
+    "pid",
+    "state",
+    "busy",
+    "queues",
+    "version",
+    "app_version",
+    "started_at",
+    "seen_at",
+)
+# Numbers, ids and quoted texts are what two errors of one cause differ in.
+_VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\b[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+")
+MAX_MESSAGE = 160
+
+
+def dead_letters_document(source: JobBackend) -> dict[str, Any]:
+    """The latest jobs that gave up, in families of one handler and one error."""
+    with source.opened() as client:
+        search = Search(statuses=(JobStatus.FAILED,))
+        found = list(islice(client.store.search(search, MOST_COMPARED), MOST_COMPARED))
+    return {
+        "compared": len(found),
+        "is_all": len(found) < MOST_COMPARED,
+        "items": families(found),
+    }
+
+
+def families(jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """Families of jobs, the largest first; each is told by the message of its latest job."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for job in jobs:  # the newest first
+        failure = job.last_error
+        code, message = (job.why, "") if failure is None else (failure.code, failure.message)
+        key = (job.handler, code, _VARIES.sub("…", message))
+        family = found.setdefault(
+            key,
+            {
+                "number": 0,
+                "handler": job.handler,
+                "code": code,
+                "message": one_line(message)[:MAX_MESSAGE],
+                "latest_id": job.id,
+                "last_at": None,
+                "first_at": None,
+                "queues": [],
+            },
+        )
+        family["number"] += 1
+        ended = moment(job.finished_at)
+        family["last_at"] = max(filter(None, (family["last_at"], ended)), default=None)
+        family["first_at"] = min(filter(None, (family["first_at"], ended)), default=None)
+        if job.queue not in family["queues"]:
+            family["queues"].append(job.queue)
+    return sorted(found.values(), key=lambda family: -int(family["number"]))
+
+
+def schedules_document(source: JobBackend) -> dict[str, Any]:
+    """Every schedule, the next to fire first, with its next fires."""
+    with source.opened() as client:
+        found = Scheduler(client.store).preview(FIRES)
+    rows = [
+        {
+            **schedule_view(each.schedule),
+            "fires": [moment(at) for at in each.fires],
+            "problem": each.problem or None,
+        }
+        for each in found
+    ]
+    return {"items": sorted(rows, key=lambda row: (row["next_at"] or "~", row["name"]))}
+
+
+def workers_document(source: JobBackend) -> dict[str, Any]:
+    """Every worker with its executors and what it has done."""
+    with source.opened() as client:
+        now = client.store.now()
+        rows = [
+            {**worker_view(each, now), "quiet_for": round(max(0.0, now - each.seen_at), 1)}
+            for each in client.store.workers()
+        ]
+    return {"items": rows}
+
+
+def pools_of(worker: Mapping[str, Any]) -> list[tuple[str, int, int | None]]:
+    """The executors of a worker, each with how many jobs it has, and of how many processes."""
+    found = []
+    for name, pool in sorted(worker["executors"].items()):
+        known = pool if isinstance(pool, Mapping) else {}
+        size = known.get("pool_size")
+        found.append((name, int(known.get("in_flight", 0)), size if type(size) is int else None))
+    return found
