@@ -78,23 +78,29 @@ def _explained(details: ErrorDetails, model: type[BaseModel]) -> InitErrorDetail
     return InitErrorDetails(type=kind, loc=details["loc"], input=details["input"])
 
 
-def explain(details: ErrorDetails, heading: str = "") -> str:
-    """What is wrong, in a phrase that may follow the field's name.
-
-    Of an unknown key it says in which table of a file it stands, when the table's heading is given:
-    who wrote the file has seen no class.
-    """
+def explain(details: ErrorDetails) -> str:
+    """What is wrong, in a phrase that may follow the field's name."""
     context = details.get("ctx", {})
     if "text" in context:  # a document has explained it already
-        text = str(context["text"])
-        before, found, after = text.rpartition(f" in {context.get('model')}; ")
-        return f"{before} in {heading}; {after}" if found and heading else text
+        return str(context["text"])
     if details["type"] == "value_error":
         return str(context["error"])
     if details["type"] == "float_type" and isinstance(details["input"], int):
         return "is too large" if details["input"] > 0 else "is too small"  # for a float
     phrase = _PHRASES.get(details["type"])
     return phrase.format(**context) if phrase else f"is wrong: {details['msg']}"
+
+
+def explain_in(heading: str, details: ErrorDetails) -> str:
+    """The same to somebody who wrote a file and has seen no class.
+
+    An unknown key is told with the heading of its table, unless that is empty.
+    """
+    text, model = explain(details), details.get("ctx", {}).get("model")
+    before, found, after = text.rpartition(f" in {model}; ")
+    if found and heading:
+        return f"{before} in {heading}; {after}"
+    return text.removeprefix(f"{model} ")
 
 
 def dotted(path: Iterable[object]) -> str:

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ergon_framework.core.text import toml_heading
 from ergon_framework.errors import SettingsError
-from ergon_framework.ports.settings_model import dotted, explain
+from ergon_framework.ports.settings_model import dotted, explain_in
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
@@ -288,7 +288,7 @@ class SettingsSource:
             if not any(bad[: len(there)] == there for bad in gone):
                 place = (*path, *keys)
                 heading = toml_heading(place[:-1]) if place[1:] else ""
-                self.add_problem(place, explain(details, heading))
+                self.add_problem(place, explain_in(heading, details))
         return wrong
 
     def raise_problems(self) -> None:
