@@ -440,6 +440,7 @@ class Subjects:
         self.tally = f"{self.root}.tally"
         self.fence = f"{self.root}.fence"
         self.mark = f"{self.root}.mark"
+        # Streams keep their subjects: "shelf" stays, although we call it a log state now.
         self.log_states = f"{self.root}.shelf.*"
         self.consumers = f"{self.root}.consumer.*"
         self.items = f"{self.root}.item.*.*"
