@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,44 @@ def test_an_id_may_be_made_of_several_fields(api: PagedApi, tmp_path: Path) -> N
         assert len(drained(other)) == 1
 
 
+def test_parts_of_an_id_are_kept_apart(api: PagedApi, tmp_path: Path) -> None:
+    """Two items do not become one by how their fields are joined."""
+    api.items = [{"a": "x:y", "b": "z"}, {"a": "x", "b": "y:z"}, {"a": "x%3Ay", "b": "z"}]
+    with poller(api, tmp_path, ids="a,b") as connector:
+        assert len(drained(connector)) == 3
+        assert connector.malformed == 0
+
+
+def test_one_item_of_the_future_hides_no_others(api: PagedApi, tmp_path: Path) -> None:
+    """What is asked for next is never later than now."""
+    api.answer = api.by_since
+    api.items = [*numbered(1), {"id": "odd", "at": "9999-12-31T23:59:59Z"}]
+    with poller(api, tmp_path, **WAYS["by_since"]) as connector:
+        assert drained(connector) == ["i1", "odd"]
+        soon = datetime.fromtimestamp(time.time() + 60, UTC).isoformat()
+        api.items.append({"id": "new", "at": soon.replace("+00:00", "Z")})
+        assert drained(connector) == ["new"]
+
+
+def test_a_mistyped_path_of_the_id_sets_nothing_aside(api: PagedApi, tmp_path: Path) -> None:
+    """A whole feed would be with the dead letters; one item without an id is."""
+    api.items = numbered(1, 2)
+    with poller(api, tmp_path, ids="di") as connector:
+        (why,) = refused(connector)
+        assert "no item of the page has anything at di" in why
+        assert connector.dead_letters() == []
+
+
+def test_what_is_no_envelope_is_set_aside(api: PagedApi, tmp_path: Path) -> None:
+    """A correlation id may be anything in an API."""
+    api.items = [{"id": "a", "flow": "x" * 100_000 + "\u0000"}, {"id": "b", "flow": 7}]
+    with poller(api, tmp_path, correlation="flow") as connector:
+        found = drained(connector)
+        assert found[-1] == "b"
+        assert len(found) + connector.malformed == 2
+        assert drained(connector) == []
+
+
 def test_an_unchanged_page_is_not_sent_again(api: PagedApi, tmp_path: Path) -> None:
     """Its ETag is sent when all of it is settled, also after a restart, and never before."""
     api.items = numbered(1, 2)
@@ -301,6 +341,7 @@ def test_the_doctor_asks_for_a_page(api: PagedApi, tmp_path: Path) -> None:
         ({"timeout": float("nan")}, "timeout must be"),
         ({"max_page_bytes": 0}, "max_page_bytes must be"),
         ({"consumer": ""}, "consumer is a name"),
+        ({"ids": "id,"}, "an empty path"),
         ({"query": "?a=b"}, "query is the text"),
         ({"query": "a=b c"}, "percent-encode"),
         ({"ca": "/of-nobody.pem"}, "ca is for https"),

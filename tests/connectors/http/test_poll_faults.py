@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import os
 import signal
 import socket
 import subprocess
@@ -27,6 +29,7 @@ from tests.connectors.http.paged_api import PagedApi, Reply, serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
+PACKED = {"Content-Encoding": "gzip"}
 
 
 @pytest.fixture
@@ -167,8 +170,15 @@ def test_a_server_says_when_to_come_again(api: PagedApi, tmp_path: Path, status:
         Reply(status=500),
         Reply(status=304),
         Reply(raw=b"cut", headers={"Content-Length": "10"}),
+        Reply(raw=gzip.compress(b"[" + b" " * 5_000_000 + b"]"), headers=PACKED),
+        Reply(raw=gzip.compress(b'{"data": []}')[:-5], headers=PACKED),
+        Reply(raw=b"plain", headers=PACKED),
+        Reply({"data": []}, headers={"Content-Encoding": "br"}),
     ],
-    ids=["html", "empty", "deep", "text", "error", "huge", "500", "304", "short"],
+    ids=[
+        *("html", "empty", "deep", "text", "error", "huge", "500", "304", "short"),
+        *("bomb", "half a gzip", "no gzip", "other encoding"),
+    ],
 )
 def test_an_answer_that_is_no_page_moves_nothing(
     api: PagedApi, tmp_path: Path, reply: Reply
@@ -241,6 +251,14 @@ def test_links_without_an_end(api: PagedApi, tmp_path: Path) -> None:
         assert len(api.requests) - before == 1000
 
 
+def test_a_compressed_page_is_read(api: PagedApi, tmp_path: Path) -> None:
+    """It is asked for, since pages compress well."""
+    api.answer = lambda _: Reply(raw=gzip.compress(b'{"data": [{"id": "a"}]}'), headers=PACKED)
+    with poller(api.url, tmp_path, offset=None) as connector:
+        assert drained(connector) == ["a"]
+        assert api.requests[0].headers["accept-encoding"] == "gzip"
+
+
 def test_a_cut_connection_repeats_nothing(api: PagedApi, tmp_path: Path) -> None:
     """What is in hand stays in hand: the API keeps no deliveries."""
     api.items = [{"id": "a"}]
@@ -251,6 +269,63 @@ def test_a_cut_connection_repeats_nothing(api: PagedApi, tmp_path: Path) -> None
         connector.ack(held)
     with poller(api.url, tmp_path) as connector:
         assert drained(connector) == []
+
+
+def test_a_poller_that_is_frozen_keeps_its_cursor(api: PagedApi, tmp_path: Path) -> None:
+    """Nobody takes over from a process that may go on; when it is killed, somebody does."""
+    api.items = [{"id": f"i{n}"} for n in range(9)]
+    diary, state = tmp_path / "diary", tmp_path / "polls.db"
+    command = [sys.executable, poller_child.__file__, api.url, str(state), str(diary)]
+    with (
+        fork_server.start(command, stdout=subprocess.PIPE, text=True) as child,
+        poller(api.url, tmp_path) as connector,
+    ):
+        assert child.stdout is not None
+        assert child.stdout.readline() == "x\n"
+        child.send_signal(signal.SIGSTOP)
+        with told("broker.away") as away:
+            thread, brought = fetching(connector)
+            until(lambda: len(away) >= 2, "two attempts")
+        assert thread.is_alive()
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        thread.join(60)
+        for each in brought:
+            connector.ack(each)
+        came = {each.transaction_id for each in brought} | set(drained(connector))
+    assert came | set(diary.read_text().split()) == {each["id"] for each in api.items}
+
+
+def test_a_forked_child_settles_nothing_of_its_parent(api: PagedApi, tmp_path: Path) -> None:
+    """And takes no part in what its parent goes on with."""
+    api.items = [{"id": "a"}, {"id": "b"}]
+    with poller(api.url, tmp_path) as connector:
+        held = connector.fetch_transactions(1)
+        child = os.fork()
+        if child == 0:
+            try:
+                connector.ack(held[0])
+            except ChannelLostError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        connector.ack(held[0])
+        assert drained(connector) == ["b"]
+
+
+def test_a_parked_item_comes_again_from_memory(api: PagedApi, tmp_path: Path) -> None:
+    """While everything is parked, nothing more is read than the bound allows."""
+    api.items = [{"id": f"i{n}"} for n in range(9)]
+    with poller(api.url, tmp_path, max_in_flight=2) as connector:
+        for each in connector.fetch_transactions(5):
+            connector.release_after(each, 0.2)
+        again = connector.fetch_transactions(5)
+        assert [each.transaction_id for each in again] == ["i0", "i1"]
+        assert len(api.requests) == 1
+        for each in again:
+            connector.ack(each)
+        assert drained(connector) == [f"i{n}" for n in range(2, 9)]
 
 
 def test_a_second_poller_stands_by(api: PagedApi, tmp_path: Path) -> None:

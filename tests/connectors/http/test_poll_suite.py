@@ -78,7 +78,7 @@ def test_it_behaves_as_every_connector_must(
         ids="unique",
         carries=("correlation_id",),
         faults=ConnectorFaults(crash=crash, cut=cut, put_malformed=put_malformed),
-        skip=[],
+        skip=["parked_outlives_its_consumer"],  # it is parked in memory
         patience=20,
         raises=False,
     )

@@ -86,6 +86,8 @@ def page_rules(given: Mapping[str, Any]) -> PageRules:
     if not 0 < len(given["consumer"]) <= 100:
         raise ConfigurationError("consumer is a name of 1 to 100 characters")
     ids = given["ids"]
+    if ids and not all(each.strip() for each in ids.split(",")):
+        raise ConfigurationError("ids names an empty path", remedy="as in ids=id or ids=id,version")
     correlation, since = given["correlation"], given["since_field"]
     return PageRules(
         items=path_of(given["items"]),

@@ -95,6 +95,12 @@ def items_of(document: Any, rules: PageRules) -> list[Item]:
             f"the answer has no list of items: {place} is {_kind(found)}",
             remedy="let items= name the path of the list, as in items=data.orders",
         )
+    if found and rules.ids and not any(_has_id(each, rules) for each in found):
+        names = ", ".join(".".join(path) for path in rules.ids)
+        raise PageError(
+            f"no item of the page has anything at {names}",
+            remedy="let ids= name the path of the id within an item",
+        )
     return [_item(each, rules) for each in found]
 
 
@@ -120,6 +126,15 @@ def later(one: Any, other: Any) -> Any:
     if type(first) is not type(second):
         return one
     return other if second > first else one
+
+
+def not_in_future(value: Any, now: float) -> Any:
+    """The value, or now if it is an instant after that: one wrong item must not hide the others."""
+    instant = instant_of(value)
+    if instant is None or instant.timestamp() <= now:
+        return value
+    capped = datetime.fromtimestamp(now, instant.tzinfo).isoformat()
+    return capped.replace("+00:00", "Z") if str(value).endswith("Z") else capped
 
 
 def is_mark(value: Any) -> bool:
@@ -173,12 +188,23 @@ def _item(value: Any, rules: PageRules) -> Item:
     if not rules.ids:
         return Item(_digest(data), data, mark)
     words = [_word(found_at(value, path)) for path in rules.ids]
+    if len(words) > 1:  # "a:b" and "c" are not "a" and "b:c"
+        words = [word.replace("%", "%25").replace(":", "%3A") for word in words]
     identity = ":".join(words) if all(words) else ""
     if not 0 < len(identity) <= MAX_ID:
         names = ", ".join(".".join(path) for path in rules.ids)
         problem = f"the item has no id of 1 to {MAX_ID} printable characters at {names}"
         return Item(_digest(data), data, mark, problem)
     return Item(identity, data, mark)
+
+
+def _has_id(value: Any, rules: PageRules) -> bool:
+    """Whether there is anything where the id should be, be it no id."""
+    first = rules.ids[0]
+    if not isinstance(value, Mapping):
+        return True  # it is set aside for what it is
+    above = found_at(value, first[:-1])
+    return isinstance(above, Mapping) and first[-1] in above
 
 
 def _word(value: Any) -> str:

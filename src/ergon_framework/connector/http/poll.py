@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import threading
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -29,6 +28,7 @@ from ergon_framework.connector.http.page import found_at
 from ergon_framework.connector.http.paging import paging_of
 from ergon_framework.connector.http.progress import PollProgress, state_path, unavailable
 from ergon_framework.connector.http.reading import HeldItem, PageReader, first_page
+from ergon_framework.connector.http.waiting_items import WaitingItems
 from ergon_framework.core.broker_reconnect import RECONNECT, Outage
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
@@ -36,6 +36,7 @@ from ergon_framework.errors import (
     ChannelLostError,
     ConfigurationError,
     ConnectorError,
+    EnvelopeError,
     StoreError,
     describe,
 )
@@ -152,10 +153,8 @@ class HttpPollConnector:
         """Also in a forked child: what was read and delivered is the parent's."""
         self._life = object()
         self._fetching = threading.Lock()
-        self._ready: list[tuple[int, HeldItem]] = []
-        self._ready_lock = threading.Lock()
+        self._waiting = WaitingItems()
         self._dropped: DroppedDeliveries[HeldItem] = DroppedDeliveries()
-        self._dropped_until: deque[tuple[float, HeldItem]] = deque()
         self._threads = OwnThreads()
 
     # ---- both ends of its life ------------------------------------------------------------------
@@ -207,12 +206,14 @@ class HttpPollConnector:
         with self._fetching:
             until = current_clock().now() + (self._wait if wait is None else wait)
             while (reader := self._connection.wait()) is not None:
-                self._return_dropped()
-                room = self._in_flight.wait_for_room(batch_size)
-                if self._connection.state.is_closed:
+                self._return_due()
+                room = self._in_flight.room(batch_size)
+                if room and (taken := self._take(reader, room)):
+                    return taken
+                if not room and not self._await_room():
                     break
-                if not room or (taken := self._take(room)):
-                    return taken if room else []
+                if not room:
+                    continue
                 if not self._read(reader, until):
                     return []
             if self._connection.state.is_closed:
@@ -224,7 +225,10 @@ class HttpPollConnector:
         state, clock = self._connection.state, current_clock()
         now = clock.now()
         if not state.outage.may_try(now):  # the server is away, or wants to be left alone
-            self._wakeup.wait(state.outage.retry_at, lambda: state.is_closed or bool(self._ready))
+            self._wakeup.wait(
+                self._first(state.outage.retry_at),
+                lambda: state.is_closed or self._waiting.is_ready,
+            )
             return not self._wakeup.is_stopped
         try:
             reader.advance()
@@ -247,29 +251,44 @@ class HttpPollConnector:
         if state.outage.since is not None:
             state.connected(clock.now())
         self.malformed += reader.take_malformed()
-        with self._ready_lock:
-            for held in found:
-                heapq.heappush(self._ready, (held.place, held))
+        self._waiting.put(found)
         return bool(found) or not reader.is_at_end or clock.now() < until
 
     def _await_work(self, reader: PageReader, until: float, *, is_held_up: bool) -> bool:
         """Wait until a page may be read, or something is there; whether to go on fetching."""
         state = self._connection.state
         self._wakeup.wait(
-            until if is_held_up else min(until, reader.due_at),
-            lambda: state.is_closed or bool(self._ready) or (is_held_up and not reader.is_held_up),
+            self._first(until if is_held_up else min(until, reader.due_at)),
+            lambda: (
+                state.is_closed or self._waiting.is_ready or (is_held_up and not reader.is_held_up)
+            ),
         )
-        is_over = self._wakeup.is_stopped or current_clock().now() >= until
-        return state.is_closed or bool(self._ready) or not is_over
+        now = current_clock().now()
+        parked_until = self._waiting.next_at
+        is_there = self._waiting.is_ready or (parked_until is not None and parked_until <= now)
+        return state.is_closed or is_there or not (self._wakeup.is_stopped or now >= until)
 
-    def _take(self, wanted: int) -> list[Transaction]:
+    def _await_room(self) -> bool:
+        """Wait until something is settled or due again; whether to go on fetching."""
+        self._wakeup.wait(
+            self._waiting.next_at,
+            lambda: self._connection.state.is_closed or self._in_flight.room(1) > 0,
+        )
+        return not (self._wakeup.is_stopped or self._connection.state.is_closed)
+
+    def _first(self, instant: float) -> float:
+        """The instant, or that of the first parked item."""
+        parked_until = self._waiting.next_at
+        return instant if parked_until is None else min(instant, parked_until)
+
+    def _take(self, reader: PageReader, wanted: int) -> list[Transaction]:
         found: list[Transaction] = []
-        while len(found) < wanted:
-            with self._ready_lock:
-                if not self._ready:
-                    break
-                held = heapq.heappop(self._ready)[-1]
-            found.append(self._delivery(held))
+        while len(found) < wanted and (held := self._waiting.take()) is not None:
+            try:
+                found.append(self._delivery(held))
+            except EnvelopeError as error:  # one bad item does not hold up the others
+                reader.settle(held, f"no transaction: {describe(error)}")
+                self.malformed += 1
         return found
 
     def _delivery(self, held: HeldItem) -> Transaction:
@@ -290,22 +309,18 @@ class HttpPollConnector:
         self._dropped.watch(delivery, held)
         return delivery
 
-    def _return_dropped(self) -> None:
-        """Items whose deliveries nobody has any more come again, after a while.
+    def _return_due(self) -> None:
+        """Parked items come again, and those whose deliveries nobody has any more, after a while.
 
         Who dropped one may still be at work on what was in it.
         """
         now = current_clock().now()
         for held in self._dropped.take():
+            self._waiting.put_for_later(held, now + DROPPED_FOR)
+        due = self._waiting.take_due(now)
+        for held in due:
             self._in_flight.remove(len(held.item.data))
-            self._dropped_until.append((now + DROPPED_FOR, held))
-        while self._dropped_until and self._dropped_until[0][0] <= now:
-            self._put_back(self._dropped_until.popleft()[1])
-
-    def _put_back(self, held: HeldItem) -> None:
-        with self._ready_lock:
-            heapq.heappush(self._ready, (held.place, held))
-        self._wakeup.notify()
+        self._waiting.put(due)
 
     # ---- settling -------------------------------------------------------------------------------
 
@@ -319,27 +334,38 @@ class HttpPollConnector:
 
     def release(self, transaction: Transaction) -> None:
         """The transaction was not worked to an end: its item is delivered again."""
-        with settling(_Delivery, transaction, self, "release", HttpPollConnectorError) as delivery:
-            if delivery is None:
-                return
-            if delivery.life is not self._life:
-                raise inherited(delivery, "release")
-            self._let_go(delivery)
-            self._put_back(delivery.held)
+        with self._claimed(transaction, "release") as delivery:
+            if delivery is not None:
+                self._let_go(delivery)
+                self._waiting.put([delivery.held])
+                self._wakeup.notify()
+
+    def release_after(self, transaction: Transaction, seconds: float) -> None:
+        """Nothing was attempted: its item is delivered again in so many seconds, from memory."""
+        with self._claimed(transaction, "release_after") as delivery:
+            if delivery is not None:
+                # It counts as in flight, so that a closed gate does not fill the memory.
+                self._dropped.forget(delivery.held)
+                self._waiting.put_for_later(delivery.held, current_clock().now() + seconds)
+                self._wakeup.notify()
 
     def dead_letters(self) -> list[tuple[str, float, str, str | None]]:
         """Id, instant, reason and JSON of items that failed for good, oldest first."""
         return self._connection.get().progress.dead()
 
     def _settle(self, transaction: Transaction, verb: str, reason: str | None) -> None:
+        with self._claimed(transaction, verb) as delivery:
+            if delivery is not None:
+                if self._connection.get().settle(delivery.held, reason):
+                    self._wakeup.notify()
+                self._let_go(delivery)
+
+    @contextmanager
+    def _claimed(self, transaction: Transaction, verb: str) -> Iterator[_Delivery | None]:
         with settling(_Delivery, transaction, self, verb, HttpPollConnectorError) as delivery:
-            if delivery is None:
-                return
-            if delivery.life is not self._life:
+            if delivery is not None and delivery.life is not self._life:
                 raise inherited(delivery, verb)
-            if self._connection.get().settle(delivery.held, reason):
-                self._wakeup.notify()
-            self._let_go(delivery)
+            yield delivery
 
     def _let_go(self, delivery: _Delivery) -> None:
         self._dropped.forget(delivery.held)
@@ -373,6 +399,10 @@ class HttpPollConnector:
         """The asyncio twin of :meth:`release`."""
         self.release(transaction)  # it asks nobody
 
+    async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
+        """The asyncio twin of :meth:`release_after`."""
+        self.release_after(transaction, seconds)
+
     async def aclose(self) -> None:
         """The asyncio twin of :meth:`close`."""
         await self._threads.run(self.close)
@@ -389,8 +419,7 @@ class HttpPollConnector:
             progress = PollProgress(self._path, self._consumer)
         except Exception as error:
             raise unavailable(error) from error
-        with self._ready_lock:
-            self._ready.clear()
+        self._waiting.clear()
         return PageReader(
             self._paging,
             self._rules,

@@ -10,6 +10,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Self
 
@@ -265,10 +266,11 @@ class HttpPostConnector:
         )
         async with request as response:
             size = 0
-            async for part in response.aiter_raw():
-                size += len(part)
-                if size > _MOST_READ:
-                    break
+            async with aclosing(response.aiter_raw()) as coming:
+                async for part in coming:
+                    size += len(part)
+                    if size > _MOST_READ:
+                        break
             return response.status_code, response.headers
 
     def _judged(

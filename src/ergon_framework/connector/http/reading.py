@@ -28,6 +28,7 @@ from ergon_framework.connector.http.page import (
     document_of,
     items_of,
     later,
+    not_in_future,
 )
 from ergon_framework.connector.http.paging import MAX_POSITION, Paging
 from ergon_framework.connector.http.progress import Cursor, PollProgress
@@ -342,7 +343,7 @@ class PageReader:
         if self._paging.since is not None:
             known = None if cursor.since is None else msgspec.json.decode(cursor.since)
             found = None if highest is None else msgspec.json.decode(highest)
-            since = _encoded(later(known, found))
+            since = _encoded(later(known, not_in_future(found, time.time())))
         is_one_page = tail.position is None
         etag = tail.etag if is_one_page and since == cursor.since else None
         after = replace(cursor, position=None, etag=etag, since=since, highest=None)

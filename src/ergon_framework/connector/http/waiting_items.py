@@ -1,0 +1,59 @@
+"""Items that were read and are not handed out: ready ones in their order, and those for later."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Iterable
+
+from ergon_framework.connector.http.reading import HeldItem
+
+
+class WaitingItems:
+    """Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ready: list[tuple[int, HeldItem]] = []
+        self._later: list[tuple[float, int, HeldItem]] = []
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether one can be handed out."""
+        return bool(self._ready)
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next of those for later is due."""
+        with self._lock:
+            return self._later[0][0] if self._later else None
+
+    def put(self, items: Iterable[HeldItem]) -> None:
+        """They can be handed out."""
+        with self._lock:
+            for each in items:
+                heapq.heappush(self._ready, (each.place, each))
+
+    def put_for_later(self, item: HeldItem, at: float) -> None:
+        """It can be handed out from then on."""
+        with self._lock:
+            heapq.heappush(self._later, (at, item.place, item))
+
+    def take_due(self, now: float) -> list[HeldItem]:
+        """Those for later whose time has come."""
+        found: list[HeldItem] = []
+        with self._lock:
+            while self._later and self._later[0][0] <= now:
+                found.append(heapq.heappop(self._later)[-1])
+        return found
+
+    def take(self) -> HeldItem | None:
+        """The first one that can be handed out."""
+        with self._lock:
+            return heapq.heappop(self._ready)[-1] if self._ready else None
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._ready.clear()
+            self._later.clear()
