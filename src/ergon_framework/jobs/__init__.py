@@ -10,7 +10,8 @@ Where to look first:
 - ``client``, ``async_client``, ``newjob``, ``results``, ``finding``: enqueue, find, await
 - ``admin``, ``bulk``, ``change_requests``: cancel, reschedule, requeue and purge, one or many
 - ``flows``, ``flow_client``, ``flow_results``, ``flow_why``: jobs that wait for one another;
-  ``flow_notices``: what is told of them; ``flow_mistakes``: what was written in the place of a step
+  ``fresh_results``: what a worker need not read; ``flow_notices``: what is told of them;
+  ``flow_mistakes``: what was written in the place of a step
 - ``worker``, ``store_thread``, ``claims``: the loop, the link to the store, how a claim is settled
 - ``rescue``: what becomes of a dead worker's jobs
 - ``maintenance``, ``missing_executors``, ``missing_versions``: heartbeat, retention, cron;

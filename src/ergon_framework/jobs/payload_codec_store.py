@@ -126,12 +126,20 @@ class PayloadCodecFlows:
     """The flows of such a store. Values of signals are kept as they are: they are compared.
 
     ``most``: bytes of results that are fetched from an object store for one call, at most.
+    ``known``: results that need not be read, as the store has them.
     """
 
-    def __init__(self, flows: Any, codec: PayloadCodec, most: int | None = None) -> None:
+    def __init__(
+        self,
+        flows: Any,
+        codec: PayloadCodec,
+        most: int | None = None,
+        known: Mapping[str, bytes] | None = None,
+    ) -> None:
         self._flows = flows
         self._codec = codec
         self._most = most
+        self._known = known
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._flows, name)
@@ -147,7 +155,7 @@ class PayloadCodecFlows:
 
     def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
         """What jobs returned; raises UnreadableJobError, for a step cannot run without them."""
-        found: Mapping[str, bytes | None] = self._flows.results(ids)
+        found = self._read(ids)
         if self._most is not None:
             # Without its header, and compressed, an object has no more bytes than what it holds:
             # whatever is refused here is too large.
@@ -156,6 +164,20 @@ class PayloadCodecFlows:
             if size > self._most:
                 raise ResultsTooLargeError(size)
         return {each: result and self._decoded(each, result) for each, result in found.items()}
+
+    def _read(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+        """What is known, and the rest from the store."""
+        known = self._known
+        if known:
+            found: dict[str, bytes | None] = {}
+            for each in ids:  # once: another thread may let go of what is known
+                result = known.get(each)
+                if result is not None:
+                    found[each] = result
+            rest = [each for each in ids if each not in found]
+            return found | self._flows.results(rest) if rest else found
+        read: Mapping[str, bytes | None] = self._flows.results(ids)
+        return read
 
     def _decoded(self, job_id: str, result: bytes) -> bytes:
         try:
@@ -169,12 +191,12 @@ class PayloadCodecFlows:
 
 
 def results_reader(
-    store: Any, most: int | None = None
+    store: Any, most: int | None = None, known: Mapping[str, bytes] | None = None
 ) -> Callable[[Sequence[str]], Mapping[str, bytes | None]] | None:
     """What reads plain results of steps from a store; None where it keeps no flows.
 
     It raises ResultsTooLargeError where more than ``most`` bytes would have to be fetched from an
-    object store.
+    object store. What is ``known`` is not read.
 
     Without a codec of its own a worker still meets what others have encoded: what is compressed it
     reads, and for what is encrypted PayloadKeyError is raised.
@@ -183,8 +205,8 @@ def results_reader(
     if flows is None:
         return None
     if isinstance(store, PayloadCodecStore):
-        return PayloadCodecFlows(store.plain_flows, store.codec, most).results
-    return PayloadCodecFlows(flows, PLAIN, most).results
+        return PayloadCodecFlows(store.plain_flows, store.codec, most, known).results
+    return PayloadCodecFlows(flows, PLAIN, most, known).results
 
 
 def encoded_jobs(jobs: Iterable[NewJob], codec: PayloadCodec) -> list[NewJob]:

@@ -23,7 +23,8 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim, decode_claims
 from ergon_framework.jobs.flow_notices import flow_notices
-from ergon_framework.jobs.flow_results import MAX_ARGUMENTS, hand_over
+from ergon_framework.jobs.flow_results import MAX_ARGUMENTS, ReadResults, hand_over
+from ergon_framework.jobs.fresh_results import FreshResults
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.payload_codec import names_object
 from ergon_framework.jobs.payload_codec_store import codec_of, results_reader
@@ -289,6 +290,7 @@ class StoreThread:
         self._settings = settings
         self._codec = codec_of(store, settings)
         self._payloads = PayloadThreads()
+        self._fresh = FreshResults()
         self._make_request = make_request
         self._deliver = deliver
         self._settled = settled
@@ -604,6 +606,7 @@ class StoreThread:
             self._report("job.late", {"job_id": settlement.id})
 
     def _tell_settled(self, settlements: Sequence[Settlement]) -> None:
+        self._fresh.keep(settlements)
         self._settled(settlements)
         for name, fields in flow_notices(self.store, settlements):
             self._report(name, fields)
@@ -635,7 +638,7 @@ class StoreThread:
                 claims = self._begun_fetches(claims)
             decode_claims(claims, self._codec)
             if any(claim.job.uses is not None for claim in claims):
-                hand_over(claims, results_reader(self.store, MAX_ARGUMENTS))
+                hand_over(claims, self._results())
             # A worker that dies here has begun nothing: the leases expire, and a rescue finds
             # deliveries without an attempt.
             failpoint("worker.claimed")
@@ -670,10 +673,13 @@ class StoreThread:
         try:
             decode_claims([claim], self._codec)
             if claim.job.uses is not None:
-                hand_over([claim], results_reader(self.store, MAX_ARGUMENTS))
+                hand_over([claim], self._results())
         except Exception:  # the job goes back, and the worker goes on
             logger.exception("job %s: its payload was not read", claim.job.id)
             claim.outcome = Released()
+
+    def _results(self) -> ReadResults | None:
+        return results_reader(self.store, MAX_ARGUMENTS, self._fresh.known)
 
     def _note_lanes(self, request: ClaimRequest, lanes: tuple[str, ...]) -> None:
         """Note in which lanes of handlers jobs wait; ask again at once if that brings something."""
