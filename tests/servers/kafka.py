@@ -83,6 +83,7 @@ class KafkaCluster:
             raise MissingServerError(f"librdkafka made no cluster: {said.value.decode()}")
         self._library.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, 1)
         self._numbers = itertools.count(1)
+        self._is_closed = False
 
     @property
     def server(self) -> str:
@@ -104,7 +105,10 @@ class KafkaCluster:
         return topic
 
     def close(self) -> None:
-        """End it; what it held is gone."""
+        """End it; what it held is gone. Closing twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         # The library waits for the cluster's own thread, at times for ever: then the process ends
         # without it.
         ending = threading.Thread(target=self._destroy, daemon=True)

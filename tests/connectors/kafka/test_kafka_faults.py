@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from ergon_framework.connector.kafka import KafkaConnector
 from ergon_framework.errors import ChannelLostError, ConnectorError
 from tests import fork_server
-from tests.connectors.kafka.kafka_topic import connect, ids, numbered, read, take
+from tests.connectors.kafka.kafka_topic import connect, ids, numbered, read, send, take
 from tests.connectors.test_jsonl_forking import ended, in_a_child
 from tests.servers.kafka import FAST, KafkaCluster, KafkaLink
 from tests.waiting import until
@@ -208,7 +208,10 @@ def test_a_rebalance_waits_for_what_is_in_hand(kafka: KafkaCluster) -> None:
         held = take(first, 40)
         waiting = pool.submit(take, second, 1)
         stack.callback(second.stop_waiting)
-        for _ in range(50):  # long enough for a group that is given partitions at once
+        # Long enough for a group that is given partitions at once, which takes two rebalances, of a
+        # second each. A member that does not rejoin for a session more would be thrown out: this
+        # cluster waits no longer.
+        for _ in range(35):
             threading.Event().wait(0.1)
             assert not waiting.done()
         for delivery in held:
@@ -296,3 +299,26 @@ def test_a_forked_child_has_clients_of_its_own(kafka: KafkaCluster) -> None:
         assert ended(in_a_child(misuse_and_use)) == 0
         connector.ack(order)
         assert ids(take(connector, 1)) == ["child0"]
+
+
+@pytest.mark.usefixtures("kafka")  # where there is none, this is skipped as well
+def test_a_cluster_that_ends_for_good() -> None:
+    """Consumers wait without an error, refuse what is late, and close in time."""
+    with closing(KafkaCluster()) as cluster:
+        topic = cluster.new_topic()
+        connector = connect(cluster, topic, send_timeout=0.5)
+        send(cluster, topic, b"1")
+        (held,) = take(connector, 1)
+        cluster.close()
+        until(lambda: not connector.partitions, "the end of the session")
+        with pytest.raises(ChannelLostError):
+            connector.ack(held)
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(connector.fetch_transactions, 1)
+            with pytest.raises(ConnectorError, match="not all messages were delivered"):
+                connector.dispatch_transactions(numbered(1))
+            assert not connector.health()
+            assert not waiting.done()
+            connector.stop_waiting()
+            assert waiting.result(10) == []
+        connector.close()

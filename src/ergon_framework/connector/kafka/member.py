@@ -293,6 +293,13 @@ class GroupMember:
             self._paused -= set(found)
             self._ledger.assign(found)
             self._changed.notify_all()
+        # Just now the group takes offsets. It takes none while it rebalances, and where members
+        # come and go that is most of the time.
+        if self._is_closing:
+            self._commit_now(self._ledger.partitions)
+        else:
+            self._is_committing, self._commit_at = False, 0.0
+            self._commit()
 
     def _on_revoke(self, _consumer: object, partitions: Iterable[Any]) -> None:
         """Another member gets these: wait for what is in hand, then commit what is settled."""
@@ -310,7 +317,12 @@ class GroupMember:
         self._forget(found)
 
     def _on_lost(self, _consumer: object, partitions: Iterable[Any]) -> None:
-        """Others have these already: nothing can be committed any more."""
+        """Others have these already: nothing can be committed any more.
+
+        Until partitions are given out again nobody knows whether there is work.
+        """
+        with self._lock:
+            self._has_partitions = False
         self._forget([(each.topic, each.partition) for each in partitions])
 
     def _forget(self, partitions: list[Partition]) -> None:
