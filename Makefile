@@ -14,7 +14,7 @@ BASE = HEAD
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test fast campaign check format bench benchjobs benchboundary benchproviders \
-		benchscale benchlibraries benchconnectors bench-check docs pins pyright clean
+		benchscale benchlibraries benchconnectors bench-check docs screenshots pins pyright clean
 
 help: ## this list
 	@echo "Each command first sets up what it needs in .venv; all it takes is Python 3.11 or newer."
@@ -96,6 +96,9 @@ docs: $(VENV)/.ready-docs ## regenerate the reference pages and build the site i
 	$(PY) tools/conformance.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --config-file tools/mkdocs.yml
 	@echo "the site is in build/docs"
+
+screenshots: $(VENV)/.ready-dev ## take the pictures of the console anew, with a Chromium that is on the path
+	$(PY) tools/console_pictures.py
 
 pins: ## resolve all dependencies anew and write constraints.txt
 	@python=$$(sh tools/setup.sh python) && "$$python" tools/pins.py

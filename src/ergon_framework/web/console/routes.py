@@ -46,6 +46,7 @@ from ergon_framework.web.console.part_pages import (
     zone_chip,
     zones_document,
 )
+from ergon_framework.web.console.sharing import SharedLook
 from ergon_framework.web.console.work_pages import (
     FAMILY_COLUMNS,
     SCHEDULE_COLUMNS,
@@ -96,6 +97,7 @@ class Console:
         self._taker = FormTaker(pool, sessions)
         self._watch = Watch(pool)
         self._answers = Answers()
+        self._dead = SharedLook(partial(self._asked, dead_letters_document))
         self._events = ChangeEvents(self._watch.mark, stopping)
 
     def router(self) -> APIRouter:
@@ -229,7 +231,7 @@ class Console:
         return View("job.html", document["handler"], document, extra=extra, is_live=not is_over)
 
     async def _dead_letters(self, _request: Request) -> View:
-        found = await self._asked(dead_letters_document)
+        found = await self._dead.get()
         rows = found["items"]
         return View("dead_letters.html", "Dead letters", found, rows, FAMILY_COLUMNS, is_live=True)
 

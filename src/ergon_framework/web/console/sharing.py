@@ -11,8 +11,10 @@ T = TypeVar("T")
 
 FRESH = 1.0
 """Seconds for which an answer is handed to others."""
-SHARE = 10.0
-"""An answer that took long is kept longer: looking takes at most a tenth of the time."""
+SHARE, LONGEST = 10.0, 15.0
+"""An answer that took long is kept so many times as long, up to a bound, in seconds: looking takes
+about a tenth of the time.
+"""
 
 
 class SharedLook(Generic[T]):
@@ -46,5 +48,5 @@ class SharedLook(Generic[T]):
         begun = self._clock()
         found = await self._look()
         now = self._clock()
-        self._until = now + max(FRESH, SHARE * (now - begun))
+        self._until = now + min(LONGEST, max(FRESH, SHARE * (now - begun)))
         return found
