@@ -112,7 +112,7 @@ def test_a_store_that_does_not_answer(
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/nowhere", 404, "not_found"),
         ("GET", "/docs", 404, "not_found"),
         ("GET", "/health", 404, "not_found"),
         ("POST", "/health/live", 405, "method_not_allowed"),
