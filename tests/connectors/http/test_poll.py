@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,30 @@ def test_since_asks_from_the_highest_value(api: PagedApi, tmp_path: Path) -> Non
     assert api.requests[-1].query["since"] == "2026-01-01T00:00:20Z"
 
 
+def test_since_may_start_somewhere(api: PagedApi, tmp_path: Path) -> None:
+    """Exactly there, for as long as nothing was seen."""
+    api.answer = api.by_since
+    start = "2026-01-01T00:00:30Z"
+    with poller(api, tmp_path, since_start=start, **WAYS["by_since"]) as connector:
+        assert drained(connector) == []
+        assert drained(connector) == []
+        assert {request.query["since"] for request in api.requests} == {start}
+        api.items = numbered(10, 40)
+        assert drained(connector) == ["i40"]
+
+
+def test_since_may_be_a_number(api: PagedApi, tmp_path: Path) -> None:
+    """As a number, so that 10 is above 9."""
+    api.items = [{"id": n} for n in (8, 9, 10)]
+    api.answer = lambda request: Reply(
+        {"data": [each for each in api.items if each["id"] > int(request.query.get("after", 0))]}
+    )
+    with poller(api, tmp_path, since="after", since_field="id") as connector:
+        assert drained(connector) == ["8", "9", "10"]
+        assert drained(connector) == []
+        assert api.requests[-1].query["after"] == "10"
+
+
 def test_a_look_may_begin_at_the_first_page(api: PagedApi, tmp_path: Path) -> None:
     """For lists that have what is new at their beginning."""
     api.answer = api.by_link
@@ -209,6 +235,48 @@ def test_what_is_no_envelope_is_set_aside(api: PagedApi, tmp_path: Path) -> None
         assert found[-1] == "b"
         assert len(found) + connector.malformed == 2
         assert drained(connector) == []
+
+
+def test_a_page_larger_than_the_memory_is_known_again(api: PagedApi, tmp_path: Path) -> None:
+    """``remember`` counts what is behind the cursor; what is on the page is known in any case."""
+
+    def answer(_: Request) -> Reply:
+        return Reply({"data": api.items}, headers={"ETag": f'"{len(api.requests)}"'})
+
+    api.answer = answer
+    api.items = numbered(*range(20))
+    with poller(api, tmp_path, remember=3) as connector:
+        assert len(drained(connector)) == 20
+        assert drained(connector) == []
+    with poller(api, tmp_path, remember=3) as connector:
+        assert drained(connector) == []
+        assert drained(connector) == []
+
+
+def test_little_is_remembered_behind_the_cursor(api: PagedApi, tmp_path: Path) -> None:
+    """The file of a feed that goes on for years does not grow with it."""
+    api.items = numbered(*range(50))
+    with poller(api, tmp_path, offset="offset", remember=5) as connector:
+        assert len(drained(connector)) == 50
+        api.items += numbered(50)
+        drained(connector)
+    with closing(sqlite3.connect(tmp_path / "polls.db")) as file:
+        (count,) = file.execute("SELECT count(*) FROM ergon_poll_marks").fetchone()
+    assert count < 20
+
+
+def test_another_way_to_the_next_page_needs_another_name(api: PagedApi, tmp_path: Path) -> None:
+    """A number of a page is no cursor."""
+    api.items = numbered(*range(5))
+    with poller(api, tmp_path, offset="offset") as connector:
+        assert len(drained(connector)) == 5
+    with (
+        poller(api, tmp_path, **WAYS["by_cursor"]) as connector,
+        pytest.raises(ConfigurationError, match="kept with offset="),
+    ):
+        connector.fetch_transactions(1)
+    with poller(api, tmp_path, consumer="other", **WAYS["by_cursor"]) as connector:
+        assert connector.fetch_transactions(1)
 
 
 def test_an_unchanged_page_is_not_sent_again(api: PagedApi, tmp_path: Path) -> None:

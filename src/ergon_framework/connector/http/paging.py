@@ -55,6 +55,8 @@ class Paging:
     """The parameter that asks for what came after."""
     late: float = 0.0
     """Seconds by which an item may come later than its instant says."""
+    start: Any = None
+    """What is asked from while nothing was seen."""
 
     def request(self, position: str | None, since: Any) -> str:
         """The URL of a page."""
@@ -63,6 +65,8 @@ class Paging:
         more: dict[str, str] = {}
         if self.since is not None and since is not None:
             more[self.since] = self._asked_from(since)
+        elif self.since is not None and self.start is not None:
+            more[self.since] = str(self.start)
         if position is not None:
             more[self.parameter] = position
         elif self.way is Way.PAGE:
@@ -101,9 +105,13 @@ class Paging:
         if instant is None or not self.late:
             return str(value)
         try:
-            earlier = (instant - timedelta(seconds=self.late)).isoformat()
+            reduced = instant - timedelta(seconds=self.late)
         except OverflowError:
             return str(value)
+        start = instant_of(self.start)
+        if start is not None and reduced < start <= instant:
+            return str(self.start)
+        earlier = reduced.isoformat()
         return earlier.replace("+00:00", "Z") if str(value).endswith("Z") else earlier
 
 
@@ -156,6 +164,7 @@ def paging_of(url: str, given: Mapping[str, Any]) -> Paging:
         given["first_page"],
         given["since"],
         given["late"],
+        given["since_start"],
     )
 
 

@@ -287,7 +287,11 @@ class HttpPollConnector:
             try:
                 found.append(self._delivery(held))
             except EnvelopeError as error:  # one bad item does not hold up the others
-                reader.settle(held, f"no transaction: {describe(error)}")
+                try:
+                    reader.settle(held, f"no transaction: {describe(error)}")
+                except Exception:
+                    self._waiting.put([held])
+                    raise
                 self.malformed += 1
         return found
 
@@ -420,6 +424,13 @@ class HttpPollConnector:
         except Exception as error:
             raise unavailable(error) from error
         self._waiting.clear()
+        try:
+            return self._reader(progress)
+        except BaseException:
+            progress.close()
+            raise
+
+    def _reader(self, progress: PollProgress) -> PageReader:
         return PageReader(
             self._paging,
             self._rules,

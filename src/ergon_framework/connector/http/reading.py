@@ -61,6 +61,7 @@ class _Page:
     next: str | None = None
     etag: str | None = None
     highest: Any = None
+    count: int = 0
     waiting: set[str] = field(default_factory=set)
     """Ids on it that are not done."""
 
@@ -90,7 +91,7 @@ class PageReader:
         self._is_sweeping = is_sweeping
         self._interval = interval
         self._remember = remember
-        self._cursor = progress.cursor()
+        self._cursor = self._loaded(progress.cursor())
         self._pages: deque[_Page] = deque()
         self._open: dict[str, HeldItem] = {}
         self._lock = threading.Lock()
@@ -168,6 +169,24 @@ class PageReader:
             return []
         self._refuse(answer, position)
         return self._taken(position, answer)
+
+    def _loaded(self, cursor: Cursor) -> Cursor:
+        """What was kept; a place that another way to the next page led to means nothing here."""
+        if cursor.position is None:
+            return cursor
+        way, _, position = cursor.position.partition(":")
+        if way != self._paging.way:
+            raise ConfigurationError(
+                f"the cursor was kept with {way}=, and now the connector has {self._paging.way}=",
+                remedy="give it another consumer=, which begins at the first page",
+            )
+        return replace(cursor, position=position)
+
+    def _kept(self, cursor: Cursor) -> Cursor:
+        """The same as it is kept."""
+        if cursor.position is None:
+            return cursor
+        return replace(cursor, position=f"{self._paging.way}:{cursor.position}")
 
     def _wanted(self) -> tuple[str | None, str | None]:
         """Which page is next, and what is known of it."""
@@ -253,7 +272,7 @@ class PageReader:
             if page is None or page.position != position or page.next is not None:
                 page = _Page(position)
                 self._pages.append(page)
-            page.next = follows
+            page.next, page.count = follows, len(items)
             page.etag = etag if etag and len(etag) <= _MAX_ETAG and etag.isprintable() else None
             found: list[HeldItem] = []
             for identity, item in items.items():
@@ -322,7 +341,8 @@ class PageReader:
             done = list(itertools.takewhile(lambda page: page.is_done, pages))
             moved = [page for page in done if page.next is not None]
             tail = done[-1] if done and done[-1].next is None else None
-            keep = max(self._remember, sum(len(page.waiting) for page in pages))
+            # Whatever is on a page that may be asked for again is remembered in any case.
+            keep = self._remember + sum(page.count for page in pages)
         for page in moved:
             cursor = replace(cursor, position=page.next, etag=None, highest=_later(cursor, page))
         if tail is not None and self._is_sweeping:
@@ -331,7 +351,7 @@ class PageReader:
         if tail is not None:
             cursor = replace(cursor, etag=tail.etag)
         if cursor != self._cursor:
-            self.progress.move(cursor, None if self._is_sweeping else keep)
+            self.progress.move(self._kept(cursor), None if self._is_sweeping else keep)
             self._cursor = cursor
         with self._lock:
             for _ in moved:
