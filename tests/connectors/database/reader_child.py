@@ -1,9 +1,10 @@
-"""Does orders until it is killed: ``python reader_child.py URL``."""
+"""Does orders until it is killed: ``python reader_child.py URL [STATUSES]``."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -12,9 +13,10 @@ from ergon_framework.connector.database import DatabaseConnector
 EFFECT = sa.text("insert into effects values (:order_id)")
 
 
-def main(url: str) -> None:
+def main(url: str, statuses: str = "") -> None:
     """Write the effect of each in the transaction in which its row is done."""
-    with DatabaseConnector(url, table="orders") as orders:
+    options: dict[str, Any] = {"status": "status", "statuses": statuses} if statuses else {}
+    with DatabaseConnector(url, table="orders", **options) as orders:
         while batch := orders.fetch_transactions(5):
             for order in batch:
                 with orders.transaction(order) as connection:
@@ -25,4 +27,4 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -18,6 +18,7 @@ ORDERS = sa.Table(
     sa.Column("tid", sa.String(300)),
     sa.Column("data", sa.Text),
     sa.Column("status", sa.String(20), server_default="new"),
+    sa.Column("error", sa.Text),
 )
 EFFECTS = sa.Table("effects", METADATA, sa.Column("order_id", sa.Integer))
 

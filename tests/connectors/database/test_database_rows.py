@@ -68,7 +68,7 @@ def test_rows_are_read_in_order_and_once(store: Store) -> None:
     with store.connector() as connector:
         first, second = connector.fetch_transactions(2)
         assert (first.transaction_id, first.source) == ("orders:1", "orders")
-        assert first.payload == {"id": 1, "tid": "o1", "data": "1", "status": "new"}
+        assert first.payload == {"id": 1, "tid": "o1", "data": "1", "status": "new", "error": None}
         connector.ack(second)
         assert connector.get_transactions_count() == 6
     with store.connector() as connector:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -19,19 +20,23 @@ pytestmark = pytest.mark.slow
 NUMBERS = itertools.count()
 
 
-def another(first: Addressed) -> Addressed:
-    """The consumer of another process; the first one is left as it is."""
-    found = Addressed(first.address, table="orders", payload="data", ids="tid")
-    found.address = first.address
+MARKS: dict[str, Any] = {}
+WORKING = {"status": "status", "error": "error", "statuses": "new, working, done, failed"}
+options = pytest.mark.parametrize("options", [MARKS, WORKING], ids=["marks", "status"])
+
+
+def opened(url: str, how: dict[str, Any]) -> Addressed:
+    """A connector to a table that is there."""
+    found = Addressed(url, table="orders", payload="data", ids="tid", **how)
+    found.address = url
     return found
 
 
 @contextmanager
-def fresh(url: str) -> Iterator[Addressed]:
+def fresh(url: str, how: dict[str, Any]) -> Iterator[Addressed]:
     """A connector to an empty table."""
     engine_of(url).dispose()
-    with Addressed(url, table="orders", payload="data", ids="tid") as connector:
-        connector.address = url
+    with opened(url, how) as connector:
         yield connector
 
 
@@ -45,8 +50,8 @@ def dead_letters(connector: Addressed) -> list[tuple[str, str]]:
     return [(ids[key], reason) for key, _, reason in connector.dead_letters()]
 
 
-def run_suite(make: object) -> None:
-    """The whole suite with what a table has."""
+def run_suite(make: object, how: dict[str, Any]) -> None:
+    """The whole suite with what a table has; another process finds what the first one left."""
     exercise_connector(
         make,  # type: ignore[arg-type]
         colour="both",
@@ -55,15 +60,16 @@ def run_suite(make: object) -> None:
         order="strict",
         carries=(),
         shape=(json.dumps, json.loads),
-        faults=ConnectorFaults(crash=another),
+        faults=ConnectorFaults(crash=lambda first: opened(first.address, how)),
         skip=["unserialisable_payload_is_refused"],  # rows are written by others
         patience=20,
     )
 
 
-def test_on_sqlite(tmp_path: Path) -> None:
+@options
+def test_on_sqlite(tmp_path: Path, options: dict[str, Any]) -> None:
     """Every check, each with a file of its own."""
-    run_suite(lambda: fresh(f"sqlite:///{tmp_path}/{next(NUMBERS)}.db"))
+    run_suite(lambda: fresh(f"sqlite:///{tmp_path}/{next(NUMBERS)}.db", options), options)
 
 
 def test_on_postgresql(postgres_server: PostgresServer) -> None:
@@ -73,9 +79,9 @@ def test_on_postgresql(postgres_server: PostgresServer) -> None:
     def on_server() -> Iterator[Addressed]:
         url = postgres_server.new_database()
         try:
-            with fresh(url) as connector:
+            with fresh(url, MARKS) as connector:
                 yield connector
         finally:
             postgres_server.drop_database(url)
 
-    run_suite(on_server)
+    run_suite(on_server, MARKS)

@@ -30,6 +30,11 @@ class BrokerType:
 
 
 BROKERS: tuple[BrokerType, ...] = (
+    BrokerType(
+        "database",
+        ("rows+sqlite", "rows+postgresql"),
+        "ergon_framework.connector.database:RowsConnector",
+    ),
     BrokerType("files", ("files", "s3"), "ergon_framework.connector.files:FilesConnector"),
     BrokerType(
         "http-poll",

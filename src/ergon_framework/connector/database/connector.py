@@ -28,15 +28,23 @@ from ergon_framework.connector.database.reading import (
     RowTakenError,
     reader_of,
 )
+from ergon_framework.connector.database.status import (
+    STATUSES,
+    StatusColumn,
+    StatusReader,
+    status_reader_of,
+)
 from ergon_framework.engine.atfork import renew_after_fork
-from ergon_framework.errors import ConfigurationError, ConnectorError, describe
+from ergon_framework.errors import ConfigurationError, ConnectorError, ErgonError, describe
 from ergon_framework.ports.transaction import Transaction
+from ergon_framework.storage.server import Observation
 
 LATE = 300.0
 """Seconds for which a row may be committed whose number is lower than that of one that is done."""
 DROPPED_FOR = 60.0
 """Seconds after which a row comes again whose delivery was dropped and never settled."""
 _FLOORS_PER_LATE = 10
+Reader = RowReader | StatusReader
 
 
 class _Row:
@@ -66,6 +74,12 @@ class DatabaseConnector:
     ``payload`` is the column that is the payload; without it, the payload is a dict of all columns.
     ``ids`` is the column with the transaction's id, by default it is the table and the key.
 
+    ``status`` is a column that says itself whether a row is due: by the first word of ``statuses``.
+    It gets the second one when the row is done, in the same transaction as the effect, and the
+    third when it failed for good, with the reason in the column ``error``. With four words the
+    second is that of rows in hand. Then nothing else is kept, and ``consumer`` and ``late`` mean
+    nothing.
+
     A row that is committed after others with higher numbers is delivered when it is there, as long
     as that is within ``late`` seconds.
     """
@@ -86,6 +100,9 @@ class DatabaseConnector:
         ids: str | None = None,
         name: str | None = None,
         late: float = LATE,
+        status: str | None = None,
+        statuses: str = STATUSES,
+        error: str | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         if not table or not consumer or len(f"{consumer}@{table}") > 200:
@@ -96,8 +113,13 @@ class DatabaseConnector:
         self._engine = _engine(database) if isinstance(database, str) else database
         self.name = name or table
         self._table = table
+        if status is None and (error is not None or statuses != STATUSES):
+            raise ConfigurationError(
+                "statuses and error are for tables with a status", remedy="name its column: status="
+            )
+        self._words = None if status is None else StatusColumn.of(status, statuses, error)
+        self._consumer = consumer
         self._options: dict[str, Any] = {
-            "consumer": consumer,
             "key": key,
             "position": position or key,
             "where": where,
@@ -109,7 +131,7 @@ class DatabaseConnector:
         self._floor_at = 0.0
         self._wakeup = Wakeup()
         place = self._engine.url
-        self._connection: BrokerConnection[RowReader] = BrokerConnection(
+        self._connection: BrokerConnection[Reader] = BrokerConnection(
             f"{place.get_backend_name()}://{place.host or ''}/{place.database or ''}",
             self._look_at_the_table,
             lambda _: self._engine.dispose(),
@@ -142,6 +164,19 @@ class DatabaseConnector:
         """Whether it can be used, as far as is known."""
         return self._connection.state.is_healthy
 
+    def observe(self) -> list[Observation]:
+        """What ``ergon doctor`` says: whether the table is as the options say, and what is due."""
+        try:
+            count, dead = self.get_transactions_count(), len(self.dead_letters())
+        except ErgonError as error:
+            remedy = error.remedy or "see that the database runs and can be reached"
+            return [Observation("table", error.message, remedy, is_grave=True)]
+        told = [Observation("table", f"{self._table} has {count} rows due")]
+        if dead:
+            remedy = "see why, and mend the rows"
+            told.append(Observation("dead letters", f"{dead} rows failed for good", remedy))
+        return told
+
     def close(self) -> None:
         """Let go. What is in hand is delivered again to the next one. Closing twice is fine."""
         self._connection.close()
@@ -173,18 +208,15 @@ class DatabaseConnector:
                         raise found from error
             return []
 
-    def _fetch(self, reader: RowReader, wanted: int) -> list[Transaction]:
+    def _fetch(self, reader: Reader, wanted: int) -> list[Transaction]:
         self._raise_floor(reader)
-        with self._engine.connect() as connection:
+        with self._engine.begin() as connection:
             rows = reader.due(connection, wanted + len(self._in_hand))
-        found: list[Transaction] = []
-        for row in rows:
-            key = str(row[-1])
-            if key not in self._in_hand and len(found) < wanted:
-                found.append(self._delivery(reader, row, key))
-        return found
+            new = [row for row in rows if str(row[-1]) not in self._in_hand][:wanted]
+            reader.claim(connection, [getattr(row, reader.key.key) for row in new])
+        return [self._delivery(reader, row, str(row[-1])) for row in new]
 
-    def _delivery(self, reader: RowReader, row: Any, key: str) -> Transaction:
+    def _delivery(self, reader: Reader, row: Any, key: str) -> Transaction:
         delivery: _Delivery = self._made(_Delivery, row, key)
         held = _Row(key, getattr(row, reader.position.key))
         delivery.belongs_to(self, row=held)
@@ -221,7 +253,7 @@ class DatabaseConnector:
             if self._in_hand.get(row.key) is row:
                 del self._in_hand[row.key]
 
-    def _raise_floor(self, reader: RowReader) -> None:
+    def _raise_floor(self, reader: Reader) -> None:
         now = self._now()
         if now < self._floor_at:
             return
@@ -259,16 +291,18 @@ class DatabaseConnector:
         """The transaction was not worked to an end: its row is due again."""
         with self._claimed(transaction, "release") as delivery:
             if delivery is not None:
+                if self._words is not None and self._words.working is not None:
+                    self._asked(lambda reader, on: reader.give_back(on, delivery.row.key))
                 self._let_go(delivery)
 
     def dead_letters(self) -> list[tuple[str, float, str]]:
         """Key, instant and reason of rows that failed for good, oldest first."""
-        found: list[tuple[str, float, str]] = self._asked(RowReader.dead)
+        found: list[tuple[str, float, str]] = self._asked(lambda reader, on: reader.dead(on))
         return found
 
     def get_transactions_count(self) -> int:
         """How many rows are not done; those in hand count."""
-        count: int = self._asked(RowReader.count)
+        count: int = self._asked(lambda reader, on: reader.count(on))
         return count
 
     def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:
@@ -305,7 +339,7 @@ class DatabaseConnector:
 
     async def release_async(self, transaction: Transaction) -> None:
         """The asyncio twin of :meth:`release`."""
-        self.release(transaction)  # it asks nobody
+        await self._threads.run(self.release, transaction)
 
     async def get_transactions_count_async(self) -> int:
         """The asyncio twin of :meth:`get_transactions_count`."""
@@ -360,18 +394,20 @@ class DatabaseConnector:
         if self._in_hand.get(row.key) is row:
             del self._in_hand[row.key]
 
-    def _asked(self, question: Callable[[RowReader, sa.Connection], Any]) -> Any:
+    def _asked(self, question: Callable[[Reader, sa.Connection], Any]) -> Any:
         reader = self._connection.get()
         try:
-            with self._engine.connect() as connection:
+            with self._engine.begin() as connection:
                 return question(reader, connection)
         except DBAPIError as error:
             found = self._refusal(error)
             raise self._connection.lost(reader, found) from error
 
-    def _look_at_the_table(self) -> RowReader:
+    def _look_at_the_table(self) -> Reader:
         try:
-            return reader_of(self._engine, self._table, **self._options)
+            if self._words is not None:
+                return status_reader_of(self._engine, self._table, self._words, **self._options)
+            return reader_of(self._engine, self._table, consumer=self._consumer, **self._options)
         except DBAPIError as error:
             raise self._refusal(error) from error
 

@@ -11,7 +11,7 @@ transaction has ended that was under way when the row was marked.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -86,6 +86,12 @@ class RowReader:
             # Whoever raised it meanwhile has deleted marks: rows that are done would look due.
             if self._floor(connection) == floor:
                 return rows
+
+    def claim(self, connection: sa.Connection, keys: Collection[Any]) -> None:
+        """The table is not changed: a row in hand looks as before."""
+
+    def give_back(self, connection: sa.Connection, key: str) -> None:
+        """The same."""
 
     def count(self, connection: sa.Connection) -> int:
         """How many rows are due."""
@@ -181,6 +187,13 @@ def reader_of(
     engine: sa.Engine, table: str, *, consumer: str, key: str, position: str, where: str | None
 ) -> RowReader:
     """The table as it is in the database; our own two tables are made when they are missing."""
+    found = found_table(engine, table, {"key": key, "position": position})
+    _METADATA.create_all(engine)
+    return RowReader(found, consumer=consumer, key=key, position=position, where=where)
+
+
+def found_table(engine: sa.Engine, table: str, named: Mapping[str, str]) -> sa.Table:
+    """The table as it is in the database; ``named`` are options, each with the column it names."""
     schema, _, name = table.rpartition(".")
     try:
         found = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=engine)
@@ -188,14 +201,13 @@ def reader_of(
         raise ConfigurationError(
             f"the database has no table {table!r}", remedy="correct table=, or make the table"
         ) from None
-    for option, column in (("key", key), ("position", position)):
+    for option, column in named.items():
         if column not in found.c:
             raise ConfigurationError(
                 f"the table {table!r} has no column {column!r}",
                 remedy=f"{option}= names one of {', '.join(found.c.keys())}",
             )
-    _METADATA.create_all(engine)
-    return RowReader(found, consumer=consumer, key=key, position=position, where=where)
+    return found
 
 
 def _transaction_number(bound: str) -> Any:

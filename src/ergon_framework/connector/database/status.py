@@ -1,0 +1,160 @@
+"""Rows that are due by a word in a column of their own, and what settles them: another word.
+
+Nothing else is kept. The word is changed in the same transaction as the effect, and only where it
+is still the one of a row that is due. So of two who have one row, the second hears of it before its
+effect is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from ergon_framework.connector.database.reading import (
+    MAX_KEY,
+    MAX_REASON,
+    RowTakenError,
+    found_table,
+)
+from ergon_framework.errors import ConfigurationError
+
+STATUSES = "new, done, failed"
+
+
+@dataclass(frozen=True, slots=True)
+class StatusColumn:
+    """The words in a status column, and the columns that say more."""
+
+    column: str
+    new: str
+    done: str
+    failed: str
+    working: str | None = None
+    """What a row says while it is in hand."""
+    error: str | None = None
+    """The column for the reason why a row failed."""
+
+    @classmethod
+    def of(cls, column: str, statuses: str, error: str | None) -> Self:
+        """From the options of a connector, checked."""
+        words = [each.strip() for each in statuses.split(",")]
+        if len(words) not in (3, 4) or len({*words}) != len(words) or "" in words:
+            raise ConfigurationError(
+                "statuses are three words that differ, or four",
+                remedy=f'write "{STATUSES}", or "new, working, done, failed"',
+            )
+        working = words.pop(1) if len(words) == 4 else None
+        new, done, failed = words
+        return cls(column, new, done, failed, working, error)
+
+
+class StatusReader:
+    """One table whose rows say themselves whether they are due. It holds no connection."""
+
+    def __init__(
+        self,
+        table: sa.Table,
+        words: StatusColumn,
+        *,
+        key: str,
+        position: str,
+        where: str | None,
+    ) -> None:
+        self._table = table
+        self._words = words
+        self.key = table.c[key]
+        self.position = table.c[position]
+        self._status = table.c[words.column]
+        self._text_key = sa.cast(self.key, sa.String(MAX_KEY))
+        self._where = [] if where is None else [sa.text(where)]
+        # One process reads at a time: a row that says that it is in hand was left by a dead one.
+        named = [words.new] if words.working is None else [words.new, words.working]
+        self._is_due = self._status.in_(named)
+
+    # ---- rows -----------------------------------------------------------------------------------
+
+    def due(self, connection: sa.Connection, limit: int) -> Sequence[sa.Row[Any]]:
+        """The first rows that are due; the last column is the key as text."""
+        question = (
+            sa.select(self._table, self._text_key)
+            .where(self._is_due, *self._where)
+            .order_by(self.position, self.key)
+            .limit(limit)
+        )
+        if self._words.working is not None:
+            # A row that somebody is changing right now is for the next fetch.
+            question = question.with_for_update(skip_locked=True)
+        return connection.execute(question).fetchall()
+
+    def claim(self, connection: sa.Connection, keys: Collection[Any]) -> None:
+        """Let rows say that they are in hand, if there is a word for it."""
+        if self._words.working is not None and keys:
+            chosen = self._table.update().where(self.key.in_(keys), self._is_due)
+            connection.execute(chosen.values({self._status: self._words.working}))
+
+    def count(self, connection: sa.Connection) -> int:
+        """How many rows are due."""
+        question = sa.select(sa.func.count()).select_from(self._table)
+        return connection.execute(question.where(self._is_due, *self._where)).scalar_one()
+
+    def find(self, connection: sa.Connection, column: sa.Column[Any], text: str) -> Any:
+        """A row by the text of a column, done or not."""
+        wanted = sa.cast(column, sa.String(MAX_KEY)) == text
+        question = sa.select(self._table, self._text_key).where(wanted).limit(1)
+        return connection.execute(question).first()
+
+    def dead(self, connection: sa.Connection) -> list[tuple[str, float, str]]:
+        """Key, no instant, and reason of rows that failed for good, in their order."""
+        error = self._words.error
+        reason = sa.literal("") if error is None else self._table.c[error]
+        question = sa.select(self._text_key, reason).where(self._status == self._words.failed)
+        found = connection.execute(question.order_by(self.position, self.key))
+        return [(row[0], 0.0, row[1] or "") for row in found]
+
+    # ---- settling -------------------------------------------------------------------------------
+
+    def mark(
+        self, connection: sa.Connection, key: str, position: Any, now: float, reason: str | None
+    ) -> None:
+        """The row is done, or failed for good, when this transaction is committed."""
+        words = self._words
+        values: dict[Any, Any] = {self._status: words.done if reason is None else words.failed}
+        if reason is not None and words.error is not None:
+            values[self._table.c[words.error]] = reason[:MAX_REASON]
+        ours = [self._text_key == key, self._is_due]
+        changed = connection.execute(self._table.update().where(*ours).values(values))
+        if changed.rowcount == 0:
+            raise RowTakenError(
+                f"row {key!r} of {self._table.fullname} is not due any more",
+                remedy="nothing, if its owner changed it; let one process read the table at a time",
+            )
+
+    def give_back(self, connection: sa.Connection, key: str) -> None:
+        """The row waits again, and says so."""
+        words = self._words
+        if words.working is not None:
+            ours = [self._text_key == key, self._status == words.working]
+            connection.execute(self._table.update().where(*ours).values({self._status: words.new}))
+
+    def raise_floor(self, connection: sa.Connection, before: float) -> None:
+        """There is none: what is done says so itself."""
+
+
+def status_reader_of(
+    engine: sa.Engine,
+    table: str,
+    words: StatusColumn,
+    *,
+    key: str,
+    position: str,
+    where: str | None,
+) -> StatusReader:
+    """The table as it is in the database; nothing is made in it."""
+    named = {"key": key, "position": position, "status": words.column}
+    if words.error is not None:
+        named["error"] = words.error
+    found = found_table(engine, table, named)
+    return StatusReader(found, words, key=key, position=position, where=where)
