@@ -24,6 +24,7 @@ from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry.notices import add_listener, remove_listener
 from tests.connectors.http.paged_api import PagedApi, Reply, Request, serving
 
+pytestmark = pytest.mark.slow
 TOKEN = "t0ken"  # noqa: S105 - of nobody
 WAYS: dict[str, dict[str, Any]] = {
     "by_link": {"link_header": True},

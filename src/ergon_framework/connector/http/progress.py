@@ -284,7 +284,7 @@ class _ConsumerLock:
 
 def state_path(state: object) -> Path:
     """The file that a ``state`` names: a path, or the URL of a store on SQLite."""
-    example = 'write state = "sqlite:///polls.db", or the path of a file'
+    example = 'write state = "polls.db", or in an App url = "sqlite:///work.db" under [store]'
     if not isinstance(state, str) or not state:
         raise ConfigurationError("state must name the file that keeps the cursor", remedy=example)
     if state.startswith(SQLITE):
