@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import os
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from ergon_framework.connector import from_url
 from ergon_framework.connector.files import FilesConnector
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.testing.clock import VirtualClock
+from tests import fork_server
 from tests.connectors.files.folders import payloads, reading
+from tests.waiting import until
 
 
 def reasons(connector: FilesConnector) -> list[tuple[int | None, str]]:
@@ -100,6 +104,75 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
         assert connector.fetch_transactions(99) == []
 
 
+def test_what_is_settled_outlives_a_compaction(tmp_path: Path) -> None:
+    """Of the journal, which is written anew now and then: also what was settled at that moment."""
+    for n in range(400):
+        (tmp_path / f"{n:03}.jsonl").write_text("1\n")
+    (tmp_path / "long.jsonl").write_text("2\n" * 3000)
+    with reading(tmp_path, fsync=False) as connector:
+        assert len(payloads(connector, 2)) == 2
+        while payloads(connector, 500):
+            pass
+    with reading(tmp_path, fsync=False) as connector:
+        assert payloads(connector) == []
+        assert connector.get_transactions_count() == 0
+
+
+def test_a_damaged_journal_repeats_rows_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Entries that cannot be read are passed over, whatever they hold."""
+    (tmp_path / "a.jsonl").write_text("1\n2\n")
+    with reading(tmp_path) as connector:
+        connector.ack(connector.fetch_transactions(1)[0])
+    journal = tmp_path / ".ergon" / "files-ergon" / "positions.jsonl"
+    damage = ['{"file": 1}', '{"file": "a.jsonl", "row": "x"}', '{"rows": 3}', "[]", "null", "\xff"]
+    damage += ['{"file": "b.jsonl", "id": "zz", "head": [1]}', '{"file": "a.jsonl", "rows": -1}']
+    journal.write_text(journal.read_text() + "\n".join(damage) + "\n", encoding="latin-1")
+    with reading(tmp_path) as connector:
+        assert payloads(connector) == [2]
+    assert "skipped a damaged entry" in caplog.text
+
+
+def test_a_second_consumer_waits_for_the_first(tmp_path: Path) -> None:
+    """And goes on where that one has stopped; another name reads everything."""
+    (tmp_path / "a.jsonl").write_text("1\n2\n")
+    with ThreadPoolExecutor() as pool, reading(tmp_path) as second:
+        with reading(tmp_path) as first, reading(tmp_path, consumer="other") as other:
+            assert payloads(first, 1) == [1]
+            waiting = pool.submit(payloads, second)
+            until(lambda: not second.health(), "the second to find the lock")
+            assert payloads(other) == [1, 2]
+        assert waiting.result(30) == [2]
+
+
+def test_a_full_disk_loses_no_settlement(tmp_path: Path) -> None:
+    """An ack raises while nothing can be written, and counts when it is made again."""
+    code = """
+import resource, signal, sys
+from ergon_framework.connector.files import FilesConnector
+from ergon_framework.errors import ConnectorError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with FilesConnector(sys.argv[1], settle=0.0) as connector:
+    first, second = connector.fetch_transactions(2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, resource.RLIM_INFINITY))
+    try:
+        connector.ack(first)
+    except ConnectorError:
+        print("refused", connector.health())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    connector.ack(first)
+    print(connector.health())
+"""
+    (tmp_path / "a.jsonl").write_text("1\n2\n")
+    done = fork_server.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["refused", "False", "True"], done.stderr
+    with reading(tmp_path) as connector:
+        assert payloads(connector) == [2]
+
+
 def test_a_bad_row_is_kept_and_blocks_nothing(tmp_path: Path) -> None:
     """With its reason and its text; rows behind it come."""
     rows = b"id,note\n1,a\n2\n3,\xff\n4,a\0b\n5,e\n"
@@ -145,6 +218,7 @@ def test_a_row_that_is_too_long_is_not_held(tmp_path: Path) -> None:
         ("a.csv", b"id,id\n1,2\n", "twice"),
         ("a.csv", b"id,\xff\n1,2\n", "not utf-8"),
         ("a.csv", b"id,\n1,2\n", "no name"),
+        ("a.csv", b"\0" * 5000, "NUL"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_set_aside(

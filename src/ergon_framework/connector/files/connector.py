@@ -25,7 +25,11 @@ from ergon_framework.connector.broker.connection import BrokerConnection, closed
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
 from ergon_framework.connector.broker.message import MAX_MESSAGE_BYTES
 from ergon_framework.connector.broker.wakeup import Wakeup
-from ergon_framework.connector.files.errors import FilesConnectorError, MalformedRowError
+from ergon_framework.connector.files.errors import (
+    FilesConnectorError,
+    FilesLockedError,
+    MalformedRowError,
+)
 from ergon_framework.connector.files.formats import Formats
 from ergon_framework.connector.files.letters import LETTERS, DeadLetters
 from ergon_framework.connector.files.places import (
@@ -37,7 +41,7 @@ from ergon_framework.connector.files.places import (
 from ergon_framework.connector.files.positions import Positions
 from ergon_framework.connector.files.reader import FilesReader, HeldRow
 from ergon_framework.connector.files.readiness import Readiness
-from ergon_framework.connector.jsonl.append_file import DirectoryLock
+from ergon_framework.connector.jsonl.append_file import DirectoryLock, LockedError
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import (
@@ -409,6 +413,12 @@ class FilesConnector:
             raise ConfigurationError(
                 f"{self._state_path} cannot keep where it stopped: {error.strerror}",
                 remedy="let this user write there, or name another folder with state=",
+            ) from error
+        except LockedError as error:
+            raise FilesLockedError(
+                f"another connector reads as the consumer {self._consumer!r}; the number of its"
+                f" process is in {self._state_path / 'lock'}",
+                remedy="nothing: this one goes on when that one ends; or name another consumer",
             ) from error
         opened.callback(lock.close)
         letters = DeadLetters(state, fsync=self._fsync)

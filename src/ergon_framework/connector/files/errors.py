@@ -11,6 +11,12 @@ class FilesConnectorError(ConnectorError):
     code = "files_connector"
 
 
+class FilesLockedError(FilesConnectorError):
+    """Another connector, here or in another process, reads as the same consumer."""
+
+    code = "files_locked"
+
+
 class MalformedRowError(FilesConnectorError):
     """A row cannot be read, and is set aside."""
 

@@ -6,6 +6,7 @@ import hashlib
 import io
 import logging
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +57,10 @@ class LocalFolder:
     def look(self, name: str) -> FoundFile | None:
         """A file as it is now; None when it is gone, or no file that may be read."""
         try:
-            self._folder.is_deliverable(name)
-            return _found(name, self._folder.look(name))
+            seen = self._folder.look(name)
+            if not stat.S_ISREG(seen.st_mode) or seen.st_nlink > 1:
+                self._folder.is_deliverable(name)  # it says why not
+            return _found(name, seen)
         except FileNotFoundError:
             return None
         except UnsafeFileError as error:

@@ -19,7 +19,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -187,11 +187,11 @@ class Positions:
 
     def _write(self, entries: list[dict[str, Any]]) -> int:
         self.mend()
-        ticket = self._journal.write([_packed(entries)])
-        self._entries += len(entries)
+        # Before the write: what it says is known to the caller only afterwards.
         if self._entries >= self._compact_at:
             self._compact()
-        return ticket
+        self._entries += len(entries)
+        return self._journal.write([_packed(entries)])
 
     def _compact(self) -> None:
         entries: list[dict[str, Any]] = []
@@ -209,33 +209,56 @@ class Positions:
             for text in journal:
                 self._entries += 1
                 try:
-                    self._apply(msgspec.json.decode(text))
-                except (msgspec.MsgspecError, KeyError, TypeError, ValueError, struct.error):
+                    self._apply(_DECODER.decode(text))
+                except (msgspec.MsgspecError, ValueError, struct.error):
                     # A crash in the middle of a write leaves half a line. What it said is done
                     # again.
                     logger.warning("skipped a damaged entry in %s", self._journal.path)
         self._compact_at = max(self._compact_at, self._entries)
 
-    def _apply(self, entry: dict[str, Any]) -> None:
-        name = os.fsdecode(bytes.fromhex(entry["name"])) if "name" in entry else entry["file"]
+    def _apply(self, entry: _Entry) -> None:
+        name = os.fsdecode(bytes.fromhex(entry.name)) if entry.name else entry.file
         known = self.of(name)
-        if "id" in entry:
-            if known is None or known.id != entry["id"]:
-                known = FilePosition(name, entry["id"], entry["stamp"], TextPlace())
-            known.stamp, known.head = entry["stamp"], tuple(entry["head"])
+        if entry.id:
+            if known is None or known.id != entry.id:
+                known = FilePosition(name, entry.id, entry.stamp, TextPlace())
+            known.stamp, known.head = entry.stamp, entry.head
             self._ended.pop(name, None)
             self._begun[name] = known
         elif known is None:
-            raise KeyError(name)
-        elif "row" in entry:
-            known.remembered.add(entry["row"])
-        elif "rows" in entry:
-            known.settled = TextPlace(entry["rows"], entry["offset"], entry["check"])
+            raise ValueError("a file that was not begun")
+        elif entry.row:
+            known.remembered.add(entry.row)
+        elif entry.rows is not None:
+            known.settled = TextPlace(entry.rows, entry.offset, entry.check)
             known.cursor = known.settled
-            known.remembered = {each for each in known.remembered if each > entry["rows"]}
-        elif entry.get("ended"):
+            known.remembered = {each for each in known.remembered if each > entry.rows}
+        elif entry.ended:
             self._set_ended(known)
             self._begun.pop(name, None)
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Check = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class _Entry(msgspec.Struct):
+    """One line of the journal, as it is read."""
+
+    file: str = ""
+    name: str = ""
+    """The same in hexadecimal digits, where it is not UTF-8."""
+    id: str = ""
+    stamp: str = ""
+    head: tuple[Count, Check] = (0, 0)
+    rows: Count | None = None
+    offset: Count = 0
+    check: Check = 0
+    row: Count = 0
+    ended: bool = False
+
+
+_DECODER = msgspec.json.Decoder(_Entry)
 
 
 def _all_of(file: FilePosition) -> list[dict[str, Any]]:

@@ -268,6 +268,8 @@ class FilesReader:
             return
         file = self._open.file
         found = self._place.look(file.name)
+        if found is None:
+            self._tell_that_it_went(file)
         if found is None or found.stamp != file.stamp:
             self._leave()
             self._names.appendleft(file.name)
@@ -308,8 +310,7 @@ class FilesReader:
         self._unreadable.pop(name, None)
         if opened is None:
             if known is not None:
-                text = "%s went away after row %d had been read"
-                logger.warning(text, self._place.shown(name), known.cursor.rows)
+                self._tell_that_it_went(known)
         else:
             with contextlib.ExitStack() as closing:
                 closing.callback(opened[0].close)
@@ -374,6 +375,10 @@ class FilesReader:
         file.stamp, file.node = found.stamp, found.node
         if not is_noted:
             self._positions.sync(self._positions.begin(file))
+
+    def _tell_that_it_went(self, known: FilePosition) -> None:
+        text = "%s went away after row %d had been read"
+        logger.warning(text, self._place.shown(known.name), known.cursor.rows)
 
     def _tell_of_change(self, known: FilePosition) -> None:
         logger.warning(

@@ -194,6 +194,8 @@ def _columns(
         names = [each.strip() for each in fields_of(_line(header.data, encoding), sign)]
     except MalformedRowError as error:
         problem = problem or error.message
+    if b"\0" in header.data:
+        problem = problem or "it has a NUL character"
     problem = problem or problem_of_columns(names)
     if problem:
         raise MalformedFileError(f"its first row names no columns: {problem}")
