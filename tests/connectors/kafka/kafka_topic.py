@@ -8,7 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
-from ergon_framework.connector.broker.message import REASON, TRANSACTION_ID, decoded
+from ergon_framework.connector.broker.message import (
+    REASON,
+    TRANSACTION_ID,
+    MessageCodec,
+    decoded,
+)
 from ergon_framework.connector.kafka import KafkaConnector
 from ergon_framework.ports.transaction import Transaction
 from tests.servers.kafka import FAST, KafkaCluster, KafkaLink
@@ -33,13 +38,14 @@ def made_ahead(
     """A factory of connectors whose producers have their id already, and that closes them later.
 
     The client library asks for that id half a second after it found no broker connected, so each
-    new connector's first dispatch waits as long; leaving a group waits as well. Here both happen
-    beside the checks.
+    new connector's first dispatch waits as long; joining and leaving a group take their time as
+    well. Here all that happens beside the checks.
     """
 
     def prepared() -> KafkaConnector:
         connector = make()
         connector.health()  # it makes the producer, which then asks for its id
+        connector.get_transactions_count()  # it joins the group
         return connector
 
     with ThreadPoolExecutor() as pool:
@@ -83,6 +89,21 @@ def take(connector: KafkaConnector, count: int) -> list[Any]:
 
     until(are_there, f"{count} deliveries")
     return taken
+
+
+def put(kafka: KafkaCluster, topic: str, transactions: list[Transaction]) -> None:
+    """Put transactions into a topic, each under its id as the key, without a wait.
+
+    A connector's first dispatch waits for the id of its producer.
+    """
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": kafka.server, "linger.ms": 0})
+    messages = MessageCodec("json", 1 << 20, None).encode_all(transactions)
+    for transaction, message in zip(transactions, messages, strict=True):
+        key = transaction.transaction_id
+        producer.produce(topic, message.body, key=key, headers={**message.headers})
+    assert producer.flush(10) == 0
 
 
 def send(kafka: KafkaCluster, topic: str, value: bytes | None, **fields: Any) -> None:

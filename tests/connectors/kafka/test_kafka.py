@@ -20,6 +20,7 @@ from tests.connectors.kafka.kafka_topic import (
     ids,
     made_ahead,
     numbered,
+    put,
     read,
     send,
     take,
@@ -100,7 +101,7 @@ def test_the_next_member_gets_what_has_no_outcome(kafka: KafkaCluster) -> None:
     """Settled out of order, the offset stays below the first message without an outcome."""
     topic = kafka.new_topic()
     with connect(kafka, topic) as first:
-        first.dispatch_transactions(numbered(6))
+        put(kafka, topic, numbered(6))
         taken = take(first, 6)
         for index in (0, 1, 4, 3):
             first.ack(taken[index])
@@ -112,7 +113,7 @@ def test_offsets_are_committed_while_it_runs(kafka: KafkaCluster) -> None:
     """The group's offset follows the outcomes without anybody closing anything."""
     topic = kafka.new_topic()
     with connect(kafka, topic) as running, connect(kafka, topic) as looking:
-        running.dispatch_transactions(numbered(3))
+        put(kafka, topic, numbered(3))
         for delivery in take(running, 3):
             running.ack(delivery)
         until(lambda: looking.get_transactions_count() == 0, "the commit")
@@ -168,7 +169,7 @@ def test_a_malformed_message_is_set_aside(kafka: KafkaCluster) -> None:
     topic = kafka.new_topic()
     send(kafka, topic, b"\xff not json")
     with connect(kafka, topic) as connector:
-        connector.dispatch_transactions(numbered(1))
+        put(kafka, topic, numbered(1))
         (good,) = take(connector, 1)
         connector.ack(good)
         until(lambda: connector.get_transactions_count() == 0, "the offset to pass it")
@@ -192,7 +193,7 @@ def test_a_retry_topic_takes_what_is_parked(kafka: KafkaCluster) -> None:
     """The partition's offset goes on, and any member gets the message when its time has come."""
     topic = kafka.new_topic()
     with connect(kafka, topic, retry_topic=f"{topic}.retry") as first:
-        first.dispatch_transactions(numbered(2))
+        put(kafka, topic, numbered(2))
         parked, other = take(first, 2)
         first.release_after(parked, 0.5)
         first.ack(other)
@@ -224,7 +225,7 @@ def test_what_is_read_ahead_is_bounded(kafka: KafkaCluster) -> None:
     """A consumer holds so many messages and no more; a settlement makes room for the next."""
     topic = kafka.new_topic()
     with connect(kafka, topic, max_in_flight=5) as connector:
-        connector.dispatch_transactions(numbered(20))
+        put(kafka, topic, numbered(20))
         held = take(connector, 5)
         for number in range(5, 20):
             connector.ack(held.pop(0))
@@ -250,8 +251,7 @@ def test_a_group_that_is_given_a_topic_later_reads_it_from_its_beginning(
 ) -> None:
     """What was sent before the group's first start is work, too."""
     topic = kafka.new_topic()
-    with connect(kafka, topic) as sender:
-        sender.dispatch_transactions(numbered(2))
+    put(kafka, topic, numbered(2))
     with connect(kafka, topic, group=f"{topic}-late") as late:
         assert ids(take(late, 2)) == ["t0", "t1"]
 

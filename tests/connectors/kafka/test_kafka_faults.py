@@ -18,7 +18,7 @@ import pytest
 from ergon_framework.connector.kafka import KafkaConnector
 from ergon_framework.errors import ChannelLostError, ConnectorError
 from tests import fork_server
-from tests.connectors.kafka.kafka_topic import connect, ids, numbered, read, send, take
+from tests.connectors.kafka.kafka_topic import connect, ids, numbered, put, read, send, take
 from tests.connectors.test_jsonl_forking import ended, in_a_child
 from tests.servers.kafka import FAST, KafkaCluster, KafkaLink
 from tests.waiting import until
@@ -50,8 +50,7 @@ def test_what_a_killed_consumer_had_in_hand_comes_again(
     """Every transaction is worked to an end, whichever process did it."""
     topic, diary, count = kafka.new_topic(3), tmp_path / "diary", 200
     diary.touch()
-    with connect(kafka, topic, partition_key="transaction_id") as sender:
-        sender.dispatch_transactions(numbered(count))
+    put(kafka, topic, numbered(count))
     url = f"kafka://{kafka.server}/{topic}"
     words = [sys.executable, str(CHILD), url, str(diary), json.dumps(dict(FAST))]
     with fork_server.start(words) as child:
@@ -72,7 +71,7 @@ def test_a_short_cut_is_not_noticed_by_what_is_in_hand(
     """The client connects again, the session lives, and the settlement counts."""
     topic, client = kafka.new_topic(), {"session.timeout.ms": 4000}
     with connect(kafka_link, topic, client=client) as connector:
-        connector.dispatch_transactions(numbered(3))
+        put(kafka, topic, numbered(3))
         first, second = take(connector, 2)
         connector.ack(first)
         kafka_link.cut()
@@ -92,7 +91,7 @@ def test_a_cut_longer_than_the_session_loses_the_channel(
     """Another member gets what was in hand; the late settlement is refused and counted."""
     topic = kafka.new_topic()
     with connect(kafka_link, topic) as cut_off:
-        cut_off.dispatch_transactions(numbered(2))
+        put(kafka, topic, numbered(2))
         held = take(cut_off, 2)
         kafka_link.cut()
         with connect(kafka, topic) as other:
@@ -145,7 +144,7 @@ def test_closing_is_bounded_while_the_brokers_are_away(
     """What was settled and could not be committed comes again."""
     topic = kafka.new_topic()
     connector = connect(kafka_link, topic, commit_interval=60.0)
-    connector.dispatch_transactions(numbered(2))
+    put(kafka, topic, numbered(2))
     first, second = take(connector, 2)
     connector.ack(first)
     kafka_link.cut()
@@ -211,7 +210,7 @@ def joined(
         topic = kafka.new_topic(4)
         first = own.enter_context(connect(kafka, topic, partition_key="transaction_id"))
         second = own.enter_context(connect(kafka, topic))
-        first.dispatch_transactions(numbered(40))
+        put(kafka, topic, numbered(40))
         held = take(first, 40)
         asked = pool.submit(second.fetch_transactions, 1)
         if not wait([asked], timeout=3).not_done:
@@ -238,7 +237,7 @@ def test_a_rebalance_waits_for_what_is_in_hand(kafka: KafkaCluster) -> None:
         for delivery in held:
             first.ack(delivery)
         until(lambda: len(first.partitions) == 2, "the revoke")
-        first.dispatch_transactions(numbered(40, "later"))
+        put(kafka, first.topic, numbered(40, "later"))
         (came,) = waiting.result(60)
         assert came.transaction_id.startswith("later")
         assert first.late_settlements == 0
@@ -249,7 +248,7 @@ def test_a_handler_longer_than_the_rebalance_waits_loses_its_delivery(kafka: Kaf
     topic = kafka.new_topic(4)
     options: dict[str, Any] = {"revoke_wait": 0.3, "partition_key": "transaction_id"}
     with connect(kafka, topic, **options) as slow, connect(kafka, topic) as other:
-        slow.dispatch_transactions(numbered(40))
+        put(kafka, topic, numbered(40))
         held = take(slow, 40)
         again = ids(take(other, 1))
         until(lambda: len(other.partitions) == 2, "the rebalance")
@@ -270,7 +269,7 @@ def test_a_handler_may_run_longer_than_the_group_waits_for_a_poll(kafka: KafkaCl
     topic = kafka.new_topic()
     client = {"max.poll.interval.ms": 2000}
     with connect(kafka, topic, max_in_flight=1, revoke_wait=0.1, client=client) as connector:
-        connector.dispatch_transactions(numbered(2))
+        put(kafka, topic, numbered(2))
         (first,) = take(connector, 1)
         threading.Event().wait(4)
         connector.ack(first)
