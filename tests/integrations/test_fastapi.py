@@ -395,8 +395,11 @@ def test_metrics_of_several_processes(tmp_path: Path) -> None:
 
         def another() -> bool:
             address = f"http://127.0.0.1:{port}"
-            client = opened.enter_context(httpx.Client(base_url=address, timeout=30))
-            try:  # a connection stays with its process
+            # A connection stays with its process; by itself the client would close it after five
+            # idle seconds, and the next one may be another process's.
+            kept = httpx.Limits(keepalive_expiry=None)
+            client = opened.enter_context(httpx.Client(base_url=address, timeout=30, limits=kept))
+            try:
                 clients.setdefault(int(client.get("/pid").text), client)
             except httpx.TransportError:  # it is just being started
                 return False
