@@ -106,8 +106,9 @@ def open_text(
         else:
             sign = formats.delimiter_of(name)
             rows = QuotedRows(stream, TextPlace(), formats.limit, sign.encode(encoding))
-            columns = _columns(formats, rows, stream, sign, encoding)
-            if columns is None and may_grow and stream is raw:
+            may_grow = may_grow and stream is raw
+            columns = _columns(formats, rows, stream, sign, encoding, may_grow=may_grow)
+            if columns is None and may_grow:
                 return None
             parse = _csv(columns or (), sign, encoding)
         _go_to(rows, stream, place, is_sure=is_sure and stream is raw)
@@ -180,14 +181,20 @@ def _pass_mark(rows: LineRows, stream: io.BufferedReader) -> None:
 
 
 def _columns(
-    formats: Formats, rows: LineRows, stream: io.BufferedReader, sign: str, encoding: str
+    formats: Formats,
+    rows: LineRows,
+    stream: io.BufferedReader,
+    sign: str,
+    encoding: str,
+    *,
+    may_grow: bool,
 ) -> Sequence[str] | None:
     """What the first row says; None when it is not there, or not whole."""
     _pass_mark(rows, stream)
     if formats.columns:
         return formats.columns
     header = rows.next()
-    if header is None:
+    if header is None or (may_grow and not header.is_terminated):
         return None
     problem, names = header.problem, [""]
     try:
