@@ -5,12 +5,14 @@ the end of a step counts, and whether the rest of the flow is cancelled, is deci
 and nowhere else. Stores keep the counters of a flow, ask ``advance``, and carry out what it says.
 
 Theory of operation. A step is a job; its own life is the machine in ``core/job.py``. A step that
-waits, waits at a **join**, which counts the predecessors that are left. The end of a step
-**counts** when its successors need not wait for it any more. A completed step always counts. One
-that failed or was cancelled counts by the policy of its flow: ``continue`` counts it, ``cancel``
-and ``hold`` do not. Ends that did not count are ``uncounted``: the steps after them can only go on
-when an operator retries or skips them. A **sweep** goes through the steps of a flow to cancel,
-retry or skip them, in slices: a flow may have very many.
+waits, waits at a **join**, which counts the predecessors that are left; the callback of a group is
+such a step. Stores keep that count, and release the step when none is left: see
+``jobs/stores/flow_settlement.py``, and ``lua/steps.lua`` of Redis. The end of a step **counts**
+when its successors need not wait for it any more. A completed step always counts. One that failed
+or was cancelled counts by the policy of its flow: ``continue`` counts it, ``cancel`` and ``hold``
+do not. Ends that did not count are ``uncounted``: the steps after them can only go on when an
+operator retries or skips them. A **sweep** goes through the steps of a flow to cancel, retry or
+skip them, in slices: a flow may have very many.
 """
 
 from __future__ import annotations

@@ -87,9 +87,11 @@ def _opened(url: str, clock: Clock | None, *, read_only: bool) -> FullJobStore:
         from ergon_framework.jobs.stores.redis.store import RedisJobStore
 
         return RedisJobStore(url, clock=clock, read_only=read_only)
-    from ergon_framework.jobs.stores.postgres.store import PostgresJobStore
+    if kind == "postgresql":
+        from ergon_framework.jobs.stores.postgres.store import PostgresJobStore
 
-    return PostgresJobStore(url, clock=clock, read_only=read_only)
+        return PostgresJobStore(url, clock=clock, read_only=read_only)
+    raise AssertionError(f"a job store of the kind {kind} is known and cannot be opened")
 
 
 def check_url(url: str) -> tuple[str, str]:

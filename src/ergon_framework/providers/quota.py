@@ -1,4 +1,8 @@
-"""Budgets of calls per window: the policy, and how a lane takes from a store."""
+"""Budgets of calls per window: the policy, and how a lane takes from a store.
+
+``core/limits.py`` has the arithmetic, stores on SQL have the same in ``stores/sql/quota.sql``, and
+``core/guard.py`` ends a call whose lane was granted nothing; ``pipeline/fast_path.py`` does, too.
+"""
 
 from __future__ import annotations
 

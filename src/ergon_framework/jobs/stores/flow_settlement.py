@@ -1,5 +1,6 @@
-"""What the settlement of a step brings about: counts, releases, sweeps. The same in every store.
+"""What the end of a step brings about: joins count it, and the step or callback behind is released.
 
+The same in every store but Redis, where ``lua/steps.lua`` does it, held to this by tests.
 ``core/flow.py`` decides; :class:`FlowSettlement` asks it, gathers what one transaction has to
 change, and has the store's own tables (:class:`FlowTables`) change it. A store settles the step
 itself: it asks :meth:`FlowSettlement.plan` what the end of the step means, writes the row behind
