@@ -113,12 +113,15 @@ def test_the_worst_comes_first() -> None:
 
 def test_dead_letters_are_told_by_what_they_share() -> None:
     """The commonest error is named, and the link leads to all families."""
-    bad = {"code": "KeyError", "message": "'vat_id'"}
-    dead = [{"handler": "render", "last_error": bad}] * 3 + [{"handler": "x", "last_error": None}]
+    dead: list[dict[str, Any]] = [
+        {"handler": "render", "last_error": {"code": "KeyError", "message": f"'vat_{n}'"}}
+        for n in range(3)
+    ]
+    dead.append({"handler": "x", "last_error": None})
     found = seen(queue(counts={"failed": 4}), dead=dead)
     [each] = concerns(found, [])
     assert each.subject == "4 jobs"
-    assert "3 of the latest 4 failed in render: KeyError: 'vat_id'." in each.text
+    assert "3 of the latest 4 failed in render: KeyError: 'vat_0'." in each.text
     assert each.link == "/dead-letters"
 
 

@@ -13,8 +13,10 @@ from typing import Any
 from urllib.parse import quote_plus
 
 from ergon_framework.core.text import counted, failure_text, first_names, one_line
-from ergon_framework.web.console.formatting import Chip, number, span
+from ergon_framework.web.console.formatting import Chip, error_family, number, span
 
+MAX_MESSAGE = 120
+"""Characters of an error that one sentence tells."""
 BEHIND = 60.0
 """Seconds that the oldest job of a queue that is worked on may have been due."""
 _ORDER = ("bad", "warn")
@@ -164,23 +166,32 @@ def _of_dead(seen: JobsSeen) -> Iterator[Concern]:
     count = dead_count(seen.queues)
     if not count:
         return
-    families = Counter(map(_family, seen.dead))
+    families = Counter(map(_family_of, seen.dead))
     text = f"{'has' if count == 1 else 'have'} given up and wait for a decision."
     if families:
-        (handler, code, message), size = families.most_common(1)[0]
+        family, size = families.most_common(1)[0]
+        latest = next(each for each in seen.dead if _family_of(each) == family)
         who = f"{size} of the latest {len(seen.dead)}"
         if size == count:
             who = "It" if count == 1 else "All of them"
-        text += f" {who} failed in {handler}: {failure_text(code, message)}."
+        text += f" {who} failed in {latest['handler']}: {_told(latest)}."
     hint = "Nothing happens to them by itself before their time of keeping ends."
     subject = f"{number(count)} {'job' if count == 1 else 'jobs'}"
     yield Concern("bad", subject, text, hint, "/dead-letters", "Review")
 
 
-def _family(job: Mapping[str, Any]) -> tuple[str, str, str]:
+def _family_of(job: Mapping[str, Any]) -> tuple[str, str, str]:
+    return error_family(job["handler"], *_error(job))
+
+
+def _told(job: Mapping[str, Any]) -> str:
+    code, message = _error(job)
+    return failure_text(code, one_line(message).strip()[:MAX_MESSAGE])
+
+
+def _error(job: Mapping[str, Any]) -> tuple[str, str]:
     failure = job["last_error"] or {}
-    message = one_line(str(failure.get("message", ""))).strip()
-    return job["handler"], str(failure.get("code", "")), message[:120]
+    return str(failure.get("code", "")), str(failure.get("message", ""))
 
 
 def _of_workers(workers: Iterable[Mapping[str, Any]]) -> Iterator[Concern]:

@@ -31,6 +31,15 @@ _STATUS = {
 }
 
 
+# Numbers, ids and quoted texts are what two errors of one cause differ in.
+_VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\b[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+")
+
+
+def error_family(handler: str, code: str, message: str) -> tuple[str, str, str]:
+    """What the errors of one cause have in common: they are counted and shown as one."""
+    return handler, code, _VARIES.sub("…", message)
+
+
 def status_chip(status: str) -> Chip:
     """The state of a job."""
     try:

@@ -12,6 +12,7 @@ from starlette.datastructures import QueryParams as Given
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.views import last_entry_with
 from ergon_framework.web.backends import JobBackend
+from ergon_framework.web.console.formatting import error_family
 from ergon_framework.web.console.overview import JobsLook
 from ergon_framework.web.console.timeline import timeline_of
 from ergon_framework.web.job_routes import (
@@ -123,9 +124,9 @@ def same_error(look: JobsLook, document: Mapping[str, Any]) -> int:
     failure = document["last_error"]
     if document["status"] != JobStatus.FAILED or failure is None:
         return 0
-    wanted = (document["handler"], failure["code"], failure["message"])
+    wanted = error_family(document["handler"], failure["code"], failure["message"])
     found = [
-        (each["handler"], failure["code"], failure["message"])
+        error_family(each["handler"], failure["code"], failure["message"])
         for each in look.seen.dead
         for failure in [each["last_error"] or {"code": "", "message": ""}]
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -13,6 +12,7 @@ from ergon_framework.jobs.scheduler import Scheduler
 from ergon_framework.jobs.views import moment, schedule_view, worker_view
 from ergon_framework.ports.jobstore import Job, Search
 from ergon_framework.web.backends import JobBackend
+from ergon_framework.web.console.formatting import error_family
 
 MOST_COMPARED = 1000
 """Jobs that gave up, of which the errors are compared: the latest."""
@@ -44,8 +44,6 @@ WORKER_COLUMNS = (
     "started_at",
     "seen_at",
 )
-# Numbers, ids and quoted texts are what two errors of one cause differ in.
-_VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\b[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+")
 MAX_MESSAGE = 160
 
 
@@ -67,7 +65,7 @@ def families(jobs: Iterable[Job]) -> list[dict[str, Any]]:
     for job in jobs:  # the newest first
         failure = job.last_error
         code, message = (job.why, "") if failure is None else (failure.code, failure.message)
-        key = (job.handler, code, _VARIES.sub("…", message))
+        key = error_family(job.handler, code, message)
         family = found.setdefault(
             key,
             {
