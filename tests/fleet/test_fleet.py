@@ -191,7 +191,9 @@ def test_clocks_that_differ_change_nothing(make_fleet: MakeFleet, tmp_path: Path
     fleet.leave()
     ended = fleet.store.now()
     for job in fleet.jobs():
-        assert job.deliveries <= 1
+        # Whoever leaves gives back what was due at that moment; nobody's lease ran out.
+        assert job.deliveries <= (3 if job.id.startswith("often@") else 1)
+        assert not any(b"lease_expired" in entry for entry in job.history)
         assert began <= job.created_at <= ended
         assert job.claimed_at is None or job.run_at <= job.claimed_at <= ended
         for entry in job.history:
