@@ -128,7 +128,7 @@ PLANTED: list[tuple[str, Any, Callable[..., None]]] = [
         test_progress.test_what_an_earlier_attempt_told_says_nothing_of_the_next,
     ),
     (
-        f"{PROCESS}.InFlight",
+        f"{PROCESS}.PendingRequest",
         HeardOnce,
         test_progress.test_a_handler_that_must_report_and_does_not_is_timed_out,
     ),

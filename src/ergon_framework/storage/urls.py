@@ -126,11 +126,7 @@ def path_in(rest: str) -> str:
             "an SQLite URL has no host: three slashes come before the path",
             remedy="write sqlite:///work.db, or four slashes for an absolute path",
         )
-    refuse_secrets(path)
-    if "\0" in path:
-        raise ConfigurationError(
-            "the path of an SQLite store has a NUL character", remedy="leave it out"
-        )
+    _refuse_path(path)
     return path
 
 
@@ -263,8 +259,16 @@ def file_of(url: str) -> Path | None:
     if not isinstance(given, str) or not url.lower().startswith(SQLITE):
         return None
     path = url[len(SQLITE) :]
-    refuse_secrets(path)
+    _refuse_path(path)
     return Path(path)
+
+
+def _refuse_path(path: str) -> None:
+    refuse_secrets(path)
+    if "\0" in path:
+        raise ConfigurationError(
+            "the path of an SQLite store has a NUL character", remedy="leave it out"
+        )
 
 
 def refuse_secrets(path: str) -> None:
