@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from typing import Any
 from urllib.parse import unquote
 
+import aio_pika
 import pytest
 
 from ergon_framework.connector.rabbitmq import RabbitConnector, UnroutableError
@@ -251,6 +253,9 @@ def test_it_needs_the_right_login(rabbit_server: RabbitServer, colour: str) -> N
             told = f"{caught.value} {caught.value.remedy}"
             assert "wr0ng-word" not in told
             assert "not-so-secret" not in told
+            # The error refers to them; an open one would close itself in any thread.
+            made = [each for each in gc.get_objects() if isinstance(each, aio_pika.Connection)]
+            assert [each for each in made if not each.is_closed] == []
     with in_colour(colour, rabbit_server.url("shop/q")) as orders:
         orders("dispatch", [Transaction("one", 1)])
         orders("ack", *orders.take())

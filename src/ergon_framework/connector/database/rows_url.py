@@ -54,10 +54,11 @@ class RowsConnector(DatabaseConnector):
             raise ConfigurationError("host and sslmode are for PostgreSQL", remedy=FORMS)
         place += f"?{query}" if query else ""
         try:
-            if not sa.make_url(place).database:
-                raise ConfigurationError("the URL of the rows names no database", remedy=FORMS)
+            database = sa.make_url(place).database
         except (sa.exc.ArgumentError, ValueError):  # its text may hold the password
             raise ConfigurationError("the URL of the rows cannot be read", remedy=FORMS) from None
+        if not database:
+            raise ConfigurationError("the URL of the rows names no database", remedy=FORMS)
         super().__init__(
             place,
             table=table,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage.connection_errors import context_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 SCHEMES = ("amqp", "amqps")
 PORTS = {"amqp": 5672, "amqps": 5671}
@@ -73,7 +74,7 @@ class RabbitLogin:
                 "heartbeat": self.heartbeat,
                 "auth": self.sasl,
             }
-            yield functools.partial(aio_pika.connect, **given)
+            yield functools.partial(_connected, aio_pika, given)
 
     @property
     def _user(self) -> str:
@@ -82,6 +83,26 @@ class RabbitLogin:
     @property
     def _password(self) -> str:
         return "guest" if self.url.password is None else self.url.password
+
+
+async def _connected(aio_pika: Any, given: Mapping[str, Any]) -> Any:
+    """A connection with aio-pika; one that was refused is closed before its error is raised.
+
+    Otherwise it would close itself where it is collected, which may be a thread without a loop.
+    """
+    made: list[Any] = []
+
+    def make(*arguments: Any, **options: Any) -> Any:
+        made.append(aio_pika.Connection(*arguments, **options))
+        return made[0]
+
+    try:
+        return await aio_pika.connect(connection_class=make, **given)
+    except BaseException:
+        for each in made:
+            with suppress(Exception):
+                await each.close()
+        raise
 
 
 def login(
