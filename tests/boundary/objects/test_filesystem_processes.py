@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
+from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage.failpoints import NAMES
 from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 from tests.boundary.objects.processes import WAIT, flaws, raced, run, started
@@ -108,3 +111,30 @@ def test_a_forked_process_hashes_too(tmp_path: Path) -> None:
     """The threads that hash do not survive a fork; the child gets some of its own."""
     digests = [hashlib.sha256(objects.noise(seed)).hexdigest() for seed in (1, 2)]
     assert run("fork", tmp_path / "objects") == (0, [*digests, "0"])
+
+
+def test_of_zones_that_claim_one_folder_at_once_one_has_it(tmp_path: Path) -> None:
+    """The zone that got it opens it as often as it likes; the other one is told whose it is.
+
+    Each open file has its own lock, so threads meet here as processes do.
+    """
+    together = Barrier(8)
+
+    def claim(folder: Path, zone: str) -> str:
+        together.wait()
+        try:
+            FilesystemObjectStore(folder, zone=zone).close()
+        except ConfigurationError as error:
+            return str(error).partition(" (")[0]
+        return zone
+
+    with ThreadPoolExecutor(8) as threads:
+        for turn in range(20):
+            folder = tmp_path / f"objects-{turn}"
+            folder.mkdir(0o700)
+            answers = [threads.submit(claim, folder, zone) for zone in ("east", "west") * 4]
+            said = {answer.result() for answer in answers}
+            holder = "east" if "east" in said else "west"
+            other = "west" if holder == "east" else "east"
+            refused = f"{folder} holds the objects of zone {holder!r}, and this is {other!r}"
+            assert said == {holder, refused}

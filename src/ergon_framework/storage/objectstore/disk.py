@@ -51,6 +51,11 @@ def is_locked(fd: int) -> bool:
     return False
 
 
+def lock(fd: int) -> None:
+    """Take the file's lock, which others hold only for moments. It goes with the descriptor."""
+    fcntl.flock(fd, fcntl.LOCK_EX)
+
+
 def is_at(path: Path, fd: int) -> bool:
     """Whether the open file still has this name."""
     try:

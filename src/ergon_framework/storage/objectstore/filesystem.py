@@ -41,7 +41,7 @@ from ergon_framework.storage.objectstore.blob_io import (
 from ergon_framework.storage.objectstore.disk import sync_file, sync_folder
 from ergon_framework.storage.secure_files import open_file
 
-FILE = "owner.json"
+FILE, LOCK = "owner.json", "owner.lock"
 MTIME_RESOLUTION_NS = 10_000_000
 """Nanoseconds by which the instants of files may be behind."""
 
@@ -55,24 +55,45 @@ class Owner(msgspec.Struct, frozen=True):
 
 def claim(folder: Path, zone: str) -> None:
     """Make a folder that is nobody's the zone's own; refuse one of another zone."""
-    found = _read(folder)
-    if found.zone == zone:
+    # Read first: of a folder that is already the zone's, nothing may need to be written.
+    if _read(folder).zone == zone:
         return
-    if found.zone:
-        raise ConfigurationError(
-            f"{folder} holds the objects of zone {found.zone!r}, and this is {zone!r}",
-            remedy="give each zone a folder of its own",
-        )
-    _write(folder, Owner(zone))
+    with _exclusively(folder):
+        found = _read(folder)
+        if found.zone == zone:
+            return
+        if found.zone:
+            raise ConfigurationError(
+                f"{folder} holds the objects of zone {found.zone!r}, and this is {zone!r}",
+                remedy="give each zone a folder of its own",
+            )
+        _write(folder, Owner(zone))
 
 
 def owned_since(folder: Path, epoch: str) -> int:
     """Since when a log of that epoch has the folder, in nanoseconds by the clock of its files."""
-    found = _read(folder)
-    if found.epoch != epoch:
-        # Written when it changes: its instant is since when orphans may be collected.
-        _write(folder, msgspec.structs.replace(found, epoch=epoch))
+    if _read(folder).epoch != epoch:
+        with _exclusively(folder):
+            found = _read(folder)
+            if found.epoch != epoch:
+                # Written when it changes: its instant is since when orphans may be collected.
+                _write(folder, msgspec.structs.replace(found, epoch=epoch))
     return (folder / FILE).stat().st_mtime_ns - MTIME_RESOLUTION_NS
+
+
+@contextlib.contextmanager
+def _exclusively(folder: Path) -> Iterator[None]:
+    """Let one process at a time read and replace ``owner.json``.
+
+    Otherwise two zones that find the folder without an owner would both take it. The lock is a
+    file of its own, because ``owner.json`` is replaced.
+    """
+    fd = open_file(folder / LOCK, os.O_RDWR | os.O_CREAT)
+    try:
+        disk.lock(fd)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _read(folder: Path) -> Owner:
