@@ -216,6 +216,8 @@ class _Server:
         return pid
 
 
+_MARK = "is_fork_of_the_tests"
+"""What ``sys`` has in a process that was forked here."""
 _lock = threading.Lock()
 _running: dict[int, _Server | None] = {}
 """By process: a fork of the tests has none yet."""
@@ -251,6 +253,34 @@ def _started() -> _Server:
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     control.close()
     process.wait()
+
+
+def serve_own_children() -> None:
+    """Let a program that is a fork itself start its own programs in the same way.
+
+    It must be called first in the program, while the process has one thread and has changed
+    nothing: what is forked from then on is a copy of the process as it is now.
+    """
+    if _MARK not in vars(sys):
+        return
+    here, there = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        here.close()
+        del sys.path[0]  # the folder of the program that called
+        with there, contextlib.suppress(KeyboardInterrupt):
+            program = serve(there)
+        if program is not None:
+            program()
+        sys.exit()  # through the frames of the caller, which has begun nothing yet
+    there.close()
+    _running[os.getpid()] = _Server(os.getpid(), here, os.geteuid())
+    atexit.register(_end_fork, pid, here)
+
+
+def _end_fork(pid: int, control: socket.socket) -> None:
+    control.close()
+    os.waitpid(pid, 0)
 
 
 @functools.cache
@@ -325,6 +355,7 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.path[:0] = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
+    setattr(sys, _MARK, True)
     importlib.invalidate_caches()
     with _failpoints(environ.get("ERGON_FAILPOINTS", "")):
         _run_main(request["words"])

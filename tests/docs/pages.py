@@ -34,6 +34,7 @@ from types import ModuleType
 from typing import Any
 
 from ergon_framework.testing.clock import VirtualClock
+from tests import fork_server
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GENERATED = {"docs/reference/conformance.md"}
@@ -231,9 +232,7 @@ def _command(line: str) -> list[str]:
 
 def _output_of(line: str) -> str:
     """What a command prints."""
-    done = subprocess.run(  # noqa: S603 - our own command
-        _command(line), capture_output=True, text=True, check=False
-    )
+    done = fork_server.run(_command(line), capture_output=True, text=True)
     assert done.returncode == 0, f"{line!r} failed: {done.stderr}"
     return done.stdout
 
@@ -241,9 +240,7 @@ def _output_of(line: str) -> str:
 @contextlib.contextmanager
 def _running(line: str) -> Iterator[str]:
     """A program beside the page, and the first line it prints."""
-    with subprocess.Popen(  # noqa: S603 - our own command
-        _command(line), stdout=subprocess.PIPE, text=True
-    ) as process:
+    with fork_server.start(_command(line), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             first = process.stdout.readline()
@@ -274,6 +271,7 @@ def _call_tests(namespace: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    fork_server.serve_own_children()
     page = Path(sys.argv[1])
     count = run_page(page.read_text(encoding="utf-8"), str(page), *sys.argv[2:])
     sys.stdout.write(f"{count}\n")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import fork_server
 from tests.docs.pages import ROOT
 
 LONGEST = 50.0
@@ -23,12 +24,11 @@ def run_python(
     *arguments: str, cwd: Path = ROOT, **changes: str
 ) -> subprocess.CompletedProcess[str]:
     """Run it to its end, with its output on pipes."""
-    return subprocess.run(  # noqa: S603 - our own programs
+    return fork_server.run(
         [sys.executable, *arguments],
         cwd=cwd,
         env=environment(**changes),
         capture_output=True,
         text=True,
         timeout=LONGEST,
-        check=False,
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -86,7 +87,8 @@ def test_the_page_about_redis_streams_runs_with_a_server(
 def _run(name: str, folder: Path, *words: str) -> int:
     """Run a page in a process and a folder of its own; the number of blocks that were run."""
     runner = ROOT / "tests" / "docs" / "pages.py"
-    done = run_python(str(runner), str(ROOT / name), *words, cwd=folder)
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    done = run_python(str(runner), str(ROOT / name), *words, cwd=folder, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.split()[-1])
 
