@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -17,6 +18,7 @@ from ergon_framework.jobs.stores.postgres.transactions import PLANNER_SETTINGS
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.jobstore.subject import new
+from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
 FILES = (
@@ -70,16 +72,25 @@ PLACES = {
 }
 
 
+@pytest.fixture(scope="module")
+def tables(postgres_server: PostgresServer) -> Iterator[dict[str, str]]:
+    """The URLs of two databases, whose tables the planner knows as empty or as long."""
+    urls = {name: postgres_server.new_database() for name in ("empty", "filled")}
+    for name, url in urls.items():
+        with closing(PostgresJobStore(url)) as store:
+            jobs = [new(f"j{n}", queue=f"q{n % 3}", tags=(f"t{n % 9}",)) for n in range(5000)]
+            store.add(jobs if name == "filled" else [])
+        with psycopg.connect(url, autocommit=True) as other:
+            other.execute("VACUUM ANALYZE ergon_jobs, ergon_job_tags")
+    yield urls
+    for url in urls.values():
+        postgres_server.drop_database(url)
+
+
 @pytest.fixture(params=["empty", "filled"])
-def connection(request: pytest.FixtureRequest, jobs_url: str) -> Iterator[Connection]:
-    """A connection of a store, whose tables the planner knows as empty or as long."""
-    store = PostgresJobStore(jobs_url)
-    if request.param == "filled":
-        store.add([new(f"j{n}", queue=f"q{n % 3}", tags=(f"t{n % 9}",)) for n in range(5000)])
-    with psycopg.connect(jobs_url, autocommit=True) as other:
-        other.execute("VACUUM ANALYZE ergon_jobs, ergon_job_tags")
-    store.close()
-    with psycopg.connect(jobs_url, autocommit=True) as connection:
+def connection(request: pytest.FixtureRequest, tables: dict[str, str]) -> Iterator[Connection]:
+    """A connection that explains statements; nothing changes the tables."""
+    with psycopg.connect(tables[request.param], autocommit=True) as connection:
         connection.execute(PLANNER_SETTINGS)
         yield connection
 
