@@ -54,11 +54,11 @@ ERGON = (
     *(
         "boundary.node.node",
         "storage.objectstore.filesystem",
-        "cli.boundary_admin",
+        "cli.boundary",
         "cli.commands",
     ),
     *("cli.boundary_consumers", "cli.boundary_facts", "cli.boundary_node", "cli.boundary_objects"),
-    *("cli.boundary_serve", "cli.dlq", "cli.enqueue", "cli.jobs", "cli.move", "cli.record_files"),
+    *("cli.boundary_serve", "cli.dlq", "cli.enqueue", "cli.jobs", "cli.move", "cli.db"),
     *("cli.worker", "executor", "jobs.stores.sqlite", "jobs.worker"),
     *("providers.stores.database", "storage.journal.sqlite", "telemetry.journal"),
 )

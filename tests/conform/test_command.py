@@ -16,7 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ergon_framework.cli.conform import conform
+from ergon_framework.cli.worker import conform
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.testing.suites.executor import EXECUTOR_CHECKS
 from tests.conform.executors import GOOD, SOURCE
@@ -134,7 +134,7 @@ def test_sigterm_ends_the_executor_too(tmp_path: Path) -> None:
     os.mkfifo(name)
     reader = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
     stubborn = f"import os, signal; os.write(os.open({name!r}, os.O_WRONLY), b'.'); signal.pause()"
-    source = "from ergon_framework.cli.conform import conform; import sys; conform(sys.argv[1:])"
+    source = "from ergon_framework.cli.worker import conform; import sys; conform(sys.argv[1:])"
     with subprocess.Popen(  # noqa: S603 - our own command
         [sys.executable, "-c", source, sys.executable, "-c", stubborn],
         env={**os.environ, "PYTHONPATH": os.fspath(SOURCE)},

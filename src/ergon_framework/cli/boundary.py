@@ -1,24 +1,339 @@
-"""``ergon boundary``: a zone's node, and everything an operator does with it."""
+"""``ergon boundary``: a zone's node, and everything an operator does with it.
+
+What looks after a zone is here: status, gaps, seal, open, verify, backup and restore. At the end
+stands which commands there are, and which files beside this one have the others.
+"""
 
 from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ergon_framework.cli import (
-    boundary_admin,
     boundary_consumers,
     boundary_facts,
     boundary_objects,
     boundary_outbox,
     boundary_serve,
 )
+from ergon_framework.cli.boundary_consumers import CONSUMER_COLUMNS as CONSUMER
+from ergon_framework.cli.boundary_node import ADMIN, DataFolder, NodeClient, ZoneName, asks_node
+from ergon_framework.cli.output import printable, progress, show_list, show_one
+from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ergon_framework.boundary.zone import LocalZone
+
+
+GAP = [
+    *("log", "first_offset", "last_offset", "source_first_offset", "source_last_offset"),
+    *("facts", "reason", "recorded_at_unix_ms"),
+]
+_MAIN = ("zone", "epoch", "quarantined", "lost_facts", "is_read_only", "sqlite_version")
+_TABLES = {
+    "logs": ["log", "head_offset", "first_offset", "bytes", "fill_percent"],
+    "consumers": CONSUMER,
+    "links": ["peer", "mode", "sealed", "source_offset", "reason"],
+}
+
+Peer = Annotated[
+    str | None, typer.Option(metavar="ZONE", help="Only the link to this zone [all of them].")
+]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Goes into the journal.")]
+
+
+@asks_node
+def status(node: NodeClient, data: DataFolder = None, as_json: JsonFlag = False) -> int:
+    """Show how a zone stands. Exit code 1 when something deserves an alert.
+
+    With --data the folder is looked at without its node; then nothing is known about links.
+    """
+    if data is None:
+        view = node.ask(ADMIN + "GetStatus")
+    else:
+        from ergon_framework.boundary.backup import open_read_only
+        from ergon_framework.boundary.node.status import status as status_of
+
+        with open_read_only(data) as zone:
+            view = status_of(zone)
+    if as_json:
+        show_one(view, as_json=True)
+    else:
+        _show(view)
+    return 1 if view["alerts"] else 0
+
+
+@asks_node
+def gaps(
+    node: NodeClient,
+    log: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this log.")] = None,
+    data: DataFolder = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List facts that were given up before everybody had them.
+
+    These are what the loss alert speaks of. In an inbound log the loss is the peer's: source
+    offsets are those of its outbound log.
+    """
+    if data is None:
+        found = node.ask(ADMIN + "ListGaps")["gaps"]
+    else:
+        from ergon_framework.boundary.backup import open_read_only
+        from ergon_framework.boundary.node.wire import gap_view
+
+        with open_read_only(data) as zone:
+            found = [gap_view(gap) for gap in zone.store.gaps()]
+    shown = [_gap(each) for each in found if log in (None, each["log"])]
+    show_list(shown, GAP, as_json=as_json)
+
+
+def _gap(view: dict[str, Any]) -> dict[str, Any]:
+    """A gap with how many facts were lost, where that happened."""
+    first = view.get("source_first_offset", view["first_offset"])
+    last = view.get("source_last_offset", view["last_offset"])
+    return {"source_first_offset": None, "source_last_offset": None, **view} | {
+        "facts": last - first + 1
+    }
+
+
+@asks_node
+def seal(
+    node: NodeClient, peer: Peer = None, reason: Reason = "", as_json: JsonFlag = False
+) -> None:
+    """Shut the link to a peer, or every link.
+
+    It stays shut until an operator opens it. Appends go on.
+    """
+    show_one(node.ask(ADMIN + "Seal", peer=_checked(peer), reason=reason), as_json=as_json)
+
+
+@asks_node
+def open_gate(
+    node: NodeClient,
+    peer: Peer = None,
+    reason: Reason = "",
+    accept_epoch: Annotated[
+        bool,
+        typer.Option(
+            "--accept-epoch",
+            help="Trust the peer's store although it is another one, or went back in time;"
+            " what it has is pulled from its start, and nothing is doubled by that.",
+        ),
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Open what was sealed.
+
+    With --accept-epoch a peer whose store has changed is trusted, too.
+    """
+    if accept_epoch:
+        if peer is None:
+            raise ConfigurationError("whose epoch is to be accepted?", remedy="give --peer ZONE")
+        node.ask(ADMIN + "AcceptEpoch", peer=_checked(peer))
+    show_one(node.ask(ADMIN + "Open", peer=_checked(peer), reason=reason), as_json=as_json)
+
+
+def _checked(peer: str | None) -> str | None:
+    """An empty name, as an unset variable of a script leaves it, must not mean all of them."""
+    from ergon_framework.app.zones import check_zone_name
+
+    return None if peer is None else check_zone_name(peer)
+
+
+def _show(view: dict[str, Any]) -> None:
+    main = {name: view.get(name) for name in _MAIN}
+    if main["sqlite_version"] is None:
+        del main["sqlite_version"]
+    expiry = view.get("certificate_expires_unix_ms")
+    if expiry is not None:
+        main["certificate_expires"] = f"{datetime.fromtimestamp(expiry / 1000, UTC):%Y-%m-%d %H:%M}"
+    show_one(main, as_json=False)
+    for name, columns in _TABLES.items():
+        rows = view.get(name) or []
+        if rows:
+            print()
+            # A folder that is looked at without its node knows less of links: columns without a
+            # value go.
+            used = [each for each in columns if any(row.get(each) is not None for row in rows)]
+            show_list(rows, used, as_json=False)
+    print()
+    for alert in view["alerts"]:
+        print(f"alert: {alert['kind']}: {printable(str(alert['text']))}")
+    if not view["alerts"]:
+        print("no alerts")
+
+
+OfZone = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="The zone's folder [default: as in the settings]."),
+]
+
+
+def verify(
+    data: OfZone = None, config: ConfigPath = None, zone: ZoneName = None, as_json: JsonFlag = False
+) -> int:
+    """Walk the hash chain of every log and read every object. Exit code 1 when something is wrong.
+
+    Nothing is changed, and the node may run meanwhile. JSON is the list of what is wrong.
+    """
+    from ergon_framework.boundary.verification import (
+        VerificationFinding,
+        VerificationProgress,
+        size_of,
+        verified,
+    )
+
+    found: list[dict[str, Any]] = []
+    done = VerificationProgress(0, 0)
+    with (
+        _looked_at(data, config, zone) as looked,
+        progress("verified", size_of(looked)) as move,
+    ):
+        for step in verified(looked):
+            if isinstance(step, VerificationFinding):
+                found.append(step.view())
+            else:
+                done = step
+                move(done.facts + done.objects)
+    if as_json or found:
+        show_list(found, ["kind", "where", "what"], as_json=as_json)
+    if not as_json:
+        verdict = f"{len(found)} flaws" if found else "no flaws"
+        print(f"{verdict} in {done.facts} facts and {done.objects} objects")
+    return 1 if found else 0
+
+
+def backup(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or empty folder.")],
+    data: OfZone = None,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Copy the bytes of objects even on the same disk.")
+    ] = False,
+    config: ConfigPath = None,
+    zone: ZoneName = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Copy a zone's log and objects to a folder.
+
+    Its node may run meanwhile; the log must be on SQLite. The copy is consistent and is a zone's
+    folder like any other. When a node opens it first, it begins a new epoch, so that peers notice
+    that it went back in time. Exit code 1 when an object is damaged where it was, and so could not
+    be copied.
+    """
+    from ergon_framework.boundary.backup import backed_up
+
+    with _looked_at(data, config, zone) as looked, progress("objects") as move:
+        made = backed_up(looked, folder, shares=not copy, report=move)
+    view = asdict(made)
+    missing = view.pop("missing")
+    show_one({**view, "missing": missing} if as_json else view, as_json=as_json)
+    if missing and not as_json:
+        print(f"not whole: {printable(missing)}")
+    return 1 if missing else 0
+
+
+def restore(
+    backup: Annotated[
+        Path, typer.Argument(metavar="BACKUP", help="A folder made by `ergon boundary backup`.")
+    ],
+    data: OfZone = None,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Move the folder that is there aside; it is not removed."),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Read the whole backup first, and refuse it when it is damaged.",
+        ),
+    ] = True,
+    config: ConfigPath = None,
+    zone: ZoneName = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put a backup in the place of a zone's folder.
+
+    The zone's node must be stopped. The backup stays as it is. The zone begins a new epoch with the
+    next start of its node, so that peers notice that it went back in time; what remains to be done
+    is printed.
+    """
+    from ergon_framework.boundary.restore import restored
+
+    folder, objects = (data, None) if data is not None else _places_of(config, zone)
+    with progress("objects") as move:
+        made = restored(backup, folder, objects=objects, replace=replace, checks=check, report=move)
+    show_one(asdict(made), as_json=as_json)
+    if not as_json:
+        print(_next_steps(made.zone))
+
+
+def _places_of(config: Path | None, zone: str | None) -> tuple[Path, str | None]:
+    """The folder of the zone's facts, and where its objects are, if that is elsewhere."""
+    from ergon_framework.app.node import zone_meant
+    from ergon_framework.boundary.data_folder import FILE, OBJECTS
+    from ergon_framework.boundary.store_urls import fact_file, object_place
+    from ergon_framework.errors import ConfigurationError
+
+    setup = zone_meant(config, zone)
+    file = fact_file(setup.settings)
+    if file is None:
+        raise ConfigurationError(
+            f"the facts of zone {setup.name!r} are not in an SQLite file",
+            remedy="restore the server with its own tools, or name a folder with --data",
+        )
+    if file.name != FILE:
+        raise ConfigurationError(
+            f"the facts of zone {setup.name!r} are in {file}, and those of a backup in {FILE}",
+            remedy="restore into a new folder with --data,"
+            f" and let `store` of the zone name the {FILE} in it",
+        )
+    objects = object_place(setup.settings)
+    # Beside the facts, as in every backup, objects need no place of their own.
+    return file.parent, None if objects == str(file.parent / OBJECTS) else objects
+
+
+def _next_steps(zone: str) -> str:
+    """What remains to be done. An outbox knows the time by its producer's clock, which may be
+    behind the node's: so all that it keeps is told again, and the node recognises what it has.
+    """
+    return (
+        "Start the node. Then let every outbox tell again what it keeps:\n"
+        "  ergon boundary outbox resend OUTBOX\n"
+        "At each peer, when its epoch alert appears:\n"
+        f"  ergon boundary open --peer {shlex.quote(printable(zone))} --accept-epoch"
+    )
+
+
+@contextmanager
+def _looked_at(data: Path | None, config: Path | None, zone: str | None) -> Iterator[LocalZone]:
+    """The zone in a folder, or the one of the settings wherever its stores are."""
+    from ergon_framework.app.node import zone_meant
+    from ergon_framework.boundary.backup import looked_at, open_read_only
+
+    if data is not None:
+        with open_read_only(data) as found:
+            yield found
+        return
+    setup = zone_meant(config, zone)
+    with looked_at(setup.name, setup.settings) as found:
+        yield found
+
 
 app = typer.Typer(
     help="Run a zone's node, look after it, and pass facts and artifacts by hand.",
     epilog="Commands that ask a node find it by --url, or by the zone of the settings.",
 )
 app.command()(boundary_serve.serve)
-app.command()(boundary_admin.status)
+app.command()(status)
 app.command()(boundary_facts.append)
 app.command()(boundary_objects.put)
 app.command()(boundary_objects.get)
@@ -27,11 +342,11 @@ app.command()(boundary_facts.confirm)
 app.command()(boundary_facts.lookup)
 app.add_typer(boundary_consumers.consumers_app, name="consumers")
 app.add_typer(boundary_consumers.quarantine_app, name="quarantine")
-app.command()(boundary_admin.gaps)
-app.command()(boundary_admin.seal)
-app.command("open")(boundary_admin.open_gate)
-app.command()(boundary_admin.verify)
-app.command()(boundary_admin.backup)
-app.command()(boundary_admin.restore)
+app.command()(gaps)
+app.command()(seal)
+app.command("open")(open_gate)
+app.command()(verify)
+app.command()(backup)
+app.command()(restore)
 app.add_typer(boundary_outbox.app, name="outbox")
 app.add_typer(boundary_serve.certs_app, name="certs")

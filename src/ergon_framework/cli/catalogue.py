@@ -65,14 +65,14 @@ GROUPS: dict[str, tuple[CommandEntry, ...]] = {
 """What people see, in the order in which they see it."""
 
 ALIASES = (
-    CommandEntry("process", "ergon tasks process", "process:process"),
+    CommandEntry("process", "ergon tasks process", "project:process"),
     CommandEntry("live", "ergon tasks live", "project:live"),
     CommandEntry("notices", "ergon tasks notices", "project:notices"),
     CommandEntry("workers", "ergon jobs workers", "worker:workers"),
     CommandEntry("executor", "ergon jobs executor", "worker:executor"),
-    CommandEntry("conform", "ergon jobs conform", "conform:conform"),
-    CommandEntry("export", "ergon db export", "record_files:export"),
-    CommandEntry("import", "ergon db import", "record_files:import_"),
+    CommandEntry("conform", "ergon jobs conform", "worker:conform"),
+    CommandEntry("export", "ergon db export", "db:export"),
+    CommandEntry("import", "ergon db import", "db:import_"),
     CommandEntry("forget", "ergon db forget", "forget:forget"),
 )
 """Short names of commands in a group, most from before they moved there; they work for ever and

@@ -1,19 +1,19 @@
-"""``ergon jobs``: look at jobs and workers, let one run now; see ``jobs_bulk`` for many."""
+"""``ergon jobs``: look at jobs, workers and the archive of ended jobs, let one run now.
+
+``jobs_bulk`` has what changes many jobs at once.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli import (
-    conform,
-    job_filters,
-    jobs_archive,
-    jobs_bulk,
-    worker,
-)
+from ergon_framework.cli import job_filters, jobs_bulk, worker
 from ergon_framework.cli.job_client import (
     JobId,
     StoreUrl,
@@ -28,10 +28,14 @@ from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, JobNotFoundError, UnreadableJobError
 
 if TYPE_CHECKING:
+    from ergon_framework.jobs.archive_files import ArchivedLine, JobArchive
     from ergon_framework.jobs.client import JobClient
+    from ergon_framework.jobs.settings import JobsSettings
     from ergon_framework.ports.jobstore import Unreadable
 
+
 app = typer.Typer(help="Look at jobs and workers; cancel, retry, reschedule or delete jobs.")
+archive_app = typer.Typer(help="Look into the archive of ended jobs.")
 
 
 @app.command("list")
@@ -135,9 +139,9 @@ def unreadable(
         show_one({"id": wanted, "became": done}, as_json=as_json)
 
 
-app.add_typer(jobs_archive.app, name="archive")
+app.add_typer(archive_app, name="archive")
 app.command()(worker.executor)
-app.command()(conform.conform)
+app.command()(worker.conform)
 
 
 def _aside(client: JobClient, job_id: str) -> Any:
@@ -169,3 +173,92 @@ def _unreadable_shape(found: Unreadable, is_aside: bool) -> dict[str, Any]:
         "since": moment(found.since),
         "problem": found.problem,
     }
+
+
+ArchiveFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder", metavar="FOLDER", help="The archive [default: of the settings].", exists=True
+    ),
+]
+
+
+@archive_app.command("list")
+def list_archive_files(
+    folder: ArchiveFolder = None, config: ConfigPath = None, as_json: JsonFlag = False
+) -> None:
+    """List the files of the archive, the oldest first."""
+    archive, _ = _opened_archive(folder, config)
+    rows = [
+        {"file": each.name, "day": each.day, "bytes": each.size, "folder": str(archive.path)}
+        for each in archive.files()
+    ]
+    show_list(rows, ["file", "day", "bytes"], as_json=as_json)
+
+
+@archive_app.command("show")
+def show_archived(
+    job: Annotated[str, typer.Argument(metavar="ID", help="The id of a job or a flow.")],
+    folder: ArchiveFolder = None,
+    config: ConfigPath = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show one job or flow as it was archived last."""
+    from ergon_framework.jobs.payload_codec_store import decoded_job
+    from ergon_framework.jobs.views import job_view
+    from ergon_framework.ports.transfer import JobRecord
+
+    archive, settings = _opened_archive(folder, config)
+    found = archive.find(job)
+    if found is None:
+        raise JobNotFoundError(
+            f"nothing of the id {job} is in the archive {archive.path}",
+            remedy="a job that has not been deleted yet is in the store:"
+            f" ergon jobs show {job}; --folder names another archive",
+        )
+    origin = {"archived_at": found.archived_at, "file": found.file}
+    if found.kind == JobRecord.kind:
+        plain = found.job()
+        if settings.codec.is_set:
+            plain = decoded_job(plain, settings.codec.compiled())
+        show_job(job_view(plain, settings) | origin, as_json=as_json)
+    else:
+        show_one({"kind": found.kind, **origin, **_archived_record(found)}, as_json=as_json)
+
+
+@archive_app.command("cat")
+def print_archive(folder: ArchiveFolder = None, config: ConfigPath = None) -> None:
+    """Print every archived job and flow once, as JSON Lines, file by file.
+
+    Of what is in the archive twice, because a worker died between archiving and deleting it, the
+    last is printed.
+    """
+    archive, _ = _opened_archive(folder, config)
+    for line in archive.records():
+        head = {"kind": line.kind, "key": line.key, "archived_at": line.archived_at}
+        text = json.dumps(head, ensure_ascii=False)[:-1]
+        # The record is written as it was archived: read and written again, numbers might change.
+        sys.stdout.write(f'{text}, "record": {line.record.decode()}}}\n')
+    sys.stdout.flush()
+
+
+def _opened_archive(folder: Path | None, config: Path | None) -> tuple[JobArchive, JobsSettings]:
+    """The archive that an option or the settings name."""
+    from ergon_framework.app.jobs import setup_of
+    from ergon_framework.app.settings import load_settings
+    from ergon_framework.jobs.archive_files import JobArchive
+
+    jobs = setup_of(load_settings(config)).jobs
+    if folder is not None:
+        return JobArchive(folder), jobs
+    if jobs.archive is None:
+        raise ConfigurationError(
+            "the settings name no archive",
+            remedy='write folder = "archive" under [jobs.archive], or give --folder FOLDER',
+        )
+    return JobArchive(Path(jobs.archive.folder)), jobs
+
+
+def _archived_record(line: ArchivedLine) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(line.record)
+    return found
