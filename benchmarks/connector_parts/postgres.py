@@ -1,20 +1,20 @@
-"""A PostgreSQL table: our consumer, and psycopg's own loop. Both commit each row by itself."""
+"""A PostgreSQL table: rows are claimed with SKIP LOCKED; each is deleted in a commit of its own."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
-from comparison import Contestant, ContestantError, Record, RunOptions, Turn, race
-from jobs_parts.servers import MissingServerError, Servers
+from comparison import Record, RunOptions, Turn
 
-from connector_parts.turns import BARE, BODY, PREFETCH, Countdown, timed, timed_async, told
-from ergon_framework import AsyncConsumerTask, ConsumerTask, Transaction
+from connector_parts import turns
+from connector_parts.brokers import broker
+from connector_parts.turns import BARE, BODY, PREFETCH, Countdown, Entrant, Heat
 from ergon_framework.connector.postgres import PostgresConnector
 
 RATE = 1000
 """Rows of a turn, for each second that it should take."""
-LOOP = {"loop": {"batch": {"size": PREFETCH}}}
 COLUMNS = "status, lease, visible_at"
 TABLE = (
     "id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload jsonb,"
@@ -24,33 +24,25 @@ _NUMBERS = itertools.count()
 
 
 def postgres(options: RunOptions) -> Iterator[Record]:
-    """With asyncio."""
-    yield from _raced("postgres", options, _ours_async, _bare_async)
+    """With asyncio and with threads."""
+    with broker("postgres") as server:
+        count = round(RATE * options.seconds)
+        yield from turns.run_heats(heats(server.url()), options.rounds, count)
 
 
-def postgres_threads(options: RunOptions) -> Iterator[Record]:
-    """With a thread."""
-    yield from _raced("postgres-threads", options, _ours, _bare)
+def heats(url: str) -> list[Heat]:
+    """The contestants on the server there."""
+    ours = Entrant("ergon", lambda count: turns.ours_async(count, _connector(url, count)))
+    bare = Entrant("psycopg asyncio", lambda count: _bare_async(url, count), BARE)
+    ours_threads = Entrant("ergon threads", lambda count: turns.ours(count, _connector(url, count)))
+    bare_threads = Entrant("psycopg", lambda count: _bare(url, count), BARE)
+    return [
+        Heat("postgres", ours, [bare]),
+        Heat("postgres-threads", ours_threads, [bare_threads]),
+    ]
 
 
-Consume = Callable[[str, int], Turn]
-
-
-def _raced(case: str, options: RunOptions, ours: Consume, bare: Consume) -> Iterator[Record]:
-    servers = Servers(options.folder)
-    try:
-        url, count = servers.url("postgres"), round(RATE * options.seconds)
-        us = Contestant("ergon", lambda: ours(url, count))
-        them = Contestant("psycopg", lambda: bare(url, count))
-        race([us, them], options.rounds)
-        yield from told(case, us, (them, BARE))
-    except MissingServerError as error:
-        raise ContestantError(str(error)) from error
-    finally:
-        servers.stop()
-
-
-def _filled(url: str, count: int) -> str:
+def filled(url: str, count: int) -> str:
     """A table with so many rows."""
     import psycopg
 
@@ -75,67 +67,39 @@ def _done(table: str) -> bytes:
     return f"DELETE FROM {table} WHERE id = %s AND lease = 'us'".encode()  # noqa: S608
 
 
-def _ours(url: str, count: int) -> Turn:
-    countdown, table = Countdown(count), _filled(url, count)
-
-    class Orders(ConsumerTask):
-        def process_transaction(self, transaction: Transaction) -> None:
-            countdown.handle(transaction.payload)
-
-    with PostgresConnector(url, table=table, columns=COLUMNS, wait=0.0) as source:
-        turn = timed(count, lambda: Orders({"in": source}).consume_transactions(LOOP))
-    return _whole(turn, countdown)
-
-
-def _ours_async(url: str, count: int) -> Turn:
-    countdown, table = Countdown(count), _filled(url, count)
-
-    class Orders(AsyncConsumerTask):
-        async def process_transaction(self, transaction: Transaction) -> None:
-            countdown.handle(transaction.payload)
-
-    async def consume() -> None:
-        source = PostgresConnector(url, table=table, columns=COLUMNS, wait=0.0)
-        await Orders({"in": source}).consume_transactions(LOOP)
-        await source.aclose()
-
-    return _whole(timed_async(count, consume), countdown)
+def _connector(url: str, count: int) -> Any:
+    table = filled(url, count)
+    return lambda: PostgresConnector(url, table=table, columns=COLUMNS)
 
 
 def _bare(url: str, count: int) -> Turn:
     import psycopg
 
-    countdown, table = Countdown(count), _filled(url, count)
+    countdown, table = Countdown(count), filled(url, count)
     claim, done = _claim(table), _done(table)
 
     def consume() -> None:
         with psycopg.connect(url, autocommit=True) as db:
-            while rows := db.execute(claim).fetchall():
-                for identity, payload in rows:
+            while countdown.left:
+                for identity, payload in db.execute(claim).fetchall():
                     countdown.handle(payload)
                     db.execute(done, (identity,))
 
-    return _whole(timed(count, consume), countdown)
+    return countdown.timed(consume)
 
 
 def _bare_async(url: str, count: int) -> Turn:
     import psycopg
 
-    countdown, table = Countdown(count), _filled(url, count)
+    countdown, table = Countdown(count), filled(url, count)
     claim, done = _claim(table), _done(table)
 
     async def consume() -> None:
         db = await psycopg.AsyncConnection.connect(url, autocommit=True)
         async with db:
-            while rows := await (await db.execute(claim)).fetchall():
-                for identity, payload in rows:
+            while countdown.left:
+                for identity, payload in await (await db.execute(claim)).fetchall():
                     countdown.handle(payload)
                     await db.execute(done, (identity,))
 
-    return _whole(timed_async(count, consume), countdown)
-
-
-def _whole(turn: Turn, countdown: Countdown) -> Turn:
-    if countdown.left:
-        raise ContestantError(f"{countdown.left} messages were not handled")
-    return turn
+    return countdown.timed_async(consume)

@@ -1,121 +1,69 @@
-"""RabbitMQ: our consumer, and the loops of aio-pika and pika, each on a quorum queue.
-
-No wheel has the server, and a node takes long to start. So the cases use a broker that runs, whose
-URL is in RABBITMQ_URL (amqp://user:password@host:port), and delete the queues that they have made.
-"""
+"""RabbitMQ: a quorum queue, a fixed prefetch, and an acknowledgement of each message by itself."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
-from comparison import Contestant, ContestantError, Record, RunOptions, Turn, race
+from comparison import Record, RunOptions, Turn
 
-from connector_parts.turns import BARE, BODY, PREFETCH, Countdown, timed, timed_async, told
-from ergon_framework import AsyncConsumerTask, ConsumerTask, Transaction
+from connector_parts import turns
+from connector_parts.brokers import broker
+from connector_parts.turns import BARE, BODY, FASTSTREAM, PREFETCH, Countdown, Entrant, Heat
+from ergon_framework import Transaction
 from ergon_framework.connector.rabbitmq import RabbitConnector
 
 RATE = 2000
 """Messages of a turn, for each second that it should take."""
-LOOP = {"loop": {"batch": {"size": PREFETCH}}}
 _NUMBERS = itertools.count()
 
 
-class FilledQueue:
-    """A fresh quorum queue with so many messages for each turn."""
-
-    def __init__(self, options: RunOptions) -> None:
-        url = os.environ.get("RABBITMQ_URL", "")
-        if not url:
-            raise ContestantError("no broker: set RABBITMQ_URL to that of one without other work")
-        self.url, self.count = url.rstrip("/"), round(RATE * options.seconds)
-        self.names: list[str] = []
-
-    def queue(self) -> str:
-        """The name of a queue that is full."""
-        name = f"ergon-race-{os.getpid()}-{int(time.time())}-{next(_NUMBERS)}"
-        self.names += [name, f"{name}.dead"]
-        with RabbitConnector(f"{self.url}/{name}") as orders:
-            payload = json.loads(BODY)
-            orders.dispatch_transactions(Transaction(str(n), payload) for n in range(self.count))
-        return name
-
-    def remove(self) -> None:
-        """Delete what was made."""
-        channel = self.connect()
-        for name in self.names:
-            channel.queue_delete(name)
-        channel.connection.close()
-
-    def connect(self) -> Any:
-        """A channel of pika's blocking connection."""
-        import pika
-
-        return pika.BlockingConnection(pika.URLParameters(f"{self.url}/%2F")).channel()
-
-
 def rabbitmq(options: RunOptions) -> Iterator[Record]:
-    """With asyncio."""
-    filled = FilledQueue(options)
-    try:
-        ours = Contestant("ergon", lambda: _ours_async(filled))
-        bare = Contestant("aio-pika", lambda: _bare_async(filled))
-        race([ours, bare], options.rounds)
-        yield from told("rabbitmq", ours, (bare, BARE))
-    finally:
-        filled.remove()
+    """With asyncio and with threads."""
+    with broker("rabbitmq") as server:
+        count = round(RATE * options.seconds)
+        yield from turns.run_heats(heats(server.url()), options.rounds, count)
 
 
-def rabbitmq_threads(options: RunOptions) -> Iterator[Record]:
-    """With a thread."""
-    filled = FilledQueue(options)
-    try:
-        ours = Contestant("ergon", lambda: _ours(filled))
-        bare = Contestant("pika", lambda: _bare(filled))
-        race([ours, bare], options.rounds)
-        yield from told("rabbitmq-threads", ours, (bare, BARE))
-    finally:
-        filled.remove()
+def heats(url: str) -> list[Heat]:
+    """The contestants on the broker there; the URL names no queue and ends with a slash."""
+    ours = Entrant("ergon", lambda count: turns.ours_async(count, _connector(url, count)))
+    bare = Entrant("aio-pika", lambda count: _bare_async(url, count), BARE)
+    peer = Entrant("faststream", lambda count: _faststream(url, count), FASTSTREAM)
+    ours_threads = Entrant("ergon threads", lambda count: turns.ours(count, _connector(url, count)))
+    bare_threads = Entrant("pika", lambda count: _bare(url, count), BARE)
+    return [
+        Heat("rabbitmq", ours, [bare, peer]),
+        Heat("rabbitmq-threads", ours_threads, [bare_threads]),
+    ]
 
 
-def _ours(filled: FilledQueue) -> Turn:
-    countdown, queue = Countdown(filled.count), filled.queue()
-
-    class Orders(ConsumerTask):
-        def process_transaction(self, transaction: Transaction) -> None:
-            countdown.handle(transaction.payload)
-
-    def consume() -> None:
-        with RabbitConnector(f"{filled.url}/{queue}", prefetch=PREFETCH, wait=0.0) as source:
-            Orders({"in": source}).consume_transactions(LOOP)
-
-    return _whole(timed(filled.count, consume), countdown)
+def filled(url: str, count: int) -> str:
+    """The name of a queue with so many messages."""
+    name = f"race-{next(_NUMBERS)}"
+    payload = json.loads(BODY)
+    with RabbitConnector(f"{url}{name}") as orders:
+        for start in range(0, count, 1000):
+            numbers = range(start, min(count, start + 1000))
+            orders.dispatch_transactions(Transaction(str(n), payload) for n in numbers)
+    return name
 
 
-def _ours_async(filled: FilledQueue) -> Turn:
-    countdown, queue = Countdown(filled.count), filled.queue()
-
-    class Orders(AsyncConsumerTask):
-        async def process_transaction(self, transaction: Transaction) -> None:
-            countdown.handle(transaction.payload)
-
-    async def consume() -> None:
-        source = RabbitConnector(f"{filled.url}/{queue}", prefetch=PREFETCH, wait=0.0)
-        await Orders({"in": source}).consume_transactions(LOOP)
-        await source.aclose()
-
-    return _whole(timed_async(filled.count, consume), countdown)
+def _connector(url: str, count: int) -> Any:
+    queue = filled(url, count)
+    return lambda: RabbitConnector(f"{url}{queue}", prefetch=PREFETCH)
 
 
-def _bare(filled: FilledQueue) -> Turn:
-    countdown, queue = Countdown(filled.count), filled.queue()
+def _bare(url: str, count: int) -> Turn:
+    import pika
+
+    countdown, queue = Countdown(count), filled(url, count)
 
     def consume() -> None:
-        channel = filled.connect()
+        connection = pika.BlockingConnection(pika.URLParameters(f"{url}%2F"))
+        channel = connection.channel()
         channel.basic_qos(prefetch_count=PREFETCH)
         for method, _, body in channel.consume(queue):
             is_last = countdown.handle(json.loads(body))
@@ -123,18 +71,18 @@ def _bare(filled: FilledQueue) -> Turn:
             if is_last:
                 break
         channel.cancel()
-        channel.connection.close()
+        connection.close()
 
-    return _whole(timed(filled.count, consume), countdown)
+    return countdown.timed(consume)
 
 
-def _bare_async(filled: FilledQueue) -> Turn:
-    countdown, queue = Countdown(filled.count), filled.queue()
+def _bare_async(url: str, count: int) -> Turn:
+    import aio_pika
+
+    countdown, queue = Countdown(count), filled(url, count)
 
     async def consume() -> None:
-        import aio_pika
-
-        async with await aio_pika.connect(f"{filled.url}/%2F") as connection:
+        async with await aio_pika.connect(f"{url}%2F") as connection:
             channel = await connection.channel()
             await channel.set_qos(prefetch_count=PREFETCH)
             source = await channel.get_queue(queue)
@@ -145,10 +93,23 @@ def _bare_async(filled: FilledQueue) -> Turn:
                     if is_last:
                         break
 
-    return _whole(timed_async(filled.count, consume), countdown)
+    return countdown.timed_async(consume)
 
 
-def _whole(turn: Turn, countdown: Countdown) -> Turn:
-    if countdown.left:
-        raise ContestantError(f"{countdown.left} messages were not handled")
-    return turn
+def _faststream(url: str, count: int) -> Turn:
+    library, queue = turns.imported("faststream.rabbit"), filled(url, count)
+
+    def declare(handle: Any, end: Any) -> Any:
+        channel = library.Channel(prefetch_count=PREFETCH)
+        made = library.RabbitBroker(
+            f"{url}%2F", default_channel=channel, logger=None, apply_types=False
+        )
+
+        @made.subscriber(library.RabbitQueue(queue, declare=False))
+        async def orders(body: Any) -> None:
+            if handle(body):
+                end()
+
+        return made
+
+    return turns.faststream(count, declare)

@@ -37,7 +37,7 @@ def measure(name: str, count: int) -> dict[str, Any]:
     skipped = ours.engine(workload).skipped
     if skipped is not None:
         return record | {"skipped": skipped}
-    grown = _growth(workload, count, _resident)
+    grown = _growth(workload, count, resident)
     tracemalloc.start()
     traced_count = count // 20
     traced = _growth(workload, traced_count, _traced)
@@ -72,7 +72,8 @@ def _growth(workload: Workload, count: int, used: Callable[[], int]) -> int:
     return samples[-1] - samples[0]
 
 
-def _resident() -> int:
+def resident() -> int:
+    """Bytes of this process that are in memory."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
