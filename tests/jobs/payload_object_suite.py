@@ -72,7 +72,11 @@ class Place:
 
     def objects(self) -> set[str]:
         """The digests of all objects that are there."""
-        return {each.name for each in (self.folder / "objects" / "sha256").glob("*/*/*")}
+        return {each.name for each in self.files()}
+
+    def files(self) -> list[Path]:
+        """The files of all objects."""
+        return list((self.folder / "objects" / "sha256").glob("*/*/*"))
 
     def named(self) -> set[str]:
         """The digests of all objects that rows name."""
@@ -458,6 +462,48 @@ def an_archive_waits_for_the_object_store(place: Place) -> None:
         assert place.store.find(job) is not None
 
 
+def an_archive_holds_what_is_lost(place: Place) -> None:
+    """A job or a flow without its object stays in the store until that is back; others do not."""
+    with place.client() as client:
+        lost = client.enqueue("echo", [LARGE])
+        flow = client.chain(("echo", [LARGE]), "length").enqueue()
+        files = {file: file.read_bytes() for file in place.files()}
+        other = client.enqueue("echo", [1])
+        assert place.drain() == 4
+        for file in files:
+            file.unlink()
+        archive = JobArchive(place.folder / "archive")
+        subject = archiver.Archiver(client.store, archive)
+        _until(lambda: subject.turn() == 1)
+        _until(lambda: subject.turn() == 0 and len(subject.held) == 2)
+        assert set(subject.held) == {str(lost), flow.id}
+        assert [line.key for line in archive.lines()] == [str(other)]
+        assert place.store.find(lost) is not None
+        for file, content in files.items():
+            file.write_bytes(content)
+        subject.held.clear()  # as it is after a while
+        assert [subject.turn(), subject.turn(), subject.turn()] == [1, 2, 0]
+        line = archive.find(str(lost))
+        assert line is not None
+        assert msgspec.json.decode(line.job().args) == [LARGE]
+
+
+def an_archive_takes_what_is_lost_when_it_may(place: Place) -> None:
+    """Its row names the object then, as it did in the store."""
+    with place.client() as client:
+        lost = client.enqueue("echo", [LARGE])
+        assert place.drain() == 1
+        for file in place.files():
+            file.unlink()
+        archive = JobArchive(place.folder / "archive")
+        subject = archiver.Archiver(client.store, archive, allows_lost=True)
+        _until(lambda: subject.turn() == 1)
+        line = archive.find(str(lost))
+        assert line is not None
+        assert names_object(line.job().args)
+        assert place.store.find(lost) is None
+
+
 def a_copy_has_whole_jobs(place: Place) -> None:
     """What is moved or exported runs in a store that knows of no objects."""
     codec = {"active_key": "k", "keys": {"k": KEY}}
@@ -535,6 +581,8 @@ CHECKS = [
     a_sweep_spares_other_stores,
     the_archive_has_whole_jobs,
     an_archive_waits_for_the_object_store,
+    an_archive_holds_what_is_lost,
+    an_archive_takes_what_is_lost_when_it_may,
     a_copy_has_whole_jobs,
     a_copy_without_the_setting_is_refused,
     erasing_lets_a_sweep_remove_the_object,

@@ -21,7 +21,7 @@ from ergon_framework.core.flow import RetryFlow
 from ergon_framework.core.job import RequeueRequested
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.archive_files import ArchiveBusyError, JobArchive
-from ergon_framework.jobs.archiver import Archiver, ArchiveThread
+from ergon_framework.jobs.archiver import HELD_FOR, Archiver, ArchiveThread
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import flows_of, purge_flow
 from ergon_framework.jobs.payload_codec_store import decoded_job
@@ -396,6 +396,42 @@ def test_a_failing_archive_is_told_once_until_it_works(
                 thread.run()
         thread.run()
     assert told == ["archive.failed", "jobs.archived"] * 2
+
+
+def test_jobs_with_lost_payloads_are_told_of_once(tmp_path: Path, archive: JobArchive) -> None:
+    """One notice for each, however often they are passed over; too many stop the archive."""
+    codec = {"objects": str(tmp_path / "objects"), "objects_above": 1024}
+    clock = HandClock()
+    subject = JobStoreSubject(MemoryJobStore(clock), clock, None, 5.0)
+    client = JobClient(settings=JobsSettings.model_validate({"codec": codec}), store=subject.store)
+    told: list[tuple[str, Any]] = []
+    thread = ArchiveThread(
+        Archiver(client.store, archive, max_held=3),
+        lambda name, fields: told.append((name, fields.get("jobs", fields.get("count")))),
+        "there",
+    )
+
+    def lose(*ids: str) -> None:
+        for each in ids:
+            client.enqueue("send", ["x" * 2000], id=each)
+            subject.ended(each, keep=1.0)
+        for file in (tmp_path / "objects" / "sha256").glob("*/*/*"):
+            file.unlink()
+        ended(subject, f"kept-{ids[0]}", keep=1.0)
+        clock.forward(2.0)
+        thread.run()
+        thread.run()
+
+    lose("a", "b")
+    assert told == [("jobs.archived", 1), ("archive.held", ["a", "b"])]
+    told.clear()
+    clock.forward(HELD_FOR)  # looked at again, and still lost
+    lose("c")
+    assert told == [("jobs.archived", 1), ("archive.held", ["c"])]
+    told.clear()
+    lose("d")
+    assert [name for name, _ in told] == ["archive.failed"]
+    assert sorted(ids_of(subject.store.search(Search()))) == ["a", "b", "c", "d", "kept-d"]
 
 
 @pytest.mark.slow

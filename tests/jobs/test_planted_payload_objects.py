@@ -84,7 +84,12 @@ def keeps_objects_of_duplicates(patch: pytest.MonkeyPatch) -> None:
 
 def archives_names(patch: pytest.MonkeyPatch) -> None:
     """The archive gets the row as it is."""
-    patch.setattr(archiver, "inlined_job", lambda job, _codec: job)
+    patch.setattr(archiver, "inlined_job", lambda job, _codec, _lost: job)
+
+
+def archives_without_what_is_lost(patch: pytest.MonkeyPatch) -> None:
+    """A job without its payload is archived as if nothing was missing."""
+    patch.setattr(archiver, "_refuse_lost", payload_codec_store.log_lost)
 
 
 def copies_names(patch: pytest.MonkeyPatch) -> None:
@@ -145,6 +150,7 @@ PLANTED: list[tuple[Plant, Callable[[Place], None]]] = [
     (keeps_objects_of_duplicates, suite.duplicates_leave_no_object),
     (archives_names, suite.the_archive_has_whole_jobs),
     (archives_names, suite.an_archive_waits_for_the_object_store),
+    (archives_without_what_is_lost, suite.an_archive_holds_what_is_lost),
     (copies_names, suite.a_copy_has_whole_jobs),
     (copies_names, suite.a_copy_without_the_setting_is_refused),
     (gives_up_on_a_missing_object, suite.an_object_may_come_back),

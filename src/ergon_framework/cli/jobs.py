@@ -204,6 +204,7 @@ def show_archived(
     as_json: JsonFlag = False,
 ) -> None:
     """Show one job or flow as it was archived last."""
+    from ergon_framework.jobs.payload_codec import names_object
     from ergon_framework.jobs.payload_codec_store import decoded_job
     from ergon_framework.jobs.views import job_view
     from ergon_framework.ports.transfer import JobRecord
@@ -219,9 +220,11 @@ def show_archived(
     origin = {"archived_at": found.archived_at, "file": found.file}
     if found.kind == JobRecord.kind:
         plain = found.job()
+        lost = [part for part in ("args", "result") if names_object(getattr(plain, part) or b"")]
         if settings.codec.is_set:
             plain = decoded_job(plain, settings.codec.compiled())
-        show_job(job_view(plain, settings) | origin, as_json=as_json)
+        view = job_view(plain, settings) | origin
+        show_job(view | {"lost_payloads": lost} if lost else view, as_json=as_json)
     else:
         show_one({"kind": found.kind, **origin, **_archived_record(found)}, as_json=as_json)
 

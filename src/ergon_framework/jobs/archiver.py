@@ -4,6 +4,10 @@ A process that dies between the append and the deletion leaves jobs in the store
 archive: they are archived once more, never less than once. Nothing is deleted that is not on the
 disk. One worker does it at a time; two that both believe it is their turn do no harm, since the
 lock of the folder lets one in, and in another folder a job would be archived twice.
+
+A job whose payload object is lost stays in the store with the row that names the object, and so
+does a flow with such a step: the object may come back from a backup, or the settings may name the
+wrong place. The others are archived meanwhile.
 """
 
 from __future__ import annotations
@@ -12,12 +16,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
-from ergon_framework.errors import ErgonError
+from ergon_framework.errors import ErgonError, PayloadObjectError
 from ergon_framework.jobs.archive_files import ArchiveBusyError, ArchiveWriter, JobArchive
 from ergon_framework.jobs.payload_codec import PLAIN, PayloadCodec
-from ergon_framework.jobs.payload_codec_store import bounded, inlined_job
+from ergon_framework.jobs.payload_codec_store import bounded, inlined_job, log_lost
 from ergon_framework.ports.flow import Flow
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search, WorkerRecord
 from ergon_framework.ports.transfer import FlowRecord, JobRecord
@@ -31,20 +35,53 @@ SLICE_BYTES = 4 * 1024 * 1024
 """Bytes of a slice: the next one is smaller where jobs are large."""
 PAUSE = 0.02
 """Seconds between two slices, in which the store is left to others."""
+HELD_FOR = 600.0
+"""Seconds after which a job is looked at again whose payload was lost."""
+MAX_HELD = 400
+"""Jobs and flows that are passed over. More lost payloads are no accident of single objects. A read
+of ripe jobs brings at most 500 from any store, and has to reach beyond these."""
+NAMED = 10
+"""Ids in a notice."""
 
 declare("archive.slice.appended", "archive.slice.deleted")
 
 
-class Archiver:
-    """Moves what was kept long enough from a store into an archive, slice by slice."""
+class HeldJob(NamedTuple):
+    """A job or flow that is not archived, because a payload of it is lost."""
 
-    def __init__(self, store: FullJobStore, archive: JobArchive) -> None:
+    until: float
+    """When it is looked at again."""
+    why: str
+
+
+class _LostPayloadError(Exception):
+    """A payload of a job is missing or damaged where that is not allowed."""
+
+
+class Archiver:
+    """Moves what was kept long enough from a store into an archive, slice by slice.
+
+    ``allows_lost``: a job is archived without what is missing or damaged in the object store.
+    """
+
+    def __init__(
+        self,
+        store: FullJobStore,
+        archive: JobArchive,
+        *,
+        allows_lost: bool = False,
+        max_held: int = MAX_HELD,
+    ) -> None:
         # As the store keeps them: what is encrypted there is encrypted in the archive. Only what is
         # in an object store comes along: its object goes when the job has gone.
         self._store: FullJobStore = getattr(store, "plain", store)
         self._codec: PayloadCodec = getattr(store, "codec", PLAIN)
         self._archive = archive
         self._size = MIN_SLICE
+        self._max_held = max_held
+        self._lost = log_lost if allows_lost else _refuse_lost
+        self.held: dict[str, HeldJob] = {}
+        """By id: what stays in the store because a payload of it is lost."""
 
     def turn(self, is_stopped: Callable[[], bool] = lambda: False) -> int:
         """Archive and delete one slice of jobs, or one flow with its steps; how many jobs.
@@ -53,27 +90,66 @@ class Archiver:
         archive fails; then nothing was deleted that is not in the archive.
         """
         with self._archive.locked() as writer:
+            self._look_again()
             # Read under the lock: whoever erases jobs afterwards finds them in the archive.
-            jobs = self._store.ripe(self._size)
-            if jobs:
-                for some in bounded(jobs, SLICE_BYTES):
-                    self._archive_jobs(writer, some)
-                return len(jobs)
+            while jobs := self._ripe_jobs():
+                archived = sum(
+                    self._archive_jobs(writer, some) for some in bounded(jobs, SLICE_BYTES)
+                )
+                if archived:
+                    return archived
             flows: FlowStore | None = getattr(self._store, "flows", None)
-            found = [] if flows is None else flows.ripe(1)
-            if flows is not None and found:
-                return self._archive_flow(writer, flows, found[0], is_stopped)
+            while flows is not None and (flow := self._ripe_flow(flows)) is not None:
+                try:
+                    return self._archive_flow(writer, flows, flow, is_stopped)
+                except _LostPayloadError as error:
+                    self._hold(flow.id, str(error))
             # When nothing else is to be done: a file is large.
             while self._archive.format == "parquet" and not is_stopped() and writer.convert():
                 pass
             return 0
 
-    def _archive_jobs(self, writer: ArchiveWriter, jobs: list[Job]) -> None:
-        written = writer.append([_record(inlined_job(job, self._codec)) for job in jobs])
-        failpoint("archive.slice.appended")
-        self._store.purge(jobs)
-        failpoint("archive.slice.deleted")
-        self._adapt(written, len(jobs))
+    def _look_again(self) -> None:
+        now = self._store.now()
+        self.held = {key: each for key, each in self.held.items() if each.until > now}
+
+    def _ripe_jobs(self) -> list[Job]:
+        found = self._store.ripe(self._size + len(self.held))
+        return [job for job in found if job.id not in self.held][: self._size]
+
+    def _ripe_flow(self, flows: FlowStore) -> Flow | None:
+        found = flows.ripe(1 + len(self.held))
+        return next((flow for flow in found if flow.id not in self.held), None)
+
+    def _archive_jobs(self, writer: ArchiveWriter, jobs: list[Job]) -> int:
+        """Archive and delete those that are whole; how many."""
+        whole: list[Job] = []
+        records: list[JobRecord] = []
+        for job in jobs:
+            try:
+                records.append(_record(inlined_job(job, self._codec, self._lost)))
+            except _LostPayloadError as error:
+                self._hold(job.id, str(error))
+            else:
+                whole.append(job)
+        if whole:
+            written = writer.append(records)
+            failpoint("archive.slice.appended")
+            self._store.purge(whole)
+            failpoint("archive.slice.deleted")
+            self._adapt(written, len(whole))
+        return len(whole)
+
+    def _hold(self, unit_id: str, why: str) -> None:
+        if len(self.held) >= self._max_held:
+            raise PayloadObjectError(
+                f"payloads of more than {self._max_held} ended jobs are lost; of {unit_id}: {why}",
+                remedy="see that objects under [jobs.codec] names the right place, or bring it back"
+                " from a backup; allow_lost_payloads under [jobs.archive] archives such jobs"
+                " without these payloads",
+                details={"job_id": unit_id},
+            )
+        self.held[unit_id] = HeldJob(self._store.now() + HELD_FOR, why)
 
     def _adapt(self, written: int, number: int) -> None:
         """Let the next slice have as many jobs as fit, and not many more than this one."""
@@ -88,12 +164,19 @@ class Archiver:
         They are deleted when all of it is there. A flow that was begun and not ended, because the
         worker stops, is archived again, whole.
         """
+        # Half a flow would be archived again at each look.
+        if self._codec.objects is not None:
+            for step in self._store.search(Search(flow=flow.id)):
+                if is_stopped():
+                    return 0
+                inlined_job(step, self._codec, self._lost)
         number = 0
         for steps in _slices(self._store.search(Search(flow=flow.id)), MAX_SLICE // 5):
             if is_stopped():
                 return 0
             for some in bounded(steps, SLICE_BYTES):
-                writer.append([_record(inlined_job(step, self._codec)) for step in some])
+                records = [_record(inlined_job(step, self._codec, self._lost)) for step in some]
+                writer.append(records)
             number += len(steps)
         writer.append([FlowRecord(flow, tuple(flows.joins(flow.id)), {})])
         failpoint("archive.slice.appended")
@@ -115,6 +198,7 @@ class ArchiveThread:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_failing = False
+        self._told: set[str] = set()
 
     def is_turn_of(self, mine: WorkerRecord, alive: Iterable[WorkerRecord]) -> bool:
         """Whether this worker archives: among the living that have an archive, the first by id."""
@@ -144,6 +228,21 @@ class ArchiveThread:
                 self._failed(error)
         if total:
             self._report("jobs.archived", {"count": total, "where": self._where})
+        self._tell_of_held()
+
+    def _tell_of_held(self) -> None:
+        """Once for each job, until it was archived or deleted."""
+        held = self._archiver.held
+        new = [key for key in held if key not in self._told]
+        self._told = set(held)
+        if not new:
+            return
+        for key in new[:NAMED]:
+            logger.error(
+                "the job or flow %s is not archived, and stays in the store: %s", key, held[key].why
+            )
+        fields = {"count": len(new), "jobs": new[:NAMED], "where": self._where}
+        self._report("archive.held", fields)
 
     def stop(self) -> None:
         """Begin no further slice. From any thread."""
@@ -164,6 +263,11 @@ class ArchiveThread:
             )
             self._report("archive.failed", {"error": str(error), "where": self._where})
         self._is_failing = True
+
+
+def _refuse_lost(job: Job, error: ErgonError) -> None:
+    where = "" if job.step is None else f"step {job.id}: "
+    raise _LostPayloadError(f"{where}{error}") from error
 
 
 def _record(job: Job) -> JobRecord:

@@ -295,11 +295,12 @@ Lost = Callable[[Job, ErgonError], None]
 """Is told of a job and of why one of its payloads is lost; may raise."""
 
 
-def _log_lost(job: Job, error: ErgonError) -> None:
+def log_lost(job: Job, error: ErgonError) -> None:
+    """Copy the job without the payload, and say so."""
     logger.warning("job %s is copied without a payload: %s", job.id, error.message)
 
 
-def inlined_job(job: Job, codec: PayloadCodec, lost: Lost = _log_lost) -> Job:
+def inlined_job(job: Job, codec: PayloadCodec, lost: Lost = log_lost) -> Job:
     """The job as it is kept elsewhere: what is in an object store is in its row, and still encoded.
 
     Raises PayloadObjectError where the object store is away or not in the settings. What is missing

@@ -164,6 +164,7 @@ class ArchiveSettings(SettingsModel):
     folder: Annotated[str, Field(min_length=1)]
     format: Literal["jsonl", "parquet"] = "jsonl"
     max_file_size: Annotated[Count, Field(ge=1024)] = 256 * 1024 * 1024
+    allow_lost_payloads: bool = False
 
 
 GIVEN_UP = frozenset(

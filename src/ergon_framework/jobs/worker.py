@@ -433,7 +433,8 @@ class Worker:
             version=version(),
             format=archive.format,
         )
-        return ArchiveThread(Archiver(self._store, folder), self._reported, archive.folder)
+        archiver = Archiver(self._store, folder, allows_lost=archive.allow_lost_payloads)
+        return ArchiveThread(archiver, self._reported, archive.folder)
 
     def _sweep_thread(self) -> SweepThread | None:
         """What removes objects that no job names, if the settings have a place for objects."""

@@ -258,6 +258,10 @@ _STORES: dict[str, tuple[Any, ...]] = {
         "Ended jobs cannot be archived, and stay in the store; it is tried again.",
         ("error", "where"),
     ),
+    "archive.held": (
+        "A payload of ended jobs or flows is lost: they are not archived, and stay in the store.",
+        ("count", "jobs", "where"),
+    ),
     "dead_letters.purged": ("An operator deleted dead letters for good.", ("kind", "count")),
 }
 
