@@ -14,7 +14,8 @@ from ergon_framework.boundary.data_folder import FILE
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.jobs.store_urls import open_store as open_job_store
 from ergon_framework.ports.factstore import NewFact
-from ergon_framework.ports.jobstore import NewJob, Schedule, WorkerRecord
+from ergon_framework.ports.flow import Join, NewFlow, StepPlace
+from ergon_framework.ports.jobstore import FlowStore, NewJob, Schedule, WorkerRecord
 from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.store_urls import open_store as open_provider_store
 from tests.providers.recorder_fakes import letter, row
@@ -65,6 +66,20 @@ def fill_jobs(place: Path | str, waiting: int = 5, dead: int = 0) -> None:
 
 def _job(name: str, queue: str, **more: Any) -> NewJob:
     return NewJob(id=name, handler=f"handle.{queue}", queue=queue, args=b'["hidden"]', **more)
+
+
+def fill_flow(place: Path) -> None:
+    """A flow ``album``, of which three steps wait for the first one."""
+    tree = b'{"chain":[{"step":1,"handler":"fetch"},{"step":2,"handler":"thumb","count":3}]}'
+    join = Join(id="album:1", flow_id="album", remaining=1, members=b"[1]")
+    flow = NewFlow(id="album", name="album", joins=(join,), plan=b'{"tree":' + tree + b"}")
+    first = StepPlace(flow_id="album", feeds=("album:1",))
+    later = StepPlace(flow_id="album", join_id="album:1")
+    steps = [NewJob(id="album.1", handler="fetch", queue="pics", step=first)]
+    steps += [NewJob(id=f"album.{n}", handler="thumb", queue="pics", step=later) for n in (2, 3, 4)]
+    with closing(open_job_store(f"sqlite:///{place}/work.db")) as store:
+        flows: FlowStore = store.flows  # type: ignore[attr-defined]  # each of our stores has them
+        flows.add(flow, steps)
 
 
 def fill_calls(url: str, letters: Sequence[str] = ()) -> None:

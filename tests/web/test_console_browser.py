@@ -11,7 +11,7 @@ from playwright.sync_api import Browser
 
 from ergon_framework.jobs import JobClient
 from tests.web.chromium import browser, heard
-from tests.web.content import fill_jobs, settings_in
+from tests.web.content import fill_calls, fill_flow, fill_jobs, settings_in
 from tests.web.serving import started
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("ONE:serve")]
@@ -30,6 +30,8 @@ def url(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Iterator
     place: Path = tmp_path_factory.mktemp("console")
     settings_in(place, "[server]\nport = 0")
     fill_jobs(place, waiting=5, dead=2)
+    fill_flow(place)
+    fill_calls(f"sqlite:///{place}/work.db", ["l1"])
     with started(place) as (_, line):
         yield line.split()[-1]
 
@@ -59,6 +61,10 @@ def test_without_scripts(chromium: Browser, url: str) -> None:
         assert page.locator("tbody tr").count() == 2
         page.locator("tbody th a").first.click()
         assert page.url.endswith("/console/jobs/d1")
+        page.goto(f"{url}/console/flows")
+        page.get_by_role("link", name="album").click()
+        page.get_by_role("link", name="fetch: waiting").click()
+        assert page.url.endswith("/console/jobs/album.1")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -69,8 +75,8 @@ def test_both_themes_and_a_phone(chromium: Browser, url: str, scheme: str) -> No
         viewport={"width": 390, "height": 800},
     ) as context:
         page = context.new_page()
-        for path in ("/console", "/console/jobs", "/console/queues", "/console/jobs/d0"):
-            page.goto(url + path)
+        for path in ("", "/jobs", "/queues", "/jobs/d0", "/flows/album"):
+            page.goto(f"{url}/console{path}")
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
         background = "getComputedStyle(document.body).backgroundColor"
         before = page.evaluate(background)
@@ -85,12 +91,15 @@ PAGES = (
     "",
     "/jobs",
     "/jobs/d0",
+    "/flows",
+    "/flows/album",
     "/queues",
     "/dead-letters",
     "/schedules",
     "/workers",
     "/zones",
     "/providers",
+    "/providers/rank/snapshot",
     "/sign-in",
     "/nowhere",
 )

@@ -473,6 +473,23 @@ class MinuteOfLane(NamedTuple):
     rollup: Rollup
 
 
+class LaneNow(NamedTuple):
+    """A lane as it stands: its circuit, its last outcomes, and the quota window that is running."""
+
+    tenant_id: str
+    breaker_state: str
+    consecutive_failures: int
+    open_until: float | None
+    cooldown_until: float | None
+    last_error_code: str | None
+    last_error_at: float | None
+    last_success_at: float | None
+    quota_used: int | None
+    quota_limit: int | None
+    window_start: float | None
+    window_end: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class ProviderStats:
     """The state of all lanes at one instant, without the names of tenants."""
@@ -509,6 +526,16 @@ class ProviderInspector(Protocol):
 
     def minutes(self, since: float, changed_since: float) -> list[MinuteOfLane]:
         """The minutes of all lanes that began after one instant and have changed since another."""
+
+    def lanes_of(
+        self, provider_name: str, capability: str, now: float, limit: int
+    ) -> list[LaneNow]:
+        """The lanes of a capability; those whose circuit is not closed first."""
+
+    def latest_attempts(
+        self, provider_name: str, capability: str, since: float, limit: int
+    ) -> list[AttemptRow]:
+        """The latest attempts of all tenants at a capability, the newest first."""
 
     def figures(self, now: float, statuses: Sequence[LetterStatus]) -> ProviderStats:
         """How all lanes are, and how many dead letters have one of these statuses."""

@@ -16,6 +16,7 @@ from ergon_framework.ports.providerstore import (
     CallTotals,
     LaneCount,
     LaneKey,
+    LaneNow,
     LetterPosition,
     LetterStatus,
     MinuteOfLane,
@@ -138,6 +139,40 @@ class SqlProviderInspector:
         with self._database.connect() as connection:
             return [_minute(row) for row in connection.execute(wanted)]
 
+    def lanes_of(
+        self, provider_name: str, capability: str, now: float, limit: int
+    ) -> list[LaneNow]:
+        """The lanes of a capability; those whose circuit is not closed first."""
+        moment = datetime.fromtimestamp(now, UTC)
+        names = LaneNow._fields[: LaneNow._fields.index("quota_used")]
+        quota = (_quota.used_count, _quota.limit_count, _quota.window_start, _quota.window_end)
+        wanted = (
+            select(*(getattr(_health, name) for name in names), *quota)
+            .where(_health.provider_name == provider_name, _health.capability == capability)
+            .outerjoin(_quota, _running_window(moment))
+            .order_by(_health.breaker_state == CircuitState.CLOSED.value, _health.tenant_id)
+            .limit(limit)
+        )
+        with self._database.connect() as connection:
+            return [LaneNow(*map(_plain, row)) for row in connection.execute(wanted)]
+
+    def latest_attempts(
+        self, provider_name: str, capability: str, since: float, limit: int
+    ) -> list[AttemptRow]:
+        """The latest attempts of all tenants at a capability, the newest first."""
+        began = datetime.fromtimestamp(since, UTC)
+        wanted = (
+            select(*(getattr(_attempt, name) for name in AttemptRow._fields))
+            .select_from(_health)
+            .where(_health.provider_name == provider_name, _health.capability == capability)
+            .join(_attempt, _of_lane_since(_attempt, _attempt.created_at, began))
+            .order_by(_attempt.created_at.desc(), _attempt.id.desc())
+            .limit(limit)
+        )
+        with self._database.connect() as connection:
+            rows = [AttemptRow(*row) for row in connection.execute(wanted)]
+        return [row._replace(created_at=from_db_time(row.created_at)) for row in rows]
+
     def figures(self, now: float, statuses: Sequence[LetterStatus]) -> ProviderStats:
         """How all lanes are, and how many dead letters have one of these statuses."""
         moment = datetime.fromtimestamp(now, UTC)
@@ -219,6 +254,20 @@ def _reasons(connection: Connection, since: datetime) -> list[LaneCount]:
         .order_by(*lane, _attempt.reason_code)
     )
     return [LaneCount(*row) for row in connection.execute(wanted) if row[3]]
+
+
+def _plain(value: Any) -> Any:
+    return from_db_time(value) if isinstance(value, datetime) else value
+
+
+def _running_window(now: datetime) -> ColumnElement[bool]:
+    return and_(
+        _quota.tenant_id == _health.tenant_id,
+        _quota.provider_name == _health.provider_name,
+        _quota.capability == _health.capability,
+        _quota.window_start <= now,
+        _quota.window_end > now,
+    )
 
 
 def _of_lane_since(table: Any, column: Any, moment: datetime) -> ColumnElement[bool]:

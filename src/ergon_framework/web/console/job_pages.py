@@ -131,3 +131,14 @@ def same_error(look: JobsLook, document: Mapping[str, Any]) -> int:
         for failure in [each["last_error"] or {"code": "", "message": ""}]
     ]
     return max(0, found.count(wanted) - 1)
+
+
+def kind_of(source: JobBackend, wanted: str) -> str | None:
+    """Which page there is for an id; None where nothing has it."""
+    if "\0" in wanted:
+        return None
+    with source.opened() as client:
+        if client.store.find(wanted) is not None:
+            return "jobs"
+        flows = getattr(client.store, "flows", None)
+        return "flows" if flows is not None and flows.find(wanted) is not None else None

@@ -33,6 +33,7 @@ from ergon_framework.web.console.job_pages import (
     MOST_SHOWN,
     SHOWN,
     job_document,
+    kind_of,
     list_document,
     params_of,
     readable,
@@ -46,6 +47,7 @@ from ergon_framework.web.console.part_pages import (
     zone_chip,
     zones_document,
 )
+from ergon_framework.web.console.reading import ReadingPages
 from ergon_framework.web.console.sharing import SharedLook
 from ergon_framework.web.console.work_pages import (
     FAMILY_COLUMNS,
@@ -97,6 +99,7 @@ class Console:
         self._taker = FormTaker(pool, sessions)
         self._watch = Watch(pool)
         self._answers = Answers()
+        self._reading = ReadingPages(pool)
         self._dead = SharedLook(partial(self._asked, dead_letters_document))
         self._events = ChangeEvents(self._watch.mark, stopping)
 
@@ -114,6 +117,7 @@ class Console:
             "/workers": self._workers,
             "/zones": self._zones,
             "/providers": self._providers,
+            **self._reading.pages(),
         }
         for path in ("/", f"{ROOT}/"):
             router.add_api_route(path, self._entrance, response_model=None)
@@ -265,14 +269,10 @@ class Console:
             return RedirectResponse(f"{root}/jobs", 303)
         source = self._pool.jobs()
 
-        def is_there() -> bool:
-            with source.opened() as client:
-                return "\0" not in wanted and client.store.find(wanted) is not None
-
-        if await self._pool.call("jobs", is_there):
-            return RedirectResponse(f"{root}/jobs/{quote(wanted)}", 303)
+        if kind := await self._pool.call("jobs", partial(kind_of, source, wanted)):
+            return RedirectResponse(f"{root}/{kind}/{quote(wanted)}", 303)
         raise JobNotFoundError(
-            "there is no job with this id",
+            "there is no job and no flow with this id",
             remedy="look for it by queue, handler or tag on the page of jobs; what ended long ago"
             " has been deleted",
         )
