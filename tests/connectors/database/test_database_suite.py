@@ -14,8 +14,9 @@ import pytest
 import sqlalchemy as sa
 from psycopg import sql
 
-from ergon_framework.testing.suites import ConnectorFaults, exercise_connector
+from ergon_framework.testing.suites import ConnectorFaults, SuiteReport, exercise_connector
 from tests.connectors.database.tables import ORDERS, Addressed, engine_of, seed
+from tests.connectors.recorded_results import check_recorded
 
 pytestmark = pytest.mark.slow
 NUMBERS = itertools.count()
@@ -51,9 +52,17 @@ def dead_letters(connector: Addressed) -> list[tuple[str, str]]:
     return [(ids[key], reason) for key, _, reason in connector.dead_letters()]
 
 
-def run_suite(make: object, how: dict[str, Any]) -> None:
+def put_malformed(connector: Addressed) -> None:
+    """A row without the id that its column should have."""
+    engine = engine_of(connector.address)
+    with engine.begin() as connection:
+        connection.execute(ORDERS.insert().values(data="0"))
+    engine.dispose()
+
+
+def run_suite(make: object, how: dict[str, Any]) -> SuiteReport:
     """The whole suite with what a table has; another process finds what the first one left."""
-    exercise_connector(
+    return exercise_connector(
         make,  # type: ignore[arg-type]
         colour="both",
         seed=seed,
@@ -61,7 +70,9 @@ def run_suite(make: object, how: dict[str, Any]) -> None:
         order="strict",
         carries=(),
         shape=(json.dumps, json.loads),
-        faults=ConnectorFaults(crash=lambda first: opened(first.address, how)),
+        faults=ConnectorFaults(
+            crash=lambda first: opened(first.address, how), put_malformed=put_malformed
+        ),
         skip=["unserialisable_payload_is_refused"],  # rows are written by others
         patience=20,
     )
@@ -70,7 +81,9 @@ def run_suite(make: object, how: dict[str, Any]) -> None:
 @options
 def test_on_sqlite(tmp_path: Path, options: dict[str, Any]) -> None:
     """Every check, each with a file of its own."""
-    run_suite(lambda: fresh(f"sqlite:///{tmp_path}/{next(NUMBERS)}.db", options), options)
+    report = run_suite(lambda: fresh(f"sqlite:///{tmp_path}/{next(NUMBERS)}.db", options), options)
+    if options is MARKS:
+        check_recorded("database", report)
 
 
 def test_on_postgresql(postgres_url: str) -> None:

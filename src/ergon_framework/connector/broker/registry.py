@@ -82,9 +82,9 @@ def type_of_url(url: str) -> BrokerType:
         return known
     near = get_close_matches(scheme.lower(), _BY_SCHEME, 1) if mark else []
     # What stands before the mark may be anything, so it is not shown when it is long.
-    shown = f"{scheme.lower()}://" if mark and len(scheme) <= 16 else "that"
+    shown = f"the URL {scheme.lower()}://" if mark and len(scheme) <= 16 else "that URL"
     raise ConfigurationError(
-        f"there is no connector for the URL {shown}",
+        f"there is no connector for {shown}",
         remedy=(
             f"did you mean {near[0]}://?"
             if near

@@ -3,7 +3,8 @@
 Where to look first: ``connector`` is the class, ``rows_url`` the same by a URL. ``reading`` knows
 which rows are due of a table that is not changed, and what is remembered of those that are done, so
 that a row which is committed late is not passed over. ``status`` is for tables that say it in a
-column.
+column. ``rows`` asks for rows and reads their columns, for both. ``engines`` is about databases and
+what they refuse.
 """
 
 from __future__ import annotations

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Self
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from ergon_framework.connector.base import (
+    CancelledFetches,
     Delivered,
     DroppedDeliveries,
     OwnThreads,
@@ -22,12 +23,21 @@ from ergon_framework.connector.base import (
 )
 from ergon_framework.connector.broker.connection import BrokerConnection
 from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.connector.database.engines import (
+    checked,
+    engine_of,
+    refusal,
+    refuse_missing_file,
+    told,
+)
 from ergon_framework.connector.database.reading import (
     DatabaseConnectorError,
+    RowNotSettledError,
     RowReader,
     RowTakenError,
     reader_of,
 )
+from ergon_framework.connector.database.rows import LoadedRow, UnusableRowError
 from ergon_framework.connector.database.status import (
     STATUSES,
     StatusColumn,
@@ -35,7 +45,7 @@ from ergon_framework.connector.database.status import (
     status_reader_of,
 )
 from ergon_framework.engine.atfork import renew_after_fork
-from ergon_framework.errors import ConfigurationError, ConnectorError, ErgonError, describe
+from ergon_framework.errors import ConfigurationError, EnvelopeError, ErgonError, describe
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.server import Observation
 
@@ -45,6 +55,7 @@ DROPPED_FOR = 60.0
 """Seconds after which a row comes again whose delivery was dropped and never settled."""
 _FLOORS_PER_LATE = 10
 Reader = RowReader | StatusReader
+logger = logging.getLogger("ergon.connector.database")
 
 
 class _Row:
@@ -106,12 +117,19 @@ class DatabaseConnector:
         now: Callable[[], float] = time.time,
     ) -> None:
         if not table or not consumer or len(f"{consumer}@{table}") > 200:
-            raise ConfigurationError("table and consumer are names of 200 characters together")
+            raise ConfigurationError(
+                "table and consumer are names, of 200 characters together at most",
+                remedy="name the table with table=",
+            )
         if isinstance(late, bool) or not late >= 0:
-            raise ConfigurationError(f"late must be seconds, 0 or more, not {late!r}")
+            raise ConfigurationError(
+                f"late must be seconds, 0 or more, not {late!r}", remedy=f"the default is {LATE:g}"
+            )
         self._owned = isinstance(database, str)
-        self._engine = _engine(database) if isinstance(database, str) else database
+        self._engine = engine_of(database) if isinstance(database, str) else checked(database)
         self.name = name or table
+        self.malformed = 0
+        """How many rows were no transactions, and were set aside."""
         self._table = table
         if status is None and (error is not None or statuses != STATUSES):
             raise ConfigurationError(
@@ -141,6 +159,7 @@ class DatabaseConnector:
         self._dropped: DroppedDeliveries[_Row] = DroppedDeliveries()
         self._dropped_until: deque[tuple[float, _Row]] = deque()
         self._threads = OwnThreads()
+        self._cancelled = CancelledFetches()
         self._fetching = threading.Lock()
         renew_after_fork(self)
 
@@ -168,6 +187,7 @@ class DatabaseConnector:
         """What ``ergon doctor`` says: whether the table is as the options say, and what is due."""
         try:
             count, dead = self.get_transactions_count(), len(self.dead_letters())
+            left_out = self._left_out()
         except ErgonError as error:
             remedy = error.remedy or "see that the database runs and can be reached"
             return [Observation("table", error.message, remedy, is_grave=True)]
@@ -175,6 +195,10 @@ class DatabaseConnector:
         if dead:
             remedy = "see why, and mend the rows"
             told.append(Observation("dead letters", f"{dead} rows failed for good", remedy))
+        if left_out:
+            remedy = "give them what is missing, or name other columns with key= and position="
+            text = f"{left_out} rows are never delivered: they have no key or no position"
+            told.append(Observation("rows left out", text, remedy))
         return told
 
     def close(self) -> None:
@@ -210,27 +234,52 @@ class DatabaseConnector:
 
     def _fetch(self, reader: Reader, wanted: int) -> list[Transaction]:
         self._raise_floor(reader)
-        with self._engine.begin() as connection:
-            rows = reader.due(connection, wanted + len(self._in_hand))
-            new = [row for row in rows if str(row[-1]) not in self._in_hand][:wanted]
-            reader.claim(connection, [getattr(row, reader.key.key) for row in new])
-        return [self._delivery(reader, row, str(row[-1])) for row in new]
+        while True:
+            # Before the rows are read: one that is settled meanwhile may be among them, and is not
+            # due. Rows get into hand in this thread only.
+            in_hand = {*self._in_hand}
+            with self._engine.begin() as connection:
+                due = reader.due(connection, wanted + len(in_hand))
+                new = [row for row in due if row.key not in in_hand][:wanted]
+                reader.claim(connection, new)
+                rows = reader.load(connection, new)
+            found = [each for row in rows if (each := self._delivery(reader, row)) is not None]
+            was_released = any(row.key in in_hand and row.key not in self._in_hand for row in due)
+            if found or not (rows or was_released):
+                return found
 
-    def _delivery(self, reader: Reader, row: Any, key: str) -> Transaction:
-        delivery: _Delivery = self._made(_Delivery, row, key)
-        held = _Row(key, getattr(row, reader.position.key))
+    def _delivery(self, reader: Reader, row: LoadedRow) -> Transaction | None:
+        """The row as a transaction; None for one that is none, and is set aside."""
+        try:
+            delivery: _Delivery = self._made(_Delivery, row)
+        except (UnusableRowError, EnvelopeError) as error:
+            self._set_aside(reader, row, f"no transaction: {error.message}")
+            return None
+        held = _Row(row.key, row.position)
         delivery.belongs_to(self, row=held)
-        self._in_hand[key] = held
+        self._in_hand[row.key] = held
         self._dropped.watch(delivery, held)
         return delivery
 
-    def _made(self, kind: Any, row: Any, key: str) -> Any:
-        columns = dict(zip(row._fields[:-1], row[:-1], strict=True))
-        identity = (
-            f"{self._table}:{key}" if self._ids is None else str(self._column(columns, "ids"))
-        )
-        payload = columns if self._payload is None else self._column(columns, "payload")
-        return kind(identity, payload, {"table": self._table, "key": key}, source=self.name)
+    def _set_aside(self, reader: Reader, row: LoadedRow, reason: str) -> None:
+        with suppress(RowTakenError), self._engine.begin() as connection:
+            reader.mark(connection, row.key, row.position, self._now(), reason)
+        self.malformed += 1
+        if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th …: no flood of the log
+            text = "set aside a row of %s, %d so far; dead_letters() has them: %s"
+            logger.warning(text, self._table, self.malformed, reason)
+
+    def _made(self, kind: Any, row: LoadedRow) -> Any:
+        if row.problem is not None:
+            raise UnusableRowError(row.problem)
+        identity = f"{self._table}:{row.key}"
+        if self._ids is not None:
+            named = self._column(row.columns, "ids")
+            if named is None:
+                raise UnusableRowError(f"it has no {self._ids!r}")
+            identity = str(named)
+        payload = row.columns if self._payload is None else self._column(row.columns, "payload")
+        return kind(identity, payload, {"table": self._table, "key": row.key}, source=self.name)
 
     def _column(self, columns: dict[str, Any], option: str) -> Any:
         column = self._ids if option == "ids" else self._payload
@@ -276,7 +325,7 @@ class DatabaseConnector:
                     f"transaction {transaction.transaction_id!r} is done already",
                     remedy="use transaction() once for each delivery",
                 )
-            with self._marked(delivery, None) as connection:
+            with self._marked(self._connection.get(), delivery, None) as connection:
                 yield connection
 
     def ack(self, transaction: Transaction) -> None:
@@ -305,6 +354,10 @@ class DatabaseConnector:
         count: int = self._asked(lambda reader, on: reader.count(on))
         return count
 
+    def _left_out(self) -> int:
+        count: int = self._asked(lambda reader, on: reader.left_out(on))
+        return count
+
     def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:
         """The row of this transaction, done or not. It claims nothing."""
         reader = self._connection.get()
@@ -314,20 +367,17 @@ class DatabaseConnector:
         column = reader.key if self._ids is None else reader.key.table.c[self._ids]
         text = transaction_id.removeprefix(prefix)
         row = self._asked(lambda reader, connection: reader.find(connection, column, text))
-        return None if row is None else self._made(Transaction, row, str(row[-1]))
+        return None if row is None or row.problem else self._made(Transaction, row)
 
     # ---- the same for event loops; what blocks is done by other threads -------------------------
 
     async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> list[Transaction]:
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
-        fetching = asyncio.ensure_future(
-            self._threads.run(self.fetch_transactions, batch_size, **extra)
+        return await self._cancelled.run(
+            self._threads.run(self.fetch_transactions, batch_size, **extra),
+            end=self._wakeup.stop,
+            give_back=self._release_all,
         )
-        try:
-            return await asyncio.shield(fetching)
-        except asyncio.CancelledError:
-            fetching.add_done_callback(self._give_back)
-            raise
 
     async def ack_async(self, transaction: Transaction) -> None:
         """The asyncio twin of :meth:`ack`."""
@@ -353,10 +403,9 @@ class DatabaseConnector:
         """The asyncio twin of :meth:`close`."""
         await self._threads.run(self.close)
 
-    def _give_back(self, fetching: asyncio.Future[list[Transaction]]) -> None:
-        if not fetching.cancelled() and fetching.exception() is None:
-            for transaction in fetching.result():
-                self.release(transaction)
+    async def _release_all(self, found: list[Transaction]) -> None:
+        for transaction in found:
+            await self.release_async(transaction)
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -368,16 +417,25 @@ class DatabaseConnector:
     def _settle(self, transaction: Transaction, verb: str, reason: str | None) -> None:
         with self._claimed(transaction, verb) as delivery:
             if delivery is not None:
-                with self._marked(delivery, reason):
-                    pass
+                reader = self._connection.get()
+                try:
+                    with self._marked(reader, delivery, reason):
+                        pass
+                except DBAPIError as error:  # at the commit
+                    raise self._not_settled(reader, delivery, error) from error
 
     @contextmanager
-    def _marked(self, delivery: _Delivery, reason: str | None) -> Iterator[sa.Connection]:
+    def _marked(
+        self, reader: Reader, delivery: _Delivery, reason: str | None
+    ) -> Iterator[sa.Connection]:
         """A transaction that marks the row first: another process waits, and then hears of it."""
-        reader, row = self._connection.get(), delivery.row
+        row = delivery.row
         try:
             with self._engine.begin() as connection:
-                reader.mark(connection, row.key, row.position, self._now(), reason)
+                try:
+                    reader.mark(connection, row.key, row.position, self._now(), reason)
+                except DBAPIError as error:
+                    raise self._not_settled(reader, delivery, error) from error
                 yield connection
         except RowTakenError:
             self._let_go(delivery)
@@ -387,6 +445,14 @@ class DatabaseConnector:
                 raise self._connection.lost(reader, self._refusal(error)) from error
             raise
         self._let_go(delivery)
+
+    def _not_settled(self, reader: Reader, delivery: _Delivery, error: DBAPIError) -> Exception:
+        if error.connection_invalidated:
+            return self._connection.lost(reader, self._refusal(error))
+        return RowNotSettledError(
+            f"row {delivery.row.key[:40]!r} of {self._table} was not settled ({told(error)})",
+            remedy="see that the table, and those that the connector made, can be written to",
+        )
 
     def _let_go(self, delivery: _Delivery) -> None:
         row = delivery.row
@@ -404,6 +470,7 @@ class DatabaseConnector:
             raise self._connection.lost(reader, found) from error
 
     def _look_at_the_table(self) -> Reader:
+        refuse_missing_file(self._engine)
         try:
             if self._words is not None:
                 return status_reader_of(self._engine, self._table, self._words, **self._options)
@@ -412,37 +479,5 @@ class DatabaseConnector:
             raise self._refusal(error) from error
 
     def _refusal(self, error: DBAPIError) -> Exception:
-        """A database that is away is waited for; what it refuses is told without the statement."""
-        text = str(error.orig)
-        if any(sign in text for sign in _NOT_LET_IN):
-            return ConfigurationError(
-                f"{self._connection.state.name} does not let this user in",
-                remedy="correct the user, the password and the name of the database in its URL",
-            )
-        kinds = OperationalError | InterfaceError
-        is_file = self._engine.dialect.name == "sqlite"  # where OperationalError is said of SQL
-        if error.connection_invalidated or (
-            any(sign in text for sign in _FILE_AWAY) if is_file else isinstance(error, kinds)
-        ):
-            return ConnectorError(f"the database does not answer ({type(error.orig).__name__})")
-        return ConfigurationError(
-            f"the database refused to read {self._table} ({type(error.orig).__name__})",
-            remedy="look at where=, at the types of the columns, and at the rights of the user",
-        )
-
-
-_NOT_LET_IN = ("authentication failed", "no password supplied", 'database "', 'role "')
-_FILE_AWAY = ("locked", "busy", "unable to open", "disk I/O")
-
-
-def _engine(url: str) -> sa.Engine:
-    try:
-        place = sa.make_url(url)
-    except sa.exc.ArgumentError:
-        raise ConfigurationError(
-            "that is no URL of a database",
-            remedy='write "postgresql+psycopg://host/name" or "sqlite:///file.db"',
-        ) from None
-    if place.drivername == "postgresql":
-        place = place.set(drivername="postgresql+psycopg")
-    return sa.create_engine(place, pool_pre_ping=True, hide_parameters=True)
+        is_file = self._engine.dialect.name == "sqlite"
+        return refusal(error, self._connection.state.name, self._table, is_file=is_file)

@@ -11,7 +11,7 @@ transaction has ended that was under way when the row was marked.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -20,6 +20,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from ergon_framework.connector.database.rows import DueRow, LoadedRow, TableRows, conditions
 from ergon_framework.errors import ChannelLostError, ConfigurationError, ConnectorError, describe
 
 MAX_KEY = 255
@@ -57,6 +58,13 @@ class RowTakenError(ChannelLostError):
     code = "row_taken"
 
 
+class RowNotSettledError(DatabaseConnectorError):
+    """The database did not take the outcome of a row; the row is as it was."""
+
+    code = "row_not_settled"
+    failure_kind = "transient"
+
+
 class RowReader:
     """One table as one consumer reads it. It holds no connection."""
 
@@ -67,27 +75,43 @@ class RowReader:
         self._table = table
         self.key = table.c[key]
         self.position = table.c[position]
-        self._text_key = sa.cast(self.key, sa.String(MAX_KEY))
-        self._where = [] if where is None else [sa.text(where)]
+        self._rows = TableRows(table, self.key)
+        self._text_key = self._rows.text_key
+        self._where = conditions(where)
         self._ours = MARKS.c.consumer == self._consumer
 
     # ---- rows -----------------------------------------------------------------------------------
 
-    def due(self, connection: sa.Connection, limit: int) -> Sequence[sa.Row[Any]]:
-        """The first rows without a mark; the last column is the key as text."""
+    def due(self, connection: sa.Connection, limit: int) -> list[DueRow]:
+        """The first rows without a mark, each of which can be given one."""
         while True:
             floor = self._floor(connection)
-            rows = connection.execute(
-                sa.select(self._table, self._text_key)
-                .where(*self._unmarked(floor))
-                .order_by(self.position, self.key)
-                .limit(limit)
-            ).fetchall()
+            rows = self._rows.due(connection, self.position, self._unmarked(floor), limit)
             # Whoever raised it meanwhile has deleted marks: rows that are done would look due.
             if self._floor(connection) == floor:
+                for row in rows:
+                    self._check(connection, row)
                 return rows
 
-    def claim(self, connection: sa.Connection, keys: Collection[Any]) -> None:
+    def _check(self, connection: sa.Connection, row: DueRow) -> None:
+        """Refuse a row before its work is done whose end could not be kept."""
+        encode_position(row.position, f"row {_short(row.key)!r} of {self._table.fullname}")
+        if len(row.key) > MAX_KEY and connection.dialect.name == "postgresql":
+            raise ConfigurationError(
+                f"row {_short(row.key)!r} of {self._table.fullname} has a key of more than"
+                f" {MAX_KEY} characters",
+                remedy="name a shorter column with key=, or leave the row out with where=",
+            )
+
+    def load(self, connection: sa.Connection, rows: Sequence[DueRow]) -> list[LoadedRow]:
+        """What is in the columns of these rows."""
+        return self._rows.load(connection, rows)
+
+    def left_out(self, connection: sa.Connection) -> int:
+        """How many rows are never delivered, because they have no key or no position."""
+        return self._rows.without(connection, self.position, self._where)
+
+    def claim(self, connection: sa.Connection, rows: Sequence[DueRow]) -> None:
         """The table is not changed: a row in hand looks as before."""
 
     def give_back(self, connection: sa.Connection, key: str) -> None:
@@ -99,16 +123,16 @@ class RowReader:
         floor = self._floor(connection)
         return connection.execute(question.where(*self._unmarked(floor))).scalar_one()
 
-    def find(self, connection: sa.Connection, column: sa.Column[Any], text: str) -> Any:
+    def find(
+        self, connection: sa.Connection, column: sa.Column[Any], text: str
+    ) -> LoadedRow | None:
         """A row by the text of a column, done or not."""
-        wanted = sa.cast(column, sa.String(MAX_KEY)) == text
-        question = sa.select(self._table, self._text_key).where(wanted).limit(1)
-        return connection.execute(question).first()
+        return self._rows.find(connection, column, text)
 
     def _unmarked(self, floor: Any) -> list[Any]:
         is_marked = sa.exists().where(self._ours, MARKS.c.key == self._text_key)
         above = [self.position.is_not(None) if floor is None else self.position >= floor]
-        return [*above, ~is_marked, *self._where]
+        return [self.key.is_not(None), *above, ~is_marked, *self._where]
 
     # ---- marks ----------------------------------------------------------------------------------
 
@@ -210,6 +234,10 @@ def found_table(engine: sa.Engine, table: str, named: Mapping[str, str]) -> sa.T
     return found
 
 
+def _short(key: str) -> str:
+    return key if len(key) <= 40 else key[:40] + "…"
+
+
 def _transaction_number(bound: str) -> Any:
     """Of the oldest transaction under way (``xmin``), or of the next one to begin (``xmax``)."""
     function = getattr(sa.func, f"pg_snapshot_{bound}")
@@ -228,14 +256,15 @@ _KINDS: dict[str, tuple[type, Any, Any]] = {
 }
 
 
-def encode_position(value: Any) -> str:
+def encode_position(value: Any, place: str = "a row") -> str:
     """A number, an instant or a uuid as text, so that it comes back as what it was."""
     for name, (kind, write, _) in _KINDS.items():
         if isinstance(value, kind) and not isinstance(value, bool):
             return json.dumps([name, write(value)])
     raise ConfigurationError(
-        f"a position is a number, an instant or a uuid, and not {type(value).__name__}",
-        remedy="name another column with position=",
+        f"a position is a number, an instant or a uuid, and {place} has one of type"
+        f" {type(value).__name__}",
+        remedy="name another column with position=, or leave the row out with where=",
     )
 
 

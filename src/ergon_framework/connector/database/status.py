@@ -7,18 +7,18 @@ effect is there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import sqlalchemy as sa
 
 from ergon_framework.connector.database.reading import (
-    MAX_KEY,
     MAX_REASON,
     RowTakenError,
     found_table,
 )
+from ergon_framework.connector.database.rows import DueRow, LoadedRow, TableRows, conditions
 from ergon_framework.errors import ConfigurationError
 
 STATUSES = "new, done, failed"
@@ -68,43 +68,46 @@ class StatusReader:
         self.key = table.c[key]
         self.position = table.c[position]
         self._status = table.c[words.column]
-        self._text_key = sa.cast(self.key, sa.String(MAX_KEY))
-        self._where = [] if where is None else [sa.text(where)]
+        self._rows = TableRows(table, self.key)
+        self._text_key = self._rows.text_key
+        self._where = conditions(where)
         # One process reads at a time: a row that says that it is in hand was left by a dead one.
         named = [words.new] if words.working is None else [words.new, words.working]
         self._is_due = self._status.in_(named)
 
     # ---- rows -----------------------------------------------------------------------------------
 
-    def due(self, connection: sa.Connection, limit: int) -> Sequence[sa.Row[Any]]:
-        """The first rows that are due; the last column is the key as text."""
-        question = (
-            sa.select(self._table, self._text_key)
-            .where(self._is_due, *self._where)
-            .order_by(self.position, self.key)
-            .limit(limit)
-        )
-        if self._words.working is not None:
-            # A row that somebody is changing right now is for the next fetch.
-            question = question.with_for_update(skip_locked=True)
-        return connection.execute(question).fetchall()
+    def due(self, connection: sa.Connection, limit: int) -> list[DueRow]:
+        """The first rows that are due."""
+        # A row that somebody is changing right now is for the next fetch.
+        skips_locked = self._words.working is not None
+        named = [self.key.is_not(None), self._is_due, *self._where]
+        return self._rows.due(connection, self.position, named, limit, skips_locked=skips_locked)
 
-    def claim(self, connection: sa.Connection, keys: Collection[Any]) -> None:
+    def claim(self, connection: sa.Connection, rows: Sequence[DueRow]) -> None:
         """Let rows say that they are in hand, if there is a word for it."""
-        if self._words.working is not None and keys:
-            chosen = self._table.update().where(self.key.in_(keys), self._is_due)
+        if self._words.working is not None and rows:
+            chosen = self._table.update().where(self._rows.among(rows), self._is_due)
             connection.execute(chosen.values({self._status: self._words.working}))
+
+    def load(self, connection: sa.Connection, rows: Sequence[DueRow]) -> list[LoadedRow]:
+        """What is in the columns of these rows."""
+        return self._rows.load(connection, rows)
+
+    def left_out(self, connection: sa.Connection) -> int:
+        """How many rows are due and never delivered, because they have no key."""
+        return self._rows.without(connection, self.key, [self._is_due, *self._where])
 
     def count(self, connection: sa.Connection) -> int:
         """How many rows are due."""
         question = sa.select(sa.func.count()).select_from(self._table)
         return connection.execute(question.where(self._is_due, *self._where)).scalar_one()
 
-    def find(self, connection: sa.Connection, column: sa.Column[Any], text: str) -> Any:
+    def find(
+        self, connection: sa.Connection, column: sa.Column[Any], text: str
+    ) -> LoadedRow | None:
         """A row by the text of a column, done or not."""
-        wanted = sa.cast(column, sa.String(MAX_KEY)) == text
-        question = sa.select(self._table, self._text_key).where(wanted).limit(1)
-        return connection.execute(question).first()
+        return self._rows.find(connection, column, text)
 
     def dead(self, connection: sa.Connection) -> list[tuple[str, float, str]]:
         """Key, no instant, and reason of rows that failed for good, in their order."""

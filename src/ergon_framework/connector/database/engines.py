@@ -1,0 +1,93 @@
+"""The database behind a URL, and what its refusals mean.
+
+What a driver says may hold values of rows. So only that is told which it says of tables, columns
+and statements.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+
+from ergon_framework.errors import ConfigurationError, ConnectorError
+
+_FORMS = 'write "postgresql+psycopg://host/name" or "sqlite:///file.db"'
+_NOT_LET_IN = ("authentication failed", "no password supplied", 'database "', 'role "')
+_FILE_AWAY = ("locked", "busy", "unable to open", "disk I/O")
+
+
+def engine_of(url: str) -> sa.Engine:
+    """An engine of this module's own, whose errors show no values."""
+    try:
+        place = sa.make_url(url)
+        if place.drivername in ("postgresql", "postgres"):
+            place = place.set(drivername="postgresql+psycopg")
+        kind = place.get_backend_name()
+    except (ArgumentError, ValueError):  # their texts may hold the password
+        raise ConfigurationError("that is no URL of a database", remedy=_FORMS) from None
+    if kind not in ("postgresql", "sqlite"):
+        raise ConfigurationError("the database is neither PostgreSQL nor SQLite", remedy=_FORMS)
+    try:
+        engine = sa.create_engine(place, pool_pre_ping=True, hide_parameters=True)
+    except (ImportError, ArgumentError) as error:
+        raise ConfigurationError(
+            f"the driver of {place.drivername}:// cannot be used ({type(error).__name__})",
+            remedy=f"{_FORMS}; psycopg comes with pip install 'ergon-framework[postgres]'",
+        ) from None
+    return checked(engine)
+
+
+def checked(engine: sa.Engine) -> sa.Engine:
+    """An engine that threads can use."""
+    if engine.dialect.is_async:
+        raise ConfigurationError(
+            f"{engine.dialect.name}+{engine.dialect.driver} is a driver for asyncio", remedy=_FORMS
+        )
+    return engine
+
+
+def refuse_missing_file(engine: sa.Engine) -> None:
+    """Refuse a file of SQLite that is not there: opening it would make an empty one."""
+    name = engine.url.database
+    if engine.dialect.name != "sqlite" or not name or name.startswith((":memory:", "file:")):
+        return
+    path = Path(name).absolute()
+    if path.parent.is_dir() and not os.path.lexists(path):
+        raise ConfigurationError(
+            f"there is no file {path}", remedy="correct the URL; a database is not made here"
+        )
+
+
+def refusal(error: DBAPIError, place: str, table: str, *, is_file: bool) -> Exception:
+    """A database that is away is waited for; what it refuses is told without the statement."""
+    text = str(error.orig)
+    if any(sign in text for sign in _NOT_LET_IN):
+        return ConfigurationError(
+            f"{place} does not let this user in",
+            remedy="correct the user, the password and the name of the database in its URL",
+        )
+    kinds = OperationalError | InterfaceError
+    if error.connection_invalidated or (
+        # SQLite says OperationalError of statements, too.
+        any(sign in text for sign in _FILE_AWAY) if is_file else isinstance(error, kinds)
+    ):
+        return ConnectorError(f"the database does not answer ({type(error.orig).__name__})")
+    return ConfigurationError(
+        f"the database refused to read {table} ({told(error)})",
+        remedy="look at table= and where=, the types of the columns, and the rights of the user",
+    )
+
+
+def told(error: DBAPIError) -> str:
+    """What the database said, as far as it is about tables and statements, and not about values."""
+    cause = error.orig
+    name = getattr(cause, "sqlite_errorname", None)
+    text = str(cause) if name == "SQLITE_ERROR" else ""
+    # Class 42 of PostgreSQL: a name, a right or a type in a statement.
+    if (getattr(cause, "sqlstate", None) or "").startswith("42"):
+        text = getattr(getattr(cause, "diag", None), "message_primary", None) or ""
+    kind = name or type(cause).__name__
+    return f"{kind}: {text[:200]}" if text else kind
