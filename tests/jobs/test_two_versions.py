@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fork_server
 from tests.jobs.real_worker import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("JOBS:store", "JOBS:orchestrator")]
@@ -72,10 +73,17 @@ def old_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Version:
     """One version of Ergon: its commands in the folder of a test."""
 
-    def __init__(self, sources: Path, place: Path, url: str) -> None:
+    def __init__(
+        self,
+        sources: Path,
+        place: Path,
+        url: str,
+        start: Callable[..., subprocess.CompletedProcess[str]],
+    ) -> None:
         self._place = place
         self._url = url
-        self._env = os.environ | {"PYTHONPATH": str(sources), "PYTHONDONTWRITEBYTECODE": "1"}
+        self._start = start
+        self._env = os.environ | {"PYTHONPATH": str(sources)}
 
     def ergon(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
@@ -124,14 +132,13 @@ class Version:
         return found
 
     def _run(self, words: list[str], code: int | None) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(  # noqa: S603 - a program of this test
+        done = self._start(
             [sys.executable, *words],
             cwd=self._place,
             env=self._env,
             capture_output=True,
             text=True,
             timeout=120,
-            check=False,
         )
         assert code is None or done.returncode == code, done.stderr
         return done
@@ -148,8 +155,8 @@ class Place:
         (folder / "ergon.toml").write_text(settings, encoding="utf-8")
         (folder / "handlers.py").write_text(HANDLERS, encoding="utf-8")
         self._ran = folder / "ran"
-        self.old = Version(old_sources, folder, url)
-        self.new = Version(ROOT / "src", folder, url)
+        self.old = Version(old_sources, folder, url, subprocess.run)
+        self.new = Version(ROOT / "src", folder, url, fork_server.run)
         assert str(old_sources) in self.old.home()
         assert str(ROOT) in self.new.home()
 
