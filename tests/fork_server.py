@@ -46,6 +46,7 @@ LIBRARIES = (
     *("ipaddress", "logging.handlers", "multiprocessing.util", "platform", "secrets", "shlex"),
     *("sqlite3", "ssl", "statistics", "tempfile", "tomllib", "urllib.request", "uuid", "zoneinfo"),
     *("cronsim", "httptools", "msgspec", "opentelemetry.trace", "pydantic", "rfc8785", "typer"),
+    *("psycopg", "redis.asyncio", "sqlalchemy"),
 )
 """What most programs of the tests import."""
 ERGON = (
@@ -60,9 +61,10 @@ ERGON = (
     *("cli.boundary_consumers", "cli.boundary_facts", "cli.boundary_node", "cli.boundary_objects"),
     *("cli.boundary_serve", "cli.dlq", "cli.enqueue", "cli.jobs", "cli.move", "cli.db"),
     *("cli.worker", "executor", "jobs.stores.sqlite", "jobs.worker"),
+    *("jobs.stores.postgres", "jobs.stores.redis"),
     *("providers.stores.database", "storage.journal.sqlite", "telemetry.journal"),
 )
-"""What most commands import; servers, stores on them and telemetry of others come when needed."""
+"""What most programs import; servers, brokers and telemetry of others come when needed."""
 Words = Sequence[str | os.PathLike[str]]
 UNDERSTOOD = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
 """Variables of the interpreter that are followed here as they would be at its start."""
