@@ -46,7 +46,8 @@ LIBRARIES = (
     *("ipaddress", "logging.handlers", "multiprocessing.util", "platform", "secrets", "shlex"),
     *("sqlite3", "ssl", "statistics", "tempfile", "tomllib", "urllib.request", "uuid", "zoneinfo"),
     *("cronsim", "httptools", "msgspec", "opentelemetry.trace", "pydantic", "rfc8785", "typer"),
-    *("psycopg", "redis.asyncio", "sqlalchemy"),
+    *("encodings.idna", "encodings.utf_8_sig", "opentelemetry._logs", "psycopg", "redis.asyncio"),
+    *("sqlalchemy.orm", "sqlalchemy.dialects.sqlite"),
 )
 """What most programs of the tests import."""
 ERGON = (
@@ -61,7 +62,8 @@ ERGON = (
     *("cli.boundary_consumers", "cli.boundary_facts", "cli.boundary_node", "cli.boundary_objects"),
     *("cli.boundary_serve", "cli.dlq", "cli.enqueue", "cli.jobs", "cli.move", "cli.db"),
     *("cli.worker", "executor", "jobs.stores.sqlite", "jobs.worker"),
-    *("jobs.stores.postgres", "jobs.stores.redis"),
+    *("app.application", "app.run_app", "cli.boundary_outbox", "jobs.stores.postgres"),
+    *("jobs.stores.redis", "jobs.stores.sql.schema", "providers.stores.sqlite", "testing.clock"),
     *("providers.stores.database", "storage.journal.sqlite", "telemetry.journal"),
 )
 """What most programs import; servers, brokers and telemetry of others come when needed."""
