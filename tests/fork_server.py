@@ -67,6 +67,23 @@ ERGON = (
     *("providers.stores.database", "storage.journal.sqlite", "telemetry.journal"),
 )
 """What most programs import; servers, brokers and telemetry of others come when needed."""
+WEB = ("fastapi", "jinja2", "uvicorn", "ergon_framework.web.routes")
+NAMED: Mapping[str, tuple[str, ...]] = {
+    "postgresql:": (
+        *("alembic.command", "sqlalchemy.dialects.postgresql.psycopg"),
+        "ergon_framework.boundary.factstore.postgres",
+        "ergon_framework.providers.stores.postgres",
+    ),
+    "nats:": ("ergon_framework.boundary.factstore.nats",),
+}
+"""What is imported before the first program that a word or a variable of which begins so."""
+ASKED: Mapping[str, tuple[str, ...]] = {
+    "move": ("alembic.command", "ergon_framework.app.move.project"),
+    "run": ("ergon_framework.app.run", "ergon_framework.cli.run"),
+    "server": WEB,
+    "serve": WEB,
+}
+"""The same for programs one word of which is this."""
 Words = Sequence[str | os.PathLike[str]]
 UNDERSTOOD = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
 """Variables of the interpreter that are followed here as they would be at its start."""
@@ -79,9 +96,13 @@ _INHERITED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 def start(words: Words, *, text: Literal[True], **options: Any) -> subprocess.Popen[str]: ...
 @overload
 def start(words: Words, **options: Any) -> subprocess.Popen[bytes]: ...
-def start(words: Words, **options: Any) -> subprocess.Popen[Any]:
-    """Start a Python program, as ``subprocess.Popen`` would."""
-    return _Forked(words, **options)
+def start(words: Words, *, imports: Sequence[str] = (), **options: Any) -> subprocess.Popen[Any]:
+    """Start a Python program, as ``subprocess.Popen`` would.
+
+    ``imports`` are modules that the program needs and most do not: they are imported once, before
+    the first program that names them, and must start no thread.
+    """
+    return _Forked(words, imports, **options)
 
 
 @overload
@@ -121,6 +142,10 @@ def run(
 class _Forked(subprocess.Popen[Any]):
     """A process that the server forks where it can; everything after its start is inherited."""
 
+    def __init__(self, words: Words, imports: Sequence[str], **options: Any) -> None:
+        self._imports = imports
+        super().__init__(words, **options)
+
     def _execute_child(self, *arguments: Any) -> None:
         given = dict(zip(_parameters(), arguments, strict=True))
         environ = dict(os.environ if given["env"] is None else given["env"])
@@ -128,8 +153,10 @@ class _Forked(subprocess.Popen[Any]):
         if server is None:
             super()._execute_child(*arguments)  # type: ignore[misc]  # not in its stubs
             return
+        words = [os.fspath(word) for word in given["args"]][1:]
         request = {
-            "words": [os.fspath(word) for word in given["args"]][1:],
+            "words": words,
+            "imports": [*self._imports, *_libraries_of(words, environ)],
             "environ": environ,
             "folder": os.fspath(given["cwd"] or Path.cwd()),
             "is_session": given["start_new_session"],
@@ -165,6 +192,14 @@ def _is_plain(given: Mapping[str, Any]) -> bool:
         and not any(signal.getsignal(number) == signal.SIG_IGN for number in _INHERITED)
         and (given["cwd"] is None or Path(given["cwd"]).is_dir())
     )
+
+
+def _libraries_of(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """What such a program imports beside what most do: a guess, which costs only time if wrong."""
+    texts = (*words, *environ.values())
+    begun = (NAMED[name] for name in NAMED if any(text.startswith(name) for text in texts))
+    asked = (ASKED[word] for word in words if word in ASKED)
+    return [module for modules in (*begun, *asked) for module in modules]
 
 
 def _is_understood(environ: Mapping[str, str]) -> bool:
@@ -319,6 +354,7 @@ def serve(control: socket.socket) -> Callable[[], None] | None:
         if not header:
             return None
         request = json.loads(_received(control, int.from_bytes(header, "big")))
+        _import(request["imports"])
         reader, writer = os.pipe()
         between = os.fork()
         if between == 0:
@@ -338,6 +374,16 @@ def serve(control: socket.socket) -> Callable[[], None] | None:
         control.sendall(os.read(reader, 8).ljust(8, b"\0"))
         for descriptor in (reader, *streams):
             os.close(descriptor)
+
+
+def _import(names: Sequence[str]) -> None:
+    """Import what is not there yet, for this program and all that come after it."""
+    missing = [name for name in names if name not in sys.modules]
+    for name in missing:
+        with contextlib.suppress(ImportError):  # then the program says so, if it needs it
+            importlib.import_module(name)
+    if missing:
+        gc.freeze()
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
@@ -425,9 +471,7 @@ def _run_main(words: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     del sys.path[0]  # the folder of this file, which is no program's
-    for name in (*LIBRARIES, *(f"ergon_framework.{part}" for part in ERGON)):
-        importlib.import_module(name)
-    gc.freeze()
+    _import([*LIBRARIES, *(f"ergon_framework.{part}" for part in ERGON)])
     with socket.socket(fileno=int(sys.argv[1])) as asked, contextlib.suppress(KeyboardInterrupt):
         program = serve(asked)
     if program is not None:
