@@ -31,6 +31,8 @@ MAX_THREADS = 32
 """Threads of one connector: settlements of as many transactions at once."""
 IDLE_TIMEOUT = 10.0
 """Seconds after which a thread ends that has nothing to do."""
+DROPPED_FOR = 60.0
+"""Seconds after which something is delivered again whose delivery was dropped, not settled."""
 
 _Item = tuple["Future[Any]", Callable[[], Any]]
 
@@ -234,6 +236,7 @@ class DroppedDeliveries(Generic[_W]):
     def __init__(self) -> None:
         self._watched: dict[int, weakref.ref[Delivered]] = {}
         self._found: deque[_W] = deque()
+        self._resting: deque[tuple[float, _W]] = deque()
 
     def watch(self, delivery: Delivered, what: _W) -> None:
         """From now on; ``what`` stands for what was delivered, and is watched in one delivery."""
@@ -254,15 +257,20 @@ class DroppedDeliveries(Generic[_W]):
         """Those found since the last time."""
         return [self._found.popleft() for _ in range(len(self._found))]
 
+    def take_rested(self, now: float) -> list[_W]:
+        """Those found a while ago: who dropped one may still be at work on what was in it.
 
-class ThreadedTwins:
-    """The asyncio twins of a connector whose methods block: threads do what they do."""
+        Only whoever fetches calls it, one thread at a time.
+        """
+        self._resting += [(now + DROPPED_FOR, each) for each in self.take()]
+        rested: list[_W] = []
+        while self._resting and self._resting[0][0] <= now:
+            rested.append(self._resting.popleft()[1])
+        return rested
 
-    async def dispatch_transactions_async(
-        self, transactions: Iterable[Transaction], **extra: Any
-    ) -> None:
-        """The asyncio twin of ``dispatch_transactions``."""
-        await self._in_thread("dispatch_transactions", list(transactions), **extra)
+
+class ThreadedConsuming:
+    """The asyncio twins of a connector that consumes, and whose methods block: threads do them."""
 
     async def ack_async(self, transaction: Transaction) -> None:
         """The asyncio twin of ``ack``."""
@@ -276,19 +284,22 @@ class ThreadedTwins:
         """The asyncio twin of ``release``."""
         await self._in_thread("release", transaction)
 
-    async def get_transactions_count_async(self) -> int:
-        """The asyncio twin of ``get_transactions_count``."""
-        count: int = await self._in_thread("get_transactions_count")
-        return count
-
-    async def fetch_transaction_by_id_async(self, transaction_id: str) -> Transaction | None:
-        """The asyncio twin of ``fetch_transaction_by_id``."""
-        found: Transaction | None = await self._in_thread("fetch_transaction_by_id", transaction_id)
-        return found
-
     async def aclose(self) -> None:
         """The asyncio twin of ``close``."""
         await self._in_thread("close")
+
+    async def _fetch_in_thread(
+        self,
+        fetch: Callable[..., list[Transaction]],
+        end: Callable[[], object],
+        /,
+        *given: Any,
+        **extra: Any,
+    ) -> list[Transaction]:
+        """What a fetch brings; cancelled, ``end`` is called, and all that comes is given back."""
+        return await self._cancelled.run(
+            self._threads.run(fetch, *given, **extra), end=end, give_back=self._release_all
+        )
 
     async def _release_all(self, found: list[Transaction]) -> None:
         for transaction in found:
@@ -300,6 +311,38 @@ class ThreadedTwins:
     @cached_property
     def _threads(self) -> OwnThreads:
         return OwnThreads()
+
+    @cached_property
+    def _cancelled(self) -> CancelledFetches:
+        return CancelledFetches()
+
+
+class ThreadedTwins(ThreadedConsuming):
+    """The same for a connector that produces, too, counts what waits, and finds it by its id."""
+
+    async def dispatch_transactions_async(
+        self, transactions: Iterable[Transaction], **extra: Any
+    ) -> None:
+        """The asyncio twin of ``dispatch_transactions``."""
+        await self._in_thread("dispatch_transactions", list(transactions), **extra)
+
+    async def get_transactions_count_async(self) -> int:
+        """The asyncio twin of ``get_transactions_count``."""
+        count: int = await self._in_thread("get_transactions_count")
+        return count
+
+    async def fetch_transaction_by_id_async(self, transaction_id: str) -> Transaction | None:
+        """The asyncio twin of ``fetch_transaction_by_id``."""
+        found: Transaction | None = await self._in_thread("fetch_transaction_by_id", transaction_id)
+        return found
+
+
+def check_batch_size(size: object) -> None:
+    """Refuse to fetch anything but one or more."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigurationError(
+            f"batch_size must be at least 1, not {size!r}", remedy="give a whole number above 0"
+        )
 
 
 def refuse_extra(connector: object, extra: Mapping[str, Any], remedy: str) -> None:

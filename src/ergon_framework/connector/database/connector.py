@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Self
@@ -14,10 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ergon_framework.connector.base import (
-    CancelledFetches,
     Delivered,
     DroppedDeliveries,
-    OwnThreads,
+    ThreadedConsuming,
+    check_batch_size,
     refuse_extra,
     settling,
 )
@@ -51,8 +50,6 @@ from ergon_framework.storage.server import Observation
 
 LATE = 300.0
 """Seconds for which a row may be committed whose number is lower than that of one that is done."""
-DROPPED_FOR = 60.0
-"""Seconds after which a row comes again whose delivery was dropped and never settled."""
 _FLOORS_PER_LATE = 10
 Reader = RowReader | StatusReader
 logger = logging.getLogger("ergon.connector.database")
@@ -74,7 +71,7 @@ class _Delivery(Delivered):
     row: _Row
 
 
-class DatabaseConnector:
+class DatabaseConnector(ThreadedConsuming):
     """Consumes the rows of a table in the order of a column that grows; the table is not changed.
 
     ``database`` is the URL of a database, or an engine of SQLAlchemy, which stays the caller's to
@@ -157,9 +154,6 @@ class DatabaseConnector:
         )
         self._in_hand: dict[str, _Row] = {}
         self._dropped: DroppedDeliveries[_Row] = DroppedDeliveries()
-        self._dropped_until: deque[tuple[float, _Row]] = deque()
-        self._threads = OwnThreads()
-        self._cancelled = CancelledFetches()
         self._fetching = threading.Lock()
         renew_after_fork(self)
 
@@ -218,8 +212,7 @@ class DatabaseConnector:
     def fetch_transactions(self, batch_size: int, **extra: Any) -> list[Transaction]:
         """Up to ``batch_size`` rows that are not done; empty when there are none now."""
         refuse_extra(self, extra, "it takes no settings per call")
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
+        check_batch_size(batch_size)
         self._wakeup.begin()
         with self._fetching:
             self._forget_dropped()
@@ -291,14 +284,8 @@ class DatabaseConnector:
         return columns[column]
 
     def _forget_dropped(self) -> None:
-        """Rows whose deliveries nobody has any more are due again, after a while.
-
-        Who dropped one may still be at work on what was in it.
-        """
-        now = self._now()
-        self._dropped_until += [(now + DROPPED_FOR, row) for row in self._dropped.take()]
-        while self._dropped_until and self._dropped_until[0][0] <= now:
-            row = self._dropped_until.popleft()[1]
+        """Rows whose deliveries nobody has any more are due again, after a while."""
+        for row in self._dropped.take_rested(self._now()):
             if self._in_hand.get(row.key) is row:
                 del self._in_hand[row.key]
 
@@ -373,23 +360,9 @@ class DatabaseConnector:
 
     async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> list[Transaction]:
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
-        return await self._cancelled.run(
-            self._threads.run(self.fetch_transactions, batch_size, **extra),
-            end=self._wakeup.stop,
-            give_back=self._release_all,
+        return await self._fetch_in_thread(
+            self.fetch_transactions, self.stop_waiting, batch_size, **extra
         )
-
-    async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`ack`."""
-        await self._threads.run(self.ack, transaction)
-
-    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of :meth:`nack`."""
-        await self._threads.run(self.nack, transaction, exc)
-
-    async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`release`."""
-        await self._threads.run(self.release, transaction)
 
     async def get_transactions_count_async(self) -> int:
         """The asyncio twin of :meth:`get_transactions_count`."""
@@ -398,14 +371,6 @@ class DatabaseConnector:
     async def fetch_transaction_by_id_async(self, transaction_id: str) -> Transaction | None:
         """The asyncio twin of :meth:`fetch_transaction_by_id`."""
         return await self._threads.run(self.fetch_transaction_by_id, transaction_id)
-
-    async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
-        await self._threads.run(self.close)
-
-    async def _release_all(self, found: list[Transaction]) -> None:
-        for transaction in found:
-            await self.release_async(transaction)
 
     # ---- inside ---------------------------------------------------------------------------------
 

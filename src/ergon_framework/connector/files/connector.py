@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ergon_framework.connector.base import (
     Delivered,
     DroppedDeliveries,
-    OwnThreads,
+    ThreadedConsuming,
+    check_batch_size,
     inherited,
     refuse_extra,
     settling,
@@ -56,8 +54,6 @@ from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError
 from ergon_framework.storage.server import Observation
 
-DROPPED_FOR = 60.0
-"""Seconds after which a row comes again whose delivery was dropped and never settled."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -69,15 +65,7 @@ class _Delivery(Delivered):
     held: HeldRow
 
 
-@dataclass(slots=True)
-class _Handover:
-    """A fetch on its way to a caller who may have stopped waiting for it."""
-
-    batch: list[Transaction] = field(default_factory=list)
-    is_abandoned: bool = False
-
-
-class FilesConnector:
+class FilesConnector(ThreadedConsuming):
     """Consumes the rows of files in a folder, each row a transaction. It changes no file.
 
     ``url`` is ``files:///folder``, the path of a folder, or ``s3://bucket/prefix``. ``format`` is
@@ -158,7 +146,6 @@ class FilesConnector:
             self._address.title, self._connect, lambda _: None, self._wakeup
         )
         _ = self._state_path  # of a bucket it must be given
-        self._threads = OwnThreads()
         self._reader: FilesReader | None = None
         self.renew()
         renew_after_fork(self)
@@ -169,7 +156,6 @@ class FilesConnector:
         self._fetching = threading.Lock()
         self._in_hand: set[int] = set()
         self._dropped: DroppedDeliveries[HeldRow] = DroppedDeliveries()
-        self._dropped_until: deque[tuple[float, HeldRow]] = deque()
 
     # ---- both ends of its life ------------------------------------------------------------------
 
@@ -218,7 +204,7 @@ class FilesConnector:
 
     def fetch_transactions(self, batch_size: int, **extra: Any) -> list[Transaction]:
         """Up to ``batch_size`` rows; empty when there are none now."""
-        return self._fetch(batch_size, extra, _Handover())
+        return self._fetch(batch_size, extra, threading.Event())
 
     def ack(self, transaction: Transaction) -> None:
         """The transaction succeeded: never deliver its row again. On disk when this returns."""
@@ -251,60 +237,41 @@ class FilesConnector:
 
     async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> list[Transaction]:
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
-        handover = _Handover()
-        try:
-            return await self._threads.run(self._fetch, batch_size, extra, handover)
-        except asyncio.CancelledError:
-            handover.is_abandoned = True
+        gave_up = threading.Event()
+
+        def end() -> None:
+            gave_up.set()
             self._wakeup.stop()
-            self._abandon(handover)
-            raise
 
-    async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`ack`."""
-        await self._threads.run(self.ack, transaction)
-
-    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of :meth:`nack`."""
-        await self._threads.run(self.nack, transaction, exc)
-
-    async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`release`."""
-        await self._threads.run(self.release, transaction)
+        return await self._fetch_in_thread(self._fetch, end, batch_size, extra, gave_up)
 
     async def get_transactions_count_async(self) -> int:
         """The asyncio twin of :meth:`get_transactions_count`."""
         return await self._threads.run(self.get_transactions_count)
 
-    async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
-        await self._threads.run(self.close)
-
     # ---- inside: fetching -----------------------------------------------------------------------
 
     def _fetch(
-        self, batch_size: int, extra: dict[str, Any], handover: _Handover
+        self, batch_size: int, extra: dict[str, Any], gave_up: threading.Event
     ) -> list[Transaction]:
         refuse_extra(self, extra, "it takes no settings per call")
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
+        check_batch_size(batch_size)
         self._wakeup.begin()
         if not self._in_flight.wait_for_room(batch_size):
             return []
         with self._fetching:
             while (reader := self._connection.wait()) is not None:
                 # The caller may have been cancelled while this thread waited: nothing is taken.
-                if handover.is_abandoned:
+                if gave_up.is_set():
                     break
                 try:
                     self._give_back_dropped()
-                    handover.batch += self._taken(reader, batch_size)
-                    break
+                    return self._taken(reader, batch_size)
                 except (OSError, ConnectorError, StoreError) as error:
                     found = self._connection.lost(reader, error)
                     if isinstance(found, ConfigurationError):
                         raise found from error
-        return handover.batch
+        return []
 
     def _taken(self, reader: FilesReader, count: int) -> list[Transaction]:
         def make(held: HeldRow, payload: Any) -> Transaction:
@@ -329,21 +296,9 @@ class FilesConnector:
         except EnvelopeError as error:
             raise MalformedRowError(f"not a transaction: {error.message}") from error
 
-    def _abandon(self, handover: _Handover) -> None:
-        # Waits for a fetch under way: no other fetch may come between its end and the release.
-        with self._fetching:
-            for transaction in handover.batch:
-                self.release(transaction)
-
     def _give_back_dropped(self) -> None:
-        """Rows whose deliveries nobody has any more are due again, after a while.
-
-        Who dropped one may still be at work on what was in it.
-        """
-        now = current_clock().now()
-        self._dropped_until += [(now + DROPPED_FOR, each) for each in self._dropped.take()]
-        while self._dropped_until and self._dropped_until[0][0] <= now:
-            held = self._dropped_until.popleft()[1]
+        """Rows whose deliveries nobody has any more are due again, after a while."""
+        for held in self._dropped.take_rested(current_clock().now()):
             self._let_go(held)
             if held.reader is self._reader:
                 held.reader.give_back(held)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,9 +11,11 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from ergon_framework.connector.base import (
+    DROPPED_FOR,
     Delivered,
     DroppedDeliveries,
-    OwnThreads,
+    ThreadedConsuming,
+    check_batch_size,
     inherited,
     refuse_extra,
     settling,
@@ -50,8 +51,6 @@ SHORTEST = 0.05
 LATE = 300.0
 """Seconds by which an item may appear later than its instant says."""
 REMEMBER = 10_000
-DROPPED_FOR = 60.0
-"""Seconds after which an item comes again whose delivery was dropped and never settled."""
 MAX_RETRY_AFTER = 3600.0
 """Seconds that a server may ask us to stay away."""
 
@@ -69,7 +68,7 @@ class _Delivery(Delivered):
     life: object
 
 
-class HttpPollConnector:
+class HttpPollConnector(ThreadedConsuming):
     """Polls an HTTP API that answers with pages of items; each item is a transaction.
 
     ``url`` is ``https://host/path?query``, or ``poll+https://host/path`` with options in its query.
@@ -155,7 +154,6 @@ class HttpPollConnector:
         self._fetching = threading.Lock()
         self._waiting = WaitingItems()
         self._dropped: DroppedDeliveries[HeldItem] = DroppedDeliveries()
-        self._threads = OwnThreads()
 
     # ---- both ends of its life ------------------------------------------------------------------
 
@@ -200,8 +198,7 @@ class HttpPollConnector:
     ) -> list[Transaction]:
         """Up to ``batch_size`` items; empty when ``wait`` seconds brought none."""
         refuse_extra(self, extra, "the one setting of a fetch is wait, in seconds")
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
+        check_batch_size(batch_size)
         self._wakeup.begin()
         with self._fetching:
             until = current_clock().now() + (self._wait if wait is None else wait)
@@ -381,23 +378,9 @@ class HttpPollConnector:
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the items back."""
-        fetching = asyncio.ensure_future(
-            self._threads.run(self.fetch_transactions, batch_size, wait=wait, **extra)
+        return await self._fetch_in_thread(
+            self.fetch_transactions, self.stop_waiting, batch_size, wait=wait, **extra
         )
-        try:
-            return await asyncio.shield(fetching)
-        except asyncio.CancelledError:
-            fetching.add_done_callback(self._give_back)
-            self._wakeup.stop()
-            raise
-
-    async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`ack`."""
-        await self._threads.run(self.ack, transaction)
-
-    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of :meth:`nack`."""
-        await self._threads.run(self.nack, transaction, exc)
 
     async def release_async(self, transaction: Transaction) -> None:
         """The asyncio twin of :meth:`release`."""
@@ -406,15 +389,6 @@ class HttpPollConnector:
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
         """The asyncio twin of :meth:`release_after`."""
         self.release_after(transaction, seconds)
-
-    async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
-        await self._threads.run(self.close)
-
-    def _give_back(self, fetching: asyncio.Future[list[Transaction]]) -> None:
-        if not fetching.cancelled() and fetching.exception() is None:
-            for transaction in fetching.result():
-                self.release(transaction)
 
     # ---- inside ---------------------------------------------------------------------------------
 

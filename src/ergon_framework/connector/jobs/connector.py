@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 from pydantic import ValidationError
 
 from ergon_framework.connector.base import (
-    CancelledFetches,
     ThreadedTwins,
+    check_batch_size,
     refuse_extra,
     settling,
 )
@@ -90,14 +90,6 @@ def seconds_of(field: str, value: object) -> float:
     if isinstance(value, int | float) and not is_flag and 0 <= value <= sys.float_info.max:
         return float(value)
     raise ConfigurationError(f"{field} is {value!r}", remedy="give seconds, 0 for none")
-
-
-def check_batch(size: object) -> None:
-    """Refuse what is no number of transactions."""
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigurationError(
-            f"batch_size must be at least 1, not {size!r}", remedy="give a whole number above 0"
-        )
 
 
 def _settings(given: object, changes: dict[str, Any]) -> JobsSettings:
@@ -181,7 +173,6 @@ class JobsConnector(ThreadedTwins):
         self._consumer = QueueConsumer(
             store, given.settings, queue, self._executor or DEFAULT_EXECUTOR
         )
-        self._cancelled = CancelledFetches()
 
     # ---- both ends of its life ----
 
@@ -292,11 +283,7 @@ class JobsConnector(ThreadedTwins):
             gave_up.set()
             self._consumer.wake()
 
-        return await self._cancelled.run(
-            self._threads.run(self._fetch, batch_size, wait, extra, gave_up),
-            end=end,
-            give_back=self._release_all,
-        )
+        return await self._fetch_in_thread(self._fetch, end, batch_size, wait, extra, gave_up)
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
         """The asyncio twin of :meth:`release_after`."""
@@ -316,7 +303,7 @@ class JobsConnector(ThreadedTwins):
         gave_up: threading.Event,
     ) -> list[Transaction]:
         refuse_extra(self, extra, _SETTINGS)
-        check_batch(batch_size)
+        check_batch_size(batch_size)
         seconds = self._wait if wait is None else seconds_of("wait", wait)
         claims = self._consumer.claim(batch_size, seconds, gave_up)
         at = SYSTEM_CLOCK.now()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
-from ergon_framework.connector.base import Delivered, ThreadedTwins, refuse_extra, settling
+from ergon_framework.connector.base import (
+    Delivered,
+    ThreadedTwins,
+    check_batch_size,
+    refuse_extra,
+    settling,
+)
 from ergon_framework.connector.jsonl.append_file import RotatingWriter
 from ergon_framework.connector.jsonl.codec import (
     NEWLINE,
@@ -36,14 +40,6 @@ class _Delivery(Delivered):
     __slots__ = ("line",)
 
     line: InboxLine
-
-
-@dataclass(slots=True)
-class _Handover:
-    """A fetch on its way to a caller who may have stopped waiting for it."""
-
-    batch: list[Transaction] = field(default_factory=list)
-    is_abandoned: bool = False
 
 
 class JsonlConnector(ThreadedTwins):
@@ -123,7 +119,7 @@ class JsonlConnector(ThreadedTwins):
 
     def fetch_transactions(self, batch_size: int, **extra: Any) -> list[Transaction]:
         """Up to ``batch_size`` transactions: by file name, then by line."""
-        return self._fetch(batch_size, extra, _Handover())
+        return self._fetch(batch_size, extra, threading.Event())
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
         """Append them all, or none of them when one cannot be written as JSON without loss."""
@@ -189,12 +185,8 @@ class JsonlConnector(ThreadedTwins):
 
     async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> list[Transaction]:
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the lines back."""
-        handover = _Handover()
-        try:
-            return await self._threads.run(self._fetch, batch_size, extra, handover)
-        except asyncio.CancelledError:
-            self._abandon(handover)
-            raise
+        gave_up = threading.Event()
+        return await self._fetch_in_thread(self._fetch, gave_up.set, batch_size, extra, gave_up)
 
     def __enter__(self) -> Self:
         return self
@@ -203,25 +195,17 @@ class JsonlConnector(ThreadedTwins):
         self.close()
 
     def _fetch(
-        self, batch_size: int, extra: dict[str, Any], handover: _Handover
+        self, batch_size: int, extra: dict[str, Any], gave_up: threading.Event
     ) -> list[Transaction]:
         refuse_extra(self, extra, "it takes no settings per call")
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
+        check_batch_size(batch_size)
         inbox = self._reading()
         with self._fetching:
             # The caller may have been cancelled while this thread waited for its turn: nothing is
             # taken then.
-            if not handover.is_abandoned:
-                handover.batch += [delivery for _, delivery in inbox.take(batch_size)]
-            return handover.batch
-
-    def _abandon(self, handover: _Handover) -> None:
-        # Waits for a fetch under way: no other fetch may come between its end and the release.
-        with self._fetching:
-            handover.is_abandoned = True
-            for transaction in handover.batch:
-                self.release(transaction)
+            if gave_up.is_set():
+                return []
+            return [delivery for _, delivery in inbox.take(batch_size)]
 
     def _parse(self, line: InboxLine) -> _Delivery:
         value = decode(line.data or b"")

@@ -18,7 +18,12 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
-from ergon_framework.connector.base import DroppedDeliveries, refuse_extra, settling
+from ergon_framework.connector.base import (
+    DroppedDeliveries,
+    check_batch_size,
+    refuse_extra,
+    settling,
+)
 from ergon_framework.connector.broker.connection import AsyncBrokerConnection, BrokerConnection
 from ergon_framework.connector.broker.delays import DelayedDeliveries
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES
@@ -49,7 +54,6 @@ from ergon_framework.connector.rabbitmq.messages import (
     readable_headers,
 )
 from ergon_framework.connector.rabbitmq.options import (
-    check_batch,
     login,
     positive,
     seconds_of,
@@ -407,7 +411,7 @@ class RabbitConnector:
 
     def _checked(self, batch_size: int, wait: float | None, extra: Mapping[str, Any]) -> float:
         refuse_extra(self, extra, _SETTINGS)
-        check_batch(batch_size)
+        check_batch_size(batch_size)
         self._wakeup.begin()
         return self._wait if wait is None else seconds_of("wait", wait)
 

@@ -160,14 +160,6 @@ def seconds_of(name: str, value: object) -> float:
     raise ConfigurationError(f"{name} is {value!r}", remedy="give seconds, 0 for none")
 
 
-def check_batch(size: object) -> None:
-    """Refuse what is no number of messages."""
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigurationError(
-            f"batch_size must be at least 1, not {size!r}", remedy="give a whole number above 0"
-        )
-
-
 def short_names(**given: str | None) -> None:
     """Refuse names that a field of AMQP has no room for."""
     for name, value in given.items():

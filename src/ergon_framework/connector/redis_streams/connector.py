@@ -12,7 +12,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
-from ergon_framework.connector.base import Delivered, ThreadedTwins, refuse_extra, settling
+from ergon_framework.connector.base import (
+    Delivered,
+    ThreadedTwins,
+    check_batch_size,
+    refuse_extra,
+    settling,
+)
 from ergon_framework.connector.broker.connection import closed
 from ergon_framework.connector.broker.in_flight import (
     MAX_IN_FLIGHT,
@@ -498,8 +504,7 @@ class RedisStreamsConnector(ThreadedTwins):
 
     def _check_fetch(self, batch_size: int, extra: dict[str, Any]) -> None:
         refuse_extra(self, extra, "it takes no settings per call")
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
+        check_batch_size(batch_size)
         self._refuse_when_closed()
 
     def _refuse_when_closed(self) -> None:
