@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from urllib.parse import urlencode
 
-from ergon_framework.connector.base import CancelledFetches, ThreadedTwins, refuse_extra, settling
-from ergon_framework.connector.broker.connection import BrokerConnection
-from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
-from ergon_framework.connector.broker.leases import HeldLeases, Lease, LeasedDelivery
+from ergon_framework.connector.base import ThreadedTwins, refuse_extra
+from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES
+from ergon_framework.connector.broker.leased_source import LeasedSource
+from ergon_framework.connector.broker.leases import Lease, LeasedDelivery
 from ergon_framework.connector.broker.message import (
     MAX_MESSAGE_BYTES,
     TRANSACTION_ID,
@@ -18,7 +18,6 @@ from ergon_framework.connector.broker.message import (
     MessageCodec,
     with_reason,
 )
-from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.nats.jetstream import (
     MESSAGE_ID,
     DurableConsumer,
@@ -120,21 +119,18 @@ class NatsConnector(ThreadedTwins):
         self._codec = MessageCodec(format, max_message_bytes, name)
         self._jetstream = JetStream(NatsClient(address))
         self._loop_settlement = LoopSettlement(address, self._jetstream.client.timeouts)
-        self._wakeup = Wakeup()
-        self._connection: BrokerConnection[JetStreamSession] = BrokerConnection(
-            address.name, self._connect, lambda _: None, self._wakeup
-        )
-        self._in_flight = InFlight(self._wakeup, max_in_flight, max_in_flight_bytes)
-        self._leases = HeldLeases(
+        self._source: LeasedSource[JetStreamSession] = LeasedSource(
             address.name,
-            ack_wait or 30.0,
+            type(self),
+            NatsConnectorError,
+            connect=self._connect,
+            end=lambda _: None,
+            lease=ack_wait or 30.0,
             renew=self._renew,
             give_back=self._give_back,
-            forget=lambda lease: self._in_flight.remove(lease.size),
+            bounds=(max_in_flight, max_in_flight_bytes),
         )
         self._session: JetStreamSession | None = None
-        self._is_closed = False
-        self._cancelled = CancelledFetches()
         self.malformed = 0
         if ordered:
             self._offer_no_settlement()
@@ -143,11 +139,11 @@ class NatsConnector(ThreadedTwins):
 
     def open(self) -> None:
         """Connect; otherwise the first use does."""
-        self._connection.get()
+        self._source.connection.get()
 
     def health(self) -> bool:
         """Whether it can be used: not closed, and its server was there when it was last asked."""
-        return not self._is_closed and self._connection.state.is_healthy
+        return self._source.is_healthy
 
     def observe(self) -> Iterator[Observation]:
         """What ``ergon doctor`` says of it."""
@@ -169,24 +165,20 @@ class NatsConnector(ThreadedTwins):
 
     def stop_waiting(self) -> None:
         """The fetch under way, or the next one, waits no longer. Any thread may call."""
-        self._wakeup.stop()
+        self._source.wakeup.stop()
         with suppress(ErgonError):
             self._jetstream.give_up_pull()
 
     def close(self) -> None:
         """Give back what is in hand and let go. Closing twice is fine."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self.stop_waiting()
-        self._loop_settlement.abandon()
-        for lease in self._leases.close():
-            if not self._connection.state.is_healthy:
-                break  # then their time to be acknowledged runs out
-            with suppress(ErgonError):
-                self._give_back(lease)
-        self._connection.close()
-        self._jetstream.client.close()
+
+        def stop() -> None:
+            self.stop_waiting()
+            self._loop_settlement.abandon()
+
+        if not self._source.is_closed:
+            self._source.close(stop)
+            self._jetstream.client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -199,12 +191,12 @@ class NatsConnector(ThreadedTwins):
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
         """Publish them in order; when this returns, the stream has stored each."""
         refuse_extra(self, extra, _SETTINGS)
-        self._refuse_closed()
+        self._source.refuse_closed()
         given = list(transactions)
         with dispatching("nats.publish", "messaging.message.id", given):
             messages = self._messages_of(given)
             if messages:
-                self._with_session(lambda: self._jetstream.publish(messages))
+                self._source.with_session(lambda _: self._jetstream.publish(messages))
 
     def _messages_of(self, given: Sequence[Transaction]) -> list[Sendable]:
         if self._subject is None:
@@ -224,29 +216,17 @@ class NatsConnector(ThreadedTwins):
     ) -> list[Transaction]:
         """Up to ``batch_size`` messages; empty at once, or after ``wait`` seconds without any."""
         refuse_extra(self, extra, _SETTINGS)
-        _check_batch(batch_size)
-        self._wakeup.begin()
-        until = SYSTEM_CLOCK.now() + (self._wait if wait is None else wait)
-        while True:
-            self._refuse_closed()
-            session = self._connection.wait()
-            room = self._in_flight.wait_for_room(batch_size)
-            if session is None or not room:
-                return []
-            try:
-                messages = self._pulled(session, room, max(0.0, until - SYSTEM_CLOCK.now()))
-            except StoreUnavailableError as error:
-                self._refuse_closed()
-                self._connection.lost(session, error)
-                continue
-            found = self._delivered(messages)
-            # Where all were set aside there may be work behind them.
-            is_over = SYSTEM_CLOCK.now() >= until and not messages
-            if found or is_over or self._wakeup.is_stopped:
-                return found
+        return self._source.fetch(batch_size, self._wait if wait is None else wait, self._take)
+
+    def _take(self, session: JetStreamSession, most: int, until: float) -> list[Transaction] | None:
+        messages = self._pulled(session, most, max(0.0, until - SYSTEM_CLOCK.now()))
+        found = self._delivered(messages)
+        # Where all were set aside there may be work behind them.
+        is_over = SYSTEM_CLOCK.now() >= until and not messages
+        return found if found or is_over or self._source.wakeup.is_stopped else None
 
     def _pulled(self, session: JetStreamSession, most: int, wait: float) -> Sequence[Msg]:
-        if self._wakeup.is_stopped:
+        if self._source.wakeup.is_stopped:
             wait = 0.0
         if self._ordered is not None:
             return self._ordered.read(self._jetstream, session, most, wait, self._room)
@@ -269,7 +249,7 @@ class NatsConnector(ThreadedTwins):
 
     def _delivered(self, messages: Sequence[Msg]) -> list[Transaction]:
         found: list[Transaction] = []
-        until = SYSTEM_CLOCK.now() + self._leases.seconds
+        until = SYSTEM_CLOCK.now() + self._source.leases.seconds
         for message in messages:
             place = place_of(message.reply)
             held = _Held(message.reply, message.data, _plain_headers(message))
@@ -289,8 +269,7 @@ class NatsConnector(ThreadedTwins):
             lease = Lease(held, len(held.body), until)
             delivery.belongs_to(self, lease=lease)
             if self._ordered is None:
-                self._in_flight.add(lease.size)
-                self._leases.hold(delivery)
+                self._source.hold(delivery)
             found.append(delivery)
         return found
 
@@ -316,11 +295,8 @@ class NatsConnector(ThreadedTwins):
     def _settle(
         self, transaction: Transaction, verb: str, how: bytes, dead_reason: str | None = None
     ) -> None:
-        with settling(LeasedDelivery, transaction, self, verb, NatsConnectorError) as delivery:
-            self._refuse_closed()
-            if delivery is None:
-                return
-            with self._leases.settling(delivery, verb) as lease:
+        with self._source.settling(self, transaction, verb) as lease:
+            if lease is not None:
                 self._tell(lease.place, how, dead_reason)
 
     def _tell(self, held: _Held, how: bytes, dead_reason: str | None) -> None:
@@ -329,9 +305,9 @@ class NatsConnector(ThreadedTwins):
         A delivery belongs to the consumer, not to a connection, and the same again is harmless.
         """
         try:
-            self._with_session(lambda: self._told(held, how, dead_reason))
+            self._source.with_session(lambda _: self._told(held, how, dead_reason))
         except StoreUnavailableError:
-            self._with_session(lambda: self._told(held, how, dead_reason))
+            self._source.with_session(lambda _: self._told(held, how, dead_reason))
 
     def _told(self, held: _Held, how: bytes, dead_reason: str | None) -> None:
         if dead_reason is not None:
@@ -357,8 +333,7 @@ class NatsConnector(ThreadedTwins):
         if self._consumer is None:
             return 0
         durable = self._consumer.durable
-        counted = self._with_session(lambda: self._jetstream.waiting(self._stream, durable))
-        return int(counted)
+        return self._source.with_session(lambda _: self._jetstream.waiting(self._stream, durable))
 
     # ---- the same for event loops; what blocks is done by other threads ----
 
@@ -366,10 +341,8 @@ class NatsConnector(ThreadedTwins):
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the messages back."""
-        return await self._cancelled.run(
-            self._threads.run(self.fetch_transactions, batch_size, wait=wait, **extra),
-            end=self.stop_waiting,
-            give_back=self._release_all,
+        return await self._fetch_in_thread(
+            self.fetch_transactions, self.stop_waiting, batch_size, wait=wait, **extra
         )
 
     async def ack_async(self, transaction: Transaction) -> None:
@@ -385,17 +358,14 @@ class NatsConnector(ThreadedTwins):
         await self._settle_async(transaction, "release_after", delayed(seconds))
 
     async def _settle_async(self, transaction: Transaction, verb: str, how: bytes) -> None:
-        with settling(LeasedDelivery, transaction, self, verb, NatsConnectorError) as delivery:
-            self._refuse_closed()
-            if delivery is None:
-                return
-            with self._leases.settling(delivery, verb) as lease:
+        with self._source.settling(self, transaction, verb) as lease:
+            if lease is not None:
                 await self._tell_async(lease.place, how)
 
     async def _tell_async(self, held: _Held, how: bytes) -> None:
         """Without a thread while the connection stands: only making one blocks."""
         session = self._session
-        is_there = session is not None and self._connection.is_current(session)
+        is_there = session is not None and self._source.connection.is_current(session)
         if not (is_there and await self._loop_settlement.settle(held.reply, how)):
             await self._threads.run(self._tell, held, how, None)
 
@@ -413,34 +383,18 @@ class NatsConnector(ThreadedTwins):
 
     def _connect(self) -> JetStreamSession:
         session = self._jetstream.open(self._consumer)
-        self._leases.seconds = session.ack_wait
+        self._source.leases.seconds = session.ack_wait
         self._session = session
         return session
-
-    def _with_session(self, work: Any) -> Any:
-        """Do it on the connection there is; while there is none, that is an error at once."""
-        session = self._connection.get()
-        try:
-            return work()
-        except StoreUnavailableError as error:
-            self._connection.lost(session, error)
-            raise
 
     def _renew(self, leases: Sequence[Lease]) -> Collection[Lease]:
         """Tell the server that what is in hand is worked on."""
         replies = [lease.place.reply for lease in leases]
-        self._with_session(lambda: self._jetstream.in_progress(replies))
+        self._source.with_session(lambda _: self._jetstream.in_progress(replies))
         return ()
 
     def _give_back(self, lease: Lease) -> None:
         self._jetstream.settle(lease.place.reply, b"-NAK")
-
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise NatsConnectorError(
-                "this NatsConnector is closed",
-                remedy="make a new one; close it after the last use",
-            )
 
     def _offer_no_settlement(self) -> None:
         """The engine finds methods by name: without these it settles nothing."""
@@ -496,10 +450,3 @@ def _consumer_of(
     if stream is None or consumer is None:
         return None
     return DurableConsumer(stream, consumer, filter_subject, ack_wait, deliver)
-
-
-def _check_batch(size: object) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigurationError(
-            f"batch_size must be at least 1, not {size!r}", remedy="give a whole number above 0"
-        )

@@ -6,29 +6,21 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import urlencode
 
 from ergon_framework.connector.base import (
-    CancelledFetches,
     ThreadedTwins,
     refuse_extra,
-    settling,
 )
-from ergon_framework.connector.broker.connection import BrokerConnection
-from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
-from ergon_framework.connector.broker.leases import (
-    DeliveryExpiredError,
-    HeldLeases,
-    Lease,
-    LeasedDelivery,
-)
+from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES
+from ergon_framework.connector.broker.leased_source import LeasedSource
+from ergon_framework.connector.broker.leases import DeliveryExpiredError, Lease, LeasedDelivery
 from ergon_framework.connector.broker.message import (
     MAX_MESSAGE_BYTES,
     MalformedMessageError,
     MessageCodec,
 )
-from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.postgres.columns import options_of
 from ergon_framework.connector.postgres.errors import PostgresConnectorError
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
@@ -47,8 +39,6 @@ from ergon_framework.telemetry.tracing import dispatching
 
 if TYPE_CHECKING:
     from ergon_framework.connector.postgres.rows import NewRow, TableRow, TableSession
-
-T = TypeVar("T")
 
 _SETTINGS = "a fetch takes wait, and a dispatch takes connection"
 _MAX_REASON = 4000
@@ -118,20 +108,17 @@ class PostgresConnector(ThreadedTwins):
         self._room = max_in_flight_bytes
         self._max_deliveries = max_deliveries if "attempts" in self._options.columns else 0
         self._codec = MessageCodec(format, max_message_bytes, name)
-        self._wakeup = Wakeup()
-        self._connection: BrokerConnection[TableSession] = BrokerConnection(
-            address.name, self._connect, lambda session: session.close(), self._wakeup
-        )
-        self._in_flight = InFlight(self._wakeup, max_in_flight, max_in_flight_bytes)
-        self._leases = HeldLeases(
+        self._source: LeasedSource[TableSession] = LeasedSource(
             address.name,
-            self._options.seconds,
+            type(self),
+            PostgresConnectorError,
+            connect=self._connect,
+            end=lambda session: session.close(),
+            lease=self._options.seconds,
             renew=self._renew,
             give_back=self._give_back,
-            forget=lambda lease: self._in_flight.remove(lease.size),
+            bounds=(max_in_flight, max_in_flight_bytes),
         )
-        self._is_closed = False
-        self._cancelled = CancelledFetches()
         self.malformed = 0
         if not self._is_leased:
             self._offer_no_parking()
@@ -140,15 +127,15 @@ class PostgresConnector(ThreadedTwins):
 
     def open(self) -> None:
         """Connect, and look at the table; otherwise the first use does."""
-        self._connection.get()
+        self._source.connection.get()
 
     def health(self) -> bool:
         """Whether it can be used: not closed, and its server was there when it was last asked."""
-        return not self._is_closed and self._connection.state.is_healthy
+        return self._source.is_healthy
 
     def observe(self) -> Iterator[Observation]:
         """What ``ergon doctor`` says of it."""
-        session = self._connection.get()
+        session = self._source.connection.get()
         yield latency(lambda: session.database.run(lambda on: on.execute(b"SELECT 1")))
         yield Observation("table", f"{self._options.table}: {self._roles()}")
         session.statements.refuse_reading()
@@ -168,23 +155,14 @@ class PostgresConnector(ThreadedTwins):
 
     def stop_waiting(self) -> None:
         """The fetch under way waits no longer. Any thread may call."""
-        self._wakeup.stop()
+        self._source.wakeup.stop()
         session = self._session
         if session is not None and session.subscription is not None:
             session.subscription.wake()
 
     def close(self) -> None:
         """Give back what is in hand and let go. Closing twice is fine."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self.stop_waiting()
-        for lease in self._leases.close():
-            if not self._connection.state.is_healthy:
-                break  # then their leases end
-            with suppress(ErgonError):
-                self._give_back(lease)
-        self._connection.close()
+        self._source.close(self.stop_waiting)
 
     def __enter__(self) -> Self:
         return self
@@ -203,15 +181,15 @@ class PostgresConnector(ThreadedTwins):
         caller's: they are there when the caller commits, and only then.
         """
         refuse_extra(self, extra, _SETTINGS)
-        self._refuse_closed()
+        self._source.refuse_closed()
         given = list(transactions)
         with dispatching("postgres.insert", "messaging.message.id", given):
-            session = self._connection.get()
+            session = self._source.connection.get()
             rows = self._new_rows(session, given)
             if not rows:
                 return
             if connection is None:
-                self._with_session(lambda each: each.insert(rows))
+                self._source.with_session(lambda each: each.insert(rows))
                 return
             from ergon_framework.storage.postgres.external_transaction import joined
 
@@ -241,23 +219,7 @@ class PostgresConnector(ThreadedTwins):
     ) -> list[Transaction]:
         """Up to ``batch_size`` rows; empty at once, or after ``wait`` seconds without any."""
         refuse_extra(self, extra, _SETTINGS)
-        _check_batch(batch_size)
-        self._wakeup.begin()
-        until = SYSTEM_CLOCK.now() + (self._wait if wait is None else wait)
-        while True:
-            self._refuse_closed()
-            session = self._connection.wait()
-            room = self._in_flight.wait_for_room(batch_size)
-            if session is None or not room:
-                return []
-            try:
-                found = self._claimed(session, room, until)
-            except StoreUnavailableError as error:
-                self._refuse_closed()
-                self._connection.lost(session, error)
-                continue
-            if found is not None:
-                return found
+        return self._source.fetch(batch_size, self._wait if wait is None else wait, self._claimed)
 
     def _claimed(self, session: TableSession, room: int, until: float) -> list[Transaction] | None:
         """What is there; None after a wait, when it is time to look again."""
@@ -267,10 +229,10 @@ class PostgresConnector(ThreadedTwins):
         rows = session.rows()
         claimed = rows.claim(room, self._room)
         found = self._delivered(session, claimed)
-        if claimed and not found and not self._wakeup.is_stopped:
+        if claimed and not found and not self._source.wakeup.is_stopped:
             return None  # all were set aside: there may be work behind them
         left = until - SYSTEM_CLOCK.now()
-        if found or subscription is None or left <= 0 or self._wakeup.is_stopped:
+        if found or subscription is None or left <= 0 or self._source.wakeup.is_stopped:
             return found
         subscription.wait(min(left, session.look_within(_LONGEST_LOOK, _STANDBY)))
         return None
@@ -285,7 +247,7 @@ class PostgresConnector(ThreadedTwins):
                 found += [] if delivery is None else [delivery]
         except BaseException:
             for each in found:
-                self._leases.let_go(each.lease)
+                self._source.leases.let_go(each.lease)
             # A reader that has them all would never see them again.
             for row in [*(each.lease.place for each in found), *left]:
                 with suppress(ErgonError):
@@ -309,8 +271,7 @@ class PostgresConnector(ThreadedTwins):
         ends = SYSTEM_CLOCK.now() + self._options.seconds if self._is_leased else math.inf
         lease = Lease(row, len(row.body), ends)
         delivery.belongs_to(self, lease=lease)
-        self._in_flight.add(lease.size)
-        self._leases.hold(delivery)
+        self._source.hold(delivery)
         return delivery
 
     # ---- settling ----
@@ -343,11 +304,8 @@ class PostgresConnector(ThreadedTwins):
         statement: Callable[[TableSession], str],
         **values: Any,
     ) -> None:
-        with settling(LeasedDelivery, transaction, self, verb, PostgresConnectorError) as delivery:
-            self._refuse_closed()
-            if delivery is None:
-                return
-            with self._leases.settling(delivery, verb) as lease:
+        with self._source.settling(self, transaction, verb) as lease:
+            if lease is not None:
                 self._tell(lease, statement, values)
 
     def _tell(
@@ -358,14 +316,14 @@ class PostgresConnector(ThreadedTwins):
 
         try:
             try:
-                self._with_session(settle)
+                self._source.with_session(settle)
             except StoreUnavailableError as error:
                 lease.is_unsure = lease.is_unsure or bool(error.details.get("is_lost"))
                 if not self._is_leased:
                     raise ChannelLostError(
                         f"the connection that row {lease.place.id!r} was delivered on is lost"
                     ) from error
-                self._with_session(settle)  # a lease belongs to no connection
+                self._source.with_session(settle)  # a lease belongs to no connection
         except DeliveryExpiredError:
             # Ours by our own clock, and not by the table: an earlier attempt was heard after all.
             if not lease.is_unsure:
@@ -374,17 +332,17 @@ class PostgresConnector(ThreadedTwins):
     def _set_aside(self, row: TableRow, reason: str) -> None:
         """A row that is not delivered to anybody ends as one that failed for good."""
         values = {"reason": reason[:_MAX_REASON]}
-        self._with_session(
+        self._source.with_session(
             lambda session: session.rows().settle(session.statements.dead, row, **values)
         )
 
     def get_transactions_count(self) -> int:
         """How many rows wait, parked ones included."""
-        return self._with_session(lambda session: session.count())
+        return self._source.with_session(lambda session: session.count())
 
     def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:
         """The row of this id, whatever became of it. It claims nothing."""
-        row = self._with_session(lambda session: session.find(transaction_id))
+        row = self._source.with_session(lambda session: session.find(transaction_id))
         if row is None:
             return None
         return self._codec.decode(Transaction, row.body, row.headers, fallback_id=str(row.id))
@@ -395,10 +353,8 @@ class PostgresConnector(ThreadedTwins):
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
-        return await self._cancelled.run(
-            self._threads.run(self.fetch_transactions, batch_size, wait=wait, **extra),
-            end=self.stop_waiting,
-            give_back=self._release_all,
+        return await self._fetch_in_thread(
+            self.fetch_transactions, self.stop_waiting, batch_size, wait=wait, **extra
         )
 
     # ---- inside ----
@@ -412,33 +368,19 @@ class PostgresConnector(ThreadedTwins):
 
     _session: TableSession | None = None
 
-    def _with_session(self, work: Callable[[TableSession], T]) -> T:
-        """Do it on the connection there is; while there is none, that is an error at once."""
-        session = self._connection.get()
-        try:
-            return work(session)
-        except StoreUnavailableError as error:
-            self._connection.lost(session, error)
-            raise
-
     def _renew(self, leases: Sequence[Lease]) -> Collection[Lease]:
         """Keep rows in hand for another while; those that are somebody else's by now."""
         if not self._is_leased:
             return ()
-        kept = self._with_session(lambda session: session.renew([each.place for each in leases]))
+        kept = self._source.with_session(
+            lambda session: session.renew([each.place for each in leases])
+        )
         return [each for each in leases if (each.place.id, each.place.token) not in kept]
 
     def _give_back(self, lease: Lease) -> None:
-        self._with_session(
+        self._source.with_session(
             lambda session: session.rows().settle(_parked(session), lease.place, seconds=0.0)
         )
-
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise PostgresConnectorError(
-                "this PostgresConnector is closed",
-                remedy="make a new one; close it after the last use",
-            )
 
     def _offer_no_parking(self) -> None:
         """The engine finds methods by name: without it a row waits in place, and keeps its turn."""
@@ -455,10 +397,3 @@ def _with_options(url: str, options: Mapping[str, str | None]) -> str:
     if not given or not isinstance(url, str):
         return url
     return f"{url}{'&' if '?' in url else '?'}{urlencode(given)}"
-
-
-def _check_batch(size: object) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigurationError(
-            f"batch_size must be at least 1, not {size!r}", remedy="give a whole number above 0"
-        )
