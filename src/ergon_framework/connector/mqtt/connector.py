@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar, Self
-from urllib.parse import quote
 
-from ergon_framework.connector.base import DroppedDeliveries, inherited, refuse_extra, settling
+from ergon_framework.connector.base import (
+    DroppedDeliveries,
+    OwnThreads,
+    inherited,
+    refuse_extra,
+    settling,
+)
 from ergon_framework.connector.broker.connection import AsyncBrokerConnection, BrokerConnection
 from ergon_framework.connector.broker.delays import DelayedDeliveries
 from ergon_framework.connector.broker.message import (
@@ -21,16 +27,21 @@ from ergon_framework.connector.broker.message import (
 )
 from ergon_framework.connector.broker.url import BrokerUrl, tls_files
 from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.connector.mqtt.publication import (
+    MqttPublication,
+    check_texts,
+    dead_letter_place,
+)
 from ergon_framework.connector.mqtt.session import (
     TLS_OPTIONS,
     Arrived,
     MqttConnectorError,
     MqttDelivery,
-    MqttPublication,
     MqttSession,
     SessionOptions,
     deadline,
     waited,
+    waited_async,
 )
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
@@ -378,9 +389,9 @@ class MqttConnector:
                 f"{self._target!r} is a pattern, and nothing can be published to it",
                 remedy="give publish_to=TOPIC",
             )
-        given = list(transactions)
-        return [
-            MqttPublication(
+        given, found = list(transactions), []
+        for transaction, message in zip(given, self._codec.encode_all(given), strict=True):
+            publication = MqttPublication(
                 self._target,
                 message.body,
                 message.headers,
@@ -388,14 +399,15 @@ class MqttConnector:
                 self._retain,
                 self._expiries[0],
             )
-            for transaction, message in zip(given, self._codec.encode_all(given), strict=True)
-        ]
+            check_texts(transaction.transaction_id, publication)
+            found.append(publication)
+        return found
 
     def _dead_letter(self, arrived: Arrived, reason: str) -> MqttPublication:
         headers = with_reason(arrived.headers, reason)
         identity = headers.get("ergon-transaction-id") or arrived.own_id
         # Retained, each under a topic of its own: a broker keeps nothing else that nobody reads.
-        place = f"{self._dead}/{arrived.topic}/{quote(identity, safe='')[:200]}"
+        place = dead_letter_place(self._dead, arrived.topic, identity)
         return MqttPublication(
             place, arrived.body, headers, None, retain=True, expiry=self._expiries[1]
         )
@@ -418,15 +430,14 @@ class MqttConnector:
 
     async def _publish_async(self, publications: list[MqttPublication]) -> None:
         async with self._aio_publisher_in_use() as session:
-            sent = [asyncio.wrap_future(session.publish(each)) for each in publications]
-            for publication, answer in zip(publications, await asyncio.gather(*sent), strict=True):
-                session.check(publication, answer)
+            codes = await waited_async([session.publish(each) for each in publications])
+            for publication, code in zip(publications, codes, strict=True):
+                session.check(publication, code)
 
     # ---- inside: connections ----
 
     def _consumer(self) -> MqttSession:
-        session = MqttSession(self._durable, self._wakeup)
-        session.open()
+        session = self._opened(self._durable)
         try:
             session.subscribe(self._subscription, wants_retained=self._wants_retained)
         except BaseException:
@@ -436,10 +447,23 @@ class MqttConnector:
         return session
 
     def _publisher(self) -> MqttSession:
-        session = MqttSession(self._passing, self._wakeup)
-        session.open()
-        self._sessions["publishing"] = session
+        session = self._sessions["publishing"] = self._opened(self._passing)
         return session
+
+    def _opened(self, options: SessionOptions) -> MqttSession:
+        """A session with the first host that takes it."""
+        failure: Exception = ConnectionError("the URL names no host")
+        for host, port in self._url.hosts:
+            session = MqttSession(options, self._wakeup)
+            try:
+                session.open(host, port)
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                failure = error
+            else:
+                return session
+        raise failure
 
     @contextmanager
     def _publisher_in_use(self) -> Iterator[MqttSession]:
@@ -481,14 +505,26 @@ def _threaded(name: str, wakeup: Wakeup, connect: Any) -> BrokerConnection[MqttS
 
 
 def _on_loop(name: str, wakeup: Wakeup, connect: Any) -> AsyncBrokerConnection[MqttSession]:
+    threads = OwnThreads("ergon-mqtt")  # which the end of a loop does not wait for
+
     async def connected() -> MqttSession:
-        session: MqttSession = await asyncio.to_thread(connect)
-        return session
+        making: Future[MqttSession] = threads.submit(connect)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(making))
+        except asyncio.CancelledError:
+            making.add_done_callback(_let_go)
+            raise
 
     async def closed(session: MqttSession) -> None:
         await asyncio.to_thread(session.close)
 
     return AsyncBrokerConnection(name, connected, closed, wakeup)
+
+
+def _let_go(making: Future[MqttSession]) -> None:
+    """Nobody waits any more for the session that was being made."""
+    if not making.cancelled() and making.exception() is None:
+        making.result().close()
 
 
 def _positive(**given: float | None) -> None:

@@ -5,7 +5,9 @@ Callbacks run in that thread. They only put down what has come; nothing of a cal
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 import math
 import ssl
 import threading
@@ -21,13 +23,19 @@ from ergon_framework.connector.base import Delivered
 from ergon_framework.connector.broker.message import CONTENT_TYPE
 from ergon_framework.connector.broker.url import BrokerUrl, import_client
 from ergon_framework.connector.broker.wakeup import Wakeup
-from ergon_framework.engine.clocks import current_clock
+from ergon_framework.connector.mqtt.publication import MqttPublication
+from ergon_framework.core.broker_reconnect import SETTLED
+from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
 from ergon_framework.errors import ChannelLostError, ConfigurationError, ConnectorError
 from ergon_framework.storage import connection_errors
+
+logger = logging.getLogger("ergon.connector")
 
 ANSWER_TIMEOUT = 30.0
 """Seconds that the broker has for an answer."""
 TLS_OPTIONS = connection_errors.Options("ca=FILE", "cert=FILE and key=FILE", "mqtt://")
+HELD_BACK = 1.0
+"""Seconds for which nothing is read while too many messages with QoS 0 wait here."""
 NOBODY = 0x10
 """The reason code of a message for which there is no subscription."""
 FAILED = 0x80
@@ -131,19 +139,6 @@ class MqttDelivery(Delivered):
         return self.arrived.topic
 
 
-@dataclass(frozen=True, slots=True)
-class MqttPublication:
-    """What is published, with QoS 1."""
-
-    topic: str
-    body: bytes
-    headers: Mapping[str, str]
-    correlation: str | None = None
-    retain: bool = False
-    expiry: int | None = None
-    must_be_heard: bool = True
-
-
 class MqttSession:
     """One connection. Any thread may call."""
 
@@ -158,24 +153,29 @@ class MqttSession:
         self._order = ArrivalOrder(options.receive_maximum // 2)
         self._connected: Future[int] = Future()
         self._client: Any = None
+        self._opened_at: float | None = None
+        self._room = threading.Condition(self._lock)
+        self.discarded = 0
+        """Messages with QoS 0 that were let go of, because too many waited here already."""
         self._is_closing = False
         self.error: Exception | None = None
 
     # ---- both ends of its life ----
 
-    def open(self) -> None:
-        """Connect to the first host that answers; what goes wrong is raised."""
-        failure: Exception = ConnectionError("the URL names no host")
-        for host, port in self._options.url.hosts:
-            try:
-                self._connect(host, port)
-            except ConfigurationError:
-                raise
-            except Exception as error:
-                failure = self._refused(error) or error
-            else:
-                return
-        raise failure
+    def open(self, host: str, port: int) -> None:
+        """Connect; what goes wrong is raised, and then nothing of the session is left."""
+        failure: Exception | None = None
+        try:
+            self._connect(host, port)
+        except Exception as error:
+            failure = self._refused(error) or error
+        except BaseException:
+            self.close()
+            raise
+        if failure is not None:
+            self.close()
+            raise failure  # by itself: what caused it would keep the client's socket
+        self._opened_at = SYSTEM_CLOCK.now()
 
     @property
     def is_open(self) -> bool:
@@ -185,6 +185,8 @@ class MqttSession:
     def close(self) -> None:
         """Leave. The broker keeps the session, and what was not acknowledged in it."""
         self._is_closing = True
+        with self._lock:
+            self._room.notify_all()
         if self._client is not None:
             with suppress(Exception):
                 if self.error is None:
@@ -234,19 +236,18 @@ class MqttSession:
         try:
             code = self._connected.result(ANSWER_TIMEOUT)
         except TimeoutError:
-            self.close()
             raise ConnectionError("the broker does not answer") from None
         if code in _REFUSALS:
-            self.close()
             raise ConfigurationError(
                 f"{url.name} refuses the login (reason code {code:#x})",
                 remedy="mend user, password or client_id",
             )
         if code >= FAILED:
-            self.close()
             raise ConnectionError(f"the broker refuses the connection (reason code {code:#x})")
 
     def _refused(self, error: Exception) -> ConfigurationError | None:
+        if isinstance(error, ConfigurationError):
+            return error
         return connection_errors.refused(self._options.url.name, repr(error), TLS_OPTIONS)
 
     # ---- consuming ----
@@ -270,6 +271,7 @@ class MqttSession:
     def pop(self, batch_size: int) -> list[Arrived]:
         """What has come, in order, at most so many."""
         with self._lock:
+            self._room.notify_all()
             return [self._buffer.popleft() for _ in range(min(batch_size, len(self._buffer)))]
 
     def put_back(self, arrived: Sequence[Arrived]) -> None:
@@ -378,7 +380,7 @@ class MqttSession:
         self._answered("publish", mid, code.value)
 
     def _on_disconnect(self, _client: Any, _data: Any, _flags: Any, code: Any, _more: Any) -> None:
-        error: Exception = ConnectionError(f"the connection was lost ({code})")
+        error: Exception = ConnectionError(f"the connection was lost ({code}){self._guess()}")
         if code.value == TAKEN_OVER:
             error = ConfigurationError(
                 f"another connection to {self._options.url.name} has taken over the session"
@@ -393,6 +395,13 @@ class MqttSession:
             if not future.done():
                 future.set_exception(error)
         self._wakeup.notify()
+
+    def _guess(self) -> str:
+        """Some brokers close the connection of a session that is taken over, and say nothing."""
+        name, opened_at = self._options.client_id, self._opened_at
+        if name is None or opened_at is None or SYSTEM_CLOCK.now() - opened_at >= SETTLED:
+            return ""
+        return f"; if this goes on, see that no other process has the client_id {name!r}"
 
     def _on_message(self, _client: Any, _data: Any, message: Any) -> None:
         properties = message.properties
@@ -412,11 +421,37 @@ class MqttSession:
         )
         if arrived.qos:
             self._order.add(arrived)
+        elif not self._has_room():
+            return
         with self._lock:
             is_first = not self._buffer
             self._buffer.append(arrived)
         if is_first:
             self._wakeup.notify()
+
+    def _has_room(self) -> bool:
+        """Whether a message with QoS 0 is let in: the broker sends as many as it likes.
+
+        While too many wait nothing is read, so that the broker holds them back. After a moment one
+        is let go of: the broker must hear of acknowledgements, and that we are alive.
+        """
+        with self._room:
+            self._room.wait_for(self._may_enter, HELD_BACK)
+            if self._may_enter():
+                return not self._is_closing
+            self.discarded += 1
+        if self.discarded & (self.discarded - 1) == 0:  # the first, then when it has doubled
+            logger.warning(
+                "%s: %d messages with QoS 0 were let go of, because %d wait here already; publish"
+                " with QoS 1, or handle them faster",
+                self._options.url.name,
+                self.discarded,
+                self._options.receive_maximum,
+            )
+        return False
+
+    def _may_enter(self) -> bool:
+        return self._is_closing or len(self._buffer) < self._options.receive_maximum
 
 
 def _close_sockets(client: Any) -> None:
@@ -429,6 +464,15 @@ def waited(future: Future[int]) -> int:
     """The reason code, in threads."""
     try:
         return future.result(ANSWER_TIMEOUT)
+    except TimeoutError:
+        raise ConnectionError("the broker does not answer") from None
+
+
+async def waited_async(futures: Sequence[Future[int]]) -> list[int]:
+    """The reason codes, in an event loop."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT):
+            return await asyncio.gather(*map(asyncio.wrap_future, futures))
     except TimeoutError:
         raise ConnectionError("the broker does not answer") from None
 
