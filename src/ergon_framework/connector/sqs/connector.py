@@ -308,7 +308,7 @@ class SqsConnector:
             # core decides.
             retries={"mode": "standard", "total_max_attempts": 2},
         )
-        client = boto3.session.Session().client(
+        client = boto3.session.Session(botocore_session=_session()).client(
             "sqs",
             region_name=self._region,
             endpoint_url=self._endpoint,
@@ -567,3 +567,17 @@ def _whole(name: str, value: object, least: int, most: float) -> int:
         bound = f" to {most:g}" if math.isfinite(most) else " or more"
         raise ConfigurationError(f"{name} is {value!r}", remedy=f"give {least}{bound}")
     return math.ceil(value)
+
+
+@functools.cache
+def _data_loader() -> Any:
+    """Reads the descriptions of Amazon's services, which takes 0.1 s, once per process."""
+    session = import_client("botocore.session", extra="sqs", connector="sqs")
+    return session.get_session().get_component("data_loader")
+
+
+def _session() -> Any:
+    """One for each client: threads may not make clients of one session at the same time."""
+    made = import_client("botocore.session", extra="sqs", connector="sqs").get_session()
+    made.register_component("data_loader", _data_loader())
+    return made
