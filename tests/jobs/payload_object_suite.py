@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -406,6 +407,25 @@ def a_sweep_removes_what_no_row_names(place: Place) -> None:
         assert client.show(waits)["args"] == [LARGE]
 
 
+def a_fire_needs_no_object_store(place: Place) -> None:
+    """It happens where leases are renewed; its answer may be lost, and it is carried out again."""
+    with place.client() as client:
+        client.schedules.put("report", "echo", [LARGE], cron="* * * * *")
+        at = client.schedules.get("report").next_at
+        assert at is not None
+        jobs = [client.job("echo", [LARGE])]
+        assert client.store.fire("report", at, at + 60.0, jobs)
+        assert not client.store.fire("report", at, at + 60.0, jobs)
+        assert place.objects() == set()
+        shutil.rmtree(place.folder / "objects", ignore_errors=True)
+        (place.folder / "objects").touch()  # it is away
+        assert client.store.fire("report", at + 60.0, None, [client.job("echo", [LARGE])])
+        (place.folder / "objects").unlink()
+        seen: list[str] = []
+        assert place.drain(echo=seen.append) == 2
+        assert seen == [LARGE] * 2
+
+
 def a_sweep_spares_what_is_young(place: Place) -> None:
     """Its row may come yet; and it takes two looks, however the clock was set in between."""
     with place.client() as client:
@@ -577,6 +597,7 @@ CHECKS = [
     sweeps_may_meet,
     a_clock_that_jumps_costs_no_object,
     a_sweep_removes_what_no_row_names,
+    a_fire_needs_no_object_store,
     a_sweep_spares_what_is_young,
     a_sweep_spares_other_stores,
     the_archive_has_whole_jobs,

@@ -82,6 +82,11 @@ def keeps_objects_of_duplicates(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(payload_codec_store, "remove_objects", lambda _jobs, _codec: None)
 
 
+def fires_into_the_object_store(patch: pytest.MonkeyPatch) -> None:
+    """The thread that renews leases writes the arguments of schedules there."""
+    patch.setattr(payload_codec_store, "encoded_in_rows", payload_codec_store.encoded_jobs)
+
+
 def archives_names(patch: pytest.MonkeyPatch) -> None:
     """The archive gets the row as it is."""
     patch.setattr(archiver, "inlined_job", lambda job, _codec, _lost: job)
@@ -148,6 +153,7 @@ PLANTED: list[tuple[Plant, Callable[[Place], None]]] = [
     (writes_the_row_first, suite.an_object_is_there_before_its_row),
     (lends_objects_to_extended_jobs, suite.an_extended_job_keeps_its_arguments),
     (keeps_objects_of_duplicates, suite.duplicates_leave_no_object),
+    (fires_into_the_object_store, suite.a_fire_needs_no_object_store),
     (archives_names, suite.the_archive_has_whole_jobs),
     (archives_names, suite.an_archive_waits_for_the_object_store),
     (archives_without_what_is_lost, suite.an_archive_holds_what_is_lost),

@@ -97,12 +97,13 @@ class PayloadCodecStore:
     def fire(
         self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
     ) -> bool:
-        """Add the jobs of a schedule."""
-        encoded = encoded_jobs(jobs, self.codec)
-        is_mine = self.plain.fire(name, expected, next_at, encoded)
-        if not is_mine:  # each worker tries, and all but one have written their objects for nothing
-            remove_objects(encoded, self.codec)
-        return is_mine
+        """Add the jobs of a schedule, with their arguments in the row as the schedule has them.
+
+        A worker fires in the thread that renews leases, which must not wait for a bucket. And a
+        store may answer that another worker has fired when it has carried out the same call twice,
+        since the first answer was lost: objects could not be removed after such an answer.
+        """
+        return self.plain.fire(name, expected, next_at, encoded_in_rows(jobs, self.codec))
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
@@ -225,6 +226,12 @@ def encoded_jobs(jobs: Iterable[NewJob], codec: PayloadCodec) -> list[NewJob]:
         remove_objects(encoded, codec)
         raise
     return encoded
+
+
+def encoded_in_rows(jobs: Iterable[NewJob], codec: PayloadCodec) -> list[NewJob]:
+    """New jobs as the store keeps them, without any object."""
+    encoded = [(job, codec.encode_arguments(job.args, job.kwargs)) for job in jobs]
+    return [_replace(job, args=args, kwargs=kwargs) for job, (args, kwargs) in encoded]
 
 
 def stored(
