@@ -104,6 +104,14 @@ FLOWS: dict[str, tuple[Mistake, str]] = {
     ),
     "a group of a text": (lambda p: p.app.group("resize"), r"takes a list.* one text"),
     "a group of a dict": (lambda p: p.app.group({"handler": "resize"}), r"takes a list.* one dict"),
+    "a group of a used generator": (
+        lambda p: [p.app.group(g) for g in [(each for each in [p.step])] * 2],
+        r"generator that was used before.*new one for each group",
+    ),
+    "a group of a coroutine": (
+        lambda p: p.app.group([p.resize.aenqueue(80)]),
+        r"a coroutine.*write handler\.step\(",
+    ),
     "a group of None": (lambda p: p.app.group(None), r"takes a list.* given None"),
     "a group of two steps": (lambda p: p.app.group(p.step, p.step), r"App\.group: too many.*\(\["),
     "a group of nothing": (lambda p: p.app.group(), r"App\.group: missing.*'parts'"),

@@ -1,12 +1,13 @@
 """What was written where a chain or a group takes its steps, and what to write instead.
 
-Nothing here is asked before there is a mistake.
+But for :func:`refuse_spent`, nothing here is asked before there is a mistake.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from types import FunctionType, MethodType
+from inspect import GEN_CLOSED, getgeneratorstate
+from types import FunctionType, GeneratorType, MethodType
 from typing import Any
 
 from ergon_framework.errors import FlowPartError
@@ -36,6 +37,16 @@ def no_list(given: Any) -> FlowPartError:
     )
 
 
+def refuse_spent(parts: Any) -> None:
+    """Refuse a generator that was used before: it has no steps left, as an empty list has none."""
+    if type(parts) is GeneratorType and getgeneratorstate(parts) == GEN_CLOSED:
+        raise FlowPartError(
+            "a group takes a list of steps, and was given a generator that was used before",
+            remedy="make a new one for each group: group([resize.step(n) for n in sizes])",
+            details={"of": "group"},
+        )
+
+
 def _mistake(given: Any) -> tuple[str, str]:
     """What it is, and what to write instead."""
     if isinstance(given, EnqueuedId):
@@ -47,7 +58,10 @@ def _mistake(given: Any) -> tuple[str, str]:
     if isinstance(given, Iterator | AsyncIterator):
         return "an iterator", _SEVERAL
     if isinstance(given, Coroutine):
-        name = getattr(given, "__name__", "handler")
+        title = getattr(given, "__qualname__", "")
+        # That of a method, such as aenqueue, is not the name of a handler.
+        is_method = "." in title and not title.rpartition(".")[0].endswith("<locals>")
+        name = "handler" if is_method or not title else title.rpartition(".")[2]
         given.close()  # or Python would warn that nobody awaits it
         return f"a coroutine: {_RAN}", f"write {name}.step(...) instead of {name}(...)"
     if isinstance(given, MethodType):

@@ -24,7 +24,7 @@ import msgspec
 from ergon_framework.core.flow import OnFailure
 from ergon_framework.errors import FlowPartError, JobError
 from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow, EnqueuedId
-from ergon_framework.jobs.flow_mistakes import no_list, no_part
+from ergon_framework.jobs.flow_mistakes import no_list, no_part, refuse_spent
 from ergon_framework.jobs.newjob import JobSpec, new_id, spread
 from ergon_framework.ports.flow import Join, NewFlow, StepPlace, as_runs, join_id, step_id
 from ergon_framework.ports.job_fields import check_call, choice, name, seconds
@@ -201,6 +201,7 @@ class Group(Draft):
         super().__init__(clients, flow_name, on_failure)
         if isinstance(parts, _SINGLE) or not isinstance(parts, Iterable):
             raise no_list(parts)
+        refuse_spent(parts)
         self.parts = _parts("group", parts)
         self.then = None if then is None else part_of(then, "group", 0)
 
