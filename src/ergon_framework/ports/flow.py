@@ -105,7 +105,9 @@ MIN_RUN = 4
 def as_runs(sources: Iterable[Any]) -> list[Any]:
     """The same list with numbers at equal distances as one entry, so that 100,000 take no room."""
     sources = list(sources)
-    if len(sources) >= MIN_RUN and all(type(each) is int for each in sources[:2]):
+    if len(sources) < MIN_RUN:  # each join of a chain
+        return sources
+    if all(type(each) is int for each in sources[:2]):
         first, distance = sources[0], sources[1] - sources[0]
         # Most groups are one run, which is seen at once.
         if distance and sources == [*range(first, first + distance * len(sources), distance)]:

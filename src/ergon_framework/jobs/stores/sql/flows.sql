@@ -133,7 +133,11 @@ WHERE seq IN (
     SELECT j.seq FROM json_each(?2) AS n CROSS JOIN ergon_jobs AS j
     WHERE j.join_id IS NOT NULL AND j.join_id = n.value AND j.stage = 5 LIMIT ?3
 )
-RETURNING seq, id, status, fence, attempts, deliveries, excused, signal, result;
+RETURNING CASE WHEN signal IS NOT NULL AND result IS NOT NULL THEN seq END;
+
+-- signalled: steps whose signal came before they were released; their numbers come as a JSON list
+SELECT seq, id, status, fence, attempts, deliveries, excused, result FROM ergon_jobs
+WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq;
 
 -- waiting: steps that have not ended and do not run
 SELECT seq, id, status, fence, attempts, deliveries, excused FROM ergon_jobs

@@ -110,7 +110,7 @@ class SqliteTransitions:
             found = self.cursor.execute(_FLOWS["steps"], (text_of(steps),)).fetchall()
             self._steps = {row[0]: row[1:] for row in found}
             flow_ids = {row[1] for row in found}
-            if len(flow_ids) > 1:  # as with the steps
+            if flow_ids:  # without their plans, which may be long and do not matter here
                 rows = self.cursor.execute(_FLOWS["flows_of_steps"], (text_of(list(flow_ids)),))
                 self.flows.hold(map(flow_row, rows.fetchall()))
         applied = [self.apply(settlement) for settlement in settlements]
