@@ -85,6 +85,18 @@ class RabbitServer(Server):
                 self._mapper.wait(0.02)
         super().start()
 
+    def control(self, *words: str) -> None:
+        """Have rabbitmqctl do something."""
+        program = self._program.with_name("rabbitmqctl")
+        subprocess.run(  # noqa: S603 - a server of the tests
+            [str(program), *words],
+            env=self._environment(),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+
     def _end(self, how: Any) -> None:
         super()._end(how)
         mapper, self._mapper = self._mapper, None

@@ -38,6 +38,8 @@ class PagedApi:
         self.size = size
         self.items: list[Any] = []
         self.requests: list[Request] = []
+        self.asked = threading.Event()
+        """A request has come; it may have to wait for the lock."""
         self.answer: Callable[[Request], Reply] = self.by_offset
         self.lock = threading.Lock()
         self.port = 0
@@ -115,6 +117,7 @@ def serving(api: PagedApi, port: int = 0) -> Iterator[PagedApi]:
             }
             headers = {name.lower(): value for name, value in self.headers.items()}
             request = Request(parts.path, query, headers)
+            api.asked.set()
             with api.lock:
                 api.requests.append(request)
                 reply = api.answer(request)

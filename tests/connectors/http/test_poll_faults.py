@@ -443,7 +443,7 @@ def test_an_event_loop_goes_on(api: PagedApi, tmp_path: Path) -> None:
         connector = poller(api.url, tmp_path)
         with api.lock:
             task = asyncio.ensure_future(connector.fetch_transactions_async(1))
-            await asyncio.sleep(0.1)
+            await asyncio.to_thread(api.asked.wait, 60)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -112,6 +112,31 @@ def test_a_connection_that_hangs_is_given_up(rabbit_server: RabbitServer, colour
             assert again.delivery_count == 1
 
 
+@pytest.mark.campaign  # rabbitmqctl takes its seconds to start
+def test_a_broker_with_an_alarm_is_named(
+    rabbit_server: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever publishes learns why nothing is taken, and what is given up does not stay open."""
+    modules = ("threads", "loops")
+    for module in modules:
+        name = f"ergon_framework.connector.rabbitmq.{module}.ANSWER_TIMEOUT"
+        monkeypatch.setattr(name, 2.0)
+    rabbit_server.control("set_vm_memory_high_watermark", "0.000001")
+    try:
+        for colour in COLOURS:
+            with in_colour(colour, rabbit_server.new_queue()) as orders:
+                with pytest.raises(BrokerUnavailableError, match="takes no messages for now"):
+                    orders("dispatch", [Transaction("one", 1)])
+                until(lambda: "ergon-rabbitmq" not in thread_names(), "its connection to end")
+    finally:
+        rabbit_server.control("set_vm_memory_high_watermark", "0.6")
+
+
+def thread_names() -> set[str]:
+    """Of all threads of this process."""
+    return {each.name for each in threading.enumerate()}
+
+
 @pytest.mark.parametrize("colour", COLOURS)
 def test_two_consumers_share_a_queue(rabbit_server: RabbitServer, colour: str) -> None:
     """Each message goes to one of them, and what one has ahead the other one does not get."""

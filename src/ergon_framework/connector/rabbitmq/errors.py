@@ -47,6 +47,13 @@ def no_answer(name: str) -> ConnectionError:
     return ConnectionError(f"{name} does not answer")
 
 
+def takes_nothing(name: str, reason: str = "it has an alarm") -> ConnectionError:
+    """The broker reads nothing from those who publish, because it is short of memory or disk."""
+    return ConnectionError(
+        f"{name} takes no messages for now: {reason[:80]}; rabbitmq-diagnostics alarms says more"
+    )
+
+
 def made_before_fork(name: str) -> ConnectionError:
     """A connection in a child of the process that made it."""
     return ConnectionError(f"the connection to {name} was made before a fork")

@@ -21,6 +21,7 @@ from ergon_framework.connector.rabbitmq.errors import (
     no_answer,
     not_taken,
     reply_code,
+    takes_nothing,
     unroutable,
 )
 from ergon_framework.connector.rabbitmq.messages import PROPERTIES, Outgoing, Received
@@ -277,7 +278,7 @@ class AioPublisher(_AioConnection):
                     *map(self._publish, messages), return_exceptions=True
                 )
         except TimeoutError:
-            raise no_answer(self.name) from None
+            raise await self._silence() from None
         for message, outcome in zip(messages, outcomes, strict=True):
             if isinstance(outcome, aiormq.exceptions.PublishError):
                 self._known.clear()  # a queue that was there may have been deleted
@@ -286,6 +287,15 @@ class AioPublisher(_AioConnection):
                 raise not_taken(self.name, message.routing_key) from outcome
             if isinstance(outcome, BaseException):
                 raise outcome
+
+    async def _silence(self) -> ConnectionError:
+        """Why no answer came: the client is ready unless the broker has blocked the connection."""
+        try:
+            async with asyncio.timeout(0):
+                await self._connection.transport.ready()
+        except TimeoutError:
+            return takes_nothing(self.name)
+        return no_answer(self.name)
 
     async def _ensure_all(self, messages: Sequence[Outgoing], *, may_declare: bool) -> None:
         async with self._declaring:  # a quorum queue refuses messages while it is declared again

@@ -22,6 +22,7 @@ from ergon_framework.connector.rabbitmq.errors import (
     no_answer,
     not_taken,
     reply_code,
+    takes_nothing,
     unroutable,
 )
 from ergon_framework.connector.rabbitmq.messages import PROPERTIES, Outgoing, Received
@@ -53,6 +54,7 @@ class PikaConnection:
         self._waiting: dict[Future[Any], Any] = {}  # and the channel that each is asked through
         self._ended = threading.Event()
         self._is_closing = False
+        self._blocked: Exception | None = None
         self._pika: Any = None
         renew_after_fork(self)
 
@@ -109,10 +111,14 @@ class PikaConnection:
             self.soon(begin_in_its_thread)
             return future.result(ANSWER_TIMEOUT)
         except TimeoutError:
-            self.gone(no_answer(self.name))
-            raise no_answer(self.name) from None
+            raise self.gave_no_answer() from None
         finally:
             del self._waiting[future]
+
+    def gave_no_answer(self) -> Exception:
+        """Give the connection up; the error that says why."""
+        self.gone(no_answer(self.name))
+        return self.error or no_answer(self.name)
 
     def channel(self, on_close: Callable[[Any, Exception], None]) -> Any:
         """A new channel."""
@@ -162,7 +168,7 @@ class PikaConnection:
         """The connection has ended, or is given up: nothing of it can be settled any more."""
         if self.error is not None:
             return
-        self.error = error
+        error = self.error = self._blocked or error
         for future in [*self._waiting]:
             fail(future, error)
         self._tell(error)
@@ -182,6 +188,15 @@ class PikaConnection:
             self.gone(error)
             made.ioloop.stop()
 
+        def blocked(_made: Any, frame: Any) -> None:
+            self._blocked = takes_nothing(self.name, frame.method.reason)
+
+        def unblocked(_made: Any, _frame: Any) -> None:
+            self._blocked = None
+
+        # Who leaves a blocked connection is not answered. Without this bound each would stay open
+        # as long as the alarm of the broker, with its thread.
+        self._parameters.blocked_connection_timeout = ANSWER_TIMEOUT
         try:
             made = pika.SelectConnection(
                 self._parameters,
@@ -189,6 +204,8 @@ class PikaConnection:
                 on_open_error_callback=failed,
                 on_close_callback=closed,
             )
+            made.add_on_connection_blocked_callback(blocked)
+            made.add_on_connection_unblocked_callback(unblocked)
             made.ioloop.start()
             made.ioloop.close()
         except Exception as error:  # nobody must wait for a thread that has ended
@@ -478,8 +495,7 @@ class PikaPublisher:
             self._connection.soon(lambda: self._send(publishing, messages))
             publishing.future.result(ANSWER_TIMEOUT)
         except TimeoutError:
-            self._connection.gone(no_answer(self._name))
-            raise no_answer(self._name) from None
+            raise self._connection.gave_no_answer() from None
         finally:
             self._under_way.discard(publishing.future)
 
