@@ -26,6 +26,7 @@ from ergon_framework.app.settings import (
     revealed,
 )
 from ergon_framework.app.settings.secrets import MAX_SECRET
+from ergon_framework.app.webhooks import WebhookSettings
 from ergon_framework.errors import SettingsError, WiringError
 from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy, RetryPolicy
 
@@ -573,6 +574,7 @@ def test_the_examples_of_the_page_work(directory: Path) -> None:
         ("[providers.NAME]", ProviderSettings),
         ("[telemetry]", TelemetrySection),
         ("[server]", ServerSettings),
+        ("[webhooks.NAME]", WebhookSettings),
     ],
 )
 def test_the_page_has_every_key_and_its_default(heading: str, model: type[BaseModel]) -> None:

@@ -129,6 +129,9 @@ def rows(settings: Settings) -> Iterator[PartRow]:
         yield PartRow("executor", name, executor.command[0], executor.cwd or "", executor.pool_size)
     for name, schedule in (settings.extensions.get("schedules") or {}).items():
         yield PartRow("schedule", name, schedule.handler, f"{schedule.line} {schedule.zone}", None)
+    for name, webhook in (settings.extensions.get("webhooks") or {}).items():
+        target = webhook.connector or f"job {webhook.handler}"
+        yield PartRow("webhook", name, webhook.kind, f"/webhooks/{name} to {target}", None)
     yield from _provider_rows(settings)
     yield from _script_zone_rows(settings)
 

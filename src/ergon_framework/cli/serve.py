@@ -47,11 +47,13 @@ def serve(
 
     Prints one line when it is ready: listening on http://HOST:PORT. HOST and PORT are those of
     [server] in the settings, 127.0.0.1 and 8400 by default. With a token every request needs
-    Authorization: Bearer TOKEN; without one, only this machine is served. The first signal
+    Authorization: Bearer TOKEN; without one, only this machine is served. Webhooks of the settings
+    are taken at /webhooks/NAME from whoever signs them, without a token. The first signal
     lets running requests finish, exit code 0; a second one ends the process at once.
     """
     from ergon_framework.app.observability import finish_telemetry, set_up_logging
     from ergon_framework.app.settings import check_server_packages, load_settings, revealed
+    from ergon_framework.app.webhooks import webhooks_of
     from ergon_framework.jobs.store_urls import check_url
     from ergon_framework.storage.urls import file_of
     from ergon_framework.web.application import check_place
@@ -69,6 +71,7 @@ def serve(
     tokens = tokens_from(token_file, os.environ, revealed(server.token))
     check_place(server.host, tokens)
     sources = backends_of(settings, store)
+    receivers = webhooks_of(settings)
     if store is not None and file_of(store) is not None and sources.jobs is not None:
         sources.jobs.check()  # a file that was named and is not there is a mistake
 
@@ -82,7 +85,7 @@ def serve(
 
     try:
         with observed_service(settings, "server", as_json=as_json):
-            run(server, sources, tokens, ready, invite)
+            run(server, sources, tokens, ready, invite, [*receivers.values()])
     finally:
         finish_telemetry()
 

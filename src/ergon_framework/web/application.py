@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,11 @@ from ergon_framework.web.tokens import FileTokens, Tokens
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from starlette.types import ASGIApp
     from uvicorn import Server
 
     from ergon_framework.web.backends import Backends
+    from ergon_framework.web.webhooks import ServedWebhook
 
 
 def create_app(
@@ -77,8 +79,11 @@ def serve(
     tokens: Tokens | None,
     ready: Callable[[str], None],
     invite: Callable[[str], None] = lambda _link: None,
+    webhooks: Sequence[ServedWebhook] = (),
 ) -> None:
     """Serve until a signal asks to stop; ``ready`` is called with the URL, which has the real port.
+
+    ``webhooks`` are answered without a token, and closed at the end.
 
     Without tokens, ``invite`` is called with a link that signs one browser in to act, and again
     with another one when it was used.
@@ -90,13 +95,14 @@ def serve(
     from ergon_framework.web.middleware import SIGN_IN
     from ergon_framework.web.routes import build_app, server_plan
     from ergon_framework.web.sessions import Sessions
+    from ergon_framework.web.webhooks import WithWebhooks
 
     # Host names are checked only on loopback, against DNS rebinding. Elsewhere a server has many
     # names, and a token is required.
     names = server.names if is_loopback(server.host) else None
     sessions = Sessions(tokens, server.operators)
     plan = server_plan(server, backends, tokens, names, sessions)
-    app = build_app(plan)
+    app = WithWebhooks(build_app(plan), webhooks)
     # Bound here and not by uvicorn: a port that is taken is an error of ours with a remedy, and the
     # real port is known before the server runs.
     sockets = bound_sockets(server.host, server.port)
@@ -114,7 +120,12 @@ def serve(
         invite_somebody()
 
     sessions.when_used = invite_somebody
-    running = _server(app, begin)
+
+    async def end() -> None:
+        for each in webhooks:
+            await each.aclose()
+
+    running = _server(app, begin, end)
 
     def stop(_count: int) -> None:
         plan.stopping.set()
@@ -143,7 +154,9 @@ def _rereading(tokens: Tokens | None) -> Iterator[None]:
         signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
 
 
-def _server(app: FastAPI, ready: Callable[[], None]) -> Server:
+def _server(
+    app: ASGIApp, ready: Callable[[], None], ended: Callable[[], Awaitable[None]]
+) -> Server:
     import uvicorn
 
     from ergon_framework.web.middleware import MAX_HEAD
@@ -159,6 +172,10 @@ def _server(app: FastAPI, ready: Callable[[], None]) -> Server:
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             ready()
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            await super().shutdown(sockets)
+            await ended()
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:

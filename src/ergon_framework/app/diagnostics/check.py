@@ -119,6 +119,19 @@ def _check_store(url: str) -> None:
         raise
 
 
+def check_webhooks(checking: SettingsCheck) -> None:
+    """Note what is wrong with receivers whose target is in order."""
+    from ergon_framework.app.webhooks import check_webhook
+
+    for name, table in checking.settings.extensions["webhooks"].items():
+        if table.connector is None and checking.has_problem("store"):
+            continue
+        if checking.has_problem("connectors", table.connector or ""):
+            continue
+        with checking.collect("webhooks", name):
+            check_webhook(name, table, checking.settings)
+
+
 def _with_key(error: ErgonError, maker: Factory) -> dict[str, Any]:
     """The option that the error begins with, if it does."""
     parts = error.message.removeprefix(f"{maker.label}: ").removeprefix("the ").split()
@@ -154,6 +167,8 @@ def check(
         _check_script_zones(checking)
     # Last, because it builds connectors, and only those that nothing above has found wrong.
     check_made(checking)
+    if "webhooks" in extensions:
+        check_webhooks(checking)
     source.raise_problems()
     return list(rows(settings))
 

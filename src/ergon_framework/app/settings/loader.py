@@ -48,6 +48,7 @@ _PARTS = {
     **dict.fromkeys(("executors", "jobs", "schedules"), "ergon_framework.app.jobs"),
     **dict.fromkeys(("boundary", "zones"), "ergon_framework.app.zones"),
     "providers": "ergon_framework.app.providers",
+    "webhooks": "ergon_framework.app.webhooks",
 }
 """Sections of other parts, and the module whose ``SECTIONS`` say what each may hold."""
 

@@ -13,6 +13,7 @@ from ergon_framework.connector.webhook.signatures import (
     SignatureError,
     StripeSignature,
     github_signature,
+    standard_signature,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "StripeSignature",
     "WebhookReceiver",
     "github_signature",
+    "standard_signature",
 ]

@@ -24,6 +24,7 @@ MAX_SIGNATURES = 16
 """Signatures of one request that are compared: a sender that changes its secret sends two."""
 ALGORITHMS = ("sha256", "sha384", "sha512", "sha1")
 _FIELD = re.compile(r"\{([^{}]*)\}")
+_PREFIX = b"whsec_"
 _INSTANT = re.compile(r"[0-9]{1,15}")
 
 
@@ -162,6 +163,30 @@ class StripeSignature:
 def github_signature(secrets: Secrets) -> HmacSignature:
     """GitHub's scheme: ``X-Hub-Signature-256``. It has no timestamp; old ``sha1`` is not read."""
     return HmacSignature(secrets, header="x-hub-signature-256", prefix="sha256=")
+
+
+def standard_signature(secrets: Secrets, *, tolerance: float = TOLERANCE) -> HmacSignature:
+    """The scheme of Standard Webhooks; what follows ``whsec_`` in a secret is base64."""
+    return HmacSignature(
+        [_of_standard(each) for each in checked_secrets(secrets)],
+        header="webhook-signature",
+        encoding="base64",
+        prefix="v1,",
+        content="{webhook-id}.{webhook-timestamp}.{body}",
+        timestamp="webhook-timestamp",
+        tolerance=tolerance,
+    )
+
+
+def _of_standard(secret: bytes) -> bytes:
+    if not secret.startswith(_PREFIX):
+        return secret
+    try:
+        return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
+    except ValueError:
+        raise ConfigurationError(
+            "what follows whsec_ in a secret is no base64", remedy="copy the whole secret again"
+        ) from None
 
 
 def matches(
