@@ -56,6 +56,7 @@ LONG_LOOKS = {
     "stopped": "it looks through the list that it is given, and such flows are few",
     "still_due": "it looks through the list that it is given",
     "steps": "the same",
+    "signalled": "the same",
     "flows_of_steps": "the same",
     "count_at": "the same",
     "flows": "it ends with a page, in the order of the table",
