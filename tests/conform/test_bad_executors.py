@@ -10,6 +10,7 @@ import pytest
 
 from ergon_framework.testing.suites.executor import EXECUTOR_CHECKS
 from ergon_framework.testing.suites.framework import CheckOutcome, SuiteReport
+from tests.campaign.parameter_sample import sampled
 from tests.conform.bad_tables import CHANGES, DIES, REFUSES
 from tests.conform.executors import bad, tried
 
@@ -131,6 +132,10 @@ IMPOLITE: list[tuple[str, str, str, str]] = [
 ]
 
 
+CASES = [*REFUSES, *DIES, *CHANGES]
+"""Each is one line of the executor's: ``make test`` tries every third of its kind."""
+
+
 @pytest.fixture(scope="module")
 def reports(request: pytest.FixtureRequest) -> Iterator[Reports]:
     """The reports the selected tests need, made a few at a time: mostly somebody waits."""
@@ -177,7 +182,7 @@ def test_an_impolite_executor_is_told_so(
 
 @pytest.mark.slow
 @pytest.mark.req("JOBS:conform")
-@pytest.mark.parametrize("check", [*REFUSES, *DIES, *CHANGES])
+@pytest.mark.parametrize("check", sampled(CASES, CASES[::3]))
 def test_one_case_that_is_not_served_is_noticed(reports: Reports, check: str) -> None:
     """An executor that is good but for one case fails the check of that case."""
     report = reports[TABLES, check, check].result()

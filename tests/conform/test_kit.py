@@ -33,6 +33,7 @@ from ergon_framework.testing.suites.executor.harness import (
 )
 from ergon_framework.testing.suites.executor.subject import HandlerCall
 from ergon_framework.testing.suites.framework import CheckOutcome, CheckResult
+from tests.campaign.parameter_sample import campaign
 from tests.conform.executors import GOOD, bad, python, tried
 
 FEW = ("job_id_is_echoed", "success_is_a_success", "end_of_input_ends_it")
@@ -149,7 +150,9 @@ def test_a_failure_can_be_raised() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "blamed"),
     [
-        ("bad_wire", "AnswersTwice", {"one_request_has_one_outcome", "nothing_is_answered_twice"}),
+        campaign(
+            "bad_wire", "AnswersTwice", {"one_request_has_one_outcome", "nothing_is_answered_twice"}
+        ),
         ("bad_wire", "Greets", {"stdout_holds_only_outcomes", "all_of_stdout_is_outcomes"}),
         ("bad_behaviour", "UnknownIsAnyError", {"unknown_handler_is_named_so"}),
     ],
