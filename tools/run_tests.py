@@ -27,24 +27,24 @@ from typing import IO, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = {
-    "fleet": ("fleet",),
-    "docs": ("docs", "repository"),
-    "boundary": ("boundary",),
-    "conform": ("conform",),
-    "jobs": ("jobs",),
     "connectors": ("connectors",),
+    "jobs": ("jobs",),
+    "boundary": ("boundary",),
+    "docs": ("docs", "repository"),
     "providers": ("providers",),
     "cli": ("cli", "web"),
     "move": ("app/move",),
     "app": ("app",),
-    "node": ("boundary/node",),
+    "conform": ("conform",),
+    "fleet": ("fleet",),
     "integrations": ("integrations", "compat", "task", "telemetry"),
+    "node": ("boundary/node",),
     "differential": ("differential", "executor"),
-    "campaign": ("campaign",),
     "storage": ("storage",),
+    "campaign": ("campaign",),
 }
 """In the order in which they are started: those that take longest first, so that no processor is
-without work in the end, and those that mostly wait among those that do not."""
+without work in the end."""
 REST = "rest"
 FAST = ("unit", "core", "engine/test_twins.py")
 """What ``--fast`` runs, without the tests that are marked as slow."""
