@@ -3,7 +3,7 @@
 Where to look first: ``rows`` is where rows begin and end, ``text`` what a text file is made of,
 ``parquet`` the other kind of file, ``formats`` which files are read. ``readiness`` says when a file
 may be read, ``positions`` where each was left. ``reader`` puts them together, and ``connector`` is
-what the engines call. ``folder`` and ``bucket`` are where files are, ``places`` chooses by the URL.
+what the engines call. ``places`` is where files are, as the URL says, ``folder`` a folder of them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Where to look first: ``poll`` reads pages and ``post`` sends; each is a class. ``paging`` knows
 which request comes after which, and ``page`` what an answer holds; both only decide. ``client``
 makes the requests for pages, within their bounds. ``progress`` keeps what is done on disk, so that
-a crash repeats and never loses. ``signing`` signs what is posted, and ``request_loop`` runs its
-requests.
+a crash repeats and never loses. ``request_loop`` runs the requests that post.
 """
 
 from __future__ import annotations

@@ -1,12 +1,17 @@
 """Posting transactions to an HTTP API: one request for each, with an id that makes repeats known.
 
 Without a provider the rule of this file says when a request is made again; with one, the provider's
-quota, circuit breaker and policy do.
+quota, circuit breaker and policy do. With a secret the body is signed, so that its receiver knows
+who sent it (``signer_of``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -36,12 +41,12 @@ from ergon_framework.connector.http.options import (
     post_rules,
 )
 from ergon_framework.connector.http.request_loop import RequestLoop
-from ergon_framework.connector.http.signing import signer_of
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import Backoff, GiveUp, RetriedCall, RetryRule
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import (
     Business,
+    ConfigurationError,
     ConnectorError,
     ErgonError,
     describe,
@@ -359,3 +364,57 @@ def _refused_at_last(error: PostFailedError) -> ErgonError:
     refused.http_status = 409
     refused.details = {"http_status": 409}
     return refused
+
+
+Signer = Callable[[str, bytes, float], dict[str, str]]
+"""Given the id, the body and the time, the headers with the signature."""
+STANDARD, GITHUB = "standard", "github"
+_PREFIX = "whsec_"
+
+
+def signer_of(secret: object, scheme: str) -> Signer | None:
+    """Signs as the scheme says; None when there is no secret."""
+    if secret is None:
+        return None
+    if not isinstance(secret, str) or not secret.strip():
+        raise ConfigurationError(
+            "secret is empty, or no text", remedy="see that the variable is set"
+        )
+    if scheme == GITHUB:
+        key = secret.encode()
+        return lambda _id, body, _now: {"x-hub-signature-256": f"sha256={_hmac_hex(key, body)}"}
+    if scheme != STANDARD:
+        raise ConfigurationError(
+            "signature is standard or github", remedy="leave it out for Standard Webhooks"
+        )
+    return _standard_signer(_signing_key(secret))
+
+
+def _standard_signer(key: bytes) -> Signer:
+    def sign(identity: str, body: bytes, now: float) -> dict[str, str]:
+        instant = str(int(now))
+        content = f"{identity}.{instant}.".encode() + body
+        found = base64.b64encode(hmac.new(key, content, hashlib.sha256).digest()).decode()
+        return {
+            "webhook-id": identity,
+            "webhook-timestamp": instant,
+            "webhook-signature": f"v1,{found}",
+        }
+
+    return sign
+
+
+def _hmac_hex(key: bytes, body: bytes) -> str:
+    return hmac.new(key, body, hashlib.sha256).hexdigest()
+
+
+def _signing_key(secret: str) -> bytes:
+    """The key: what follows ``whsec_`` is base64, as Standard Webhooks have it."""
+    if not secret.startswith(_PREFIX):
+        return secret.encode()
+    try:
+        return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigurationError(
+            "what follows whsec_ in secret is no base64", remedy="copy the whole secret again"
+        ) from None

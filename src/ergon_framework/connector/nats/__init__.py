@@ -1,9 +1,9 @@
 """NATS JetStream as a connector: a durable pull consumer as a source, a subject as a target.
 
 - ``connector``: the connector, in both colours
-- ``jetstream``: what it asks the server for: consumers, pulls, acknowledgements, publishing
+- ``jetstream``: what it asks the server for: consumers, pulls, acknowledgements, publishing, and a
+  stream read in order from a place on, without acknowledgements
 - ``loop_settlement``: acknowledgements from an event loop, on a connection of that loop
-- ``ordered``: a stream read in order from a place on, without acknowledgements
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ from ergon_framework.connector.nats.jetstream import (
     JetStream,
     JetStreamSession,
     NatsConnectorError,
+    OrderedReader,
     delayed,
     reason_of,
 )
 from ergon_framework.connector.nats.loop_settlement import LoopSettlement
-from ergon_framework.connector.nats.ordered import OrderedReader
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError, describe
 from ergon_framework.ports.transaction import Transaction

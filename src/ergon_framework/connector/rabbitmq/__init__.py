@@ -2,8 +2,8 @@
 
 Where to look first: ``connector`` has the methods that engines call. ``topology`` names the queues,
 ``messages`` knows what a message is, ``prefetch`` how many may come ahead. ``threads`` speaks with
-the broker through pika, ``loops`` through aio-pika (``timestamps`` survives those that it cannot
-read). ``options`` checks what was given, ``errors`` has the refusals.
+the broker through pika, ``loops`` through aio-pika. ``options`` checks what was given, ``errors``
+has the refusals.
 """
 
 from __future__ import annotations

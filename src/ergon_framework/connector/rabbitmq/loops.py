@@ -7,6 +7,7 @@ other threads.
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -27,17 +28,63 @@ from ergon_framework.connector.rabbitmq.errors import (
 from ergon_framework.connector.rabbitmq.messages import PROPERTIES, Outgoing, Received
 from ergon_framework.connector.rabbitmq.prefetch import PrefetchWindow
 from ergon_framework.connector.rabbitmq.threads import ANSWER_TIMEOUT, CLOSE_TIMEOUT
-from ergon_framework.connector.rabbitmq.timestamps import be_lenient
 from ergon_framework.connector.rabbitmq.topology import QueuePlan
 from ergon_framework.engine.atfork import renew_after_fork
 
 if TYPE_CHECKING:
     import aio_pika
 
+logger = logging.getLogger("ergon.connector")
+
 _NAMES = {"type": "message_type"}
 """Properties that the client has under another name than AMQP."""
 
+_TIMESTAMP_BYTES = 8
 Connect = Callable[[], "Awaitable[aio_pika.abc.AbstractConnection]"]
+_Decode = Callable[[bytes], tuple[int, Any]]
+
+
+class LenientTimestamps:
+    """Decodes a timestamp as the client library does, and one that it cannot keep as None.
+
+    AMQP has 64 bits of seconds for them, and the decoder that aio-pika uses makes a datetime of
+    each. Where no calendar has it, that raises, which ends the connection. The broker then delivers
+    the same message on the next one: a single message of another program would stop a queue for
+    good.
+    """
+
+    def __init__(self, decode: _Decode) -> None:
+        self._decode = decode
+        self._left_out = 0
+
+    def __call__(self, value: bytes) -> tuple[int, Any]:
+        """How many bytes it took, and what it is."""
+        try:
+            return self._decode(value)
+        except (ValueError, OverflowError, OSError):
+            if len(value) < _TIMESTAMP_BYTES:
+                raise
+        self._left_out += 1
+        if self._left_out & (self._left_out - 1) == 0:  # the first, then when it has doubled
+            logger.warning(
+                "messages from RabbitMQ without their timestamp, which no calendar has: %d so far",
+                self._left_out,
+            )
+        return _TIMESTAMP_BYTES, None
+
+
+def be_lenient() -> None:
+    """From now on, in this process: a timestamp that cannot be decoded is left out.
+
+    The decoder has a table of what it decodes and how, and no setting. Nothing changes for
+    timestamps that it can decode, also for other users of it in this process.
+    """
+    from pamqp import decode
+
+    for table, kind in ((decode.METHODS, "timestamp"), (decode.TABLE_MAPPING, b"T")):
+        given: Any = table
+        if not isinstance(given[kind], LenientTimestamps):
+            given[kind] = LenientTimestamps(given[kind])
 
 
 class _AioConnection:

@@ -3,7 +3,7 @@
 Where to look first: ``connector`` is the class. ``group`` says what is asked of the server, once
 for both colours. ``client`` makes connections and translates errors. ``in_hand`` knows what was
 delivered and keeps it from other consumers. ``options`` is what is refused before a server is
-asked. ``observe`` is for ``ergon doctor``.
+asked.
 """
 
 from __future__ import annotations

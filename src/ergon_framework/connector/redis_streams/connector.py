@@ -44,9 +44,14 @@ from ergon_framework.connector.redis_streams.client import (
     Steps,
     StoppedError,
 )
-from ergon_framework.connector.redis_streams.group import LONG_IDLE, OURS, ConsumerGroup, Entry
+from ergon_framework.connector.redis_streams.group import (
+    LONG_IDLE,
+    OURS,
+    ConsumerGroup,
+    Entry,
+    observations,
+)
 from ergon_framework.connector.redis_streams.in_hand import Deliveries, HeldEntry
-from ergon_framework.connector.redis_streams.observe import observations
 from ergon_framework.connector.redis_streams.options import check_bounds, check_names, refuse_header
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock

@@ -1,8 +1,8 @@
 """Webhooks: what other services send over HTTP, checked, and in a queue before it is answered.
 
-Where to look first: ``receiver`` is the class, an ASGI application. ``signatures`` says who sent a
-request. ``request`` reads a body within its bounds, and writes answers. ``targets`` hands a
-delivery to a connector or to a handler of an App.
+Where to look first: ``receiver`` is the class, an ASGI application that reads a body within its
+bounds and writes answers. ``signatures`` says who sent a request. ``targets`` hands a delivery to a
+connector or to a handler of an App.
 """
 
 from __future__ import annotations
