@@ -4,10 +4,10 @@
 ``ERGON_TASKS__ORDERS__CONSUMER__LOOP__LIMIT`` are the same key; the variable wins. A variable
 without ``__`` is no setting and is left alone.
 
-Where to look first: ``loader`` reads everything and collects all problems; ``sections`` has the
-models of the common sections, and each other part brings its own. ``source`` knows on which line a
-key stands, ``environment`` lays variables over tables, and ``secrets`` reads secrets from variables
-and files and keeps them out of messages. ``stores`` says which store a part uses.
+Where to look first: ``loader`` reads everything, lays variables over tables and collects all
+problems; ``sections`` has the models of the common sections, and each other part brings its own.
+``source`` knows on which line a key stands, and ``secrets`` reads secrets from variables and files
+and keeps them out of messages. ``stores`` says which store a part uses.
 """
 
 from ergon_framework.app.settings.loader import (

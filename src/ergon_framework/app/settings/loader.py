@@ -1,23 +1,24 @@
 """Reading settings: the file, variables laid over it, named policies, and references between them.
 
 ``ergon.toml`` has one table per part. A part that is not of the core brings its sections itself
-when a file names them (``register_section``). All problems are collected before any is raised.
+when a file names them (``register_section``). In the name of a variable ``__`` separates the names
+of nested tables. All problems are collected before any is raised.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import AllowInfNan, BaseModel, TypeAdapter, ValidationError
 
 from ergon_framework.app.discovery import SETTINGS_FILE, STORE_FILE, ZONES_FOLDER
-from ergon_framework.app.settings.environment import apply_variable, nested
 from ergon_framework.app.settings.secrets import Resolver, sounds_secret, withheld
 from ergon_framework.app.settings.sections import (
     Connectors,
@@ -36,7 +37,7 @@ from ergon_framework.app.settings.sections import (
 from ergon_framework.app.settings.source import KeyPath, SettingsSource, did_you_mean, read_toml
 from ergon_framework.core.text import toml_table
 from ergon_framework.errors import MissingExtraError, SettingsError, WiringError
-from ergon_framework.ports.settings_model import SettingsModel
+from ergon_framework.ports.settings_model import SettingsModel, Switch
 from ergon_framework.storage.urls import placeholder
 from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
@@ -373,3 +374,91 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         if isinstance(below[key], dict) and isinstance(above[key], dict):
             both[key] = _merged(below[key], above[key])
     return both
+
+
+_SWITCH: TypeAdapter[bool] = TypeAdapter(Switch)
+_NUMBER: TypeAdapter[int | float] = TypeAdapter(Annotated[int | float, AllowInfNan(False)])
+
+
+def nested(environ: Mapping[str, str], prefix: str) -> dict[str, list[str]]:
+    """The variables that begin with ``prefix`` in any case, with the names they nest.
+
+    Tables come before their keys, so that the more specific variable has the last word.
+    """
+    found = {
+        name: name[len(prefix) :].split("__")
+        for name in sorted(environ)
+        if name.upper().startswith(prefix.upper())
+    }
+    return dict(sorted(found.items(), key=lambda item: len(item[1])))
+
+
+def apply_variable(
+    source: SettingsSource, variable: str, names: list[str], text: str, *, like: bool
+) -> None:
+    """Write one variable's value over the tables of ``source``, or note why it cannot be.
+
+    With ``like``, a number or switch that is already there says how the text is to be read; the
+    models behind other tables know that better.
+    """
+    path = _key_path(source, names, variable)
+    if path is None:
+        return
+    # Names of variables have no case, so two of them may mean one key.
+    if path in source.variables:
+        other = source.variables[path]
+        source.add_problem(path, f"is also set by {other}", "unset one of the two", variable)
+        return
+    table: dict[str, Any] = source.tables
+    for key in path[:-1]:
+        table = table.setdefault(key, {})
+    value = _variable_value(text, table.get(path[-1]) if like else None)
+    if value is None:
+        source.add_problem(
+            path, "must be a number or a switch, as it is in the file", variable=variable
+        )
+    table[path[-1]] = value
+    source.variables[path] = variable
+
+
+def _key_path(source: SettingsSource, names: list[str], variable: str) -> tuple[str, ...] | None:
+    """The key path that ``names`` stand for, in the spelling of the keys that exist."""
+    if not all(names):
+        source.add_problem((), "has an empty name in it", "write SECTION__KEY", variable)
+        return None
+    table: Any = source.tables
+    path: tuple[str, ...] = ()
+    for name in names:
+        if not isinstance(table, dict):
+            source.add_problem(path, "is no table, so nothing can be set in it", variable=variable)
+            return None
+        keys = _matching_keys(table, name)
+        if len(keys) > 1:
+            problem = f"{name!r} may mean " + " or ".join(repr(key) for key in keys)
+            source.add_problem((*path, keys[0]), problem, "rename one of them", variable)
+            return None
+        path = (*path, keys[0])
+        table = table.get(keys[0], {})
+    return path
+
+
+def _matching_keys(table: dict[str, Any], name: str) -> list[str]:
+    """The keys ``name`` may stand for: variables have no case, and no hyphens."""
+    if name in table:
+        return [name]
+    wanted = name.lower()
+    return [key for key in table if key.lower().replace("-", "_") == wanted] or [wanted]
+
+
+def _variable_value(text: str, present: object) -> Any:
+    """Tables and lists as JSON, numbers and switches like the present value, all else as text."""
+    try:
+        if text.lstrip()[:1] in ("{", "["):
+            return json.loads(text)
+        if isinstance(present, bool):
+            return _SWITCH.validate_python(text)
+        if isinstance(present, int | float):
+            return _NUMBER.validate_python(text)
+    except (ValueError, RecursionError):  # pydantic's errors are ValueErrors
+        return None if isinstance(present, int | float) else text
+    return text
