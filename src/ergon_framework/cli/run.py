@@ -14,6 +14,7 @@ import typer
 
 from ergon_framework.app.console import log_line
 from ergon_framework.cli import boundary_serve, completion, serve, worker
+from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import (
     keep_stdout,
     printable,
@@ -129,6 +130,48 @@ MAX_SHOWN_IDS = 20
 """How many ids of a list are shown to people."""
 
 
+# The two groups say Any of what they make: annotations of commands are evaluated, and these classes
+# are imported only when something runs.
+
+
+def _liveness(
+    liveness_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="ERGON_LIVENESS_FILE", help="Write liveness there."),
+    ] = None,
+    probe_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, envvar="ERGON_PROBE_PORT", help="Serve /live and /ready there."
+        ),
+    ] = None,
+    probe_host: Annotated[
+        str, typer.Option(envvar="ERGON_PROBE_HOST", help="The probes' address.")
+    ] = "127.0.0.1",
+    stall_after: Annotated[
+        float,
+        typer.Option(min=1.0, callback=finite, help="Seconds of silence that count as a stall."),
+    ] = 120.0,
+) -> Any:
+    from ergon_framework.app.liveness_outputs import LivenessOutputs
+
+    return LivenessOutputs(liveness_file, probe_port, probe_host, stall_after)
+
+
+def _restart_rule(
+    restarts: Annotated[
+        int, typer.Option(min=0, help="How often a worker may die within the window.")
+    ] = 5,
+    restart_window: Annotated[
+        float, typer.Option(min=0.0, callback=finite, help="That window, in seconds.")
+    ] = 60.0,
+) -> Any:
+    from ergon_framework.core.process_restart import RestartRule
+
+    return RestartRule(restarts, restart_window)
+
+
+@expanded(liveness=_liveness, rule=_restart_rule)
 def run(
     context: typer.Context,
     target: Annotated[
@@ -140,6 +183,7 @@ def run(
             autocompletion=completion.run_names,
         ),
     ] = None,
+    *,
     everything: Annotated[
         bool, typer.Option("--all", help="Start everything that the settings describe.")
     ] = False,
@@ -160,29 +204,8 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Check everything and say what would run.")
     ] = False,
-    liveness_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", envvar="ERGON_LIVENESS_FILE", help="Write liveness there."),
-    ] = None,
-    probe_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65535, envvar="ERGON_PROBE_PORT", help="Serve /live and /ready there."
-        ),
-    ] = None,
-    probe_host: Annotated[
-        str, typer.Option(envvar="ERGON_PROBE_HOST", help="The probes' address.")
-    ] = "127.0.0.1",
-    stall_after: Annotated[
-        float,
-        typer.Option(min=1.0, callback=finite, help="Seconds of silence that count as a stall."),
-    ] = 120.0,
-    restarts: Annotated[
-        int, typer.Option(min=0, help="How often a worker may die within the window.")
-    ] = 5,
-    restart_window: Annotated[
-        float, typer.Option(min=0.0, callback=finite, help="That window, in seconds.")
-    ] = 60.0,
+    liveness: Any,
+    rule: Any,
     log_level: LogLevel = "warning",
     log_format: LogFormat = "text",
     as_json: JsonFlag = False,
@@ -195,13 +218,11 @@ def run(
     work in flight finish, the second ends it at once.
     """
     from ergon_framework.app.app_reference import find_app, script_in
-    from ergon_framework.app.liveness_outputs import LivenessOutputs
     from ergon_framework.app.parts import PartKind, part_named
     from ergon_framework.app.reload import end_with
     from ergon_framework.app.run import Run
     from ergon_framework.app.settings import load_settings
     from ergon_framework.app.wiring import Overrides
-    from ergon_framework.core.process_restart import RestartRule
 
     session = session_of(context)
     check_asked(target, everything, config)
@@ -215,7 +236,6 @@ def run(
     is_given = _is_given(context)
     for_all = config if is_given or not script_in(target or "") else None
     _prepare_process(session, target or "", for_all, log_level, log_format)
-    rule = RestartRule(restarts, restart_window)
     if everything:
         check_options(context, "--all")
         return run_everything(session, config, rule, as_json=as_json)
@@ -236,14 +256,7 @@ def run(
         check_options(context, f"the {part.kind.value} {part.name!r}")
         common = {"config": config, "log_level": log_level, "log_format": log_format}
         return _run_part(session, part, common, supervised, as_json)
-    asked = Run(
-        part.name,
-        config,
-        Overrides(policy, limit),
-        LivenessOutputs(liveness_file, probe_port, probe_host, stall_after),
-        rule,
-        workers,
-    )
+    asked = Run(part.name, config, Overrides(policy, limit), liveness, rule, workers)
     if supervised is not None:
         return _end(session, asked.as_worker(supervised))
     return _check_task(asked, as_json) if check else _run_task(session, asked, as_json)

@@ -130,9 +130,9 @@ class KafkaConnector:
         broker = BrokerUrl.of(url, port=PORT, schemes=SCHEMES, example=EXAMPLE)
         broker.refuse_query("KafkaConnector")
         is_tls = tls_files(broker, [TLS], ca=ca, cert=cert, key=key)
-        self.topic = topic or broker.path
-        if not self.topic or "/" in self.topic:
-            raise ConfigurationError(f"{broker.name}: there is no topic", remedy=f"write {EXAMPLE}")
+        self.topic, self._dead_letter_topic = _topics(
+            broker, topic or broker.path, dead_letter_topic, retry_topic
+        )
         self.name = name
         self.malformed = 0
         self._title = f"{broker.name}/{self.topic}"
@@ -140,13 +140,6 @@ class KafkaConnector:
         self.waits_for_work = self._wait > 0
         self._key_path = _key_path(partition_key)
         self._retry_topic = retry_topic
-        self._dead_letter_topic = dead_letter_topic or f"{self.topic}.dlq"
-        check_topics(
-            broker.name,
-            topic=self.topic,
-            dead_letter_topic=self._dead_letter_topic,
-            retry_topic=retry_topic,
-        )
         self._max_message_bytes = max_message_bytes
         self._codec = MessageCodec(format, max_message_bytes, name)
         self._rule = ClientRule(
@@ -587,6 +580,17 @@ def _key(transaction: Transaction, path: Sequence[str]) -> bytes | None:
     if found is None:
         return None
     return found.encode() if isinstance(found, str) else json.dumps(found, sort_keys=True).encode()
+
+
+def _topics(
+    broker: BrokerUrl, topic: str, dead_letter_topic: str | None, retry_topic: str | None
+) -> tuple[str, str]:
+    """The topic and that of the dead letters, after all three were checked."""
+    if not topic or "/" in topic:
+        raise ConfigurationError(f"{broker.name}: there is no topic", remedy=f"write {EXAMPLE}")
+    dead = dead_letter_topic or f"{topic}.dlq"
+    check_topics(broker.name, topic=topic, dead_letter_topic=dead, retry_topic=retry_topic)
+    return topic, dead
 
 
 def _key_path(given: str | None) -> tuple[str, ...]:
