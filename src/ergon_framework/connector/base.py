@@ -68,6 +68,7 @@ class OwnThreads(Executor):
         """Call it in one of the threads."""
         future: Future[T] = Future()
         with self._lock:
+            # Those idle may be on their way to items that were submitted before.
             if self._left >= self._idle and self._threads < self._most:
                 self._add_thread()
             self._left += 1
@@ -127,7 +128,7 @@ def _call(future: Future[Any], call: Callable[[], Any]) -> None:
         future.set_result(result)
 
 
-_set = object.__setattr__
+_set = object.__setattr__  # transactions are frozen for everybody but their connector
 _turn = threading.Lock()  # for the moment in which a delivery gets its verb
 
 
@@ -240,6 +241,8 @@ class DroppedDeliveries(Generic[_W]):
 
     def watch(self, delivery: Delivered, what: _W) -> None:
         """From now on; ``what`` stands for what was delivered, and is watched in one delivery."""
+        # By identity: what two messages hold may be equal, and they are two deliveries all the
+        # same. The closure below keeps it alive, so its id is not given to anything else.
         key = id(what)
 
         def gone(_reference: object) -> None:

@@ -152,6 +152,7 @@ class FilesConnector(ThreadedConsuming):
 
     def renew(self) -> None:
         """Also in a forked child: the files and what was read are the parent's."""
+        # Kept: freeing the parent's reader would close it, and settling on it names the reason.
         self._inherited, self._reader = self._reader, None
         self._fetching = threading.Lock()
         self._in_hand: set[int] = set()
