@@ -33,7 +33,7 @@ BROKERS: tuple[BrokerType, ...] = (
     BrokerType(
         "database",
         ("rows+sqlite", "rows+postgresql"),
-        "ergon_framework.connector.database:RowsConnector",
+        "ergon_framework.connector.database:DatabaseConnector",
     ),
     BrokerType("files", ("files", "s3"), "ergon_framework.connector.files:FilesConnector"),
     BrokerType(

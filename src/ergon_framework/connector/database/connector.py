@@ -74,11 +74,13 @@ class _Delivery(Delivered):
 class DatabaseConnector(ThreadedConsuming):
     """Consumes the rows of a table in the order of a column that grows; the table is not changed.
 
-    ``database`` is the URL of a database, or an engine of SQLAlchemy, which stays the caller's to
-    close. ``key`` is a column whose values are unique, ``position`` the one that grows: a number,
-    an instant or a uuid. ``where`` is a condition in SQL on columns that do not change.
-    ``consumer`` is the durable name under which is kept what is done, in two tables of the same
-    database.
+    ``url`` is that of a database, with ``rows+`` before it or without, or an engine of SQLAlchemy,
+    which stays the caller's to close. Of a PostgreSQL server ``host`` may be the folder of its
+    socket, and ``sslmode`` how it is reached, such as ``verify-full``.
+
+    ``key`` is a column whose values are unique, ``position`` the one that grows: a number, an
+    instant or a uuid. ``where`` is a condition in SQL on columns that do not change. ``consumer``
+    is the durable name under which is kept what is done, in two tables of the same database.
     ``payload`` is the column that is the payload; without it, the payload is a dict of all columns.
     ``ids`` is the column with the transaction's id, by default it is the table and the key.
 
@@ -97,7 +99,7 @@ class DatabaseConnector(ThreadedConsuming):
 
     def __init__(
         self,
-        database: str | sa.Engine,
+        url: str | sa.Engine,
         *,
         table: str,
         key: str = "id",
@@ -111,6 +113,8 @@ class DatabaseConnector(ThreadedConsuming):
         status: str | None = None,
         statuses: str = STATUSES,
         error: str | None = None,
+        host: str | None = None,
+        sslmode: str | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         if not table or not consumer or len(f"{consumer}@{table}") > 200:
@@ -122,8 +126,11 @@ class DatabaseConnector(ThreadedConsuming):
             raise ConfigurationError(
                 f"late must be seconds, 0 or more, not {late!r}", remedy=f"the default is {LATE:g}"
             )
-        self._owned = isinstance(database, str)
-        self._engine = engine_of(database) if isinstance(database, str) else checked(database)
+        self._owned = isinstance(url, str)
+        if isinstance(url, str):
+            self._engine = engine_of(url, host=host, sslmode=sslmode)
+        else:
+            self._engine = checked(url)
         self.name = name or table
         self.malformed = 0
         """How many rows were no transactions, and were set aside."""

@@ -12,24 +12,33 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
+from ergon_framework.connector.broker.url import import_client
 from ergon_framework.errors import ConfigurationError, ConnectorError
+from ergon_framework.storage.urls import refuse_withheld
 
+PREFIX = "rows+"
+"""Stands before a URL that names a connector by its scheme alone."""
+_DRIVER = "postgresql+psycopg"
+_ROWS_FORMS = "write rows+sqlite:///shop.db, or rows+postgresql://user@host/shop"
 _FORMS = 'write "postgresql+psycopg://host/name" or "sqlite:///file.db"'
 _NOT_LET_IN = ("authentication failed", "no password supplied", 'database "', 'role "')
 _FILE_AWAY = ("locked", "busy", "unable to open", "disk I/O")
 
 
-def engine_of(url: str) -> sa.Engine:
+def engine_of(url: str, *, host: str | None = None, sslmode: str | None = None) -> sa.Engine:
     """An engine of this module's own, whose errors show no values."""
-    try:
-        place = sa.make_url(url)
-        if place.drivername in ("postgresql", "postgres"):
-            place = place.set(drivername="postgresql+psycopg")
-        kind = place.get_backend_name()
-    except (ArgumentError, ValueError):  # their texts may hold the password
-        raise ConfigurationError("that is no URL of a database", remedy=_FORMS) from None
+    refuse_withheld(url)
+    place = _rows_place(url) if url.startswith(PREFIX) else _place(url)
+    kind = place.get_backend_name()
     if kind not in ("postgresql", "sqlite"):
         raise ConfigurationError("the database is neither PostgreSQL nor SQLite", remedy=_FORMS)
+    given = {"host": host, "sslmode": sslmode}
+    query = {name: value for name, value in given.items() if value is not None}
+    if query and kind != "postgresql":
+        raise ConfigurationError("host and sslmode are for PostgreSQL", remedy=_ROWS_FORMS)
+    if place.drivername == _DRIVER:
+        import_client("psycopg", extra="postgres", connector="database")
+    place = place.update_query_dict(query)
     try:
         engine = sa.create_engine(place, pool_pre_ping=True, hide_parameters=True)
     except (ImportError, ArgumentError) as error:
@@ -38,6 +47,32 @@ def engine_of(url: str) -> sa.Engine:
             remedy=f"{_FORMS}; psycopg comes with pip install 'ergon-framework[postgres]'",
         ) from None
     return checked(engine)
+
+
+def _rows_place(url: str) -> sa.URL:
+    """The database of ``rows+postgresql://…``, by which an App knows rows from other sources."""
+    bare = url.removeprefix(PREFIX)
+    # Its query has gone to the options of the connector: what is left of one here is a mistake.
+    if "?" in bare or "#" in bare:
+        raise ConfigurationError("the URL of the rows cannot be read", remedy=_ROWS_FORMS)
+    try:
+        place = _place(bare)
+    except ConfigurationError:
+        raise ConfigurationError("the URL of the rows cannot be read", remedy=_ROWS_FORMS) from None
+    if not place.database:
+        raise ConfigurationError("the URL of the rows names no database", remedy=_ROWS_FORMS)
+    return place
+
+
+def _place(url: str) -> sa.URL:
+    try:
+        place = sa.make_url(url)
+        if place.drivername in ("postgresql", "postgres"):
+            place = place.set(drivername=_DRIVER)
+        place.get_backend_name()
+    except (ArgumentError, ValueError):  # their texts may hold the password
+        raise ConfigurationError("that is no URL of a database", remedy=_FORMS) from None
+    return place
 
 
 def checked(engine: sa.Engine) -> sa.Engine:
