@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import math
@@ -18,7 +17,7 @@ from typing import Any, ClassVar, Self
 from ergon_framework.connector.base import (
     Delivered,
     DroppedDeliveries,
-    OwnThreads,
+    ThreadedConsuming,
     refuse_extra,
     settling,
 )
@@ -82,7 +81,7 @@ class KafkaDelivery(Delivered):
     key: bytes | None
 
 
-class KafkaConnector:
+class KafkaConnector(ThreadedConsuming):
     """Consumes a topic as a member of a group, and produces into it.
 
     ``url`` is ``kafka://host:9092,host:9092/topic``, or ``kafka+ssl://`` for TLS; a user in it is
@@ -371,10 +370,6 @@ class KafkaConnector:
         """The asyncio twin of ``health``."""
         return await self._threads.run(self.health)
 
-    async def aclose(self) -> None:
-        """The asyncio twin of ``close``."""
-        await self._threads.run(self.close)
-
     async def _send_async(self, records: Sequence[Record]) -> None:
         for start in range(0, len(records), SLICE):
             sending = self._sender.begin(records[start : start + SLICE])
@@ -512,10 +507,6 @@ class KafkaConnector:
             raise ConfigurationError(
                 f"{self._title}: {in_words(error)}", remedy="correct the setting in client"
             ) from error
-
-    @functools.cached_property
-    def _threads(self) -> OwnThreads:
-        return OwnThreads()
 
 
 _SETTINGS = "a fetch takes wait, and a dispatch takes none"

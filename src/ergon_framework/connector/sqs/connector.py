@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 from ergon_framework.connector.base import (
     Delivered,
     DroppedDeliveries,
-    OwnThreads,
+    ThreadedConsuming,
     inherited,
     refuse_extra,
     settling,
@@ -74,7 +74,7 @@ class SqsDelivery(Delivered):
     held: HeldMessage
 
 
-class SqsConnector:
+class SqsConnector(ThreadedConsuming):
     """Consumes an SQS queue, and produces into it.
 
     ``url`` is ``sqs://region/queue``, or ``sqs://region/account/queue`` for a queue of another
@@ -272,10 +272,6 @@ class SqsConnector:
             if held is not None:
                 await _ended(self._delete(held))
 
-    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of ``nack``."""
-        await self._threads.run(self.nack, transaction, exc)
-
     async def release_async(self, transaction: Transaction) -> None:
         """The asyncio twin of ``release``."""
         await self.release_after_async(transaction, 0.0, verb="release")
@@ -291,10 +287,6 @@ class SqsConnector:
     async def get_transactions_count_async(self) -> int:
         """The asyncio twin of ``get_transactions_count``."""
         return await self._threads.run(self.get_transactions_count)
-
-    async def aclose(self) -> None:
-        """The asyncio twin of ``close``."""
-        await self._threads.run(self.close)
 
     # ---- inside: the queue ----
 
@@ -526,10 +518,6 @@ class SqsConnector:
     def _show(self, wanted: list[tuple[str, int]]) -> None:
         for start in range(0, len(wanted), BATCH):
             self._queue().show_again(wanted[start : start + BATCH])
-
-    @functools.cached_property
-    def _threads(self) -> OwnThreads:
-        return OwnThreads()
 
 
 _SETTINGS = "a fetch takes wait, and a dispatch takes none"
