@@ -327,3 +327,31 @@ def test_bounds_below_one_are_refused(bounds: tuple[int, int]) -> None:
     """They would let nothing through."""
     with pytest.raises(ConfigurationError, match="at least 1"):
         InFlight(Wakeup(), *bounds)
+
+
+def test_a_client_that_was_made_for_nobody_is_closed_with_asyncio() -> None:
+    """A connector that is closed while it connects keeps no client, and says that it is closed."""
+    closed: list[object] = []
+
+    async def run() -> None:
+        is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+        async def connect() -> object:
+            is_asked.set()
+            await may_answer.wait()
+            return "client"
+
+        async def close(client: object) -> None:
+            closed.append(client)
+
+        connection = AsyncBrokerConnection("redis://host:6379", connect, close, Wakeup())
+        getting = asyncio.ensure_future(connection.get())
+        await is_asked.wait()
+        await connection.aclose()
+        may_answer.set()
+        with pytest.raises(ConnectorClosedError):
+            await getting
+        assert not connection.is_connected
+
+    asyncio.run(run())
+    assert closed == ["client"]

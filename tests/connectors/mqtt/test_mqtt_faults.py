@@ -10,9 +10,10 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from ergon_framework.connector import from_url
 from ergon_framework.connector.broker.connection import BrokerUnavailableError
 from ergon_framework.connector.mqtt import MqttConnector
-from ergon_framework.errors import PayloadError
+from ergon_framework.errors import ConfigurationError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 from tests.connectors.in_colour import COLOURS, driven
 from tests.connectors.mqtt.other_mqtt_program import retained
@@ -57,6 +58,35 @@ def test_a_text_that_no_packet_holds_is_refused(
         pytest.raises(PayloadError, match=named),
     ):
         orders("dispatch", [Transaction("one", 1, **fields)])
+
+
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [
+        ("a?client_id=", "client_id is empty"),
+        ("a?client_id=" + "c" * 65_536, "client_id"),
+        ("a%00b?client_id=x", "topic"),
+        ("a?client_id=x&group=", "group is empty"),
+        ("a?client_id=x&group=a/b", "group is 'a/b'"),
+        ("a?publish_to=", "publish_to is empty"),
+        ("a/%23/b?client_id=x", "wildcard out of place"),
+        ("a%23?client_id=x", "wildcard out of place"),
+        ("a/b+?client_id=x", "wildcard out of place"),
+        ("a?client_id=x&dead_letter_topic=dead/%23", "dead_letter_topic"),
+        ("a?client_id=x&keepalive=65536", "keepalive is 65536"),
+        ("a?client_id=x&session_expiry=4294967296", "session_expiry"),
+        ("a?message_expiry=4294967296", "message_expiry"),
+        ("a?client_id=x&keepalive=0", "keepalive must be at least 1"),
+    ],
+)
+def test_what_mqtt_cannot_say_is_refused_at_once(place: str, named: str) -> None:
+    """Before anything is connected: it would look like a broker that is away. An empty name is
+    most often a variable that is not set, and with one the broker keeps no session.
+    """
+    with pytest.raises(ConfigurationError, match=named) as caught:
+        from_url(f"mqtt://me:hunter2@127.0.0.1:1/{place}")
+    assert caught.value.remedy
+    assert "hunter2" not in f"{caught.value}"
 
 
 @pytest.mark.slow

@@ -245,7 +245,13 @@ class AsyncBrokerConnection(Generic[C]):
         async with self._lock:
             if self._client is None:
                 self._client = await self._made(loop)
-            return self._client
+            client = self._client
+        if self.state.is_closed:  # while it was made
+            self._client = None
+            with suppress(Exception):
+                await self._close(client)
+            raise closed(self.state.name)
+        return client
 
     async def wait(self) -> C | None:
         """The client, as soon as the broker is there; None when a stop was asked for."""

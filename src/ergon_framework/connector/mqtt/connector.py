@@ -27,6 +27,7 @@ from ergon_framework.connector.broker.message import (
 )
 from ergon_framework.connector.broker.url import BrokerUrl, tls_files
 from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.connector.mqtt.options import check_names, check_numbers
 from ergon_framework.connector.mqtt.publication import (
     MqttPublication,
     check_texts,
@@ -104,7 +105,14 @@ class MqttConnector:
             raise ConfigurationError(f"{self._url.name} names no topic", remedy=f"write {example}")
         has_tls = tls_files(self._url, ("mqtts",), ca=ca, cert=cert, key=key)
         tls = context_of(TLS_OPTIONS, ca, cert, key) if has_tls else None
-        _positive(
+        check_names(
+            topic=self.topic,
+            client_id=client_id,
+            group=group,
+            publish_to=publish_to,
+            dead_letter_topic=dead_letter_topic,
+        )
+        check_numbers(
             max_in_flight=max_in_flight,
             session_expiry=session_expiry,
             message_expiry=message_expiry,
@@ -297,7 +305,7 @@ class MqttConnector:
 
     def _checked(self, batch_size: int, wait: float | None, extra: Mapping[str, Any]) -> float:
         refuse_extra(self, extra, _SETTINGS)
-        _positive(batch_size=batch_size)
+        check_numbers(batch_size=batch_size)
         if self._durable.client_id is None:
             raise ConfigurationError(
                 f"the connector to {self._url.name} has no client_id, so it cannot consume",
@@ -525,12 +533,6 @@ def _let_go(making: Future[MqttSession]) -> None:
     """Nobody waits any more for the session that was being made."""
     if not making.cancelled() and making.exception() is None:
         making.result().close()
-
-
-def _positive(**given: float | None) -> None:
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{name} must be at least 1, not {value!r}")
 
 
 def _seconds(name: str, value: object) -> float:
