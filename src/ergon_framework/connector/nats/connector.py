@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from urllib.parse import urlencode
 
 from ergon_framework.connector.base import ThreadedTwins, refuse_extra
+from ergon_framework.connector.broker.dead_letters import is_taken_in
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES
 from ergon_framework.connector.broker.leased_source import LeasedSource
 from ergon_framework.connector.broker.leases import Lease, LeasedDelivery
@@ -108,6 +109,13 @@ class NatsConnector(ThreadedTwins):
         self._stream = stream or ""
         self._subject = subject
         self._dead_letters = dead_letter_subject
+        self._filter = filter_subject
+        if self._reads_dead_letters([filter_subject] if filter_subject else []):
+            raise ConfigurationError(
+                f"dead_letter_subject is {dead_letter_subject!r}, which filter_subject"
+                f" {filter_subject!r} takes in: what is set aside there would be delivered again",
+                remedy="name a subject of another stream",
+            )
         self._max_deliver = max_deliver
         self._deduplicate = deduplicate
         self._wait = wait
@@ -150,8 +158,15 @@ class NatsConnector(ThreadedTwins):
         version = self._jetstream.client.version()
         yield Observation("server", f"nats-server {version}")
         if self._stream:
-            self._jetstream.api(f"STREAM.INFO.{self._stream}", {})
+            stream = self._jetstream.api(f"STREAM.INFO.{self._stream}", {}) or {"config": {}}
             yield Observation("stream", self._stream)
+            if not self._filter and self._reads_dead_letters(stream["config"].get("subjects", ())):
+                yield Observation(
+                    "dead letters",
+                    f"the stream takes in {self._dead_letters}: what is set aside comes again",
+                    "name a subject of another stream, or give filter_subject",
+                    is_grave=True,
+                )
         if self._consumer is not None:
             about = self._jetstream.consumer(self._stream, self._consumer.durable)
             made = "will be made" if about is None else f"ack_wait {about['ack_wait'] / 1e9:g} s"
@@ -162,6 +177,11 @@ class NatsConnector(ThreadedTwins):
                     "what failed for good is terminated, and told as an advisory of the server",
                     "name a subject of another stream that keeps it: dead_letter_subject",
                 )
+
+    def _reads_dead_letters(self, patterns: Iterable[str]) -> bool:
+        """Whether what is set aside would come again through one of these."""
+        subject = self._dead_letters
+        return subject is not None and any(is_taken_in(each, subject) for each in patterns)
 
     def stop_waiting(self) -> None:
         """The fetch under way, or the next one, waits no longer. Any thread may call."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from ergon_framework.connector.broker.dead_letters import refuse_own_dead_letters
 from ergon_framework.errors import ConfigurationError
 
 ROLES = {
@@ -61,6 +62,7 @@ def options_of(
         raise ConfigurationError(
             "a PostgresConnector needs a table", remedy='table="orders", or "shop.orders"'
         )
+    refuse_own_dead_letters(table=table, dead_letters=dead_letters)
     found = _columns(columns)
     _refuse_half_a_lease(table, found)
     words = tuple(each.strip() for each in statuses.split(","))

@@ -25,6 +25,7 @@ from ergon_framework.connector.base import (
     settling,
 )
 from ergon_framework.connector.broker.connection import AsyncBrokerConnection, BrokerConnection
+from ergon_framework.connector.broker.dead_letters import refuse_own_dead_letters
 from ergon_framework.connector.broker.delays import DelayedDeliveries
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES
 from ergon_framework.connector.broker.message import (
@@ -78,6 +79,7 @@ DROPPED_FOR = 30.0
 LOOK_AROUND = 1.0
 """Seconds that a fetch without room waits for a settlement before it looks for messages that nobody
 has any more: they may be all that is in flight, and no settlement of theirs will come."""
+MAX_DELIVERY_LIMIT = 2**31 - 1
 _SETTINGS = "a fetch takes wait, and a dispatch takes none"
 
 
@@ -146,6 +148,10 @@ class RabbitConnector:
             max_in_flight=max_in_flight,
             max_in_flight_bytes=max_in_flight_bytes,
         )
+        if delivery_limit > MAX_DELIVERY_LIMIT:
+            raise ConfigurationError(
+                f"delivery_limit is {delivery_limit}", remedy=f"give {MAX_DELIVERY_LIMIT} or less"
+            )
         self._login = login(
             url, sasl=sasl, ca=ca, cert=cert, key=key, heartbeat=heartbeat, name=name or "ergon"
         )
@@ -167,6 +173,8 @@ class RabbitConnector:
             dead_letter_queue=self._topology.dead_letter_queue,
             dead_letter_exchange=dead_letter_exchange,
         )
+        if not dead_letter_exchange:
+            refuse_own_dead_letters(queue=self.queue, dead_letter_queue=dead_letter_queue)
         self._to = (exchange, self.queue if routing_key is None else routing_key)
         self._may_declare = declare
         self._bounds = (max_in_flight, max_in_flight_bytes, prefetch)

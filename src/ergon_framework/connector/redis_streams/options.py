@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ergon_framework.connector.broker.dead_letters import refuse_own_dead_letters
 from ergon_framework.connector.broker.message import OWN, TRANSACTION_ID, BrokerMessage, decoded
 from ergon_framework.connector.redis_streams.client import EXAMPLE
 from ergon_framework.errors import ConfigurationError, PayloadError
@@ -22,12 +23,7 @@ def check_names(stream: str, group: str, body_field: str, dead_letters: str | No
             f"body_field must not be {body_field}, which is the field of a header",
             remedy="choose another name, or leave it out for body",
         )
-    if dead_letters == stream:
-        raise ConfigurationError(
-            f"dead_letters must not be {stream}, the stream itself: what is set aside there would"
-            " be delivered again",
-            remedy=f"choose another stream, or leave it out for {stream}:dead",
-        )
+    refuse_own_dead_letters(stream=stream, dead_letters=dead_letters)
 
 
 def check_bounds(*, claim_idle: float, wait: float, max_length: int | None) -> None:

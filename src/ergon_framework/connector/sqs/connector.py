@@ -25,6 +25,7 @@ from ergon_framework.connector.base import (
     settling,
 )
 from ergon_framework.connector.broker.connection import BrokerConnection
+from ergon_framework.connector.broker.dead_letters import refuse_own_dead_letters
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
 from ergon_framework.connector.broker.message import (
     MalformedMessageError,
@@ -120,6 +121,7 @@ class SqsConnector(ThreadedConsuming):
         self._visibility = _whole("visibility", visibility, 1, MAX_VISIBILITY)
         self._wait = _whole("wait", wait, 0, LONGEST_WAIT)
         self.waits_for_work = self._wait > 0
+        refuse_own_dead_letters(queue=self.queue, dead_letter_queue=dead_letter_queue)
         self._dead_letter_queue = dead_letter_queue
         self._group_path = message_group.split(".")
         self._max_bytes = max_message_bytes
