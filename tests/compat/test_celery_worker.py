@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests import fork_server
 from tests.servers.redis import RedisServer
 
 PROGRAM = Path(__file__).parent / "programs" / "celery_shop.py"
 WORKER = ["-m", "celery", "-A", "celery_shop", "worker", "--pool=prefork", "--concurrency=1"]
 QUIET = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=warning"]
+LIBRARIES = ("celery.apps.worker", "celery.backends.redis", "celery.bin.worker")
 HEARD = ("watched", "before_start", "on_", "after_return", "task_")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -31,15 +32,16 @@ def shop(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) ->
     url = redis_server.broker_url
     environment = {**os.environ, "SHOP_BROKER": url, "SHOP_BACKEND": url, "SHOP_SIDE": "celery"}
     with (folder / "worker.log").open("wb") as log:
-        worker = subprocess.Popen(  # noqa: S603 - ours
+        worker = fork_server.start(
             [sys.executable, *WORKER, "-Q", "celery,pictures,chosen", *QUIET],
+            imports=LIBRARIES,
             cwd=folder,
             env=environment,
             stdout=log,
             stderr=log,
         )
     try:
-        done = subprocess.run(
+        done = fork_server.run(
             [sys.executable, "-c", "import celery_shop; celery_shop.main()"],
             cwd=folder,
             env=environment,

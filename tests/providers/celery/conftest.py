@@ -15,10 +15,17 @@ from typing import Any
 
 import pytest
 
+from tests import fork_server
 from tests.providers.celery.programs.worker import make_app
 from tests.servers.redis import RedisServer
 
 PROGRAM = Path(__file__).parent / "programs" / "worker.py"
+LIBRARIES = (
+    *("celery.apps.worker", "celery.backends.redis", "celery.bin.worker", "celery.fixups.django"),
+    *("celery.concurrency.prefork", "celery.events.state", "kombu.transport.redis"),
+    "ergon_framework.providers.celery_task",
+)
+"""What every worker imports."""
 WAIT_TIMEOUT = 50
 """Seconds for what takes a moment."""
 
@@ -43,8 +50,9 @@ class Stage:
         words += ["--pool=prefork", f"--concurrency={concurrency}", "--loglevel=info"]
         words += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         with (self.folder / "worker.log").open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603 - our own program
+            process = fork_server.start(
                 words,
+                imports=LIBRARIES,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **environment},
