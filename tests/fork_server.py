@@ -469,10 +469,36 @@ def _run_main(words: Sequence[str]) -> None:
         sys.exit(1)
 
 
+def _run_whole(program: Callable[[], None]) -> None:
+    """Run it, and end as Python does, but for taking all modules apart.
+
+    That would write to each page that this process shares with the server: it takes longer than
+    what most programs do.
+    """
+    code: object = None
+    try:
+        program()
+    except SystemExit as error:
+        code = error.code
+    if not isinstance(code, int | None):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    vars(threading)["_shutdown"]()
+    vars(atexit)["_run_exitfuncs"]()
+    sys.setswitchinterval(60)  # what its variables kept open is closed; its threads do not see it
+    vars(sys.modules["__main__"]).clear()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        code = 120
+    os._exit((code or 0) & 0xFF)
+
+
 if __name__ == "__main__":
     del sys.path[0]  # the folder of this file, which is no program's
     _import([*LIBRARIES, *(f"ergon_framework.{part}" for part in ERGON)])
     with socket.socket(fileno=int(sys.argv[1])) as asked, contextlib.suppress(KeyboardInterrupt):
         program = serve(asked)
     if program is not None:
-        program()
+        _run_whole(program)
