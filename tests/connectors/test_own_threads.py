@@ -130,3 +130,35 @@ def test_without_a_thread_the_caller_hears_of_it(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(RuntimeError, match="new thread"):
             threads.submit(int)
     assert threads.submit(int).result(60) == 0
+
+
+def test_a_call_that_was_given_up_before_a_thread_had_it_is_not_made() -> None:
+    """What a thread returns for a loop that waits no longer, or has ended, is for nobody."""
+    threads = OwnThreads(most=1)
+    go_on, called = threading.Event(), []
+
+    async def scenario() -> str:
+        first = asyncio.ensure_future(threads.run(go_on.wait, 60))
+        second = asyncio.ensure_future(threads.run(called.append, "second"))
+        third = asyncio.ensure_future(threads.run(str, "third"))
+        await asyncio.sleep(0)
+        for each in (first, second):
+            each.cancel()
+        await asyncio.wait([first, second])
+        go_on.set()
+        asyncio.ensure_future(threads.run(called.append, "late")).cancel()
+        return await third
+
+    assert asyncio.run(scenario()) == "third"
+    assert called == []
+
+
+def test_what_a_call_raises_is_raised_in_the_loop() -> None:
+    """As it was raised, in the context that the caller had."""
+    threads = OwnThreads(most=1)
+
+    async def scenario() -> None:
+        await threads.run(int, "none")
+
+    with pytest.raises(ValueError, match="none"):
+        asyncio.run(scenario())

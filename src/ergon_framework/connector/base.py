@@ -14,9 +14,9 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -34,7 +34,37 @@ IDLE_TIMEOUT = 10.0
 DROPPED_FOR = 60.0
 """Seconds after which something is delivered again whose delivery was dropped, not settled."""
 
-_Item = tuple["Future[Any]", Callable[[], Any]]
+_Item = tuple["Future[Any] | _Answer", Callable[[], Any]]
+
+
+class _Answer:
+    """What a thread tells an event loop. A future of each side would wake the loop no sooner."""
+
+    __slots__ = ("_loop", "future")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Whether somebody waits still, as the futures of threads say it."""
+        return not self.future.cancelled()
+
+    def set_result(self, result: object) -> None:
+        """Tell what was returned; called in the thread."""
+        self._tell(self.future.set_result, result)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Tell what was raised; called in the thread."""
+        self._tell(self.future.set_exception, error)
+
+    def _tell(self, how: Callable[[Any], None], what: object) -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            self._loop.call_soon_threadsafe(self._end, how, what)
+
+    def _end(self, how: Callable[[Any], None], what: object) -> None:
+        if not self.future.done():  # it may have been cancelled
+            how(what)
 
 
 class OwnThreads(Executor):
@@ -67,19 +97,24 @@ class OwnThreads(Executor):
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call it in one of the threads."""
         future: Future[T] = Future()
+        self._put(future, functools.partial(fn, *args, **kwargs))
+        return future
+
+    def _put(self, future: Future[Any] | _Answer, call: Callable[[], Any]) -> None:
         with self._lock:
             # Those idle may be on their way to items that were submitted before.
             if self._left >= self._idle and self._threads < self._most:
                 self._add_thread()
             self._left += 1
-            self._waiting.put((future, functools.partial(fn, *args, **kwargs)))
-        return future
+            self._waiting.put((future, call))
 
     async def run(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """Await the call from an event loop, as :func:`asyncio.to_thread` does."""
         context = contextvars.copy_context()
-        call = functools.partial(context.run, fn, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self, call)
+        answer = _Answer(asyncio.get_running_loop())
+        self._put(answer, functools.partial(context.run, fn, *args, **kwargs))
+        found: T = await answer.future
+        return found
 
     def _serve(self) -> None:
         while (item := self._next()) is not None:
@@ -119,7 +154,7 @@ class OwnThreads(Executor):
             return None
 
 
-def _call(future: Future[Any], call: Callable[[], Any]) -> None:
+def _call(future: Future[Any] | _Answer, call: Callable[[], Any]) -> None:
     try:
         result = call()
     except BaseException as error:
@@ -180,7 +215,9 @@ class Delivered(Transaction):
 
     def belongs_to(self, owner: object, **about: Any) -> None:
         """Note whose delivery it is, and what else the owner wants to know of it later."""
-        for name, value in {"owner": owner, "verb": None, **about}.items():
+        _set(self, "owner", owner)
+        _set(self, "verb", None)
+        for name, value in about.items():
             _set(self, name, value)
 
 
@@ -188,10 +225,29 @@ _D = TypeVar("_D", bound=Delivered)
 _W = TypeVar("_W")
 
 
-@contextmanager
+class _Settlement(Generic[_D]):
+    """A delivery that is being settled; what raises inside may be tried again.
+
+    Written out, as every message comes through here: a generator would take thrice the time.
+    """
+
+    __slots__ = ("_delivery", "_is_again")
+
+    def __init__(self, delivery: _D, *, is_again: bool) -> None:
+        self._delivery = delivery
+        self._is_again = is_again
+
+    def __enter__(self) -> _D | None:
+        return None if self._is_again else self._delivery
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        if kind is not None and not self._is_again:
+            _set(self._delivery, "verb", None)
+
+
 def settling(
     kind: type[_D], transaction: Transaction, owner: object, verb: str, error: type[ConnectorError]
-) -> Iterator[_D | None]:
+) -> _Settlement[_D]:
     """What is to be settled, or None when it was settled in this way before.
 
     The same verb again is harmless, another one is refused; what raises inside may be tried again.
@@ -211,12 +267,7 @@ def settling(
             f"cannot {verb} {transaction!r}: it was settled with {before} before",
             remedy="settle each delivery once",
         )
-    try:
-        yield transaction if before is None else None
-    except BaseException:
-        if before is None:
-            _set(transaction, "verb", None)
-        raise
+    return _Settlement(transaction, is_again=before is not None)
 
 
 def inherited(delivery: Delivered, verb: str) -> ChannelLostError:

@@ -80,7 +80,10 @@ class Transaction(Generic[T_co]):
         source: str | None = None,
         parent_id: str | None = None,
     ) -> None:
-        _set(self, "transaction_id", _one_id(transaction_id, id))
+        # Written out for what is usual: each message of each source comes through here.
+        if id is not None or type(transaction_id) is not str or not transaction_id:
+            transaction_id = _one_id(transaction_id, id)
+        _set(self, "transaction_id", transaction_id)
         _set(self, "payload", payload)
         _set(self, "metadata", _NO_METADATA if metadata is None else _frozen(metadata))
         _set(self, "correlation_id", _text("correlation_id", correlation_id))

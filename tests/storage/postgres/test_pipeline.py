@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from ergon_framework.storage.postgres.pipeline import Pipeline
+from ergon_framework.storage.postgres.pipeline import Pipeline, rows_changed
 from ergon_framework.storage.postgres.pool import Connection
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
@@ -113,7 +113,32 @@ def test_much_is_said_and_answered_at_once(connection: Connection) -> None:
 def test_a_lost_connection_is_told(connection: Connection, postgres_url: str) -> None:
     """It is no answer, and the connection is closed."""
     with psycopg.connect(postgres_url, autocommit=True) as other:
-        other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+        other.execute("SELECT pg_terminate_backend(%s, 60000)", (connection.info.backend_pid,))
     with pytest.raises(psycopg.OperationalError), Pipeline(connection) as pipeline:
         pipeline.execute(b"SELECT 1").fetchall()
+    assert connection.closed
+
+
+def test_one_statement_alone_says_how_many_rows_it_changed(connection: Connection) -> None:
+    """Its error is the server's, and the connection can be used again; it is prepared once."""
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        rows_changed(connection, b"DELETE FROM nowhere WHERE name = %(name)s", {"name": "a"})
+    assert [rows_changed(connection, ADD, {"name": name}) for name in ("a", "b")] == [1, 1]
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        rows_changed(connection, ADD, {"name": "a"})
+    gone = b"DELETE FROM things WHERE name = %(name)s"
+    assert [rows_changed(connection, gone, {"name": name}) for name in ("a", "a")] == [1, 0]
+    texts = connection.execute("SELECT statement FROM pg_prepared_statements").fetchall()
+    assert len(texts) == 2
+
+
+def test_one_statement_alone_on_a_lost_connection(
+    connection: Connection, postgres_url: str
+) -> None:
+    """Nobody knows what the server has done: the error is the one of a lost connection."""
+    assert rows_changed(connection, ADD, {"name": "a"}) == 1
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute("SELECT pg_terminate_backend(%s, 60000)", (connection.info.backend_pid,))
+    with pytest.raises(psycopg.OperationalError):
+        rows_changed(connection, ADD, {"name": "b"})
     assert connection.closed

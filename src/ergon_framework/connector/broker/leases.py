@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ergon_framework.connector.base import Delivered, DroppedDeliveries, inherited
@@ -67,6 +67,25 @@ class LeasedDelivery(Delivered):
     lease: Lease
 
 
+class _LeaseSettlement:
+    """A lease that is being settled. Written out, as every message comes through here."""
+
+    __slots__ = ("_held", "_lease")
+
+    def __init__(self, held: HeldLeases, lease: Lease) -> None:
+        self._held = held
+        self._lease = lease
+
+    def __enter__(self) -> Lease:
+        return self._lease
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is None or issubclass(kind, DeliveryExpiredError):
+            self._held.let_go(self._lease)
+        else:
+            self._held.take_back(self._lease)
+
+
 class HeldLeases:
     """The leases in hand, and the thread that renews them. Any thread may call.
 
@@ -112,8 +131,7 @@ class HeldLeases:
                 self._thread = SYSTEM_CLOCK.spawn("ergon-leases", self._serve)
         self._dropped.watch(delivery, delivery.lease)
 
-    @contextmanager
-    def settling(self, delivery: LeasedDelivery, verb: str) -> Iterator[Lease]:
+    def settling(self, delivery: LeasedDelivery, verb: str) -> _LeaseSettlement:
         """Settle a delivery inside. It is renewed no longer, unless what is inside raises.
 
         A renewal beside the settlement would find the lease gone, and take it for lost.
@@ -124,16 +142,12 @@ class HeldLeases:
         self._refuse_expired(delivery, verb)
         with self._lock:
             self._held.discard(lease)
-        try:
-            yield lease
-        except DeliveryExpiredError:
-            self.let_go(lease)
-            raise
-        except BaseException:
-            with self._lock:
-                self._held.add(lease)
-            raise
-        self.let_go(lease)
+        return _LeaseSettlement(self, lease)
+
+    def take_back(self, lease: Lease) -> None:
+        """Renew it again: it could not be settled."""
+        with self._lock:
+            self._held.add(lease)
 
     def let_go(self, lease: Lease) -> None:
         """Renew it no longer: it is settled, or lost."""

@@ -203,6 +203,9 @@ class MessageCodec:
             foreign[CONTENT_TYPE] = own[CONTENT_TYPE]
         payload = self._payload(body)
         try:
+            if not own:  # of another program
+                about = {HEADERS: foreign} if foreign else None
+                return kind(fallback_id, payload, about, source=self._source)
             return self._made(kind, payload, own, foreign, fallback_id)
         except (EnvelopeError, OverflowError, ValueError, *BAD_JSON) as error:
             raise MalformedMessageError(f"its headers: {describe(error)}") from error

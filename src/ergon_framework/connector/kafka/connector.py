@@ -255,9 +255,10 @@ class KafkaConnector(ThreadedConsuming):
 
     def ack(self, transaction: Transaction) -> None:
         """The transaction succeeded: its offset may be committed."""
-        with self._settling(transaction, "ack") as entry:
-            if entry is not None:
-                self._settle(entry)
+        with settling(KafkaDelivery, transaction, self, "ack", KafkaConnectorError) as delivery:
+            if delivery is not None:
+                self._dropped.forget(delivery.entry)
+                self._settle(delivery.entry)
 
     def nack(self, transaction: Transaction, exc: Exception) -> None:
         """The transaction failed for good: it goes to the dead-letter topic, with the reason."""

@@ -20,6 +20,7 @@ from ergon_framework.connector.broker.connection import AsyncBrokerConnection, B
 from ergon_framework.connector.broker.delays import DelayedDeliveries
 from ergon_framework.connector.broker.message import (
     CORRELATION_ID,
+    TRANSACTION_ID,
     MalformedMessageError,
     MessageCodec,
     encoded,
@@ -254,9 +255,13 @@ class MqttConnector:
 
     def ack(self, transaction: Transaction) -> None:
         """It succeeded: the broker forgets it."""
-        with self._settled(transaction, "ack") as arrived:
-            if arrived is not None:
+        with settling(MqttDelivery, transaction, self, "ack", MqttConnectorError) as delivery:
+            if delivery is not None:
+                arrived = delivery.arrived
+                if self._of_parents and arrived.session in self._of_parents:
+                    raise inherited(delivery, "ack")
                 arrived.session.ack(arrived)
+                self._dropped.forget(arrived)
 
     async def ack_async(self, transaction: Transaction) -> None:
         """The asyncio twin of :meth:`ack`."""
@@ -331,9 +336,10 @@ class MqttConnector:
             if arrived.correlation:
                 text = arrived.correlation.decode("utf-8", "backslashreplace")
                 headers.setdefault(CORRELATION_ID, encoded(text))
+            identity = headers.get(TRANSACTION_ID) or arrived.own_id
             try:
                 delivery = self._codec.decode(
-                    MqttDelivery, arrived.body, headers, fallback_id=arrived.own_id
+                    MqttDelivery, arrived.body, headers, fallback_id=identity
                 )
             except MalformedMessageError as error:
                 malformed.append((arrived, error.message))

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ergon_framework.connector.base import Delivered
@@ -81,9 +81,14 @@ class Arrived:
     qos: int
     session: MqttSession
     place: int = 0
-    """Among those that came through its session."""
-    own_id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    """Its id if it has none, as long as this process has it."""
+    """Among those that are acknowledged in their order."""
+    number: int = 0
+    """Among all that came through its session."""
+
+    @property
+    def own_id(self) -> str:
+        """Its id if it has none, as long as this process has it."""
+        return f"{self.session.identity}-{self.number}"
 
 
 class ArrivalOrder:
@@ -110,7 +115,10 @@ class ArrivalOrder:
     def settle(self, arrived: Arrived) -> list[Arrived]:
         """It is settled; those that are acknowledged now, in their order."""
         with self._lock:
-            self._unsettled.pop(arrived.place)
+            is_oldest = next(iter(self._unsettled), None) == arrived.place
+            del self._unsettled[arrived.place]
+            if is_oldest and not self._waiting:
+                return [arrived]
             self._waiting[arrived.place] = arrived
             if len(self._waiting) > self._most:
                 return self._released(math.inf)
@@ -145,6 +153,9 @@ class MqttSession:
     def __init__(self, options: SessionOptions, wakeup: Wakeup) -> None:
         self._options = options
         self._wakeup = wakeup
+        self.identity = str(uuid.uuid4())
+        """No other session has it, of this process or any other."""
+        self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # nothing of the client's is called under it
         self._waiting: dict[tuple[str, int], Future[int]] = {}
         self._early: dict[tuple[str, int], int] = {}  # answers that came before they were asked for
@@ -418,6 +429,7 @@ class MqttSession:
             message.mid,
             message.qos,
             self,
+            number=next(self._numbers),
         )
         if arrived.qos:
             self._order.add(arrived)

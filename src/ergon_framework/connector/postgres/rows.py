@@ -6,6 +6,7 @@ import json
 import secrets
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import psycopg
@@ -16,6 +17,7 @@ from ergon_framework.connector.postgres.errors import ConflictingRowError
 from ergon_framework.connector.postgres.statements import TableStatements, look_at, refuse_unfit
 from ergon_framework.errors import ChannelLostError, ConfigurationError
 from ergon_framework.storage.postgres.database import PostgresDatabase, SessionLock
+from ergon_framework.storage.postgres.pipeline import rows_changed
 
 if TYPE_CHECKING:
     from ergon_framework.connector.broker.message import BrokerMessage
@@ -94,8 +96,7 @@ class LeasedRows:
     def settle(self, statement: str, row: TableRow, **values: Any) -> None:
         """Say how a row ended, if it is still ours."""
         given = {"id": row.id, "token": row.token, **values}
-        changed = self._database.run(lambda on: on.execute(statement.encode(), given).rowcount)
-        if not changed:
+        if not self._database.run(lambda on: _changed(on, statement, given)):
             raise DeliveryExpiredError(
                 f"the row {row.id!r} is not ours any more: its lease has ended",
                 remedy="see why it was not renewed: the process was stopped, or the server was away"
@@ -168,6 +169,22 @@ class ExclusiveRows:
         """Let another reader have the table."""
         self._held = {}
         self._lock.close()
+
+
+_MINE = ("id", "token")
+"""What a statement is given that says no more than that a row is done."""
+
+
+def _changed(on: Connection, statement: str, given: Mapping[str, Any]) -> int:
+    """How many rows a statement has changed, in a transaction of its own."""
+    if len(given) == len(_MINE) and isinstance(given["id"], str | int):
+        return rows_changed(on, _bytes_of(statement), given)
+    return on.execute(statement.encode(), given).rowcount
+
+
+@cache
+def _bytes_of(statement: str) -> bytes:
+    return statement.encode()
 
 
 def row_of(given: Sequence[Any], token: str) -> TableRow:

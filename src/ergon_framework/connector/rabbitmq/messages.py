@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ergon_framework.connector.base import Delivered
@@ -53,8 +53,13 @@ class Received:
     tag: int
     channel: Any
     """Only this channel may settle it: on another one the tag is another message's."""
-    own_id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    """Its id if it has none, as long as this process has it."""
+    _own_id: str = ""
+
+    @property
+    def own_id(self) -> str:
+        """Its id if it has none, as long as this process has it."""
+        self._own_id = self._own_id or str(uuid.uuid4())
+        return self._own_id
 
     @property
     def delivery_count(self) -> int:

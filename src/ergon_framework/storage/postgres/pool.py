@@ -397,7 +397,7 @@ class ConnectionPool:
 
     def _give_back(self, connection: Connection) -> None:
         with suppress(psycopg.Error):
-            if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            if connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
                 connection.close()  # its last user left a transaction open, with its locks
         with self._lock:
             if not (connection.closed or self.is_closed):
