@@ -21,6 +21,7 @@ from ergon_framework.connector import from_url
 from ergon_framework.connector.http import HttpPollConnector
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.ports.notice import Notice
+from ergon_framework.redaction import redacted_text
 from ergon_framework.telemetry.notices import add_listener, remove_listener
 from tests.connectors.http.paged_api import PagedApi, Reply, Request, serving
 
@@ -351,6 +352,7 @@ def test_credentials_are_sent_and_not_shown(api: PagedApi, tmp_path: Path) -> No
     ):
         connector.fetch_transactions(1)
     assert secret not in str(caught.value)
+    assert redacted_text(str(caught.value)) == str(caught.value)  # the log says the same
 
 
 def test_neither_links_nor_redirects_lead_elsewhere(api: PagedApi, tmp_path: Path) -> None:

@@ -159,7 +159,11 @@ class HttpPostConnector:
             found = f"{self._title} cannot be reached: {describe(error)}"
             remedy = getattr(error, "remedy", "") or "see that the URL is right"
             return [Observation("receiver", found, remedy, is_grave=True)]
-        remedy = "correct token=, headers= or the user in the URL" if status in (401, 403) else ""
+        remedy = (
+            "see that token or headers, or the user in the URL, are right"
+            if status in (401, 403)
+            else ""
+        )
         return [Observation("receiver", f"{self._title} answers HEAD with {status}", remedy)]
 
     def close(self) -> None:

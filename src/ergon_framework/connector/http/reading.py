@@ -225,7 +225,7 @@ class PageReader:
         if status in (401, 403):
             raise ConfigurationError(
                 f"the API does not let us in: it answers {status}",
-                remedy="correct token=, headers= or the user in the URL, and their rights",
+                remedy="see that token, headers or the user in the URL are right, and suffice",
             )
         if position is not None and status in _GONE:
             raise ConfigurationError(
