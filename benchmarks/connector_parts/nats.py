@@ -52,7 +52,7 @@ def heats(url: str) -> list[Heat]:
 
 def filled(url: str, count: int) -> str:
     """A stream with so many messages, and a durable consumer that has read none of them."""
-    name = f"ORDERS{next(_NUMBERS)}"
+    name = f"RACE{next(_NUMBERS)}"
 
     async def fill() -> None:
         import nats as library

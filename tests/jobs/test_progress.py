@@ -58,7 +58,7 @@ def hangs():
     while True:
         time.sleep(0.05)
 
-@registry.handler(heartbeat=1.0)
+@registry.handler(heartbeat=2.0)
 def reports(rounds, job: JobContext):
     for number in range(rounds):
         job.progress()
@@ -115,7 +115,7 @@ def test_a_handler_that_must_report_and_does_not_is_timed_out(tmp_path: Path) ->
     with at_work(worker(store, executor=python(tmp_path), settings=settings)):
         store.add([job("falls_silent", str(seen))])
         wait_until(lambda: get(store, "falls_silent").status.is_final, "its end")
-        store.add([job("reports", 40)])  # two seconds, with a report every 0.05
+        store.add([job("reports", 60)])  # three seconds, with a report every 0.05
         wait_until(lambda: get(store, "reports").status.is_final, "one that reports")
     silent, reports = get(store, "falls_silent"), get(store, "reports")
     assert (silent.status, silent.attempts, silent.deliveries) == (JobStatus.FAILED, 2, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
 import threading
@@ -155,8 +156,27 @@ def test_closing_is_bounded_while_the_brokers_are_away(
     assert set(finish(kafka, topic, 2)) >= {"t1"}
 
 
-def test_a_member_that_joins_gets_partitions_and_nothing_twice(kafka: KafkaCluster) -> None:
-    """The rebalance waits for what is in hand, so no message has two members."""
+THROWN_OUT = re.compile("the group went on without|offsets were not committed")
+
+
+def test_a_member_that_joins_gets_partitions_and_nothing_twice(
+    kafka: KafkaCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rebalance waits for what is in hand, so no message has two members.
+
+    On a machine that stands still for longer than the session timeout the group throws a member
+    out, and says so: then all is done again.
+    """
+    for _ in range(5):
+        caplog.clear()
+        handled = handled_while_another_joins(kafka)
+        if not THROWN_OUT.search(caplog.text):
+            break
+    assert set(handled.values()) == {1}
+
+
+def handled_while_another_joins(kafka: KafkaCluster) -> Counter[str]:
+    """How often each message was handled, until two members have two partitions each."""
     topic = kafka.new_topic(4)
     handled: Counter[str] = Counter()
     by: Counter[KafkaConnector] = Counter()
@@ -193,7 +213,7 @@ def test_a_member_that_joins_gets_partitions_and_nothing_twice(kafka: KafkaClust
         stop.set()
         for each in working:
             each.result(30)
-    assert set(handled.values()) == {1}
+    return handled
 
 
 def joined(

@@ -321,6 +321,11 @@ class GroupMember:
 
         Until partitions are given out again nobody knows whether there is work.
         """
+        logger.warning(
+            "%s: the group went on without this member; what was settled since the last commit"
+            " is handled again",
+            self._name,
+        )
         with self._lock:
             self._has_partitions = False
         self._forget([(each.topic, each.partition) for each in partitions])
