@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
 import importlib
@@ -27,6 +28,7 @@ import io
 import json
 import linecache
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -85,6 +87,7 @@ ASKED: Mapping[str, tuple[str, ...]] = {
 }
 """The same for programs one word of which is this."""
 Words = Sequence[str | os.PathLike[str]]
+ISOLATED = ["-I", "-S", "-c"]
 UNDERSTOOD = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
 """Variables of the interpreter that are followed here as they would be at its start."""
 _READ_AT_THE_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "OPENSSL_")
@@ -96,13 +99,16 @@ _INHERITED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 def start(words: Words, *, text: Literal[True], **options: Any) -> subprocess.Popen[str]: ...
 @overload
 def start(words: Words, **options: Any) -> subprocess.Popen[bytes]: ...
-def start(words: Words, *, imports: Sequence[str] = (), **options: Any) -> subprocess.Popen[Any]:
+def start(
+    words: Words, *, imports: Sequence[str] = (), forks_children: bool = False, **options: Any
+) -> subprocess.Popen[Any]:
     """Start a Python program, as ``subprocess.Popen`` would.
 
     ``imports`` are modules that the program needs and most do not: they are imported once, before
-    the first program that names them, and must start no thread.
+    the first program that names them, and must start no thread. ``forks_children`` has the parts
+    and executors forked, too, that the program starts.
     """
-    return _Forked(words, imports, **options)
+    return _Forked(words, imports, forks_children, **options)
 
 
 @overload
@@ -142,31 +148,59 @@ def run(
 class _Forked(subprocess.Popen[Any]):
     """A process that the server forks where it can; everything after its start is inherited."""
 
-    def __init__(self, words: Words, imports: Sequence[str], **options: Any) -> None:
-        self._imports = imports
+    def __init__(
+        self, words: Words, imports: Sequence[str], forks_children: bool, **options: Any
+    ) -> None:
+        self._imports, self._forks_children = imports, forks_children
         super().__init__(words, **options)
 
     def _execute_child(self, *arguments: Any) -> None:
         given = dict(zip(_parameters(), arguments, strict=True))
         environ = dict(os.environ if given["env"] is None else given["env"])
-        server = _server() if _is_plain(given) and _is_understood(environ) else None
+        server = self._server() if _is_plain(given, environ) else None
         if server is None:
             super()._execute_child(*arguments)  # type: ignore[misc]  # not in its stubs
             return
         words = [os.fspath(word) for word in given["args"]][1:]
+        handed = [int(number) for number in given["pass_fds"]]
         request = {
             "words": words,
             "imports": [*self._imports, *_libraries_of(words, environ)],
             "environ": environ,
             "folder": os.fspath(given["cwd"] or Path.cwd()),
             "is_session": given["start_new_session"],
+            "group": 0 if given["process_group"] == 0 else os.getpgrp(),
+            "numbers": [0, 1, 2, *handed],
+            "starts_others": self._forks_children,
         }
         pipes = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         streams = [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)]
-        self.pid = server.fork(request, streams)
+        self.pid = server.fork(request, [*streams, *handed])
         self._child_created = True
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[name] for name in ends))  # type: ignore[attr-defined]
+
+    def _server(self) -> _Server | None:
+        return _server()
+
+
+class _ForkedChild(_Forked):
+    """A process that the product starts: forked if the process that starts it has a server."""
+
+    def __init__(self, words: Words, **options: Any) -> None:
+        is_part = [*words[1:4]] != ISOLATED  # which starts others as the program does
+        super().__init__(words, (), is_part, **options)
+
+    def _server(self) -> _Server | None:
+        return _running.get(os.getpid())
+
+
+def fork_children() -> None:
+    """Have the programs forked that the product starts: parts of a program, and executors."""
+    instead = ModuleType("subprocess")
+    vars(instead).update(vars(subprocess), Popen=_ForkedChild)
+    for name in ("app.processes", "jobs.child_process", "jobs.watchdog"):
+        vars(importlib.import_module(f"ergon_framework.{name}"))["subprocess"] = instead
 
 
 @functools.cache
@@ -176,22 +210,32 @@ def _parameters() -> tuple[str, ...]:
     return tuple(inspect.signature(method).parameters)[1:]
 
 
-def _is_plain(given: Mapping[str, Any]) -> bool:
+def _is_plain(given: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
     """Whether it is a Python program, started without anything unusual."""
-    unusual = ("executable", "preexec_fn", "pass_fds", "shell")
-    unset = {"gid": None, "gids": None, "uid": None, "umask": -1, "process_group": -1}
+    unusual = ("executable", "preexec_fn", "shell")
+    unset = {"gid": None, "gids": None, "uid": None, "umask": -1}
     words = given["args"]
     return (
         not isinstance(words, str | bytes | os.PathLike)
         and len(words) > 1
         and words[0] == sys.executable
-        and (words[1] in ("-m", "-c") or Path(given["cwd"] or "", words[1]).is_file())
-        and [*words[1:3]] != ["-m", "pytest"]  # which rewrites what is imported
+        and _is_program(words[1:], given["cwd"] or "")
+        and (_is_understood(environ) or [*words[1:4]] == ISOLATED)
+        and given.get("process_group", -1) in (-1, 0)
         and not any(given[name] for name in unusual)
         and all(given.get(name, usual) == usual for name, usual in unset.items())
         and not any(signal.getsignal(number) == signal.SIG_IGN for number in _INHERITED)
         and (given["cwd"] is None or Path(given["cwd"]).is_dir())
     )
+
+
+def _is_program(words: Words, folder: str | os.PathLike[str]) -> bool:
+    """Whether Python runs a program when it is given these words, with no more options."""
+    return (
+        words[0] in ("-m", "-c")
+        or [*words[:3]] == ISOLATED
+        or Path(folder, os.fspath(words[0])).is_file()
+    ) and [*words[:2]] != ["-m", "pytest"]  # which rewrites what is imported
 
 
 def _libraries_of(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -349,7 +393,7 @@ def _received(control: socket.socket, size: int) -> bytes:
 def serve(control: socket.socket) -> Callable[[], None] | None:
     """Fork as often as asked. Returns in each child, with its program, and at the end."""
     while True:
-        header, streams, _, _ = socket.recv_fds(control, 8, 3)
+        header, streams, _, _ = socket.recv_fds(control, 8, 32)
         header += _received(control, 8 - len(header)) if header else b""
         if not header:
             return None
@@ -359,15 +403,15 @@ def serve(control: socket.socket) -> Callable[[], None] | None:
         between = os.fork()
         if between == 0:
             parent = os.getpid()
-            program = os.fork()
-            if program == 0:
+            if os.fork() == 0:
+                _join(request)
+                os.write(writer, os.getpid().to_bytes(8, "big"))
                 os.close(reader)
                 os.close(writer)
                 control.close()
                 while os.getppid() == parent:
                     time.sleep(0.0002)  # until the parent is the one that asked
                 return functools.partial(_become, request, streams)
-            os.write(writer, program.to_bytes(8, "big"))
             os._exit(0)
         os.close(writer)
         os.waitpid(between, 0)
@@ -386,14 +430,27 @@ def _import(names: Sequence[str]) -> None:
         gc.freeze()
 
 
-def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
-    """Be the process of a program, and run it."""
+def _join(request: Mapping[str, Any]) -> None:
+    """Be in the session and in the group that the program is to be in."""
     if request["is_session"]:
         os.setsid()
+    elif request["group"] != os.getpgrp():
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the caller has ended
+            os.setpgid(0, request["group"])
+
+
+def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
+    """Be the process of a program, and run it."""
     os.chdir(request["folder"])
-    for number, descriptor in enumerate(streams):
-        os.dup2(descriptor, number)
+    first = max(request["numbers"]) + 1
+    copies = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, first) for each in streams]
+    for descriptor in streams:
         os.close(descriptor)
+    for number, copy in zip(request["numbers"], copies, strict=True):
+        os.dup2(copy, number)
+        os.close(copy)
+    if request["starts_others"]:
+        _serve_own()
     environ = request["environ"]
     os.environ.clear()
     os.environ.update(environ)
@@ -409,6 +466,26 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
     importlib.invalidate_caches()
     with _failpoints(environ.get("ERGON_FAILPOINTS", "")):
         _run_main(request["words"])
+
+
+def _serve_own() -> None:
+    """Let what the product starts in this process be forked: from now on, by a copy of it."""
+    here, there = socket.socketpair()
+    if os.fork():
+        there.close()
+        _running[os.getpid()] = _Server(os.getpid(), here, os.geteuid())
+        return
+    os.setpgid(0, 0)  # signals to the group are for the program
+    nothing, control = os.open(os.devnull, os.O_RDWR), there.fileno()
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    os.closerange(3, control)
+    os.closerange(control + 1, os.sysconf("SC_OPEN_MAX"))
+    with there, contextlib.suppress(KeyboardInterrupt):
+        program = serve(there)
+    if program is not None:
+        program()
+    sys.exit()  # through the frames of the program, which has begun nothing yet
 
 
 def _failpoints(text: str) -> AbstractContextManager[None]:
@@ -435,6 +512,8 @@ def _stream(number: int, like: Any, *, is_buffered: bool) -> io.TextIOWrapper:
 
 def _run_main(words: Sequence[str]) -> None:
     """``python -m NAME``, ``python -c CODE`` or ``python FILE``, with their arguments."""
+    if words[:3] == ISOLATED:
+        words = _executed(words[2:])
     first, *rest = words
     main = sys.modules["__main__"] = ModuleType("__main__")
     if first == "-m":
@@ -495,8 +574,46 @@ def _run_whole(program: Callable[[], None]) -> None:
     os._exit((code or 0) & 0xFF)
 
 
+class _Executed(BaseException):
+    """A program executes another, with these words."""
+
+
+def _executed(words: Sequence[str]) -> Sequence[str]:
+    """Run a program that may execute another: the words of that, if a fork can run it."""
+    usual, path, signals = os.execvp, sys.path[:], (signal.SIGPIPE, signal.SIGXFSZ)
+
+    def execute(file: str, arguments: Sequence[str]) -> None:
+        found = [shutil.which(file) or file, *arguments[1:]]
+        if _is_script(found[0]):
+            found.insert(0, sys.executable)
+        is_python = found[0] == sys.executable and len(found) > 1
+        if is_python and _is_program(found[1:], "") and _is_understood(os.environ):
+            raise _Executed(found[1:])
+        usual(file, [*arguments])
+
+    vars(os)["execvp"] = execute
+    try:
+        _run_main(words)
+    except _Executed as error:
+        sys.path[:] = path
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)  # as Python does when it starts
+        return tuple(error.args[0])
+    finally:
+        vars(os)["execvp"] = usual
+    sys.exit()
+
+
+def _is_script(path: str) -> bool:
+    """Whether it is a file that this interpreter runs when it is executed."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.readline().strip() == f"#!{sys.executable}".encode()
+    return False
+
+
 if __name__ == "__main__":
     del sys.path[0]  # the folder of this file, which is no program's
+    fork_children()
     _import([*LIBRARIES, *(f"ergon_framework.{part}" for part in ERGON)])
     with socket.socket(fileno=int(sys.argv[1])) as asked, contextlib.suppress(KeyboardInterrupt):
         program = serve(asked)

@@ -71,6 +71,7 @@ class Ergon:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            forks_children=True,
         )
         self._signalled_at = -REPEAT_WINDOW
         self.out = Output(self.process.stdout)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -17,6 +15,7 @@ from ergon_framework.providers.models import ProviderHealthState
 from ergon_framework.providers.recorder import Recorder
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from tests import fork_server
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt
 
 pytestmark = pytest.mark.req("PEF:H-4", "PEF:A-22", "PROVIDERS:storage")
@@ -163,9 +162,7 @@ def test_a_flush_succeeds_although_settling_fails(
 @pytest.mark.parametrize("pace", ["slowly", "at once"])
 def test_the_end_of_a_process_settles(url: str, pace: str) -> None:
     """Whoever looks into the table afterwards sees what the store would say."""
-    subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", LEAVES, url, pace], env={**os.environ}, check=True, timeout=60
-    )
+    fork_server.run([sys.executable, "-c", LEAVES, url, pace], check=True, timeout=60)
     with_clock = open_store(url)
     assert isinstance(with_clock, SqlProviderStore)
     found = told(with_clock, "t1")
