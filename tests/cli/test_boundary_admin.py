@@ -665,9 +665,34 @@ def test_why_a_fact_was_set_aside(troubled: BoundaryCommands) -> None:
     shown = troubled("quarantine", "show", "1", "--data", troubled.data, "--json").json
     assert (shown["reason"], shown["message"]) == ("handler_failed", "ValueError: no number")
     assert shown["what_helps"] == "correct the handler, then release it"
+    assert "fact" not in shown
+    whole = troubled("quarantine", "show", "1", "--content", "--data", troubled.data, "--json").json
+    assert whole["fact"].startswith("{")
+    assert "--data FOLDER" in troubled("quarantine", "show", "1", "--content").err
     refused = troubled("quarantine", "show", "7", "--data", troubled.data)
     assert refused.code != 0
     assert "quarantine list --state all" in refused.err
+
+
+def test_a_log_without_a_consumer(troubled: BoundaryCommands) -> None:
+    """Every fact that is kept, and no cursor moves; content on request."""
+    before = troubled("status", "--data", troubled.data, "--json").json["consumers"]
+    told = troubled("tail", "--no-follow", "--data", troubled.data, "--json").out.splitlines()
+    facts = [json.loads(line) for line in told]
+    assert facts
+    assert [each["offset"] for each in facts] == [*range(3, 3 + len(facts))]
+    assert "fact" not in facts[0]
+    found = troubled("tail", "--after", "2", "--limit", "1", "--content", "--data", troubled.data)
+    assert "object_json" in found.out
+    assert troubled("status", "--data", troubled.data, "--json").json["consumers"] == before
+
+
+def test_what_operators_did(troubled: BoundaryCommands) -> None:
+    """The newest first, as the store of the zone has it."""
+    entries = troubled("journal", "--data", troubled.data, "--json").json
+    assert "truncate" in {each["action"] for each in entries}
+    found = troubled("objects", "--data", troubled.data, "--json").json
+    assert "batch-files" in {each["bucket"] for each in found}
 
 
 @pytest.mark.req("BOUNDARY:badinput")

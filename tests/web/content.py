@@ -16,8 +16,10 @@ from ergon_framework.jobs.store_urls import open_store as open_job_store
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.ports.flow import Join, NewFlow, StepPlace
 from ergon_framework.ports.jobstore import FlowStore, NewJob, Schedule, WorkerRecord
+from ergon_framework.ports.journal import JournalEntry, SpanRecord
 from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.store_urls import open_store as open_provider_store
+from ergon_framework.storage.journal import SqliteJournal
 from tests.providers.recorder_fakes import letter, row
 
 TENANT = "3f2b8c1e-0d4a-4f6b-9c58-a1b2c3d4e5f6"
@@ -108,3 +110,44 @@ def fill_zone(place: Path, name: str = "plant-a", facts: int = 3) -> None:
 def _fact(zone: str, number: int) -> NewFact:
     digest = number.to_bytes(32, "big")
     return NewFact(zone, f"m{number}", "plant-b", digest, b"{}", b'{"object_json":"hidden"}')
+
+
+TRACE = "5f0c1e7d6a5b4c3f9e8d7c6b5a493827"
+TOLD_AT = 1_800_000_000.0
+
+
+def _span(number: int, name: str, parent: int = 0, **more: Any) -> SpanRecord:
+    """One span, which begins and ends at its number of seconds."""
+    known = {
+        "trace_id": TRACE,
+        "span_id": f"{number:016x}",
+        "parent_id": f"{parent:016x}" if parent else "",
+        "name": name,
+        "source": "worker w1",
+        "began_at": TOLD_AT + number,
+        "ended_at": TOLD_AT + number + 1,
+    }
+    return SpanRecord(**{**known, **more})
+
+
+def fill_journal(place: Path) -> None:
+    """A trace of three spans, a transaction that failed, and an entry about each."""
+    with SqliteJournal(place / "ergon-journal.db", keep=1e12) as journal:
+        spans = [
+            _span(1, "job.enqueue", unit="w1", source="operator"),
+            _span(2, "job.run", parent=1, unit="w1"),
+            _span(3, "start_processing", parent=2, failure="KeyError", unit="t1"),
+        ]
+        spans[2].attributes["ergon.task"] = "orders"
+        entries = [
+            JournalEntry(at=TOLD_AT, name="worker.started", source="worker w1"),
+            JournalEntry(
+                at=TOLD_AT + 1,
+                name="job.dead_lettered",
+                source="worker w1",
+                unit="w1",
+                trace_id=TRACE,
+                fields={"handler": "<b>resize</b>", "attempts": 3},
+            ),
+        ]
+        journal.write(entries, spans)

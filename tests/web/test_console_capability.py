@@ -24,7 +24,7 @@ PAGE = "/console/providers/rank/snapshot"
 def client(tmp_path: Path) -> ConsoleClient:
     """A server over a call that was made, one that failed, and one that was given up."""
     fill_calls(f"sqlite:///{tmp_path}/work.db", ["l1"])
-    return ConsoleClient(create_app(settings=settings_in(tmp_path)))
+    return ConsoleClient(create_app(settings=settings_in(tmp_path, "[server]\ntimeout = 100")))
 
 
 def test_one_capability(client: ConsoleClient) -> None:

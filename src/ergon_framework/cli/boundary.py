@@ -7,31 +7,27 @@ stands which commands there are, and which files beside this one have the others
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ergon_framework.cli import (
     boundary_consumers,
     boundary_facts,
+    boundary_look,
     boundary_objects,
     boundary_outbox,
     boundary_serve,
 )
 from ergon_framework.cli.boundary_consumers import CONSUMER_COLUMNS as CONSUMER
+from ergon_framework.cli.boundary_look import OfZone, looked_into
 from ergon_framework.cli.boundary_node import ADMIN, DataFolder, NodeClient, ZoneName, asks_node
 from ergon_framework.cli.output import printable, progress, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from ergon_framework.boundary.zone import LocalZone
-
 
 GAP = [
     *("log", "first_offset", "last_offset", "source_first_offset", "source_last_offset"),
@@ -171,12 +167,6 @@ def _show(view: dict[str, Any]) -> None:
         print("no alerts")
 
 
-OfZone = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="DIR", help="The zone's folder [default: as in the settings]."),
-]
-
-
 def verify(
     data: OfZone = None, config: ConfigPath = None, zone: ZoneName = None, as_json: JsonFlag = False
 ) -> int:
@@ -194,7 +184,7 @@ def verify(
     found: list[dict[str, Any]] = []
     done = VerificationProgress(0, 0)
     with (
-        _looked_at(data, config, zone) as looked,
+        looked_into(data, config, zone) as looked,
         progress("verified", size_of(looked)) as move,
     ):
         for step in verified(looked):
@@ -230,7 +220,7 @@ def backup(
     """
     from ergon_framework.boundary.backup import backed_up
 
-    with _looked_at(data, config, zone) as looked, progress("objects") as move:
+    with looked_into(data, config, zone) as looked, progress("objects") as move:
         made = backed_up(looked, folder, shares=not copy, report=move)
     view = asdict(made)
     missing = view.pop("missing")
@@ -313,21 +303,6 @@ def _next_steps(zone: str) -> str:
     )
 
 
-@contextmanager
-def _looked_at(data: Path | None, config: Path | None, zone: str | None) -> Iterator[LocalZone]:
-    """The zone in a folder, or the one of the settings wherever its stores are."""
-    from ergon_framework.app.node import zone_meant
-    from ergon_framework.boundary.backup import looked_at, open_read_only
-
-    if data is not None:
-        with open_read_only(data) as found:
-            yield found
-        return
-    setup = zone_meant(config, zone)
-    with looked_at(setup.name, setup.settings) as found:
-        yield found
-
-
 app = typer.Typer(
     help="Run a zone's node, look after it, and pass facts and artifacts by hand.",
     epilog="Commands that ask a node find it by --url, or by the zone of the settings.",
@@ -343,6 +318,10 @@ app.command()(boundary_facts.lookup)
 app.add_typer(boundary_consumers.consumers_app, name="consumers")
 app.add_typer(boundary_consumers.quarantine_app, name="quarantine")
 app.command()(gaps)
+app.command()(boundary_look.tail)
+app.command()(boundary_look.objects)
+app.command()(boundary_look.journal)
+app.command()(boundary_look.policy)
 app.command()(seal)
 app.command("open")(open_gate)
 app.command()(verify)

@@ -102,22 +102,6 @@ QUARANTINE_COLUMNS = [
     "state",
     "message",
 ]
-HELPS = {
-    "handler_failed": "correct the handler, then release it",
-    "crash_loop": "it may end the process that reads it: correct the handler, then release it",
-    "corrupted": "run `ergon boundary verify`, then restore a backup",
-    "artifact_missing": "put the artifact again at the peer, then release it",
-    "artifact_mismatch": "repair the artifact at the peer, then release it",
-    "artifact_denied": "let the peer's policy allow it, then release it",
-    "object_conflict": "let the peer tell it under another name, then discard it",
-    "object_too_large": "raise limits.object_bytes, then release it",
-    "too_large": "raise what the store's server takes, then release it",
-    "conflicting_duplicate": "ask who told two different things under one id, then discard one",
-    "zone_not_allowed": "let the policy of this zone allow it, then release it",
-    "malformed": "ask the peer's operator: it is no fact; then discard it",
-    "gap": "the peer gave facts up: discard it when that is known",
-}
-"""What helps, by reason."""
 quarantine_app = typer.Typer(help="List facts that were set aside; release or discard one.")
 
 ItemId = Annotated[int, typer.Argument(metavar="ID", min=1, help="As the list has it.")]
@@ -170,11 +154,21 @@ def _items(
 @quarantine_app.command()
 @asks_node
 def show(
-    node: NodeClient, item: ItemId, data: DataFolder = None, as_json: JsonFlag = False
+    node: NodeClient,
+    item: ItemId,
+    data: DataFolder = None,
+    content: Annotated[
+        bool, typer.Option("--content", help="Show the fact, too; needs --data.")
+    ] = False,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Tell why a fact was set aside, and what helps. Content is not shown."""
+    """Tell why a fact was set aside, and what helps. Content is shown on request."""
+    from ergon_framework.boundary.node.set_aside import help_for
     from ergon_framework.errors import BoundaryNotFoundError
 
+    if content:
+        show_one(_whole(item, data), as_json=as_json)
+        return
     # A node has no request for a single item.
     found = [each for each in _items(node, None, QuarantineState.ALL, data) if each["id"] == item]
     if not found:
@@ -186,11 +180,31 @@ def show(
     show_one({**view, "what_helps": help_for(view["reason"])}, as_json=as_json)
 
 
-def help_for(reason: str) -> str:
-    """What an operator can do about a fact that was set aside for this reason."""
-    return HELPS.get(
-        reason, "ask the operator of the zone it came from; then release or discard it"
-    )
+MAX_CONTENT = 16 * 1024 * 1024
+"""Bytes of a fact that are shown; none is larger."""
+
+
+def _whole(item: int, data: Path | None) -> dict[str, Any]:
+    """What was set aside with its content, which no node gives out."""
+    from ergon_framework.boundary.backup import open_read_only
+    from ergon_framework.boundary.node.set_aside import content_of, help_for
+    from ergon_framework.boundary.node.wire import quarantine_view
+    from ergon_framework.errors import ConfigurationError
+
+    if data is None:
+        raise ConfigurationError(
+            "a node shows no content",
+            remedy="this reads its folder: "
+            f" ergon boundary quarantine show {item} --content --data FOLDER",
+        )
+    with open_read_only(data) as zone:
+        found, envelope, fact = content_of(zone.store, item, MAX_CONTENT)
+    return {
+        **quarantine_view(found),
+        "what_helps": help_for(found.reason),
+        "envelope": envelope.decode("utf-8", "replace"),
+        "fact": fact.decode("utf-8", "replace"),
+    }
 
 
 @quarantine_app.command()

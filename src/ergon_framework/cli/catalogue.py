@@ -53,13 +53,13 @@ GROUPS: dict[str, tuple[CommandEntry, ...]] = {
     ),
     "Look": (
         CommandEntry("why", "Explain a job, transaction, fact or call.", "why:why"),
+        CommandEntry("top", "Watch queues and workers, drawn anew.", "top:top"),
         CommandEntry("tail", "Follow what happens in all processes.", "tail:tail"),
         CommandEntry("trace", "Show a trace from first cause to last effect.", "trace:trace"),
     ),
     "Look after": (
         CommandEntry("doctor", "Check this machine and what the settings name.", "project:doctor"),
-        CommandEntry("db", "Upgrade tables; export and import stores; forget.", "db:app"),
-        CommandEntry("move", "Copy a store into another one.", "move:move"),
+        CommandEntry("db", "Upgrade tables; move, export and import stores.", "db:app"),
     ),
 }
 """What people see, in the order in which they see it."""
@@ -74,6 +74,7 @@ ALIASES = (
     CommandEntry("export", "ergon db export", "db:export"),
     CommandEntry("import", "ergon db import", "db:import_"),
     CommandEntry("forget", "ergon db forget", "forget:forget"),
+    CommandEntry("move", "ergon db move", "move:move"),
 )
 """Short names of commands in a group, most from before they moved there; they work for ever and
 are not listed.

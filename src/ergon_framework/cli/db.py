@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli import forget
+from ergon_framework.cli import forget, move
 from ergon_framework.cli.distribution import version
 from ergon_framework.cli.move import AllowLostPayloads, transfer_progress
 from ergon_framework.cli.output import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="Upgrade tables or look at their version; export and import stores; forget a subject."
+    help="Upgrade tables or look at their version; move, export, import stores; forget a subject."
 )
 
 
@@ -370,3 +370,4 @@ def _reporting_stops(left: str, *, as_json: bool) -> Iterator[None]:
 
 
 app.command()(forget.forget)
+app.command()(move.move)

@@ -71,7 +71,9 @@ def move(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Copy jobs, schedules, provider calls, or a zone's facts and objects, into another store.
+    """Copy what a store holds into another one.
+
+    Jobs, schedules and provider calls, or a zone's facts and objects.
 
     FROM and TO may be of different kinds: sqlite:///work.db, postgresql://host/name,
     redis://host/0, nats://host, or the folder of a zone. Stop everything that works with FROM

@@ -340,6 +340,8 @@ class Backends:
     providers: Mapping[str, ProviderBackend] = field(default_factory=dict)
     """By the names of their parts: a provider may have a store of its own."""
     zones: Mapping[str, ZoneBackend] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
+    """What they were made of."""
 
     def parts(self) -> Iterator[tuple[str, Backend]]:
         """Those that are there, by the names under which probes and metrics know them."""
@@ -393,6 +395,7 @@ def backends_of(settings: Settings, url: str | None = None) -> Backends:
             if not is_in_memory(each)  # of a single provider: the others can still be reported
         },
         zones,
+        settings,
     )
 
 

@@ -71,6 +71,10 @@ class Names:
         every = tuple(names)
         return cls(every, (name for name in every if not frozenset("*?[").isdisjoint(name)))
 
+    def spelled(self) -> list[str]:
+        """The names and patterns, as a person writes them."""
+        return sorted({*self._exact, *self._patterns})
+
     def __contains__(self, name: str) -> bool:
         if self.is_all or name in self._exact:
             return True

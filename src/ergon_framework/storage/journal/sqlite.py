@@ -37,6 +37,13 @@ TRACE = """
 SELECT trace_id, span_id, parent_id, name, source, unit, began_at, ended_at, failure, attributes
 FROM ergon_spans WHERE trace_id = ? ORDER BY began_at, number
 """
+# The inner one goes down the primary key: how far back it looks does not grow with the file.
+LATEST_SPANS = """
+SELECT trace_id, span_id, parent_id, name, source, unit, began_at, ended_at, failure, attributes
+FROM (SELECT * FROM ergon_spans ORDER BY number DESC LIMIT :looked_at)
+WHERE :names IS NULL OR name IN (SELECT value FROM json_each(:names))
+ORDER BY number DESC LIMIT :most
+"""
 TRACES_OF = """
 SELECT trace_id FROM (
     SELECT trace_id, began_at AS at FROM ergon_spans WHERE unit = :unit AND unit <> ''
@@ -135,6 +142,8 @@ _SCHEMA = SqliteSchema("journal", "ergon_framework.storage.journal")
 _TOPIC = "told"
 _SWEEP_AFTER = 2_000  # rows of this process between two sweeps: what others write they sweep
 _DELETE_BATCH = 2_000  # rows dropped by one commit, so that other writers do not wait long
+_LOOKED_AT = 20_000
+"""Spans among which the latest of some names are looked for."""
 _OLD = """
 DELETE FROM {table} WHERE number IN (
     SELECT number FROM {table} WHERE {at} < :before LIMIT :most
@@ -227,6 +236,15 @@ class SqliteJournal:
     def trace(self, trace_id: str) -> list[SpanRecord]:
         """The spans of a trace, by their beginning."""
         return [span_of(row) for row in self._rows(TRACE, [trace_id])]
+
+    def latest_spans(self, limit: int, names: Sequence[str] = ()) -> list[SpanRecord]:
+        """The spans that ended last, the newest first; of some names, among those of late."""
+        values = {
+            "names": _encode(list(names)).decode() if names else None,
+            "looked_at": _LOOKED_AT if names else limit,
+            "most": limit,
+        }
+        return [span_of(row) for row in self._rows(LATEST_SPANS, values)]
 
     def traces_of(self, unit: str) -> list[str]:
         """The traces in which a unit took part, the newest first."""

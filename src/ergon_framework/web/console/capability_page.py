@@ -11,6 +11,7 @@ from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.core.rollup import Rollup, merged
 from ergon_framework.core.text import counted
 from ergon_framework.jobs.views import moment
+from ergon_framework.ports.journal import JournalEntry, JournalQuery
 from ergon_framework.ports.providerstore import (
     ALL_TENANTS,
     AttemptRow,
@@ -20,6 +21,8 @@ from ergon_framework.ports.providerstore import (
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import ProviderBackend
 from ergon_framework.web.console.formatting import Chip, number, span
+from ergon_framework.web.console.journal_look import JournalLook
+from ergon_framework.web.console.journal_pages import entry_view
 from ergon_framework.web.console.part_pages import provider_rows
 from ergon_framework.web.dead_letter_routes import WAITING
 from ergon_framework.web.responses import ResourceNotFoundError
@@ -31,6 +34,8 @@ MOST_LANES, MOST_ATTEMPTS = 50, 50
 MOST_LETTERS = 500
 """Dead letters, the newest, among which those of one capability are looked for."""
 SHOWN_LETTERS = 20
+MOST_EVENTS, SHOWN_EVENTS = 1000, 30
+"""Entries of the journal of this hour that are looked at, and of one capability that are shown."""
 ATTEMPT_COLUMNS = (
     "at",
     "operation",
@@ -46,16 +51,31 @@ _NOT_MADE = 0
 """The number of an attempt that a gate refused."""
 
 
-async def capability_document(pool: BackendPool, provider: str, capability: str) -> dict[str, Any]:
+async def capability_document(
+    pool: BackendPool, look: JournalLook, provider: str, capability: str
+) -> dict[str, Any]:
     """Everything about a capability; an error when it was never called."""
     for part, source in pool.backends.providers.items():
         found = await pool.call(part, partial(_look, source, provider, capability))
         if found is not None:
-            return found
+            return {**found, **await _told(look, (provider, capability), found["now"])}
     raise ResourceNotFoundError(
         "no such capability of a provider was called through these stores",
         remedy="the page of providers lists those that were",
     )
+
+
+async def _told(look: JournalLook, name: tuple[str, str], now: float) -> dict[str, Any]:
+    """What the journal says of the last hour."""
+    query = JournalQuery(names=("circuit", "cooldown", "quota"), since=now - HOUR)
+    entries: list[JournalEntry] = await look.ask(
+        lambda journal: journal.newest(query, MOST_EVENTS), []
+    )
+    own = [each for each in entries if _lane_named(each) == name]
+    return {
+        "events": [entry_view(each) for each in own[::-1][:SHOWN_EVENTS]],
+        "stretches": stretches_of(own, now),
+    }
 
 
 def _look(source: ProviderBackend, provider: str, capability: str) -> dict[str, Any] | None:
@@ -81,6 +101,7 @@ def _look(source: ProviderBackend, provider: str, capability: str) -> dict[str, 
     return {
         **row,
         "at": moment(now),
+        "now": now,
         "sentences": list(sentences_of(lanes, hour, now)),
         "hour": hour,
         "lanes": [_lane(each, now) for each in lanes],
@@ -88,6 +109,44 @@ def _look(source: ProviderBackend, provider: str, capability: str) -> dict[str, 
         "letters": letters[:SHOWN_LETTERS],
         "number_of_letters": len(letters),
     }
+
+
+# ---- the circuit, as the journal tells ----------------------------------------------------------
+
+
+def _lane_named(entry: JournalEntry) -> tuple[object, object]:
+    return entry.fields.get("provider_name"), entry.fields.get("capability")
+
+
+def stretches_of(entries: Iterable[JournalEntry], now: float) -> list[dict[str, Any]]:
+    """When circuits were open and half open in the last hour, in percent of it.
+
+    ``entries`` are the oldest first. Tenants are laid over each other.
+    """
+    begun: dict[object, tuple[str, float]] = {}
+    found: list[tuple[str, float, float]] = []
+    for each in entries:
+        level = _STATES.get(each.name)
+        if level is None:
+            continue
+        tenant = each.fields.get("tenant_id")
+        if tenant in begun:
+            found.append((*begun.pop(tenant), each.at))
+        if level:
+            begun[tenant] = (level, each.at)
+    found += [(level, at, now) for level, at in begun.values()]
+    first = now - HOUR
+    return [
+        {
+            "kind": level,
+            "left": round(max(0.0, min(99.6, 100 * (start - first) / HOUR)), 2),
+            "width": round(max(0.4, 100 * (stop - max(start, first)) / HOUR), 2),
+        }
+        for level, start, stop in found
+    ]
+
+
+_STATES = {"circuit.opened": "bad", "circuit.half_opened": "warn", "circuit.closed": ""}
 
 
 # ---- the last hour ------------------------------------------------------------------------------

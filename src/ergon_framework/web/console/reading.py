@@ -1,20 +1,22 @@
-"""Pages that only show: flows, and one capability of a provider."""
+"""Pages that only show: flows, a capability, a zone, tasks, traces, the journal, the settings."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from starlette.datastructures import QueryParams as Given
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from ergon_framework.core.flow import FlowStatus
 from ergon_framework.core.job import JobStatus
 from ergon_framework.web.backend_pool import BackendPool
-from ergon_framework.web.console.answers import View, format_of
+from ergon_framework.web.console.answers import ROOT, View, format_of
 from ergon_framework.web.console.capability_page import ATTEMPT_COLUMNS, capability_document
 from ergon_framework.web.console.flow_pages import (
     FLOW_COLUMNS,
@@ -24,13 +26,39 @@ from ergon_framework.web.console.flow_pages import (
     flows_document,
 )
 from ergon_framework.web.console.formatting import blocks
+from ergon_framework.web.console.journal_look import JournalLook
+from ergon_framework.web.console.journal_pages import (
+    ENTRY_COLUMNS,
+    MOST_ROWS,
+    SPAN_COLUMNS,
+    TASK_COLUMNS,
+    TRACE_COLUMNS,
+    journal_document,
+    query_of,
+    tasks_document,
+    trace_document,
+    traces_document,
+)
+from ergon_framework.web.console.part_pages import zone_chip
+from ergon_framework.web.console.settings_page import SETTING_COLUMNS, settings_document
+from ergon_framework.web.console.sharing import SharedLook
+from ergon_framework.web.console.zone_page import (
+    MOST_ITEMS,
+    QUARANTINE_COLUMNS,
+    content_document,
+    gate_chip,
+    zone_document,
+)
 from ergon_framework.web.job_routes import Place
+from ergon_framework.web.middleware import CALLER
 from ergon_framework.web.responses import MAX_PAGE, InvalidParameterError, cursor_place
 
+audit = logging.getLogger("ergon.web.audit")
 Shown = Callable[[Request], Awaitable[View | Response]]
 S = TypeVar("S", bound=StrEnum)
-SHOWN = 50
-"""Rows on a page."""
+SHOWN, MOST_TOLD = 50, 100
+"""Rows on a page, and entries of the journal."""
+_CONTENT = ("envelope", "fact")
 
 
 class ReadingPages:
@@ -38,6 +66,19 @@ class ReadingPages:
 
     def __init__(self, pool: BackendPool) -> None:
         self._pool = pool
+        self._journal = JournalLook(pool.backends.settings)
+        self._journal_mark = SharedLook(self._journal.mark)
+        self._tasks_look = SharedLook(partial(tasks_document, self._journal))
+        self._traces_look = SharedLook(partial(traces_document, self._journal, failed_only=False))
+
+    async def mark(self) -> str:
+        """Changes with what there is to see in the journal; asked for once for all who watch."""
+        return await self._journal_mark.get()
+
+    async def has_trace(self, unit: str) -> bool:
+        """Whether a trace tells of something with this id."""
+        found: list[str] = await self._journal.ask(lambda journal: journal.traces_of(unit), [])
+        return bool(found)
 
     def pages(self) -> dict[str, Shown]:
         """By their paths below the console."""
@@ -45,11 +86,77 @@ class ReadingPages:
             "/flows": self._flows,
             "/flows/{flow_id}": self._flow,
             "/providers/{provider}/{capability:path}": self._capability,
+            "/zones/{zone}": self._zone,
+            "/zones/{zone}/quarantine/{item:int}": self._set_aside,
+            "/tasks": self._tasks,
+            "/traces": self._traces,
+            "/traces/find": self._find_trace,
+            "/traces/{trace:path}": self._trace,
+            "/journal": self._journal_page,
+            "/settings": self._settings,
         }
+
+    async def _zone(self, request: Request) -> View:
+        name, most = request.path_params["zone"], MAX_PAGE
+        limit = MOST_ITEMS if format_of(request) == "html" else most
+        found = await zone_document(self._pool, name, limit)
+        extra = {"zone_chip": zone_chip, "gate_chip": gate_chip}
+        rows = found["items"]
+        return View("zone.html", name, found, rows, QUARANTINE_COLUMNS, extra, is_live=True)
+
+    async def _set_aside(self, request: Request) -> View:
+        name, item = request.path_params["zone"], request.path_params["item"]
+        found = await content_document(self._pool, name, item)
+        is_wanted = request.query_params.get("payloads") in ("true", "1")
+        is_whole = is_wanted and self._pool.shows_payloads
+        if is_whole:
+            who = request.scope.get(CALLER, "somebody")
+            text = "%s looked at the fact that the zone %r had set aside under the id %d"
+            audit.info(text, who, name, item)
+        else:
+            found = {key: value for key, value in found.items() if key not in _CONTENT}
+        extra = {
+            "zone": name,
+            "is_whole": is_whole,
+            "may_show": self._pool.shows_payloads,
+        }
+        return View("set_aside.html", f"Fact {found['offset']}", found, extra=extra)
+
+    async def _tasks(self, _request: Request) -> View:
+        found = await self._tasks_look.get()
+        title, rows = "Transactions and tasks", found["items"]
+        return View("tasks.html", title, found, rows, TASK_COLUMNS, is_live=True)
+
+    async def _traces(self, request: Request) -> View:
+        if request.query_params.get("failed") in ("true", "1"):
+            found = await traces_document(self._journal, failed_only=True)
+        else:
+            found = await self._traces_look.get()
+        return View("traces.html", "Traces", found, found["items"], TRACE_COLUMNS, is_live=True)
+
+    async def _find_trace(self, request: Request) -> Response:
+        wanted = quote(request.query_params.get("q", "").strip(), safe="")
+        root = request.scope.get("root_path", "") + ROOT
+        return RedirectResponse(f"{root}/traces{'/' if wanted else ''}{wanted}", 303)
+
+    async def _trace(self, request: Request) -> View:
+        found = await trace_document(self._journal, request.path_params["trace"])
+        rows, extra = found["items"], {"most": MOST_ROWS}
+        return View("trace.html", "Trace", found, rows, SPAN_COLUMNS, extra)
+
+    async def _journal_page(self, request: Request) -> View:
+        limit = MOST_TOLD if format_of(request) == "html" else MAX_PAGE
+        found = await journal_document(self._journal, query_of(request.query_params), limit)
+        extra, rows = {"asked": found["filter"]}, found["items"]
+        return View("journal.html", "Journal", found, rows, ENTRY_COLUMNS, extra, is_live=True)
+
+    async def _settings(self, _request: Request) -> View:
+        found = settings_document(self._pool.backends.settings)
+        return View("settings.html", "Settings", found, found["items"], SETTING_COLUMNS)
 
     async def _capability(self, request: Request) -> View:
         names = request.path_params["provider"], request.path_params["capability"]
-        found = await capability_document(self._pool, *names)
+        found = await capability_document(self._pool, self._journal, *names)
         extra = {"blocks": blocks(found["sentences"])}
         title, rows = " / ".join(names), found["items"]
         return View("capability.html", title, found, rows, ATTEMPT_COLUMNS, extra, is_live=True)

@@ -101,7 +101,10 @@ class Console:
         self._answers = Answers()
         self._reading = ReadingPages(pool)
         self._dead = SharedLook(partial(self._asked, dead_letters_document))
-        self._events = ChangeEvents(self._watch.mark, stopping)
+        self._events = ChangeEvents(self._mark, stopping)
+
+    async def _mark(self) -> str:
+        return f"{await self._watch.mark()}-{await self._reading.mark()}"
 
     def router(self) -> APIRouter:
         """All pages. They are no part of the API, whose lists stay as they are."""
@@ -271,8 +274,10 @@ class Console:
 
         if kind := await self._pool.call("jobs", partial(kind_of, source, wanted)):
             return RedirectResponse(f"{root}/{kind}/{quote(wanted)}", 303)
+        if await self._reading.has_trace(wanted):
+            return RedirectResponse(f"{root}/traces/{quote(wanted)}", 303)
         raise JobNotFoundError(
-            "there is no job and no flow with this id",
+            "there is no job, no flow and no trace with this id",
             remedy="look for it by queue, handler or tag on the page of jobs; what ended long ago"
             " has been deleted",
         )

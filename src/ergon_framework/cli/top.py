@@ -1,0 +1,257 @@
+"""``ergon top``: how everything stands, drawn anew every few seconds."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from ergon_framework.cli.job_client import StoreUrl, opened
+from ergon_framework.cli.output import printable, show_one, stop_if_unread
+from ergon_framework.cli.session import ConfigPath, JsonFlag
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.client import JobClient
+    from ergon_framework.web.console.rates import JobRates
+
+LATEST_DEAD = 100
+"""Jobs that gave up, of which the errors are compared."""
+MOST_QUEUES, MOST_WORKERS, MOST_CONCERNS = 20, 10, 5
+"""Lines of each list; what needs somebody comes first."""
+_STYLES = {"ok": "green", "run": "cyan", "wait": "dim", "warn": "yellow", "bad": "bold red"}
+_MARKS = {"ok": "+", "run": ">", "wait": "o", "warn": "^", "bad": "#"}
+"""States by shape, for those who see no colours."""
+
+
+class Piece(NamedTuple):
+    """A part of a line, in one style."""
+
+    text: str
+    style: str = ""
+
+
+Line = Sequence[Piece]
+
+
+def top(
+    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print how it stands, and end.")] = False,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Watch how jobs stand: what needs somebody first, then queues and workers.
+
+    It is drawn anew until Ctrl-C. Without a terminal, with --once and with --json it is printed
+    once. Rates are what happened between two looks: the first one knows none.
+    """
+    # Without its server, which belongs to an extra: these files need none of it.
+    from ergon_framework.web.console.rates import JobRates
+
+    rates = JobRates()
+    with opened(config, url, reads=True) as client:
+        if as_json:
+            show_one(document(client, rates), as_json=True)
+        elif once or not sys.stdout.isatty():
+            for line in lines_of(document(client, rates)):
+                print(printable("".join(piece.text for piece in line)).rstrip())
+        else:
+            _watch(client, rates, interval)
+    return 0
+
+
+def _watch(client: JobClient, rates: JobRates, interval: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console, pause = Console(), threading.Event()
+
+    def drawn() -> Text:
+        shown = list(lines_of(document(client, rates)))[: max(1, console.size.height - 1)]
+        return Text("\n").join(
+            Text.assemble(*((printable(piece.text), piece.style) for piece in line))
+            for line in shown
+        )
+
+    try:
+        with Live(drawn(), console=console, screen=True, auto_refresh=False) as live:
+            while not pause.wait(interval):
+                stop_if_unread()
+                live.update(drawn(), refresh=True)
+    except KeyboardInterrupt:
+        return  # the way to leave
+
+
+def document(client: JobClient, rates: JobRates) -> dict[str, Any]:
+    """How everything stands, as plain values."""
+    from ergon_framework.core.job import JobStatus
+    from ergon_framework.jobs.views import (
+        error_view,
+        moment,
+        queue_views,
+        unsynced,
+        worker_view,
+    )
+    from ergon_framework.ports.jobstore import Search
+    from ergon_framework.web.console.attention import JobsSeen, concerns, queue_chip
+
+    store = client.store
+    now, records, workers = store.now(), store.queues(), store.workers()
+    rates.note([*workers, *store.ended_workers()], now)
+    views = queue_views(records, store.named(), workers, now)
+    for view, queue in zip(views, records, strict=True):
+        due = queue.oldest_due_at
+        view["oldest_due"] = None if due is None else round(max(0.0, now - due), 3)
+    latest = store.search(Search(statuses=(JobStatus.FAILED,)), LATEST_DEAD)
+    dead = [
+        {
+            "handler": each.handler,
+            "last_error": None if each.last_error is None else error_view(each.last_error),
+        }
+        for each in islice(latest, LATEST_DEAD)
+    ]
+    queues = sorted(views, key=lambda view: str(view["name"]))
+    seen = JobsSeen(
+        now, queues, [worker_view(each, now) for each in workers], dead, unsynced(store)
+    )
+    known = rates.document()
+    is_known = known["seconds"] is not None
+    done = known.pop("queues")
+    return {
+        "at": moment(now),
+        "attention": [each.document() for each in concerns(seen, ())],
+        "counts": {
+            status.value: sum(queue["counts"][status.value] for queue in queues)
+            for status in JobStatus
+        },
+        "rates": {name: value for name, value in known.items() if name != "points"},
+        "queues": [
+            {
+                **queue,
+                "state": queue_chip(queue, seen.workers)._asdict(),
+                "done_per_second": done.get(queue["name"], 0.0) if is_known else None,
+            }
+            for queue in queues
+        ],
+        "workers": list(seen.workers),
+    }
+
+
+# ---- as text -------------------------------------------------------------------------------------
+
+
+def lines_of(found: Mapping[str, Any]) -> Iterator[Line]:
+    """The whole screen, line by line."""
+    yield from _head(found)
+    yield ()
+    concerns = found["attention"]
+    if not concerns:
+        well = "nothing needs somebody: all that was accepted has ended, runs, or waits its turn"
+        yield [Piece(f"{_MARKS['ok']} ", _STYLES["ok"]), Piece(well)]
+    for each in concerns[:MOST_CONCERNS]:
+        mark, style = _MARKS[each["level"]], _STYLES[each["level"]]
+        command = f"  {each['command']}" if each["command"] else ""
+        yield [Piece(f"{mark} {each['subject']} ", style), Piece(f"{each['text']}{command}")]
+    if len(concerns) > MOST_CONCERNS:
+        yield [Piece(f"  and {len(concerns) - MOST_CONCERNS} more", "dim")]
+    yield ()
+    yield from _queues(found["queues"])
+    yield ()
+    yield from _workers(found["workers"])
+
+
+def _head(found: Mapping[str, Any]) -> Iterator[Line]:
+    from ergon_framework.web.console.formatting import clock, number, span
+
+    counts, rates = found["counts"], found["rates"]
+    alive = sum(each["state"] != "silent" for each in found["workers"])
+    waiting = counts["pending"] + counts["retrying"]
+    yield [
+        Piece("ergon top", "bold"),
+        Piece(f"  {clock(found['at'])} UTC", "dim"),
+        Piece(f"  {number(alive)} {'worker' if alive == 1 else 'workers'}"),
+        Piece(f"  {number(rates['done'])}/s done  p95 {span(rates.get('p95'))}"),
+    ]
+    gave_up = Piece(f"  {number(counts['failed'])} gave up", "red" if counts["failed"] else "")
+    yield [
+        Piece(f"{number(waiting)} waiting"),
+        Piece(f"  {number(counts['active'])} running"),
+        Piece(f"  {number(counts['completed'])} completed"),
+        gave_up,
+    ]
+
+
+def _queues(queues: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    from ergon_framework.web.console.formatting import number, span
+
+    titles = ("QUEUE", "WAITING", "RUNNING", "OLDEST", "DONE/S", "GAVE UP", "STATE")
+    rows = []
+    # The busiest first: where there are many queues, those that matter are on the screen.
+    for each in sorted(queues, key=_backlog, reverse=True)[:MOST_QUEUES]:
+        counts, state = each["counts"], each["state"]
+        cells = (
+            each["name"],
+            number(counts["pending"] + counts["retrying"]),
+            number(counts["active"]),
+            span(each["oldest_due"]),
+            number(each["done_per_second"]),
+            number(counts["failed"]),
+            f"{_MARKS[state['level']]} {state['text']}",
+        )
+        rows.append((cells, _STYLES[state["level"]]))
+    if not rows:
+        yield [Piece("no queue yet: the first job makes one", "dim")]
+        return
+    yield from _table(titles, rows)
+    if len(queues) > MOST_QUEUES:
+        yield [Piece(f"and {len(queues) - MOST_QUEUES} more queues:  ergon queues", "dim")]
+
+
+def _backlog(queue: Mapping[str, Any]) -> tuple[int, int]:
+    counts = queue["counts"]
+    return counts["pending"] + counts["retrying"] + counts["active"], counts["failed"]
+
+
+def _workers(workers: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    if not workers:
+        yield [Piece("no worker; this starts one:  ergon worker", "dim")]
+        return
+    rows = []
+    for each in workers[:MOST_WORKERS]:
+        level = "bad" if each["state"] == "silent" else ("run" if each["busy"] else "ok")
+        cells = (
+            str(each["id"]),
+            str(each["host"]),
+            str(each["busy"]),
+            ",".join(each["queues"] or ()) or "all",
+            f"{_MARKS[level]} {each['state']}",
+        )
+        rows.append((cells, _STYLES[level]))
+    yield from _table(("WORKER", "HOST", "BUSY", "QUEUES", "STATE"), rows)
+    if len(workers) > MOST_WORKERS:
+        yield [Piece(f"and {len(workers) - MOST_WORKERS} more:  ergon jobs workers", "dim")]
+
+
+_NUMBERS = frozenset({"WAITING", "RUNNING", "OLDEST", "DONE/S", "GAVE UP", "BUSY"})
+
+
+def _table(titles: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> Iterator[Line]:
+    """Columns two blanks apart, numbers at the right; the last one, the state, in its colour."""
+    cells = [titles, *(row for row, _ in rows)]
+    widths = [max(len(row[n]) for row in cells) for n in range(len(titles))]
+
+    def spread(row: Sequence[str]) -> str:
+        return "  ".join(
+            cell.rjust(width) if title in _NUMBERS else cell.ljust(width)
+            for cell, width, title in zip(row, widths, titles, strict=True)
+        )
+
+    yield [Piece(spread(titles), "dim")]
+    for row, style in rows:
+        state = row[-1]
+        yield [Piece(spread([*row[:-1], ""])[: -widths[-1]]), Piece(state, style)]
