@@ -135,7 +135,8 @@ def test_without_a_thread_the_caller_hears_of_it(monkeypatch: pytest.MonkeyPatch
 def test_a_call_that_was_given_up_before_a_thread_had_it_is_not_made() -> None:
     """What a thread returns for a loop that waits no longer, or has ended, is for nobody."""
     threads = OwnThreads(most=1)
-    go_on, called = threading.Event(), []
+    go_on = threading.Event()
+    called: list[str] = []
 
     async def scenario() -> str:
         first = asyncio.ensure_future(threads.run(go_on.wait, 60))
