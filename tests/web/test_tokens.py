@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -44,6 +45,18 @@ def test_several_tokens_have_names() -> None:
     names = [tokens.caller(each.encode()) for each in (one, two, three, f"bob: {two}")]
     assert names == ["alice", "bob", "token-3", None]
     assert tokens.caller(b"") is None
+
+
+def test_the_hash_of_a_token_stands_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Who has the token is let in, who has read its hash is not, and nothing is warned of."""
+    token = b"first-0123456789"
+    hashed = f"sha256:{hashlib.sha256(token).hexdigest()}"
+    for text, name in ((f"alice: {hashed}", "alice"), (hashed, "token")):
+        tokens = FixedTokens(parsed(text, "here"))
+        assert tokens.caller(token) == name
+        assert tokens.caller(hashed.encode()) is None
+        assert tokens.caller(hashed.removeprefix("sha256:").encode()) is None
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("more", ["", "\nbob: second-0123456789"])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ergon_framework.app.settings.tokens import (
+    HASHED,
     MAX_TOKEN,
     MAX_TOKENS,
     parsed,
@@ -41,10 +42,10 @@ class Tokens(Protocol):
 
 
 class FixedTokens:
-    """Tokens that stay as they are; only their digests are kept."""
+    """Tokens that stay as they are, or their hashes; only digests are kept."""
 
     def __init__(self, named: Mapping[str, str]) -> None:
-        self._digests = {name: _digest(token.encode()) for name, token in named.items()}
+        self._digests = {name: _kept(token) for name, token in named.items()}
 
     def caller(self, token: bytes) -> str | None:
         """The name that belongs to a token, found in a time that does not depend on the token."""
@@ -170,6 +171,12 @@ def _mark(file: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+
+
+def _kept(token: str) -> bytes:
+    """The digest of a token; of one that is written as its hash, that hash."""
+    hashed = HASHED.fullmatch(token)
+    return _digest(token.encode()) if hashed is None else bytes.fromhex(hashed[1])
 
 
 def _digest(token: bytes) -> bytes:

@@ -22,11 +22,15 @@ UNNAMED = "token"
 # A token has no space in it: so what stands before ": " is a name, and a token that has a colon of
 # its own is taken whole.
 _NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64}):\s+(\S.*)", re.DOTALL)
+HASHED = re.compile(r"sha256:([0-9a-f]{64})")
+"""A token of which only the hash stands there: who reads it cannot come in with it."""
 _LIKE_NAMED = re.compile(r"[A-Za-z0-9_.-]{1,64}:\S+")
 
 
 def parsed(text: str, where: str) -> dict[str, str]:
     """Tokens by name: a line for each, ``name: token`` or a token alone; ``#`` begins a remark.
+
+    In place of a token there may be its hash, ``sha256:`` and 64 digits.
 
     The space is what makes it a name: a token may have colons itself, and is taken whole.
     """
@@ -42,7 +46,8 @@ def parsed(text: str, where: str) -> dict[str, str]:
         if name in tokens:
             raise wrong_token(where, f"has the name {name!r} twice")
         tokens[name] = _checked(named[2] if named else line, where)
-        if named is None and _LIKE_NAMED.fullmatch(line):
+        is_hashed = HASHED.fullmatch(line) is not None
+        if named is None and not is_hashed and _LIKE_NAMED.fullmatch(line):
             logger.warning(
                 "line %d of the tokens in %s has a colon and is a token as a whole; if a name"
                 " stands before the colon, put a space behind it: `name: token`",
