@@ -154,9 +154,14 @@ def test_lists_as_csv(client: ConsoleClient) -> None:
 def test_a_spreadsheet_runs_no_job(opened: Opened, tmp_path: Path) -> None:
     """A text that it would take for a formula is told as text."""
     with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
-        store.add([NewJob(id="x", handler="=HYPERLINK(1)", queue="mail")])
+        store.add(
+            [NewJob(id="x", handler="=HYPERLINK(1)", queue="@A1", priority=-5, tags=("+1", "a"))]
+        )
     [row] = rows(opened().get("/console/jobs?format=csv"))
     assert row["handler"] == "'=HYPERLINK(1)"
+    assert row["queue"] == "'@A1"
+    assert row["tags"] == "'+1 a"
+    assert row["priority"] == "-5"
 
 
 def test_one_job(client: ConsoleClient) -> None:

@@ -207,8 +207,9 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
         value = value.get(name) if isinstance(value, Mapping) else None
     if value is None:
         return ""
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return " ".join(map(str, value))
-    text = str(value)
-    # A spreadsheet would run such a text as a formula, and anybody may name a job.
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    if isinstance(value, bool | int | float):
+        return str(value)  # a negative number is no formula
+    is_list = isinstance(value, Iterable) and not isinstance(value, str)
+    text = " ".join(map(str, value)) if is_list else str(value)
+    # A spreadsheet would run such a text as a formula, and anybody may name a job, a tag, a queue.
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
