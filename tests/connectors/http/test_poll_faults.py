@@ -23,6 +23,7 @@ from ergon_framework.connector.http import HttpPollConnector
 from ergon_framework.errors import ChannelLostError, ConfigurationError, ConnectorError
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry.notices import add_listener, remove_listener
+from ergon_framework.testing.clock import VirtualClock
 from tests import fork_server
 from tests.connectors.http import poller_child
 from tests.connectors.http.paged_api import PagedApi, Reply, serving
@@ -326,6 +327,24 @@ def test_a_parked_item_comes_again_from_memory(api: PagedApi, tmp_path: Path) ->
         for each in again:
             connector.ack(each)
         assert drained(connector) == [f"i{n}" for n in range(2, 9)]
+
+
+def test_a_fetch_that_waits_for_room_hears_of_an_item_that_is_parked(
+    api: PagedApi, tmp_path: Path
+) -> None:
+    """Nothing else may ever be settled: its time is what the fetch waits for from then on."""
+    api.items = [{"id": "a"}]
+    with poller(api.url, tmp_path, max_in_flight=1) as connector:
+        (first,) = connector.fetch_transactions(1)
+        with VirtualClock(time.monotonic()) as clock:
+
+            def park() -> None:
+                clock.sleep(1)
+                connector.release_after(first, 5)
+
+            clock.spawn("park", park)
+            (again,) = connector.fetch_transactions(1)
+        assert again.transaction_id == "a"
 
 
 def test_a_second_poller_stands_by(api: PagedApi, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from ergon_framework.connector.broker.leases import DeliveryExpiredError
 from ergon_framework.connector.nats import NatsConnector
-from ergon_framework.errors import ErgonError
+from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.ports.transaction import Transaction
 from tests import fork_server
 from tests.boundary.node.cables import Cable
@@ -51,6 +52,40 @@ def unsettled(streams: Streams, stream: str) -> int:
     """How many messages the server has not delivered, or waits to hear of."""
     about = streams.ask(f"CONSUMER.INFO.{stream}.billing")
     return int(about["num_pending"]) + int(about["num_ack_pending"])
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_an_outcome_that_nobody_took_is_not_taken_for_settled(
+    streams: Streams, colour: str
+) -> None:
+    """The consumer was deleted meanwhile: the server says so, and delivers the message again."""
+    stream = streams.make()
+    with NatsConnector(**options(streams.url, stream)) as connector:
+        connector.dispatch_transactions(some(1))
+        (found,) = connector.fetch_transactions(1)
+        streams.ask(f"CONSUMER.DELETE.{stream}.billing")
+
+        def settle() -> None:
+            if colour == "sync":
+                connector.ack(found)
+            else:
+                asyncio.run(connector.ack_async(found))
+
+        with pytest.raises(DeliveryExpiredError, match="was deleted"):
+            settle()
+
+
+def test_a_consumer_without_acknowledgements_is_refused(streams: Streams) -> None:
+    """It has no ack_wait either, which is no reason to wait for the server."""
+    stream = streams.make()
+    config = {"durable_name": "billing", "ack_policy": "none"}
+    request = {"stream_name": stream, "config": config}
+    streams.ask(f"CONSUMER.DURABLE.CREATE.{stream}.billing", request)
+    with (
+        NatsConnector(**options(streams.url, stream)) as connector,
+        pytest.raises(ConfigurationError, match="ack policy 'none'"),
+    ):
+        connector.fetch_transactions(1)
 
 
 def test_a_killed_consumer_loses_nothing(streams: Streams, tmp_path: Path) -> None:

@@ -267,9 +267,14 @@ class HttpPollConnector(ThreadedConsuming):
 
     def _await_room(self) -> bool:
         """Wait until something is settled or due again; whether to go on fetching."""
+        due = self._waiting.next_at
         self._wakeup.wait(
-            self._waiting.next_at,
-            lambda: self._connection.state.is_closed or self._in_flight.room(1) > 0,
+            due,
+            lambda: (
+                self._connection.state.is_closed
+                or self._in_flight.room(1) > 0
+                or self._waiting.next_at != due  # one was parked meanwhile
+            ),
         )
         return not (self._wakeup.is_stopped or self._connection.state.is_closed)
 

@@ -11,7 +11,7 @@ from ergon_framework.connector.base import ThreadedTwins, refuse_extra
 from ergon_framework.connector.broker.dead_letters import is_taken_in
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES
 from ergon_framework.connector.broker.leased_source import LeasedSource
-from ergon_framework.connector.broker.leases import Lease, LeasedDelivery
+from ergon_framework.connector.broker.leases import DeliveryExpiredError, Lease, LeasedDelivery
 from ergon_framework.connector.broker.message import (
     MAX_MESSAGE_BYTES,
     TRANSACTION_ID,
@@ -332,7 +332,23 @@ class NatsConnector(ThreadedTwins):
     def _told(self, held: _Held, how: bytes, dead_reason: str | None) -> None:
         if dead_reason is not None:
             self._publish_dead(held, dead_reason)
-        self._jetstream.settle(held.reply, how)
+        if not self._jetstream.settle(held.reply, how):
+            self._refuse_unheard()
+
+    def _refuse_unheard(self) -> None:
+        """Nobody took the outcome: the consumer was deleted, or its cluster has no leader."""
+        durable = "" if self._consumer is None else self._consumer.durable
+        if durable and self._jetstream.consumer(self._stream, durable) is not None:
+            raise StoreUnavailableError(
+                f"{self._jetstream.name} has nobody who serves the consumer {durable!r} just now",
+                remedy="wait until the cluster has chosen a leader",
+                details={"is_lost": False},
+            )
+        raise DeliveryExpiredError(
+            f"the consumer {durable!r} of the stream {self._stream!r} was deleted, and with it what"
+            " it knew of this delivery",
+            remedy="nothing: a consumer of that name that is made anew delivers the message again",
+        )
 
     def _set_aside(self, held: _Held, reason: str) -> None:
         """Keep a message that is not delivered to anybody as a dead letter, and terminate it."""

@@ -156,9 +156,9 @@ class JetStream:
     async def _give_up(self) -> None:
         self.pulls.give_up()
 
-    def settle(self, reply: str, how: bytes) -> None:
-        """Tell the server how a delivery ended, and wait until it has heard it."""
-        self.client.send([(reply, how, None)])
+    def settle(self, reply: str, how: bytes) -> bool:
+        """Tell the server how a delivery ended; whether the consumer is there and has heard it."""
+        return not self.client.send([(reply, how, None)]).status
 
     def in_progress(self, replies: Sequence[str]) -> None:
         """Tell the server that these deliveries are worked on."""
@@ -247,7 +247,6 @@ def _refuse_unfit(config: Mapping[str, Any], options: DurableConsumer) -> None:
     """Refuse a consumer of the server that does not do what the options say."""
     about = f"the consumer {options.durable!r} of the stream {options.stream!r}"
     edit = f"nats consumer edit {shlex.quote(options.stream)} {shlex.quote(options.durable)}"
-    found = config["ack_wait"] / _NANOSECONDS
     if config.get("deliver_subject"):
         raise ConfigurationError(
             f"{about} is a push consumer", remedy="name a pull consumer, or one that is not there"
@@ -257,6 +256,7 @@ def _refuse_unfit(config: Mapping[str, Any], options: DurableConsumer) -> None:
             f"{about} has the ack policy {config.get('ack_policy')!r}, not explicit",
             remedy="name another consumer: the policy of one cannot be changed",
         )
+    found = config["ack_wait"] / _NANOSECONDS  # a consumer without acknowledgements has none
     if options.ack_wait is not None and abs(found - options.ack_wait) > 0.001:
         raise ConfigurationError(
             f"{about} has an ack_wait of {found:g} s, not {options.ack_wait:g}",

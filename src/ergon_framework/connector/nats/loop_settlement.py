@@ -19,6 +19,7 @@ from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import describe
 from ergon_framework.ports.dice import roll
 from ergon_framework.storage.nats.address import NatsAddress, NatsTimeouts
+from ergon_framework.storage.nats.client import STATUS_HEADER
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -33,7 +34,7 @@ class _Link:
         self.client = client
         self.inbox = client.new_inbox()
         self._numbers = count(1)
-        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._waiting: dict[str, asyncio.Future[bool]] = {}
         self._over = asyncio.get_running_loop().create_future()
         self._keeping = asyncio.create_task(self._keep(), name="ergon-nats-settlement")
 
@@ -42,22 +43,23 @@ class _Link:
         """Whether the connection is gone."""
         return self._over.done() or self.client.is_closed
 
-    async def settle(self, reply: str, how: bytes, seconds: float) -> None:
-        """Returns when the server has heard it."""
+    async def settle(self, reply: str, how: bytes, seconds: float) -> bool:
+        """Whether anybody took it, as soon as the server says so."""
         number = str(next(self._numbers))
-        heard = self._waiting[number] = asyncio.get_running_loop().create_future()
+        heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = heard
         try:
             await self.client.publish(reply, how, f"{self.inbox}.{number}")
             async with asyncio.timeout(seconds):
-                await heard
+                return await heard
         finally:
             del self._waiting[number]
 
     async def hear(self, message: Msg) -> None:
-        """The server confirms a settlement."""
+        """The server confirms a settlement, or says that nobody is there to take it."""
         heard = self._waiting.get(message.subject.rpartition(".")[2])
         if heard is not None and not heard.done():
-            heard.set_result(None)
+            heard.set_result(STATUS_HEADER not in (message.headers or {}))
 
     def over(self) -> None:
         """The connection is gone, and nobody knows what the server has heard."""
@@ -109,11 +111,10 @@ class LoopSettlement:
                 link = await self._connected(loop)
             if link is None:
                 return False
-            await link.settle(reply, how, self._timeouts.response)
+            return await link.settle(reply, how, self._timeouts.response)
         except Exception as error:
             await self._failed(link, error, loop.time())
             return False
-        return True
 
     async def aclose(self) -> None:
         """End the connection; called in the loop that it belongs to, or too late for that."""

@@ -52,7 +52,12 @@ from ergon_framework.connector.redis_streams.group import (
     observations,
 )
 from ergon_framework.connector.redis_streams.in_hand import Deliveries, HeldEntry
-from ergon_framework.connector.redis_streams.options import check_bounds, check_names, refuse_header
+from ergon_framework.connector.redis_streams.options import (
+    check_bounds,
+    check_names,
+    check_start,
+    refuse_header,
+)
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import (
@@ -121,6 +126,7 @@ class RedisStreamsConnector(ThreadedTwins):
         key: str | None = None,
     ) -> None:
         check_names(stream, group, body_field, dead_letters)
+        check_start(start)
         check_bounds(claim_idle=claim_idle, wait=wait, max_length=max_length)
         place = BrokerUrl.of(url, port=PORT, schemes=("redis", "rediss"), example=EXAMPLE)
         place.refuse_query("RedisStreamsConnector")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from ergon_framework.connector.broker.dead_letters import refuse_own_dead_letters
@@ -24,6 +25,15 @@ def check_names(stream: str, group: str, body_field: str, dead_letters: str | No
             remedy="choose another name, or leave it out for body",
         )
     refuse_own_dead_letters(stream=stream, dead_letters=dead_letters)
+
+
+def check_start(start: str) -> None:
+    """Refuse a place that no stream has."""
+    if start != "$" and not re.fullmatch(r"\d{1,20}(-\d{1,20})?", start):
+        raise ConfigurationError(
+            f"start is 0, $ or the id of an entry such as 1700000000000-0, not {start[:40]!r}",
+            remedy="leave it out for 0, with all that there is",
+        )
 
 
 def check_bounds(*, claim_idle: float, wait: float, max_length: int | None) -> None:
