@@ -258,6 +258,7 @@ def test_the_command_works_without_extras(place: Place) -> None:
     assert status == 0, out + errors
 
 
+@pytest.mark.campaign  # pip fetches all that the project needs; its own tests run in tests/cli
 @pytest.mark.req("ONE:new")
 def test_a_new_project_is_set_up_as_the_command_says(place: Place) -> None:
     """The three commands that ``ergon new`` prints work as they stand, and so does the check."""

@@ -58,13 +58,13 @@ def test_a_stretch_is_what_sorting_everything_gives(
 
 
 def test_no_more_is_kept_than_was_said() -> None:
-    """A hundred thousand names come by, and a few are in memory."""
+    """Twenty thousand names come by, and a few are in memory."""
 
     def by_name(name: ObjectRecord) -> Place:
         return name.bucket, name.key
 
     def read() -> Iterator[Stored]:
-        for n in range(100_000):
+        for n in range(20_000):
             key = hashlib.sha256(b"%d" % n).hexdigest()
             yield Stored(key, n + 1, encode(ObjectRecord("b", key, b"d", 1)), {})
 

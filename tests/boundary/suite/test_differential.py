@@ -51,7 +51,7 @@ TestSqlite.pytestmark = [  # type: ignore[attr-defined]
         readers.DropsTheQuarantined,
         readers.PullBreaksTheSeal,
         readers.DeliveriesForEver,
-        losses.WidensWhatAPeerLost,
+        pytest.param(losses.WidensWhatAPeerLost, marks=pytest.mark.campaign),
         losses.LossIsNext,
     ],
     ids=lambda bug: bug.__name__,
