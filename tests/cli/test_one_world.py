@@ -16,6 +16,7 @@ from ergon_framework.app.earlier_store import earlier_store
 from ergon_framework.app.settings import load_settings
 from ergon_framework.cli import invoke
 from tests.app.workplace import Workplace
+from tests.campaign.parameter_sample import sampled
 from tests.docs.programs import environment
 
 SCRIPT = """
@@ -208,7 +209,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["python thumbs.py", "ergon run thumbs.py --burst"])
+@pytest.mark.parametrize(
+    "start", sampled(["python thumbs.py", "ergon run thumbs.py --burst"], ["python thumbs.py"])
+)
 def test_the_run_that_is_proposed_runs_earlier_jobs(tmp_path: Path, start: str) -> None:
     """Whoever runs the script is told of jobs that it stored before its settings were written."""
     (tmp_path / "thumbs.py").write_text(RUNS)

@@ -153,7 +153,7 @@ def test_a_failure_can_be_raised() -> None:
         campaign(
             "bad_wire", "AnswersTwice", {"one_request_has_one_outcome", "nothing_is_answered_twice"}
         ),
-        ("bad_wire", "Greets", {"stdout_holds_only_outcomes", "all_of_stdout_is_outcomes"}),
+        campaign("bad_wire", "Greets", {"stdout_holds_only_outcomes", "all_of_stdout_is_outcomes"}),
         ("bad_behaviour", "UnknownIsAnyError", {"unknown_handler_is_named_so"}),
     ],
 )

@@ -11,6 +11,7 @@ from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.factstore import LedgerEntry, NewFact, Outcome
 from ergon_framework.ports.jobstore import LeaseRenewal
+from tests.campaign.parameter_sample import sampled
 from tests.differential.engines import STORES, running
 from tests.differential.facts import ZONE, FactTwins
 from tests.differential.jobs import JobTwins
@@ -19,13 +20,14 @@ from tests.differential.twins import DifferedError
 from tests.servers.skip_loudly import MissingServerError, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+KEPT = ("jobs-sqlite", "jobs-redis", "facts-sqlite", "facts-postgres")
 SHARE = 3_000
 ON_SERVERS = 1_200
 """Operations here; ``make campaign`` has 100,000 for each store, on the seeds that follow too."""
 
 
 @pytest.mark.req("SCALE:differential", "JOBS:store", "BOUNDARY:store")
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", sampled(STORES, KEPT))
 def test_two_stores_one_life(store: str) -> None:
     """Whatever happens, both stores answer, refuse, count and remember alike."""
     try:

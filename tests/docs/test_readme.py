@@ -67,7 +67,7 @@ def test_the_readme_is_followed_literally_from_a_clone() -> None:
         assert program != "make" or f"\n{words[0]}: " in targets
 
 
-@pytest.mark.slow
+@pytest.mark.campaign  # mypy reads the whole package for it
 def test_the_policies_of_the_reference_satisfy_a_type_checker(tmp_path: Path) -> None:
     """Whoever copies them into a program that is checked strictly gets no complaint."""
     page = (ROOT / "docs/reference/policies.md").read_text(encoding="utf-8")

@@ -20,6 +20,7 @@ from ergon_framework.storage.failpoints import NAMES
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, new
 from tests import fork_server
+from tests.campaign.parameter_sample import sampled
 from tests.jobs.programs.store_user import ROUNDS
 from tests.jobs.real_worker import PROGRAMS
 
@@ -115,7 +116,7 @@ def test_the_failpoints_are_there() -> None:
     assert set(COMMITS) <= NAMES
 
 
-@pytest.mark.parametrize(("url", "point", "nth"), DEATHS, indirect=["url"])
+@pytest.mark.parametrize(("url", "point", "nth"), sampled(DEATHS, DEATHS[::2]), indirect=["url"])
 def test_a_process_that_dies_keeps_its_promises(
     url: str, point: str, nth: int, store: FullJobStore
 ) -> None:

@@ -105,6 +105,7 @@ def test_facts_go_round(tmp_path: Path, postgres_url: str, nats_url: str) -> Non
     assert flaws == []
 
 
+@pytest.mark.campaign
 def test_facts_go_round_the_other_way(tmp_path: Path, postgres_url: str, nats_url: str) -> None:
     """From a file to NATS, to PostgreSQL and into a file again."""
     source = with_facts(f"sqlite:///{tmp_path}/facts.db", facts)

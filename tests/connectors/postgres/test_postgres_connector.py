@@ -17,6 +17,7 @@ from ergon_framework.connector.postgres import ConflictingRowError, PostgresConn
 from ergon_framework.errors import ConfigurationError, ErgonError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.suites import exercise_connector
+from tests.campaign.parameter_sample import sampled
 from tests.connectors.postgres.tables import (
     LEASED,
     LEASED_COLUMNS,
@@ -36,7 +37,7 @@ JOBS = "id text PRIMARY KEY, payload jsonb, status text, error text"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("colour", sampled(["sync", "async"], ["sync"]))
 def test_the_suite_is_passed_with_leases(
     postgres_server: PostgresServer, postgres_url: str, colour: Any
 ) -> None:
@@ -77,7 +78,7 @@ def test_the_suite_is_passed_with_other_columns(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("colour", sampled(["sync", "async"], ["async"]))
 def test_the_suite_is_passed_by_one_reader(
     postgres_server: PostgresServer, postgres_url: str, colour: Any
 ) -> None:

@@ -17,6 +17,7 @@ from ergon_framework.connector.broker.connection import BrokerUnavailableError
 from ergon_framework.errors import ChannelLostError, ConfigurationError
 from ergon_framework.ports.transaction import Transaction
 from tests.boundary.node.cables import Cable
+from tests.campaign.parameter_sample import sampled
 from tests.connectors.rabbitmq.in_colour import COLOURS, in_colour
 from tests.connectors.test_jsonl_forking import ended, in_a_child
 from tests.servers.rabbitmq import RabbitServer
@@ -61,7 +62,7 @@ def test_a_lost_channel_settles_nothing(rabbit_server: RabbitServer, colour: str
             assert orders.connector.health()
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("colour", sampled(COLOURS, ["sync"]))
 def test_a_server_that_is_away_is_waited_for(own_rabbit: RabbitServer, colour: str) -> None:
     """Before its start and after it was killed: a fetch waits, health says so, nothing is lost."""
     with in_colour(colour, own_rabbit.new_queue()) as orders:

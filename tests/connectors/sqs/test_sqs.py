@@ -18,6 +18,7 @@ from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.link import CuttableLink
 from ergon_framework.testing.suites import ConnectorFaults, exercise_connector
 from tests import fork_server
+from tests.campaign.parameter_sample import sampled
 from tests.connectors.recorded_results import check_recorded
 from tests.connectors.sqs.sqs_queue import connect, dead_letters, ids, numbered, take
 from tests.servers.s3 import REGION
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("colour", sampled(["sync", "async"], ["async"]))
 def test_it_behaves_as_every_connector_must(
     sqs: SqsServer, colour: Literal["sync", "async"]
 ) -> None:

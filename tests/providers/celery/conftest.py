@@ -107,6 +107,11 @@ class Stage:
             body: dict[str, Any] = message.payload
             return body
 
+    def is_due_again(self) -> bool:
+        """Whether what was delivered a second ago or earlier is all that is not acknowledged."""
+        delivered = self.redis.zrange("unacked_index", 0, -1, withscores=True)
+        return all(at + 1 < time.time() for _, at in delivered)
+
     def log(self) -> str:
         """What the workers said."""
         return (self.folder / "worker.log").read_text(errors="replace")

@@ -17,6 +17,7 @@ from ergon_framework.providers.errors import (
 )
 from ergon_framework.providers.store_urls import open_store
 from tests.providers.celery.conftest import WAIT_TIMEOUT, Stage
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.req("PROVIDERS:celery")]
 
@@ -155,6 +156,7 @@ def test_a_worker_that_is_killed_with_its_children_in_the_middle_of_a_call(
     assert stage.event("lost")["call"] == 1
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
+    until(stage.is_due_again, "the broker may deliver it again")
     stage.start(PUPPET_VISIBILITY=SOON)
     assert sent.get(timeout=WAIT_TIMEOUT)["call"] == 2
     assert stage.calls("lost") == 2

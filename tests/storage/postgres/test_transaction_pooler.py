@@ -112,7 +112,7 @@ def test_a_job_store_keeps_all_its_promises(check: str, url: str) -> None:
 
 
 @pytest.mark.req("SCALE:boundary-postgres")
-@pytest.mark.parametrize("check", [each.name for each in FACT_STORE_CHECKS if not each.needs][::12])
+@pytest.mark.parametrize("check", [each.name for each in FACT_STORE_CHECKS if not each.needs][::40])
 def test_a_fact_store_keeps_its_promises(check: str, url: str) -> None:
     """Appends, reads and consumers; every twelfth check."""
 
@@ -176,7 +176,7 @@ def test_those_who_wait_are_woken_to_look(url: str) -> None:
 
 
 @pytest.mark.req("PROVIDERS:storage")
-@pytest.mark.parametrize("check", [each.name for each in PROVIDER_STORE_CHECKS][::15])
+@pytest.mark.parametrize("check", [each.name for each in PROVIDER_STORE_CHECKS][::40])
 def test_a_provider_store_keeps_its_promises(check: str, postgres_server: PostgresServer) -> None:
     """Calls, circuits and quotas; every fifteenth check, each in a database of its own."""
     with ExitStack() as stack:

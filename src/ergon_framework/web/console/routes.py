@@ -270,13 +270,16 @@ class Console:
         root = request.scope.get("root_path", "") + ROOT
         if not wanted:
             return RedirectResponse(f"{root}/jobs", 303)
-        source = self._pool.jobs()
-
-        if kind := await self._pool.call("jobs", partial(kind_of, source, wanted)):
+        missing: ErgonError | None = None
+        try:
+            kind = await self._pool.call("jobs", partial(kind_of, self._pool.jobs(), wanted))
+        except ErgonError as error:  # a trace is found without a store of jobs
+            kind, missing = None, error
+        if kind:
             return RedirectResponse(f"{root}/{kind}/{quote(wanted)}", 303)
         if await self._reading.has_trace(wanted):
             return RedirectResponse(f"{root}/traces/{quote(wanted)}", 303)
-        raise JobNotFoundError(
+        raise missing or JobNotFoundError(
             "there is no job, no flow and no trace with this id",
             remedy="look for it by queue, handler or tag on the page of jobs; what ended long ago"
             " has been deleted",
