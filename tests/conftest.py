@@ -37,8 +37,13 @@ for _name in [*os.environ]:
         del os.environ[_name]
 os.environ["TERM"] = "xterm-256color"
 
-# On a busy machine any example may have to wait for the processor longer than for its answer.
+# On a busy machine any example may have to wait for the processor longer than for its answer. Where
+# a test says nothing else, half the usual number of examples has to do in every run.
 settings.register_profile(
-    "busy machines", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "busy machines",
+    settings(),
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("busy machines")
