@@ -152,7 +152,11 @@ def test_an_old_process_goes_on_when_its_successor_does_not_start(tmp_path: Path
     store = MemoryJobStore()
     cure = tmp_path / "cure"
     cure.touch()
-    subject = worker(store, executor=unruly(str(cure), max_age=0.8))
+    # A shell ends at once; Python may take so long to start that it counts as up before it ends.
+    program = f'test -e {cure} || {{ echo cannot import the moon >&2; exit 7; }}; exec "$@"'
+    python = unruly(max_age=0.8)
+    command = ("/bin/sh", "-c", program, "sh", *python.command)
+    subject = worker(store, executor=python.model_copy(update={"command": command}))
     with at_work(subject):
         run_pid(store, "first")
         cure.unlink()

@@ -57,7 +57,9 @@ def _library() -> ctypes.CDLL:
         ("rd_kafka_conf_new", pointer, []),
         ("rd_kafka_conf_set", number, [pointer, text, text, text, ctypes.c_size_t]),
         ("rd_kafka_new", pointer, [number, pointer, text, ctypes.c_size_t]),
+        ("rd_kafka_destroy", None, [pointer]),
         ("rd_kafka_mock_cluster_new", pointer, [pointer, number]),
+        ("rd_kafka_mock_cluster_destroy", None, [pointer]),
         ("rd_kafka_mock_cluster_bootstraps", text, [pointer]),
         ("rd_kafka_mock_topic_create", number, [pointer, text, number, number]),
         ("rd_kafka_mock_group_initial_rebalance_delay_ms", None, [pointer, ctypes.c_int32]),
@@ -81,6 +83,7 @@ class KafkaCluster:
             raise MissingServerError(f"librdkafka made no cluster: {said.value.decode()}")
         self._library.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, 1)
         self._numbers = itertools.count(1)
+        self._is_closed = False
 
     @property
     def server(self) -> str:
@@ -102,11 +105,19 @@ class KafkaCluster:
         return topic
 
     def close(self) -> None:
-        """Use it no more. It ends with the process.
+        """End it; what it held is gone. Closing twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # The library waits for the cluster's own thread, at times for ever: then the process ends
+        # without it.
+        ending = threading.Thread(target=self._destroy, daemon=True)
+        ending.start()
+        ending.join(10)
 
-        The library has no safe end for it while clients were connected: it waits for the cluster's
-        own thread, at times for ever, and at times reads what it has freed.
-        """
+    def _destroy(self) -> None:
+        self._library.rd_kafka_mock_cluster_destroy(self._cluster)
+        self._library.rd_kafka_destroy(self._handle)
 
 
 class KafkaLink:
@@ -196,13 +207,15 @@ def _shut(end: socket.socket) -> None:
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaCluster]:
-    """A Kafka cluster for all tests of a run."""
+    """A Kafka cluster for all tests of a run.
+
+    It ends with the process: when the library destroys a cluster that had many clients, it reads at
+    times what it has freed.
+    """
     try:
-        cluster = KafkaCluster()
+        yield KafkaCluster()
     except MissingServerError as error:
         missing(error)
-    with closing(cluster):
-        yield cluster
 
 
 @pytest.fixture

@@ -107,8 +107,9 @@ def test_an_answer_that_was_lost_is_no_lost_lease(
     with SilentProxy(postgres_server.folder) as line:
         given = options(line.url(name_of(postgres_url)), table, lease=20.0)
         with PostgresConnector(**given) as connector:
-            connector.dispatch_transactions(some(1))
-            (held,) = connector.fetch_transactions(1)
+            connector.dispatch_transactions(some(2))
+            first, held = connector.fetch_transactions(2)
+            connector.ack(first)  # the statement is prepared then: the next ack is one message
             line.is_deaf = True
             with ThreadPoolExecutor(1) as pool:
                 acking = pool.submit(connector.ack, held)
