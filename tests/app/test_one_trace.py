@@ -93,7 +93,7 @@ class Site:
             return journal.trace(trace_id)
 
 
-@pytest.fixture(params=["sdk", "trail"])
+@pytest.fixture(params=["sdk", pytest.param("trail", marks=pytest.mark.campaign)])
 def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A site where everything has happened, and all processes have ended."""
     made = Site(tmp_path, has_sdk=request.param == "sdk")

@@ -10,7 +10,7 @@ from tests.differential.engines import STORES
 from tests.servers.skip_loudly import MissingServerError, missing
 
 KILLS = 8
-KEPT = ("jobs-sqlite", "jobs-redis", "facts-sqlite", "facts-postgres")
+KEPT = ("jobs-redis", "facts-sqlite")
 """Each kind of work embedded and on a server; ``make campaign`` has the other stores as well."""
 LONGEST = 300.0
 

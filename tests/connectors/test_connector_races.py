@@ -32,6 +32,7 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", PLACES)
 def test_every_contestant_handles_all_messages(
     kind: str, part: Callable[[str], Any], request: pytest.FixtureRequest

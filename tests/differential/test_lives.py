@@ -19,7 +19,7 @@ from tests.differential.lives import live
 from tests.differential.twins import DifferedError
 from tests.servers.skip_loudly import MissingServerError, missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.timeout(900)]
 KEPT = ("jobs-sqlite", "jobs-redis", "facts-sqlite", "facts-postgres")
 SHARE = 3_000
 ON_SERVERS = 1_200

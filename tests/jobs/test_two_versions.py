@@ -166,7 +166,7 @@ class Place:
         return Counter(found.split())
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.campaign)])
 def place(request: pytest.FixtureRequest, tmp_path: Path, old_sources: Path) -> Callable[[], Place]:
     """Both versions on one store of each kind."""
     url = f"sqlite:///{tmp_path / 'work.db'}"

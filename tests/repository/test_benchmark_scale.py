@@ -31,6 +31,7 @@ def records_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_every_operation_on_a_queue_has_a_rate(tmp_path: Path) -> None:
     """Each is timed at the length that was asked for, and what was made is gone again."""
     words = ("--quick", "--case", "queue", "--engine", "sqlite", "--lengths", "50")
@@ -41,6 +42,7 @@ def test_every_operation_on_a_queue_has_a_rate(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_workers_drain_a_queue(tmp_path: Path) -> None:
     """Real workers, and the processor time of a job where the system tells it."""
     words = ("--quick", "--case", "drain", "--engine", "sqlite", "--drained", "20000")
@@ -50,6 +52,7 @@ def test_workers_drain_a_queue(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_ours_stands_beside_the_bare_thing(tmp_path: Path) -> None:
     """Appends have a ratio."""
     words = ("--quick", "--case", "append", "--engine", "sqlite", "--lengths", "10")
@@ -63,6 +66,7 @@ def test_ours_stands_beside_the_bare_thing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("words", "told"),
     [

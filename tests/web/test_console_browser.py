@@ -105,7 +105,7 @@ PAGES = (
 )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.campaign)])
 def test_nothing_bars_anybody(chromium: Browser, url: str, scheme: str) -> None:
     """axe-core finds nothing serious on any page: names, contrast, order, tables, forms.
 
