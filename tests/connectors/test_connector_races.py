@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.campaign.parameter_sample import sampled
 from tests.docs.pages import ROOT
 
 PLACES: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -32,8 +33,7 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.campaign
-@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("kind", sampled(PLACES, ["redis_streams"]))
 def test_every_contestant_handles_all_messages(
     kind: str, part: Callable[[str], Any], request: pytest.FixtureRequest
 ) -> None:

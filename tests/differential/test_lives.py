@@ -19,8 +19,8 @@ from tests.differential.lives import live
 from tests.differential.twins import DifferedError
 from tests.servers.skip_loudly import MissingServerError, missing
 
-pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.timeout(900)]
-KEPT = ("jobs-sqlite", "jobs-redis", "facts-sqlite", "facts-postgres")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+KEPT = ("jobs-sqlite", "jobs-redis", "facts-sqlite")
 SHARE = 3_000
 ON_SERVERS = 1_200
 """Operations here; ``make campaign`` has 100,000 for each store, on the seeds that follow too."""

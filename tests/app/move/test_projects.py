@@ -23,7 +23,7 @@ from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.quota import QuotaPolicy
 from tests.app.move.stock import ergon
 
-pytestmark = [pytest.mark.campaign, pytest.mark.req("SCALE:move")]
+pytestmark = pytest.mark.req("SCALE:move")
 SETTINGS = """
 [store]
 url = "sqlite:///work.db"  # the one line

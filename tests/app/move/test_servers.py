@@ -30,7 +30,7 @@ from tests.app.move.stock import (
     with_jobs,
 )
 
-pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.req("SCALE:move")]
+pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:move")]
 
 Sums = Callable[[str], object]
 

@@ -19,7 +19,7 @@ from tests.jobs.redis.conftest import serving
 from tests.servers.redis import DURABLE, RedisServer
 from tests.waiting import until
 
-pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.req("SCALE:jobs-redis")]
+pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:jobs-redis")]
 CLUSTER = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
 SLOTS = range(16384)
 LEFT_OUT = frozenset({"many_rings_are_one"})  # nothing of it is about clusters, and it takes long
