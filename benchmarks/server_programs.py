@@ -162,7 +162,17 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _link_or_copy(source: str, target: str) -> None:
+    """A link to a file that everybody may read already, and an open copy of any other.
+
+    A package that was installed under the umask 077 has files that only their owner may read.
+    """
+    mode = stat.S_IMODE(Path(source).stat().st_mode)
+    opened = mode | (0o555 if mode & stat.S_IXUSR else 0o444)
     try:
-        os.link(source, target)
+        if mode == opened:
+            os.link(source, target)
+            return
     except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)
+        pass
+    shutil.copy2(source, target)
+    Path(target).chmod(opened)

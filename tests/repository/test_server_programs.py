@@ -23,6 +23,13 @@ def private_folder() -> Iterator[Path]:
         yield Path(name)  # made with mode 0700
 
 
+def _copy_for_owner_only(source: str, target: str) -> None:
+    """What an installation under the umask 077 leaves."""
+    shutil.copy2(source, target)
+    copy = Path(target)
+    copy.chmod(copy.stat().st_mode & 0o711)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT, reason="only root runs PostgreSQL as somebody else")
 def test_postgresql_runs_from_a_private_folder(private_folder: Path) -> None:
@@ -32,7 +39,7 @@ def test_postgresql_runs_from_a_private_folder(private_folder: Path) -> None:
     for folder in (installation, package.with_name(f"{package.name}.libs")):
         if folder.is_dir():
             target = private_folder / folder.relative_to(package.parent)
-            shutil.copytree(folder, target, copy_function=os.link)
+            shutil.copytree(folder, target, copy_function=_copy_for_owner_only)
     (private_folder / package.name / "__init__.py").touch()
     program = (
         "import subprocess\n"
