@@ -15,6 +15,7 @@ import compileall
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,7 @@ FAST_OPTIONS = ("-q", "-m", "not slow and not campaign")
 LISTED_PATHS = 12
 TELL_EVERY = 60.0  # seconds: whoever watches a log wants to see that something goes on
 _LOOK = 0.2
+_END_TIMEOUT = 20.0  # seconds: a group stops its servers
 _NOTHING_COLLECTED = 5
 _OF_PYTEST = re.compile(r"/test_\w+\.py$")  # which compiles them in its own way
 
@@ -196,15 +198,26 @@ def _computed() -> float:
 
 @contextmanager
 def ending(running: list[Run]) -> Iterator[list[Run]]:
-    """Whatever happens, nobody is left behind."""
+    """Whatever happens, nobody is left behind, and what they said is not lost.
+
+    A group that is interrupted stops its servers and reports the tests that it has run.
+    """
     try:
         yield running
     finally:
         for run in running:
-            run.process.terminate()
+            run.process.send_signal(signal.SIGINT)
         for run in running:
-            run.process.wait()
-            run.output.close()
+            try:
+                run.process.wait(_END_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                run.process.kill()
+            run.report()
+
+
+def stop_on_sigterm() -> None:
+    """Let SIGTERM end this process as an error does: by way of ``ending``."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def compile_all() -> None:
@@ -234,6 +247,7 @@ def become_pytest(arguments: Sequence[str]) -> NoReturn:
 
 def main(arguments: Sequence[str]) -> int:
     """All groups, or pytest with the arguments given."""
+    stop_on_sigterm()
     if arguments[:1] == ["--fast"]:
         return run_fast(arguments[1:])
     if arguments:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -83,3 +87,37 @@ def test_a_failing_group_fails_the_run(
     assert "== boundary: exit code 0" in told
     assert "== rest: exit code 0" in told
     assert told.count("1 passed") == 3 - code
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_leaves_no_group_behind(tmp_path: Path) -> None:
+    """Its groups stop their servers, and what they said until then is printed."""
+    path = tmp_path / "tests" / "new" / "test_it.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "import pathlib, time, pytest\n"
+        "@pytest.fixture\n"
+        "def server():\n    yield\n    pathlib.Path('stopped').touch()\n"
+        "def test_one(): pass\n"
+        "def test_two(server):\n    pathlib.Path('begun').touch()\n    time.sleep(60)\n"
+    )
+    program = (
+        "import sys; from pathlib import Path; from tools import run_tests as runs\n"
+        "runs.stop_on_sigterm(); root = Path(sys.argv[1])\n"
+        "runs.run_all(runs.groups(root / 'tests'), 2, root)\n"
+    )
+    run = subprocess.Popen(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=run_tests.ROOT,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    run.terminate()
+    told, _ = run.communicate(timeout=30)
+    assert run.returncode == 143
+    assert (tmp_path / "stopped").exists()
+    assert "1 passed" in told
