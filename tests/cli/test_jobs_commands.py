@@ -502,6 +502,23 @@ def test_one_is_changed_by_its_id(ergon: JobCommands) -> None:
     assert ergon("jobs", "delete", "a", "--json").json == {"id": "a", "became": "deleted"}
 
 
+def test_a_dead_letter_goes_back_with_other_arguments(ergon: JobCommands) -> None:
+    """What is left out stays; the same command again makes no second job."""
+    ergon.bury("a")
+    which = ("jobs", "edit", "a", "--json")
+    nothing = ergon(*which)
+    assert nothing.code == 2
+    assert "ergon jobs requeue" in str(nothing.json)
+    assert ergon(*which, "--args", "{}").code != 0
+    call = (*which, "--args", '["b.png"]', "--by", "ann", "--reason", "a typo", "--new-id", "b")
+    assert ergon(*call).json == {"id": "b", "edited_from": "a", "is_new": True}
+    assert ergon(*call).json == {"id": "b", "edited_from": "a", "is_new": False}
+    assert ergon("jobs", "show", "b", "--json").json["args"] == ["b.png"]
+    told = ergon("why", "a").out
+    assert "it was sent back with other arguments" in told
+    assert "by ann as the job b: a typo" in told
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -19,6 +19,7 @@ from ergon_framework.core.job import (
     WHY_ENDED,
     CancelRequested,
     Discarded,
+    EditRequested,
     Event,
     ExecutorMissing,
     Expired,
@@ -67,6 +68,7 @@ EVENTS: list[Event] = [
     RunRequested(),
     RescheduleRequested(7.5),
     RequeueRequested(),
+    EditRequested("new"),
 ]
 
 
@@ -102,7 +104,7 @@ def test_the_table_by_hand() -> None:
             LeaseExpired,
         },
         COMPLETED: set(),
-        FAILED: {RunRequested, RequeueRequested},
+        FAILED: {RunRequested, RequeueRequested, EditRequested},
         CANCELLED: {RunRequested},
     }
     found = {status: {seen for seen, at in ALLOWED.items() if status in at} for status in JobStatus}
@@ -134,7 +136,7 @@ def test_every_event_in_every_state(seen: Event, status: JobStatus) -> None:
 def test_only_an_operator_brings_a_job_back(status: JobStatus) -> None:
     """No worker, rescuer or clock moves a job that has ended; a completed one nobody does."""
     leaving = {seen for seen, states in ALLOWED.items() if status in states}
-    assert leaving <= {RunRequested, RequeueRequested}
+    assert leaving <= {RunRequested, RequeueRequested, EditRequested}
     assert status.is_final
 
 
@@ -435,3 +437,11 @@ def test_a_gate_that_says_now_is_not_asked_without_end(seconds: float) -> None:
     """What is not charged is not bounded, so there is a pause at least."""
     held = HeldBack(Failure(Kind.HELD, "held", "", seconds))
     assert next_transition(JobSnapshot(JobStatus.ACTIVE, 0, 1), held, JobRule()).delay == 0.1
+
+
+@pytest.mark.req("JOBS:operator")
+def test_an_edited_job_ends_as_it_failed() -> None:
+    """It counts what it had spent, and says that another one has taken its place."""
+    moved = next_transition(JobSnapshot(FAILED, 3, 5, 1), EditRequested("new"), RULE)
+    assert (moved.status, moved.event, moved.why) == (CANCELLED, "edited", "edited")
+    assert (moved.attempts, moved.excused, moved.is_reset) == (3, 1, False)

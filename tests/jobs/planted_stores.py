@@ -230,6 +230,14 @@ class KeyOfTwo(Honest):
             return False
 
 
+class AddsForTheMoved(Honest):
+    """Adds the job that is to come in the place of another though that one was moved since."""
+
+    def replace(self, settlement: Settlement, job: NewJob) -> bool:
+        with self.step() as table:
+            return table.settle(settlement, self.now()) | bool(table.add([job], self.now()))
+
+
 # ---- claiming -----------------------------------------------------------------------------------
 
 

@@ -42,6 +42,8 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (planted.KeyLeaksOnCancel, "key_is_freed_by_cancelling"),
     (planted.KeyFreeWhileRetrying, "key_is_held_while_retrying"),
     (planted.KeyOfTwo, "requeue_does_not_share_a_key"),
+    (planted.AddsForTheMoved, "replaced_job_ends_with_the_one_in_its_place"),
+    (planted.AddsForTheMoved, "step_is_not_replaced"),
     *unique.PLANTED,
     (planted.TiesById, "ties_go_by_order_of_adding"),
     (planted.OrderOfAddingOnly, "due_time_comes_before_order_of_adding"),

@@ -83,6 +83,51 @@ def retry(
         show_one({"id": job, "status": str(client.status(job))}, as_json=as_json)
 
 
+@app.command()
+def edit(
+    job: JobId,
+    args: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Positional arguments: a JSON array.")
+    ] = None,
+    kwargs: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Named arguments: a JSON object.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="WHO", help="Who does it; else the user and machine.")
+    ] = None,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for its history.")] = "",
+    new_id: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Of the new job: the same command again makes no second."),
+    ] = None,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Send a dead-lettered job back with other arguments, as a new job that names it.
+
+    What is left out stays as it was. The old job is cancelled in the same commit.
+    """
+    from ergon_framework.cli.enqueue import json_list, json_table
+    from ergon_framework.jobs.change_requests import requester
+
+    if args is None and kwargs is None:
+        raise ConfigurationError(
+            "what is to be changed?",
+            remedy="give --args or --kwargs; ergon jobs requeue sends it back as it is",
+        )
+    with opened(config, url) as client:
+        made = client.edit_and_requeue(
+            job,
+            None if args is None else json_list(args),
+            None if kwargs is None else json_table(kwargs),
+            by=by or requester(),
+            reason=reason,
+            new_id=new_id,
+        )
+        show_one({"id": made.id, "edited_from": job, "is_new": made.is_new}, as_json=as_json)
+
+
 app.command()(jobs_bulk.requeue)
 app.command()(jobs_bulk.reschedule)
 app.command()(jobs_bulk.delete)

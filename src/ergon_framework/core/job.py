@@ -199,6 +199,15 @@ class RequeueRequested:
     by: str = ""  # who, for the history
 
 
+@dataclass(frozen=True, slots=True)
+class EditRequested:
+    """An operator sends a dead-lettered job back with other arguments: as another, new job."""
+
+    became: str  # the id of the new job, for the history
+    by: str = ""  # who, the same
+    reason: str = ""  # why, the same
+
+
 Event: TypeAlias = (
     Succeeded
     | Signalled
@@ -216,6 +225,7 @@ Event: TypeAlias = (
     | RunRequested
     | RescheduleRequested
     | RequeueRequested
+    | EditRequested
 )
 
 ALLOWED: dict[type[Event], frozenset[JobStatus]] = {
@@ -235,6 +245,7 @@ ALLOWED: dict[type[Event], frozenset[JobStatus]] = {
     RunRequested: _WAITING | {JobStatus.FAILED, JobStatus.CANCELLED},
     RescheduleRequested: _WAITING,
     RequeueRequested: frozenset({JobStatus.FAILED}),
+    EditRequested: frozenset({JobStatus.FAILED}),
 }
 """In which states an event may happen; in any other it changes nothing."""
 
@@ -306,8 +317,8 @@ def _next_transition(snapshot: JobSnapshot, event: Event, rule: JobRule, dice: f
             return _expired(snapshot, rule)
         case Expired() | ExecutorMissing():
             return _waited(snapshot, event)
-        case CancelRequested():
-            return Transition(JobStatus.CANCELLED, "cancelled", snapshot.attempts, snapshot.excused)
+        case CancelRequested() | EditRequested():
+            return _called_off(snapshot, event)
         case RunRequested() | RescheduleRequested() | RequeueRequested():
             if snapshot.status in _WAITING:
                 return _moved_in_time(snapshot, event)
@@ -334,6 +345,13 @@ def _completed(snapshot: JobSnapshot, event: Succeeded | Discarded | Signalled) 
     if isinstance(event, Discarded):
         return Transition(JobStatus.COMPLETED, DISCARDED, attempts, excused, why=DISCARDED)
     return Transition(JobStatus.COMPLETED, "completed", attempts, excused)
+
+
+def _called_off(snapshot: JobSnapshot, event: CancelRequested | EditRequested) -> Transition:
+    spent = snapshot.attempts, snapshot.excused
+    if isinstance(event, EditRequested):
+        return Transition(JobStatus.CANCELLED, EDITED, *spent, why=EDITED)
+    return Transition(JobStatus.CANCELLED, "cancelled", *spent)
 
 
 def _waited(snapshot: JobSnapshot, event: Expired | ExecutorMissing) -> Transition:
@@ -466,6 +484,7 @@ def _ended(
 CANCELLED_RUNNING = "cancelled_running"
 DELIVERIES_SPENT = "deliveries_spent"
 DISCARDED = "discarded"
+EDITED = "edited"
 EXPIRED = "expired"
 EXPIRED_RETRYING = "expired_retrying"
 HANDLER_MISSING = "handler_missing"

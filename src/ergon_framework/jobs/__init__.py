@@ -9,6 +9,7 @@ Where to look first:
 
 - ``client``, ``async_client``, ``newjob``, ``results``, ``finding``: enqueue, find, await
 - ``admin``, ``bulk``, ``change_requests``: cancel, reschedule, requeue and purge, one or many
+- ``editing``: send a dead letter back with other arguments
 - ``flows``, ``flow_client``, ``flow_results``, ``flow_why``: jobs that wait for one another;
   ``fresh_results``: what a worker need not read; ``flow_notices``: what is told of them;
   ``flow_mistakes``: what was written in the place of a step

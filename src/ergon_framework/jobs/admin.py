@@ -78,7 +78,7 @@ def request_transition(
         if is_applied:
             emit(_NOTICES.get(type(request), "job.requeued"), job_id=job.id)
             return job.status
-        holder = _holder(store, job)
+        holder = key_holder(store, job)
         if holder is not None:
             raise DuplicateJobError(
                 f"the job {job.id} cannot come back: {holder} holds its unique key now",
@@ -87,7 +87,7 @@ def request_transition(
             )
         raise ConflictError
 
-    return retry_conflicts(attempt, max_attempts=MAX_CONFLICTS, give_up=lambda: _too_busy(job_id))
+    return retry_conflicts(attempt, max_attempts=MAX_CONFLICTS, give_up=lambda: too_busy(job_id))
 
 
 def request_cancel(
@@ -111,11 +111,12 @@ def request_cancel(
         return isinstance(error, ConflictError) or status == JobStatus.ACTIVE
 
     return retry_conflicts(
-        attempt, max_attempts=MAX_CONFLICTS, give_up=lambda: _too_busy(job_id), is_conflict=is_moved
+        attempt, max_attempts=MAX_CONFLICTS, give_up=lambda: too_busy(job_id), is_conflict=is_moved
     )
 
 
-def _too_busy(job_id: str) -> JobStateError:
+def too_busy(job_id: str) -> JobStateError:
+    """Every attempt found that the job had been moved since it was read."""
     return JobStateError(
         f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
     )
@@ -141,7 +142,7 @@ def _refuse_bound(store: FullJobStore, job: Job, request: Request) -> None:
     raise JobStateError(f"the job {job.id} {what}", remedy=remedy, details=details)
 
 
-def _holder(store: FullJobStore, job: Job) -> str | None:
+def key_holder(store: FullJobStore, job: Job) -> str | None:
     """The id of another job that holds the unique key of one that has ended."""
     holder_of: Any = getattr(store, "holder", None)
     if job.unique_key is None or not job.status.is_final or holder_of is None:
@@ -170,7 +171,7 @@ def requeue_all(
             if is_applied:
                 emit("job.requeued", job_id=job.id)
         left = [job for job, is_applied in zip(dead, applied, strict=True) if not is_applied]
-        held += sum(_holder(store, job) is not None for job in left)
+        held += sum(key_holder(store, job) is not None for job in left)
         progress(done)
     return Requeued(done, held)
 

@@ -459,6 +459,24 @@ class AsyncJobClient:
         """Send a dead-lettered job back with fresh counters; ``by`` stands in its history."""
         await self._call(lambda: self._sync().requeue(job_id, by=by))
 
+    async def edit_and_requeue(
+        self,
+        job_id: str,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        by: str | None = None,
+        reason: str = "",
+        new_id: str | None = None,
+    ) -> AsyncEnqueuedJob:
+        """Send a dead-lettered job back as a new one; see :meth:`JobClient.edit_and_requeue`."""
+        added = await self._call(
+            lambda: self._sync().edit_and_requeue(
+                job_id, args, kwargs, by=by, reason=reason, new_id=new_id
+            )
+        )
+        return AsyncEnqueuedJob.like(added, self)
+
     async def reschedule(
         self, job_id: str, *, run_at: Instant | None = None, delay: float | None = None
     ) -> None:

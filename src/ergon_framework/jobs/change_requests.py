@@ -18,7 +18,12 @@ _actor, _reason = text(), text(1000)
 def cancellation(by: str | None, reason: str) -> CancelRequested:
     """Who cancels, and why, as the history tells it."""
     asked_by = requester() if by is None else _actor("by", by)
-    return CancelRequested(asked_by, _reason("reason", reason) if reason else "")
+    return CancelRequested(asked_by, checked_reason(reason))
+
+
+def checked_reason(reason: str) -> str:
+    """Why, as the history tells it."""
+    return _reason("reason", reason) if reason else ""
 
 
 def requeueing(by: str | None) -> RequeueRequested:

@@ -22,6 +22,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     CancelRequested,
     Discarded,
+    EditRequested,
     Event,
     Failed,
     HeldBack,
@@ -153,7 +154,7 @@ def unreadable_outcome(error: UnreadableJobError) -> Failed | HeldBack:
     return Failed(Failure(Kind.REJECTED, "unreadable_payload", error.message), is_written=False)
 
 
-_EVENT_DETAILS = ("message", "traceback", "output", "by", "reason")
+_EVENT_DETAILS = ("message", "traceback", "output", "by", "reason", "became")
 """What the history tells of an event, where it has it."""
 
 
@@ -306,7 +307,8 @@ class Settler:
         transition = next_transition(snapshot, event, self.rule_of(job), roll())
         if not transition.status.is_final and is_erased(job):
             raise InvalidTransition(f"the job {job.id} was erased: nothing is left to run")
-        seen = event if isinstance(event, CancelRequested | RequeueRequested) else request
+        is_told = isinstance(event, CancelRequested | RequeueRequested | EditRequested)
+        seen = event if is_told else request
         return Settlement(
             key=job.key,
             id=job.id,

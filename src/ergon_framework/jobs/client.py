@@ -33,8 +33,14 @@ from ergon_framework.jobs.admin import (
     requeue_all,
 )
 from ergon_framework.jobs.bulk import BulkChange
-from ergon_framework.jobs.change_requests import cancellation, due_instant, requeueing
+from ergon_framework.jobs.change_requests import (
+    cancellation,
+    checked_reason,
+    due_instant,
+    requeueing,
+)
 from ergon_framework.jobs.claims import Settler
+from ergon_framework.jobs.editing import JobEdit, edit_and_requeue
 from ergon_framework.jobs.finding import JobFilter, refuse_empty, search_of, whole_or_none
 from ergon_framework.jobs.flow_client import (
     AsyncEnqueuedFlow,
@@ -432,6 +438,41 @@ class JobClient:
     def requeue(self, job_id: str, *, by: str | None = None) -> None:
         """Send a dead-lettered job back with fresh counters; ``by`` stands in its history."""
         request_transition(self.store, self._settler, str(job_id), requeueing(by))
+
+    def edit_and_requeue(
+        self,
+        job_id: str,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        by: str | None = None,
+        reason: str = "",
+        new_id: str | None = None,
+    ) -> EnqueuedJob:
+        """Send a dead-lettered job back with other arguments, as a new job; returns its id.
+
+        What is left out stays as it was. The old job is cancelled in the same commit, and its
+        history names the new one; the metadata of that names the old one, as ``edited_from``. With
+        a ``new_id`` the same call may be made again when its answer was lost.
+        """
+        request = requeueing(by)
+        edit = JobEdit(
+            args=args,
+            kwargs=kwargs,
+            by=request.by,
+            reason=checked_reason(reason),
+            new_id=new_id,
+        )
+        added = edit_and_requeue(
+            self.store,
+            self._settler,
+            codec_of(self.store, self.settings),
+            self._handlers,
+            str(job_id),
+            edit,
+            self.settings.max_payload,
+        )
+        return EnqueuedJob.of(added, self)
 
     def reschedule(
         self, job_id: str, *, run_at: Instant | None = None, delay: float | None = None

@@ -39,7 +39,14 @@ from ergon_framework.jobs.payload_codec import (
 )
 from ergon_framework.jobs.payload_objects import MAX_HEADER
 from ergon_framework.ports.flow import NewFlow
-from ergon_framework.ports.jobstore import EnqueueResult, FullJobStore, Job, NewJob, Search
+from ergon_framework.ports.jobstore import (
+    EnqueueResult,
+    FullJobStore,
+    Job,
+    NewJob,
+    Search,
+    Settlement,
+)
 from ergon_framework.storage.failpoints import declare, failpoint
 
 if TYPE_CHECKING:
@@ -93,6 +100,15 @@ class PayloadCodecStore:
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store all of them or none."""
         return stored(jobs, self.codec, self.plain.add)
+
+    def replace(self, settlement: Settlement, job: NewJob) -> bool:
+        """End a job, and add one in its place."""
+
+        def store(encoded: list[NewJob]) -> list[EnqueueResult]:
+            return [EnqueueResult(job.id, self.plain.replace(settlement, encoded[0]))]
+
+        [added] = stored([job], self.codec, store)
+        return added.is_new
 
     def fire(
         self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]

@@ -15,6 +15,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     CANCELLED_RUNNING,
     DISCARDED,
+    EDITED,
     HANDLER_MISSING,
     WHY_ENDED,
     JobStatus,
@@ -416,6 +417,8 @@ def _cancelled_for(job: Job) -> str:
         return ", because its flow was stopped"
     if job.why == CANCELLED_RUNNING:
         return " while it ran"
+    if job.why == EDITED:
+        return ", because it was sent back with other arguments"
     return f" ({job.why})" if job.why else ""
 
 
@@ -475,6 +478,7 @@ _EVENTS = {
     "hurried": "somebody asked for it to run at once",
     "rescheduled": "somebody let it run at another time",
     "requeued": "somebody sent it back with fresh counters",
+    EDITED: "somebody sent it back with other arguments",
 }
 
 
@@ -496,6 +500,8 @@ def _event(entry: dict[str, Any]) -> str:
         text += f": {entry['message']}"
     if entry.get("by"):
         text += f" by {entry['by']}"
+    if entry.get("became"):
+        text += f" as the job {entry['became']}"
     if entry.get("reason"):
         text += f": {one_line(str(entry['reason']))}"
     if entry.get("lost_by"):

@@ -442,6 +442,14 @@ class JobAdmin(Protocol):
     def count(self, search: Search) -> int:
         """How many match."""
 
+    def replace(self, settlement: Settlement, job: NewJob) -> bool:
+        """End a job that is no step of a flow, and add one in its place, in one commit.
+
+        False: the settlement does not apply, and nothing is added. Raises DuplicateJobError where
+        the new job cannot be added; then nothing has changed. Where a third job holds the unique
+        key of both, a store answers with either of the two. Notifies ``WORK``.
+        """
+
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
 

@@ -124,6 +124,10 @@ _JOBS: dict[str, tuple[Any, ...]] = {
     ),
     "job.rescheduled": ("Somebody let a job that waits run at another time.", ("job_id",)),
     "job.requeued": ("Somebody sent a job back, or wants it to run now.", ("job_id",)),
+    "job.edited": (
+        "Somebody sent a job back with other arguments: as another one, and this one is cancelled.",
+        ("job_id", "became", "by"),
+    ),
     "flow.held": (
         "A step failed or was cancelled, and its flow waits until somebody decides.",
         ("flow_id", "flow", "job_id", "failed"),

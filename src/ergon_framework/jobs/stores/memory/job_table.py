@@ -202,6 +202,19 @@ class JobTable:
             self._finish(record, settlement.result, settlement.keep, now)
         return True
 
+    def replace(self, settlement: Settlement, job: NewJob, now: float) -> bool:
+        """End a job that is no step, and add one in its place."""
+        record = self.records.get(settlement.key)
+        if record is None or record.feeds is not None:
+            return False
+        # Asked before anything is changed, for nothing here is taken back; as if it had ended.
+        before, record.status = record.status, settlement.transition.status
+        try:
+            self._refuse_duplicates([job], now)
+        finally:
+            record.status = before
+        return self.settle(settlement, now) and bool(self._add(job, now))
+
     def _settle_step(self, record: MemoryJob, settlement: Settlement, now: float) -> bool:
         """Apply a transition of a step; what it brings about is gathered for :meth:`finish`."""
         moves, flow_id, feeds = self.moves(now), record.flow_id or "", record.feeds or ()

@@ -224,6 +224,11 @@ class MemoryJobStore:
         with self.step() as table:
             return sum(record.matches(search) for record in table.records.values())
 
+    def replace(self, settlement: Settlement, job: NewJob) -> bool:
+        """End a job that is no step, and add one in its place, in one step."""
+        with self.step() as table:
+            return table.replace(settlement, job, self.now())
+
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
         with self.step() as table:

@@ -52,7 +52,12 @@ from ergon_framework.jobs.stores.postgres.insert import (
 )
 from ergon_framework.jobs.stores.postgres.records import PostgresJobRecords
 from ergon_framework.jobs.stores.postgres.rows import Row, page_of
-from ergon_framework.jobs.stores.postgres.settle import cancel_requests, request_cancel
+from ergon_framework.jobs.stores.postgres.settle import (
+    SettleBatch,
+    cancel_requests,
+    request_cancel,
+    shorten,
+)
 from ergon_framework.jobs.stores.postgres.statements import flags, numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.transactions import (
     MAX_CONFLICTS,
@@ -463,6 +468,19 @@ class PostgresJobStore:
             return is_gone
 
         return self.transactions.stepwise(work, "desk", topics=topics)
+
+    def replace(self, settlement: Settlement, job: NewJob) -> bool:
+        """End a job that is no step, and add one in its place, in one commit."""
+
+        def work(tx: PostgresTx) -> bool:
+            batch = SettleBatch(tx, [settlement])
+            if batch.read() != [True]:
+                return False
+            shorten(tx, batch.effects.long)
+            Insertion(tx, [job]).all()
+            return True
+
+        return self.transactions.retrying(work, "desk", topics={Topic.WORK, Topic.DONE})
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""

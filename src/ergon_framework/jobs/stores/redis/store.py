@@ -428,6 +428,10 @@ class RedisJobStore:
         """Delete such a row for good."""
         return bool(self.transactions.write(_RESTORE, "desk", key, True))
 
+    def replace(self, settlement: Settlement, job: NewJob) -> bool:
+        """End a job that is no step, and add one in its place, in one script."""
+        return self.transitions.replace(settlement, job)
+
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
         purged = 0

@@ -140,30 +140,50 @@ class Transitions:
     def _now(self) -> float:
         return self._transactions.now()
 
+    def replace(self, settlement: Settlement, job: NewJob) -> bool:
+        """End a job that is no step, and add one in its place; False: it has been moved since."""
+        try:
+            self.add([job], ends=settlement)
+        except EndedError:
+            return False
+        return True
+
     def add(
-        self, jobs: Sequence[NewJob], fires: Sequence[Any] | None = None
+        self,
+        jobs: Sequence[NewJob],
+        fires: Sequence[Any] | None = None,
+        ends: Settlement | None = None,
     ) -> list[EnqueueResult]:
-        """Add jobs; of those of a schedule that fires, the ones that can be added."""
+        """Add jobs; of those of a schedule that fires, the ones that can be added.
+
+        ``ends`` is that of a job in whose place they come; raises EndedError where it does not
+        apply.
+        """
         blobs = Blobs()
         wire = [wire_job(job, blobs) for job in jobs]
-        if fires is None and all(map(_is_plain, jobs)):
+        if fires is None and ends is None and all(map(_is_plain, jobs)):
             return self.add_plain(jobs, wire, blobs)
         if fires is not None:
             fires = (fires[0], blobs.add(fires[1]), blobs.add(fires[2]))
+        ended = None if ends is None else wire_settlement(ends, blobs)
         transitions: dict[str, Any] = {}
-        call = "add" if fires is None else "fire"
+        call = "fire" if fires is not None else "add" if ends is None else "desk"
 
         # A script cannot ask the core. Where it has to replace a job, it changes nothing and gives
         # the row back; the transition for that row goes along with the next attempt.
         def attempt() -> list[EnqueueResult]:
             kind, *rest = self._transactions.write(
-                ADD, call, wire, transitions, fires, blobs=blobs, is_repeatable=fires is not None
+                *(ADD, call, wire, transitions, fires, ended),
+                blobs=blobs,
+                is_repeatable=fires is not None,
             )
             if kind == b"added":
                 found = [each for each in _added(rest[0]) if not isinstance(each, bool)]
                 return [EnqueueResult(job_id, is_new, old or None) for job_id, is_new, old in found]
             if kind == b"late":  # also the answer to a repeated fire that was carried out
                 raise FiredError
+            if kind == b"moved":
+                raise EndedError
             holder = rest[1].decode() if len(rest) > 1 else ""
             transitions.pop(holder, None)  # another client changed it since
             if kind != b"again":
@@ -330,6 +350,10 @@ def odd_claim(job_id: str, row: RedisRow, error: Exception) -> Unreadable:
 
 class FiredError(ConflictError):
     """The schedule has been changed, or has fired, since it was read."""
+
+
+class EndedError(Exception):
+    """The job in whose place others were to come has been moved, or is a step by now."""
 
 
 class _ReplacedError(ConflictError):

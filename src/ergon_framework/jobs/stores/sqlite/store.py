@@ -308,6 +308,14 @@ class SqliteJobStore:
 
         return self.transactions.write(work, "desk")
 
+    def replace(self, settlement: Settlement, job: NewJob) -> bool:
+        """End a job that is no step, and add one in its place, in one commit."""
+
+        def work(tx: SqliteTransitions) -> bool:
+            return tx.apply_to_job(settlement) and bool(add_jobs(tx, [job]))
+
+        return self.transactions.write(work, "desk", is_work=True)
+
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
         return self.transactions.write(lambda tx: purge_jobs(tx, jobs), "desk")

@@ -139,6 +139,12 @@ class SqliteTransitions:
                 self._release(settlement.key)
         return was_applied
 
+    def apply_to_job(self, settlement: Settlement) -> bool:
+        """The same for a job that does not run, unless it is a step of a flow by now."""
+        was_applied = self._apply_plain(settlement)
+        self.is_done |= was_applied and settlement.transition.status.is_final
+        return was_applied
+
     def request_cancel(self, job: Job, request: CancelRequest) -> bool:
         """Note that a running job is to be cancelled; False: this claim of it runs no more."""
         values = (text_of(request), job.key, job.id, job.fence)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import CancelRequested, Failed, JobStatus, RequeueRequested
-from ergon_framework.errors import StoreError
+from ergon_framework.core.job import (
+    CancelRequested,
+    EditRequested,
+    Failed,
+    JobStatus,
+    RequeueRequested,
+)
+from ergon_framework.errors import DuplicateJobError, StoreError
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.ports.flow import step_id
 from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
@@ -17,6 +27,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     SUCCEEDED,
     JobStoreSubject,
     ids_of,
+    new,
     same,
 )
 
@@ -293,6 +304,61 @@ def moved_jobs_are_not_purged(s: JobStoreSubject) -> None:
     s.must(jobs[0], RequeueRequested())
     same(s.store.purge(jobs), 1, "purged")
     same(_found(s), ["round", "back"], "what is left")
+
+
+@check()
+def replaced_job_ends_with_the_one_in_its_place(s: JobStoreSubject) -> None:
+    """A job is ended and another one added in one call; the same call again does neither."""
+    s.put("dead", queue="one")
+    dead = s.ended("dead", FAILS_FOR_GOOD)
+    told = s.told(dead, EditRequested("new"))
+    expect(s.store.replace(told, new("new", queue="one", args=b"[1]")), "it was refused")
+    old = s.get("dead")
+    same((old.status, old.why, old.history[-1]), (JobStatus.CANCELLED, "edited", told.entry), "old")
+    same((old.attempts, old.last_error), (dead.attempts, dead.last_error), "what it keeps")
+    expect(not s.store.replace(told, new("other")), "it was replaced twice")
+    same(s.store.find("other"), None, "a second job")
+    same(_found(s, statuses=(JobStatus.FAILED,)), [], "dead letters")
+    same([job.args for job in s.claim(5)], [b"[1]"], "what is claimed")
+
+
+@check()
+def refused_replacement_changes_nothing(s: JobStoreSubject) -> None:
+    """Where the id of the new job is taken, the old one stays where it was."""
+    s.put("dead")
+    dead = s.ended("dead", FAILS_FOR_GOOD)
+    s.put("taken")
+    told = s.told(dead, EditRequested("taken"))
+    error = s.refusal(lambda: s.store.replace(told, new("taken")))
+    expect(isinstance(error, DuplicateJobError), f"no DuplicateJobError, but {error!r}")
+    same(s.get("dead"), dead, "the old job")
+    expect(s.settle(dead, RequeueRequested()), "it could not go back")
+
+
+@check()
+def replacement_takes_the_unique_key(s: JobStoreSubject) -> None:
+    """The new job holds the key of the old one; while a third one does, nothing is changed."""
+    s.put("dead", unique_key="k")
+    dead = s.ended("dead", FAILS_FOR_GOOD)
+    s.put("third", unique_key="k")
+    told = s.told(dead, EditRequested("new"))
+    with suppress(DuplicateJobError):
+        expect(not s.store.replace(told, new("new", unique_key="k")), "two hold one key")
+    same((s.status("dead"), s.store.find("new")), (JobStatus.FAILED, None), "old and new")
+    s.must(s.get("third"), CancelRequested())
+    expect(s.store.replace(told, new("new", unique_key="k")), "it was refused")
+    error = s.refusal(lambda: s.put("fourth", unique_key="k"))
+    expect(isinstance(error, DuplicateJobError), f"no DuplicateJobError, but {error!r}")
+
+
+@check("flows")
+def step_is_not_replaced(s: JobStoreSubject) -> None:
+    """The other steps of a flow count on it: nothing is added for one that failed."""
+    flow = JobClient(store=s.store).chain("a", "b").enqueue()
+    dead = s.ended(step_id(flow, 1), FAILS_FOR_GOOD)
+    told = s.told(dead, EditRequested("new"))
+    expect(not s.store.replace(told, new("new")), "a step was replaced")
+    same((s.status(dead.id), s.store.find("new")), (JobStatus.FAILED, None), "old and new")
 
 
 @check()

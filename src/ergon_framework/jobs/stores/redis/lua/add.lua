@@ -1,10 +1,11 @@
 -- Add jobs: all or none or, where they come from a schedule that fires, those that can be added.
 --
 -- In: now, jobs, moves by the id of a job that one of them replaces, and the schedule that fires:
--- its name, and its record as it was and as it is to be. Nothing is decided here: whom a job is to
--- replace is told to the caller, who comes again with the move that the core makes of that.
+-- its name, and its record as it was and as it is to be. Or the end of a job in whose place they come.
+-- Nothing is decided here: whom a job is to replace is told to the caller, who comes again with the
+-- move that the core makes of that.
 
-local moves, fires = args[3], args[4]
+local moves, fires, ends = args[3], args[4], args[5]
 if fires and call("HGET", SCHEDULES, fires[1]) ~= blob(fires[2]) then return {"late"} end
 
 local seq = tonumber(call("GET", LAST_SEQ) or 0)
@@ -123,6 +124,12 @@ local is_duplicate = {key = true, id = true, handler = true, expiry = true}
 local ids = {}
 for n, new in ipairs(args[2]) do ids[n] = new[1] end
 load_jobs(ids)
+if ends then
+  local job = job_of(ends[1])
+  if not job or has(job, IS_STEP) or job[STATUS] ~= ends[4] or not apply(ends) then
+    return {"moved"}
+  end
+end
 for n, new in ipairs(args[2]) do
   if fires and (job_of(new[1]) or is_taken[new[1]]) then
     answers[n] = false

@@ -1,0 +1,174 @@
+"""Sending a dead-lettered job back with other arguments: as a new job that names the old one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import Failed, Succeeded
+from ergon_framework.errors import DuplicateJobError, JobError, JobStateError
+from ergon_framework.executor import Registry
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.jobstore import Search
+from tests.jobs.manual_worker import Clock, Hand
+
+pytestmark = pytest.mark.req("JOBS:operator")
+
+BAD = Failed(Failure(Kind.REJECTED, "bad_input", "no such picture"))
+FIELDS: dict[str, Any] = {
+    "queue": "images",
+    "priority": 7,
+    "max_attempts": 3,
+    "timeout": 9.0,
+    "limit_key": "customer",
+    "limit": 2,
+    "correlation_id": "order-1",
+    "tags": ["gold"],
+    "metadata": {"plan": "pro"},
+    "unique": "picture-1",
+}
+
+
+@pytest.fixture
+def store() -> MemoryJobStore:
+    """A store by a clock that stands."""
+    return MemoryJobStore(Clock())
+
+
+@pytest.fixture
+def client(store: MemoryJobStore) -> JobClient:
+    """A client of it."""
+    return JobClient(store=store)
+
+
+@pytest.fixture
+def hand(store: MemoryJobStore) -> Hand:
+    """A worker of it."""
+    return Hand(store)
+
+
+def bury(client: JobClient, hand: Hand, *call: Any, **options: Any) -> None:
+    """A job ``old`` that gave up."""
+    client.enqueue("resize", *call, id="old", **options)
+    hand.run(BAD)
+
+
+def test_the_new_job_has_all_that_the_old_one_had(client: JobClient, hand: Hand) -> None:
+    """But for its arguments and counters; each of the two names the other, and who did it."""
+    bury(client, hand, ["a.png"], {"width": 3}, **FIELDS)
+    made = client.edit_and_requeue("old", ["b.png"], by="ada", reason="a wrong name")
+    old, new = client.show("old"), client.show(made)
+    assert (new["args"], new["kwargs"]) == (["b.png"], {"width": 3})
+    same = [*FIELDS.keys() - {"unique", "metadata"}, "unique_key", "handler"]
+    assert {name: new[name] for name in same} == {name: old[name] for name in same}
+    assert new["metadata"] == {"plan": "pro", "edited_from": "old"}
+    assert (new["status"], new["attempts"], new["history"]) == ("pending", 0, [])
+    assert (old["status"], old["why"]) == ("cancelled", "edited")
+    last = old["history"][-1]
+    assert (last["event"], last["by"], last["reason"]) == ("edited", "ada", "a wrong name")
+    assert last["became"] == made
+    assert [job.id for job in client.jobs(metadata={"edited_from": "old"})] == [made]
+    hand.run(Succeeded(), 1)
+    assert made.result() == 1
+
+
+def test_asking_again_makes_no_second_job(client: JobClient, hand: Hand) -> None:
+    """The same new id is answered again; without one, the error names what it became."""
+    bury(client, hand, ["a.png"])
+    first = client.edit_and_requeue("old", ["b.png"], new_id="new")
+    again = client.edit_and_requeue("old", ["c.png"], new_id="new")
+    assert (first, first.is_new) == ("new", True)
+    assert (again, again.is_new) == ("new", False)
+    with pytest.raises(JobStateError, match="cannot be edited") as caught:
+        client.edit_and_requeue("old", ["b.png"])
+    assert caught.value.details["became"] == "new"
+    assert "new" in (caught.value.remedy or "")
+    assert client.count(Search()) == 2
+
+
+def test_many_at_once_make_one_job(client: JobClient, hand: Hand) -> None:
+    """Whoever comes second is told what the job became."""
+    bury(client, hand, ["a.png"])
+    made: list[str] = []
+    refused: list[JobStateError] = []
+
+    def edit() -> None:
+        try:
+            made.append(client.edit_and_requeue("old", ["b.png"]))
+        except JobStateError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=edit) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert (len(made), client.count(Search())) == (1, 2)
+    assert {error.details["became"] for error in refused} == set(made)
+
+
+def test_only_a_dead_letter_can_be_edited(client: JobClient, hand: Hand) -> None:
+    """One that waits is refused, and a step of a flow is told how it goes on."""
+    waiting = client.enqueue("resize")
+    with pytest.raises(JobStateError, match="is pending and cannot be edited"):
+        client.edit_and_requeue(waiting, [1])
+    waiting.cancel()
+    flow = client.chain("a", "b").enqueue()
+    hand.run(BAD)
+    step = next(job.id for job in client.jobs(status="failed"))
+    with pytest.raises(JobStateError, match="is a step of the flow") as caught:
+        client.edit_and_requeue(step, [1])
+    assert "ergon jobs requeue" in (caught.value.remedy or "")
+    assert caught.value.details["flow_id"] == flow
+
+
+def test_a_taken_key_keeps_the_old_job_where_it_is(client: JobClient, hand: Hand) -> None:
+    """Another job works on the same thing by now."""
+    bury(client, hand, unique="k")
+    other = client.enqueue("resize", unique="k")
+    with pytest.raises(DuplicateJobError):
+        client.edit_and_requeue("old", [1])
+    assert client.status("old") == "failed"
+    other.cancel()
+    assert client.edit_and_requeue("old", [1]).is_new
+
+
+def test_what_a_handler_does_not_take(store: MemoryJobStore, hand: Hand) -> None:
+    """With the registry at hand, arguments are held against the handler's parameters."""
+    handlers = Registry()
+
+    @handlers.handler("resize")
+    def resize(name: str, width: int = 1) -> None:
+        """Nobody calls it."""
+
+    client = JobClient(store=store, registry=handlers)
+    bury(client, hand, ["a.png"])
+    with pytest.raises(JobError, match="height"):
+        client.edit_and_requeue("old", ["b.png"], {"height": 3})
+    assert client.status("old") == "failed"
+    assert client.edit_and_requeue("old", ["b.png"], {"width": 3}).is_new
+
+
+def test_arguments_have_a_limit(store: MemoryJobStore, hand: Hand) -> None:
+    """That of the settings, as for any other job."""
+    client = JobClient(store=store, settings=JobsSettings(max_payload=20))
+    bury(client, hand)
+    with pytest.raises(JobError, match="the limit is 20"):
+        client.edit_and_requeue("old", ["too long for that"])
+    assert client.status("old") == "failed"
+
+
+def test_undoing_it(client: JobClient, hand: Hand) -> None:
+    """The new job is cancelled, and the old one begins anew with the arguments that it had."""
+    bury(client, hand, ["a.png"], unique="k")
+    made = client.edit_and_requeue("old", ["b.png"])
+    with pytest.raises(DuplicateJobError):
+        client.retry("old")
+    made.cancel()
+    client.retry("old")
+    assert (client.status("old"), client.show("old")["args"]) == ("pending", ["a.png"])
