@@ -127,6 +127,10 @@ class JobTwins(Twins):
         """Every job, queue, schedule and worker."""
         self.both(lambda s: {job.id: _seen(job) for job in s.store.search(Search())})
         self.both(lambda s: s.store.queues())
+        names = self.both(lambda s: s.store.queue_names())
+        self.both(lambda s: s.store.queue_names(is_due=True, limit=1))
+        self.both(lambda s: s.store.look_at_queues([*names, "none"]))
+        self.both(lambda s: s.store.count_by_status().counts)
         self.both(lambda s: s.store.schedules())
         self.both(lambda s: s.store.workers())
         if self.flow_acts is not None:

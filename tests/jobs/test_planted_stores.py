@@ -14,6 +14,7 @@ from ergon_framework.testing.suites.jobstore import (
 )
 from tests.jobs import planted_store_flows as flows
 from tests.jobs import planted_store_keys as keys
+from tests.jobs import planted_store_queues as queues
 from tests.jobs import planted_store_retention as retention
 from tests.jobs import planted_store_rows as on_disk
 from tests.jobs import planted_store_transitions as moves
@@ -45,6 +46,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (planted.AddsForTheMoved, "replaced_job_ends_with_the_one_in_its_place"),
     (planted.AddsForTheMoved, "step_is_not_replaced"),
     *unique.PLANTED,
+    *queues.PLANTED,
     (planted.TiesById, "ties_go_by_order_of_adding"),
     (planted.OrderOfAddingOnly, "due_time_comes_before_order_of_adding"),
     (planted.LowestPriorityFirst, "higher_priority_comes_first"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.sqlite import SqliteJobStore, admin
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore, admin, queue_counts
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.sql_files import load
@@ -110,6 +110,56 @@ def test_statements_use_indexes(connection: sqlite3.Connection, name: str, state
     elif name not in LONG_LOOKS:
         looks = [step for step in steps if step.startswith("SCAN") or "TEMP B-TREE" in step]
         assert not [look for look in looks if look != "SCAN CONSTANT ROW"], steps
+
+
+def test_bounded_counts_read_indexes_alone(connection: sqlite3.Connection) -> None:
+    """Looks at queues read no job; of steps that wait, which few are, they may."""
+    for name, statement in load(SQL, "queue_counts.sql").items():
+        steps = plan(connection, statement.replace("{from}", ">"))
+        reads = [step for step in steps if "ergon_jobs" in step]
+        if name.endswith(("_joining", "_signalling")):
+            assert all("INDEX" in step for step in reads), (name, steps)
+        else:
+            assert all("COVERING INDEX" in step for step in reads), (name, steps)
+
+
+def look_cost(connection: sqlite3.Connection) -> int:
+    """How far SQLite had to work, in thousands of its own steps, for all bounded looks."""
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    with closing(connection.cursor()) as cursor:
+        connection.set_progress_handler(count, 1000)
+        names = queue_counts.queue_names(cursor, 0.0, prefix="", after="", limit=20, is_due=False)
+        found = queue_counts.look_at_queues(cursor, names, 0.0, most=100, sample=100)
+        queue_counts.count_by_status(cursor, most=100)
+        connection.set_progress_handler(None, 0)
+    assert len(found) == 20
+    return steps
+
+
+def test_looks_at_queues_do_not_grow_with_jobs(connection: sqlite3.Connection) -> None:
+    """With ten times the jobs in ten times the queues, a page of queues takes as much work."""
+    add = """
+        INSERT INTO ergon_jobs (stage, status, fence, changed_at, queue, executor, priority, run_at,
+            id, handler, created_at)
+        VALUES (?, ?, 0, 0.0, ?, '', 0, 0.0, ?, 'h', 0.0)
+    """
+    states = ((0, "completed"), (0, "failed"), (1, "active"), (2, "pending"), (2, "retrying"))
+
+    def fill(numbers: range) -> None:
+        connection.executemany(
+            add, ((*states[n % 5], f"q{n % (10 * len(numbers) // 1000)}", str(n)) for n in numbers)
+        )
+
+    fill(range(2_000))
+    few = look_cost(connection)
+    fill(range(2_000, 22_000))
+    assert look_cost(connection) < 2 * few + 2
 
 
 @pytest.mark.req("JOBS:store")

@@ -371,7 +371,23 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     key_burst: int = 1
     pinned_version: str | None = None  # only workers of this version of the program claim from it
     counts: Mapping[str, int] = {}
+    more: tuple[str, ...] = ()  # states that have at least as many jobs as were counted
     oldest_due_at: float | None = None
+
+
+class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs a store has by status, counted up to a bound."""
+
+    counts: Mapping[str, int]
+    more: tuple[str, ...] = ()  # states that have at least as many jobs as were counted
+
+
+MOST_COUNTED = 10_000
+"""Jobs of one state that are counted in a queue, unless the caller says otherwise."""
+MOST_SAMPLED = 20_000
+"""Jobs that wait for their time, a limit key or other steps, of each kind, that are looked at to
+count those of some queues: they stand in no order of queues.
+"""
 
 
 ENDED = "ended"
@@ -485,7 +501,31 @@ class JobAdmin(Protocol):
         """Delete such a row for good; whether it was there."""
 
     def queues(self) -> list[Queue]:
-        """Every queue that has jobs or settings, by name."""
+        """Every queue that has jobs or settings, by name; it reads every job."""
+
+    def queue_names(
+        self, *, prefix: str = "", after: str = "", limit: int = 100, is_due: bool = False
+    ) -> list[str]:
+        """The next queues that have jobs or settings, by name; ``is_due``: only with due jobs.
+
+        It costs the same however many jobs there are. A queue whose jobs all wait for their time, a
+        limit key or other steps may be missing: see ``MOST_SAMPLED``.
+        """
+
+    def look_at_queues(
+        self, names: Sequence[str], *, most: int = MOST_COUNTED, sample: int = MOST_SAMPLED
+    ) -> list[Queue]:
+        """These queues in this order, each state counted up to ``most`` jobs, or exactly.
+
+        It costs the same however many jobs there are. Where a count is not exact, its state is in
+        ``more``; where pending and retrying both are, at least their sum is what there are of both.
+        """
+
+    def count_by_status(self, *, most: int = MOST_COUNTED) -> StatusCounts:
+        """The jobs of the whole store by status, each counted up to ``most`` jobs, or exactly.
+
+        It costs the same however many jobs there are.
+        """
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change ``is_paused``, ``max_active``, ``rate``, ``burst``, the limits of each limit key

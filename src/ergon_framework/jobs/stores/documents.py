@@ -273,6 +273,7 @@ def queue_of(
     settings: QueueLimits,
     counts: dict[str, int] | None = None,
     oldest_due_at: float | None = None,
+    more: tuple[str, ...] = (),
 ) -> Queue:
     """A queue as callers of a store see it."""
     return Queue(
@@ -286,6 +287,7 @@ def queue_of(
         key_burst=settings.key_burst,
         pinned_version=settings.pinned_version,
         counts=counts or {},
+        more=more,
         oldest_due_at=oldest_due_at,
     )
 

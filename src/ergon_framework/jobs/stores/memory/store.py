@@ -16,6 +16,7 @@ import msgspec
 from ergon_framework.core.claim import ClaimRequest, checked_changes
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.jobs.stores.bounded_counts import next_names
 from ergon_framework.jobs.stores.documents import earliest, named_in, text_of
 from ergon_framework.jobs.stores.memory.flows import MemoryFlows
 from ergon_framework.jobs.stores.memory.job_table import JobTable
@@ -23,6 +24,8 @@ from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.ports.jobstore import (
+    MOST_COUNTED,
+    MOST_SAMPLED,
     CancelRequest,
     ClaimResult,
     EnqueueResult,
@@ -35,6 +38,7 @@ from ergon_framework.ports.jobstore import (
     Schedule,
     Search,
     Settlement,
+    StatusCounts,
     Subscription,
     Topic,
     Unreadable,
@@ -272,6 +276,28 @@ class MemoryJobStore:
                 _look(queue.settings, members[queue.settings.name], now) for queue in table.queues
             ]
             return sorted(found, key=lambda queue: queue.name)
+
+    def queue_names(
+        self, *, prefix: str = "", after: str = "", limit: int = 100, is_due: bool = False
+    ) -> list[str]:
+        """The next queues that have jobs or settings, by name."""
+        found = [
+            each.name for each in self.queues() if each.oldest_due_at is not None or not is_due
+        ]
+        return next_names(found, prefix=prefix, after=after, limit=limit)
+
+    def look_at_queues(
+        self, names: Sequence[str], *, most: int = MOST_COUNTED, sample: int = MOST_SAMPLED
+    ) -> list[Queue]:
+        """These queues in this order; the counts are exact, each job of the process is read."""
+        found = {each.name: each for each in self.queues()}
+        return [found.get(name) or Queue(name=name) for name in names]
+
+    def count_by_status(self, *, most: int = MOST_COUNTED) -> StatusCounts:
+        """The jobs of the whole store by status; exact, each job of the process is read."""
+        with self.step() as table:
+            found = Counter(str(each.status) for each in table.records.values())
+        return StatusCounts(counts=dict(found))
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change some settings of a queue."""

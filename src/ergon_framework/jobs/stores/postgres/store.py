@@ -50,6 +50,11 @@ from ergon_framework.jobs.stores.postgres.insert import (
     refuse_twins,
     taken,
 )
+from ergon_framework.jobs.stores.postgres.queue_counts import (
+    count_by_status,
+    look_at_queues,
+    queue_names,
+)
 from ergon_framework.jobs.stores.postgres.records import PostgresJobRecords
 from ergon_framework.jobs.stores.postgres.rows import Row, page_of
 from ergon_framework.jobs.stores.postgres.settle import (
@@ -86,6 +91,8 @@ from ergon_framework.jobs.stores.unreadable import (
 )
 from ergon_framework.ports.jobstore import (
     MAX_CLOCK_SKEW,
+    MOST_COUNTED,
+    MOST_SAMPLED,
     CancelRequest,
     ClaimResult,
     EnqueueResult,
@@ -98,6 +105,7 @@ from ergon_framework.ports.jobstore import (
     Schedule,
     Search,
     Settlement,
+    StatusCounts,
     Subscription,
     Topic,
     Unreadable,
@@ -531,6 +539,27 @@ class PostgresJobStore:
         """Every queue that has jobs or settings, by name."""
         # One snapshot: a job that moves between two counts would be counted twice.
         return self.transactions.read(lambda tx: list_queues(tx, self.now()), is_one=True)
+
+    def queue_names(
+        self, *, prefix: str = "", after: str = "", limit: int = 100, is_due: bool = False
+    ) -> list[str]:
+        """The next queues that have jobs or settings, by name."""
+        return self.transactions.read(
+            lambda tx: queue_names(tx, prefix=prefix, after=after, limit=limit, is_due=is_due)
+        )
+
+    def look_at_queues(
+        self, names: Sequence[str], *, most: int = MOST_COUNTED, sample: int = MOST_SAMPLED
+    ) -> list[Queue]:
+        """These queues in this order, each state counted up to ``most`` jobs."""
+        now = self.now()
+        return self.transactions.read(
+            lambda tx: look_at_queues(tx, names, now, most=most, sample=sample), is_one=True
+        )
+
+    def count_by_status(self, *, most: int = MOST_COUNTED) -> StatusCounts:
+        """The jobs of the whole store by status, each counted up to ``most`` jobs."""
+        return self.transactions.read(lambda tx: count_by_status(tx, most=most), is_one=True)
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change some settings of a queue; the answer has no counts."""

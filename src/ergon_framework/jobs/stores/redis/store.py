@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import msgspec
 
 from ergon_framework.core.claim import NO_LIMITS, ClaimRequest
 from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.jobs.stores.bounded_counts import MOST_PRIORITIES, next_names
 from ergon_framework.jobs.stores.documents import Reader, earliest, named_in, queue_of, text_of
 from ergon_framework.jobs.stores.erasure import erased
 from ergon_framework.jobs.stores.redis.admin import count_in, search
@@ -66,6 +68,8 @@ from ergon_framework.jobs.stores.unreadable import (
 )
 from ergon_framework.ports.jobstore import (
     MAX_CLOCK_SKEW,
+    MOST_COUNTED,
+    MOST_SAMPLED,
     CancelRequest,
     ClaimedJob,
     ClaimResult,
@@ -79,6 +83,7 @@ from ergon_framework.ports.jobstore import (
     Schedule,
     Search,
     Settlement,
+    StatusCounts,
     Subscription,
     Topic,
     Unreadable,
@@ -105,6 +110,13 @@ _PURGE = script("frozen", *JOBS, "delete", "purge")
 _ERASE = script("frozen", *JOBS, "erase")
 _PRUNE = script("frozen", *JOBS, "delete", "prune")
 _QUEUES = script(*JOBS, "queues")
+_QUEUE_NAMES = script(*JOBS, "queue_names")
+_LOOK_AT_QUEUES = script(*JOBS, "look_at_queues")
+_COUNT_BY_STATUS = script("rows", "count_by_status")
+_MOST_LOOKED_AT = 1000
+"""Jobs that wait for their time, and groups that wait for a limit key, at which one look at queues
+looks: the server serves no other client meanwhile.
+"""
 _NAMED = script("rows", "named")
 _HEARTBEAT = script("rows", "heartbeat")
 _RESTORE = script("frozen", *JOBS, "restore")
@@ -497,6 +509,45 @@ class RedisJobStore:
             queue_of(name, settings.get(name, NO_LIMITS), counts.get(name), oldest.get(name))
             for name in sorted({*counts, *settings})
         ]
+
+    def queue_names(
+        self, *, prefix: str = "", after: str = "", limit: int = 100, is_due: bool = False
+    ) -> list[str]:
+        """The next queues that have jobs or settings, by name."""
+        found = self.transactions.run(_QUEUE_NAMES, prefix, is_due, _MOST_LOOKED_AT)
+        names = [name.decode() for name in found]
+        if not is_due:
+            names += [each.queue for each in self.unreadable()]
+        return next_names(names, prefix=prefix, after=after, limit=limit)
+
+    def look_at_queues(
+        self, names: Sequence[str], *, most: int = MOST_COUNTED, sample: int = MOST_SAMPLED
+    ) -> list[Queue]:
+        """These queues in this order; the counts are exact, as the server keeps them."""
+        bounds = min(sample, _MOST_LOOKED_AT), MOST_PRIORITIES
+        found = self.transactions.run(_LOOK_AT_QUEUES, list(names), *bounds) if names else []
+        aside = Counter(each.queue for each in self.unreadable())
+        queues = []
+        for name, (numbers, blob, instant) in zip(names, found, strict=True):
+            counts = {
+                status.value: int(number)
+                for status, number in zip(STATUSES, numbers, strict=True)
+                if number is not None
+            }
+            if aside[name]:
+                counts[UNREADABLE] = aside[name]
+            settings = NO_LIMITS if blob is None else read_settings(blob)
+            oldest = None if instant is None else float(instant)
+            queues.append(queue_of(name, settings, counts, oldest))
+        return queues
+
+    def count_by_status(self, *, most: int = MOST_COUNTED) -> StatusCounts:
+        """The jobs of the whole store by status; exact, as the server keeps the counts."""
+        numbers = self.transactions.run(_COUNT_BY_STATUS)
+        counts = {each.value: n for each, n in zip(STATUSES, numbers, strict=True) if n}
+        if aside := len(self.unreadable()):
+            counts[UNREADABLE] = aside
+        return StatusCounts(counts=counts)
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change some settings of a queue; the answer has no counts."""

@@ -12,15 +12,10 @@ from ergon_framework.jobs.stores.documents import listed, named_in, options_text
 from ergon_framework.jobs.stores.erasure import erased
 from ergon_framework.jobs.stores.pages import ABOVE_ALL, JobRowPage, jobs_in_pages
 from ergon_framework.jobs.stores.sqlite.flow_tables import purge_flows
-from ergon_framework.jobs.stores.sqlite.rows import SQL, lossy, page_of
+from ergon_framework.jobs.stores.sqlite.rows import SQL, lossy_if_misread, page_of
 from ergon_framework.jobs.stores.sqlite.transitions import SqliteTransitions
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
-from ergon_framework.jobs.stores.unreadable import (
-    READ_ERRORS,
-    UNREADABLE,
-    SkippedRows,
-    is_misread,
-)
+from ergon_framework.jobs.stores.unreadable import UNREADABLE, SkippedRows
 from ergon_framework.ports.jobstore import Job, Named, PruneResult, Queue, Search
 from ergon_framework.storage.sql_files import load
 
@@ -112,14 +107,7 @@ def named_executors(cursor: sqlite3.Cursor) -> list[Named]:
 
 def list_queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     """Every queue that has jobs or settings, with its counts."""
-    try:
-        return _queues(cursor, now)
-    except (*READ_ERRORS, sqlite3.OperationalError) as error:
-        if not is_misread(error):
-            raise
-        # Some name is not UTF-8. A list that shows it damaged is better than none.
-        with lossy(cursor):
-            return _queues(cursor, now)
+    return lossy_if_misread(cursor, lambda cursor: _queues(cursor, now))
 
 
 def _queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import (
@@ -34,6 +34,7 @@ from ergon_framework.storage.sql_files import load
 
 SQL = "ergon_framework.jobs.stores.sql"
 
+T = TypeVar("T")
 CandidateRow = tuple[Any, ...]
 """A row of the statement ``candidates``, whose first columns are what :func:`leased` needs."""
 
@@ -158,6 +159,17 @@ def lossy(cursor: sqlite3.Cursor) -> Iterator[None]:
         yield
     finally:
         connection.text_factory = before
+
+
+def lossy_if_misread(cursor: sqlite3.Cursor, work: Callable[[sqlite3.Cursor], T]) -> T:
+    """What ``work`` reads; if some text is not UTF-8, a list that shows it damaged beats none."""
+    try:
+        return work(cursor)
+    except (*READ_ERRORS, sqlite3.OperationalError) as error:
+        if not is_misread(error):
+            raise
+        with lossy(cursor):
+            return work(cursor)
 
 
 def jobs_from(cursor: sqlite3.Cursor) -> list[Job]:

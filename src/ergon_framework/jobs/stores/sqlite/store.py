@@ -25,8 +25,20 @@ from ergon_framework.jobs.stores.sqlite.admin import (
 )
 from ergon_framework.jobs.stores.sqlite.claim import SqliteClaim, SqliteClaimMemory, limits_of
 from ergon_framework.jobs.stores.sqlite.flows import SqliteFlows
+from ergon_framework.jobs.stores.sqlite.queue_counts import (
+    count_by_status,
+    look_at_queues,
+    queue_names,
+)
 from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
-from ergon_framework.jobs.stores.sqlite.rows import SQL, job_or_odd, lossy, odd_row, page_of
+from ergon_framework.jobs.stores.sqlite.rows import (
+    SQL,
+    job_or_odd,
+    lossy,
+    lossy_if_misread,
+    odd_row,
+    page_of,
+)
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
 from ergon_framework.jobs.stores.sqlite.transitions import (
     SqliteTransitions,
@@ -48,6 +60,8 @@ from ergon_framework.jobs.stores.unreadable import (
 )
 from ergon_framework.ports.jobstore import (
     MAX_CLOCK_SKEW,
+    MOST_COUNTED,
+    MOST_SAMPLED,
     CancelRequest,
     ClaimResult,
     EnqueueResult,
@@ -60,6 +74,7 @@ from ergon_framework.ports.jobstore import (
     Schedule,
     Search,
     Settlement,
+    StatusCounts,
     Subscription,
     Topic,
     Unreadable,
@@ -346,6 +361,32 @@ class SqliteJobStore:
     def queues(self) -> list[Queue]:
         """Every queue that has jobs or settings, by name."""
         return self.transactions.read(lambda cursor: list_queues(cursor, self.now()))
+
+    def queue_names(
+        self, *, prefix: str = "", after: str = "", limit: int = 100, is_due: bool = False
+    ) -> list[str]:
+        """The next queues that have jobs or settings, by name."""
+        now = self.now()
+
+        def work(cursor: sqlite3.Cursor) -> list[str]:
+            return queue_names(cursor, now, prefix=prefix, after=after, limit=limit, is_due=is_due)
+
+        return self.transactions.read(lambda cursor: lossy_if_misread(cursor, work))
+
+    def look_at_queues(
+        self, names: Sequence[str], *, most: int = MOST_COUNTED, sample: int = MOST_SAMPLED
+    ) -> list[Queue]:
+        """These queues in this order, each state counted up to ``most`` jobs."""
+        now = self.now()
+
+        def work(cursor: sqlite3.Cursor) -> list[Queue]:
+            return look_at_queues(cursor, names, now, most=most, sample=sample)
+
+        return self.transactions.read(lambda cursor: lossy_if_misread(cursor, work))
+
+    def count_by_status(self, *, most: int = MOST_COUNTED) -> StatusCounts:
+        """The jobs of the whole store by status, each counted up to ``most`` jobs."""
+        return self.transactions.read(lambda cursor: count_by_status(cursor, most=most))
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change some settings of a queue; the answer has no counts."""

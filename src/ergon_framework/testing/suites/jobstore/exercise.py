@@ -15,6 +15,7 @@ from ergon_framework.testing.suites.jobstore.handler_lanes import CHECKS as HAND
 from ergon_framework.testing.suites.jobstore.key_limits import CHECKS as KEY_LIMITS_CHECKS
 from ergon_framework.testing.suites.jobstore.leases import CHECKS as LEASES_CHECKS
 from ergon_framework.testing.suites.jobstore.limits import CHECKS as LIMITS_CHECKS
+from ergon_framework.testing.suites.jobstore.queue_counts import CHECKS as QUEUE_COUNTS_CHECKS
 from ergon_framework.testing.suites.jobstore.records import CHECKS as RECORDS_CHECKS
 from ergon_framework.testing.suites.jobstore.retention import CHECKS as RETENTION_CHECKS
 from ergon_framework.testing.suites.jobstore.schedules import CHECKS as SCHEDULES_CHECKS
@@ -43,6 +44,7 @@ JOB_STORE_CHECKS: tuple[Check[JobStoreSubject], ...] = (
     *LEASES_CHECKS,
     *CANCEL_CHECKS,
     *ADMIN_CHECKS,
+    *QUEUE_COUNTS_CHECKS,
     *SCHEDULES_CHECKS,
     *SUBSCRIPTIONS_CHECKS,
     *UNREADABLE_CHECKS,

@@ -1,0 +1,116 @@
+"""Names of queues in an SQLite job store, and counts of their jobs that end at a bound."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+
+from ergon_framework.core.claim import QueueLimits, limits_from
+from ergon_framework.jobs.stores.bounded_counts import (
+    MOST_PRIORITIES,
+    BoundedCounts,
+    first_name,
+    next_names,
+    status_counts,
+)
+from ergon_framework.jobs.stores.sqlite.rows import SQL
+from ergon_framework.ports.jobstore import MOST_SAMPLED, Queue, StatusCounts
+from ergon_framework.storage.sql_files import load
+
+_SQL = load(SQL, "queue_counts.sql")
+_SAMPLES = tuple(
+    f"sample_{kind}" for kind in ("later", "blocked", "joining", "signalling", "retrying")
+)
+_WAITING = tuple(f"whole_{kind}" for kind in ("due", "later", "blocked", "joining", "signalling"))
+_FROM = {
+    name: {True: text.replace("{from}", ">"), False: text.replace("{from}", ">=")}
+    for name, text in _SQL.items()
+    if "{from}" in text
+}
+
+
+def queue_names(
+    cursor: sqlite3.Cursor, now: float, *, prefix: str, after: str, limit: int, is_due: bool
+) -> list[str]:
+    """The next queues that have jobs or settings, or due jobs, in order."""
+    place = first_name(prefix, after)
+    found = _due_names(cursor, place, limit)
+    for source in () if is_due else ("names_running", "names_ended", "names_set"):
+        found += _column(cursor, _FROM[source][place[1]], (place[0], limit))
+    for source in _SAMPLES[:-1]:  # those that are tried again are among the others
+        for _, name, _, oldest in cursor.execute(_SQL[source], (MOST_SAMPLED,)).fetchall():
+            if not is_due or (oldest is not None and oldest <= now):
+                found.append(name)
+    return next_names(found, prefix=prefix, after=after, limit=limit)
+
+
+def _due_names(cursor: sqlite3.Cursor, place: tuple[str, bool], limit: int) -> list[str]:
+    statement = _FROM["names_due"][place[1]]
+    return [
+        name
+        for executor in _due_executors(cursor)
+        for name in _column(cursor, statement, (executor, place[0], limit))
+    ]
+
+
+def _due_executors(cursor: sqlite3.Cursor) -> Iterator[str]:
+    """Those that due jobs name; each step is one look into an index."""
+    row = cursor.execute(_SQL["first_due_executor"]).fetchone()
+    last = None
+    # A name that is not UTF-8 is shown as another one, behind which it would be found again.
+    while row is not None and (last is None or row[0] > last):
+        last = row[0]
+        yield last
+        row = cursor.execute(_SQL["next_due_executor"], (last,)).fetchone()
+
+
+def _column(cursor: sqlite3.Cursor, statement: str, values: Sequence[object]) -> list[str]:
+    return [name for (name,) in cursor.execute(statement, values).fetchall()]
+
+
+def look_at_queues(
+    cursor: sqlite3.Cursor, names: Sequence[str], now: float, *, most: int, sample: int
+) -> list[Queue]:
+    """These queues, each state counted up to a bound."""
+    counts = BoundedCounts(names, most=most, sample=sample, now=now)
+    executors = list(_due_executors(cursor))
+    for name in names:
+        told = cursor.execute(_SQL["told_apart"], (name, most + 1)).fetchone()
+        counts.add_apart([(name, *told)])
+        for executor in executors:
+            number = _number(cursor, "due", executor, name, most + 1)
+            if number:
+                place = (executor, name, MOST_PRIORITIES)
+                (oldest,) = cursor.execute(_SQL["oldest_due"], place).fetchone()
+                counts.add_due([(name, number, oldest)])
+    for each in _SAMPLES:
+        counts.add_samples(cursor.execute(_SQL[each], (sample + 1,)).fetchall())
+    return counts.queues({name: limits for name in names if (limits := _limits(cursor, name))})
+
+
+def _limits(cursor: sqlite3.Cursor, name: str) -> QueueLimits | None:
+    row = cursor.execute(_SQL["settings"], (name,)).fetchone()
+    return None if row is None else limits_from(row)
+
+
+def _number(cursor: sqlite3.Cursor, statement: str, *values: object) -> int:
+    number: int = cursor.execute(_SQL[statement], values).fetchone()[0]
+    return number
+
+
+def count_by_status(cursor: sqlite3.Cursor, *, most: int) -> StatusCounts:
+    """The jobs of all queues by status, each counted up to a bound."""
+    dead = {
+        status: _number(cursor, "whole_dead", status, most + 1)
+        for status in ("failed", "cancelled", "unreadable")
+    }
+    # Only queue by queue does an index have those that ended well: all ends are read up to a bound.
+    bound = most + sum(dead.values()) + 1
+    completed, ended = cursor.execute(_SQL["whole_ended"], (bound,)).fetchone()
+    return status_counts(
+        dead | {"completed": completed, "active": _number(cursor, "whole_running", most + 1)},
+        [_number(cursor, each, most + 1) for each in _WAITING],
+        _number(cursor, "whole_retrying", most + 1),
+        most=most,
+        cut=["completed"] if ended == bound else [],
+    )
