@@ -26,7 +26,7 @@ from ergon_framework.errors import (
 from ergon_framework.storage.sqlite import connections
 from ergon_framework.storage.sqlite.connections import SqliteLimits
 from ergon_framework.storage.sqlite.database import Database
-from tests.storage.conftest import SAMPLE, Script, add, items, seen_by_others
+from tests.storage.conftest import SAMPLE, Script, add, items, seen_by_others, until
 
 Open = Callable[..., Database]
 WATCHFUL = SqliteLimits(watch_interval=0.0)
@@ -270,7 +270,7 @@ def test_a_failed_fsync_of_a_checkpoint_ends_all_writing(
     database = open_database(connect=script.connect, limits=always)
     script.fail("PRAGMA wal_checkpoint(TRUNCATE)", sqlite3.SQLITE_IOERR_FSYNC)
     assert database.write(add("a")) == "a"
-    assert not script.is_waiting
+    until(lambda: not script.is_waiting)
     with pytest.raises(StoreBrokenError):
         database.write(add("b"))
     assert items(database) == {"a": 0}

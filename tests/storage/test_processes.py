@@ -16,7 +16,7 @@ from ergon_framework.storage.sqlite.connections import SqliteLimits
 from ergon_framework.storage.sqlite.database import Database
 from tests import fork_server
 from tests.storage import crash_child
-from tests.storage.conftest import SAMPLE, WAIT, add, items, seen_by_others
+from tests.storage.conftest import SAMPLE, WAIT, Script, add, items, seen_by_others
 
 pytestmark = pytest.mark.slow
 
@@ -133,3 +133,34 @@ def test_a_fork_after_closing_changes_nothing(database: Database) -> None:
     """Files that are closed are not touched."""
     database.close()
     assert in_child(lambda: True) == 0
+
+
+def test_a_fork_in_the_middle_of_a_checkpoint(
+    open_database: Callable[..., Database], script: Script
+) -> None:
+    """The child does not use the file: it would have half of the checkpoint's connection."""
+    limits = SqliteLimits(checkpoint_bytes=32, fork_timeout=0.5)
+    database = open_database(connect=script.connect, limits=limits)
+    begun, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        over.wait(WAIT)
+
+    script.before("PRAGMA wal_checkpoint(PASSIVE)", hold)
+
+    def write() -> bool:
+        with pytest.raises(StoreUnavailableError, match="was in use when this process was forked"):
+            database.write(add("child"))
+        database.close()
+        return True
+
+    database.write(add("a"))
+    assert begun.wait(WAIT)
+    try:
+        assert in_child(write) == 0
+    finally:
+        over.set()
+    assert database.write(add("b")) == "b"
+    assert in_child(lambda: database.write(add("child"))) == 0
+    assert items(database).keys() == {"a", "b", "child"}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from ergon_framework.cli import invoke
 from ergon_framework.errors import StoreUnsafeError
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError, make_folder, open_file
-from ergon_framework.storage.sqlite.checkpoints import Checkpointer
+from ergon_framework.storage.sqlite.connections import SqliteLimits
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from ergon_framework.storage.sqlite.notifier import FifoNotifier
@@ -31,6 +29,8 @@ from tests.local_users import (
 )
 
 SAMPLE = SqliteSchema("sample", "tests.storage.sample")
+ALWAYS = SqliteLimits(checkpoint_bytes=32)
+"""A log that has a header is long enough for a checkpoint."""
 CREATE = os.O_RDWR | os.O_CREAT
 WRITE = "INSERT INTO ergon_log (text) VALUES ('x')"
 
@@ -48,10 +48,10 @@ def put(database: Database) -> None:
     database.write(lambda found: found.execute(WRITE).close())
 
 
-def lock(path: Path) -> bool:
-    """Checkpoint, for which the maintenance lock is taken; whether it was."""
-    with closing(sqlite3.connect(path)) as connection:
-        return Checkpointer(path).run(connection)
+def checkpoint(database: Database) -> bool:
+    """Checkpoint, for which the maintenance lock is taken; whether its file is there."""
+    database.maintain()
+    return database.path.with_name("work.db-maintenance.lock").exists()
 
 
 def test_everything_beside_a_store_is_private_whatever_the_umask(
@@ -59,9 +59,9 @@ def test_everything_beside_a_store_is_private_whatever_the_umask(
 ) -> None:
     """The file, its logs, its lock and its pipes are for nobody but their owner."""
     path = tmp_path / "work.db"
-    with Database(path, schema=SAMPLE) as database:
+    with Database(path, schema=SAMPLE, limits=ALWAYS) as database:
         put(database)
-        assert lock(path)
+        assert checkpoint(database)
         subscription = FifoNotifier(path).subscribe("due")
         files = sorted(each.name for each in tmp_path.iterdir())
         assert files == [
@@ -142,9 +142,9 @@ def test_a_store_that_root_looks_into_stays_its_owners() -> None:
         path = folder / "work.db"
         with acting_as(WORKER, GROUP):
             Database(path, schema=SAMPLE).close()
-        with Database(path, schema=SAMPLE) as database:  # as root
+        with Database(path, schema=SAMPLE, limits=ALWAYS) as database:  # as root
             put(database)
-            assert lock(path)
+            assert checkpoint(database)
             subscription = FifoNotifier(path).subscribe("due")
             assert {each.stat().st_uid for each in folder.iterdir()} == {WORKER}
             with acting_as(WORKER, GROUP):

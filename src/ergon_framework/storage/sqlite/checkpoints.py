@@ -1,19 +1,27 @@
-"""Checkpoints that keep the write-ahead log short, made by one process at a time."""
+"""Checkpoints that keep the write-ahead log short, made by one process at a time.
+
+No commit waits for one. A thread of its own does the long parts beside those who write: it makes
+the log long in slices, and moves pages into the database by a connection of its own. Writers are
+kept out for the write of one slice, and to begin the log anew once its pages have been moved.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import sqlite3
 import struct
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 from ergon_framework.storage import secure_files
+from ergon_framework.storage.fsync import sync_file
 from ergon_framework.storage.sqlite.connections import DEFAULT_LIMITS
-from ergon_framework.storage.sqlite.errors import is_busy, is_full
 
 logger = logging.getLogger("ergon.storage")
 
@@ -22,6 +30,23 @@ _HEADER = struct.Struct(">IIIIII")  # of the log: magic, format, page size, sequ
 _FRAME = struct.Struct(">IIII")  # of a page in it: page number, pages after commit, two salts
 _FIRST_FRAME = 32  # bytes of the header of a log, in SQLite's file format
 _FRAME_HEADER = 24  # bytes before each page in it
+_NOTHING = bytes(1 << 18)  # what one slice writes: a commit meanwhile waits about a tenth of a ms
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+CHECKPOINT_THREAD = "ergon-checkpoint"
+"""The name of the thread in which a process checkpoints."""
+
+
+class LogOwner(Protocol):
+    """Who writes to the file, as far as a checkpoint needs it."""
+
+    def alone(self) -> AbstractContextManager[sqlite3.Connection]:
+        """The writing connection, in a transaction: nobody else in any process writes."""
+
+    def idle(self) -> AbstractContextManager[sqlite3.Connection]:
+        """The same connection without a transaction: nobody else in this process writes."""
+
+    def beside(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Another connection, which is used beside those who write."""
 
 
 class Checkpointer:
@@ -65,29 +90,37 @@ class Checkpointer:
         """Whether the log has reached its bound."""
         return is_long(self._log, self._max_bytes)
 
-    def run(self, connection: sqlite3.Connection) -> bool:
-        """Checkpoint unless another process is doing so; whether all of the log was done."""
-        # Without it, a second process would wait for the checkpoint of the first one, only to find
-        # it done.
+    def run(self, owner: LogOwner) -> bool:
+        """Lengthen or checkpoint, unless another process does; whether the log was begun anew."""
+        # Without the lock, a second process would wait for the checkpoint of the first one, only to
+        # find it done.
         with self._locked() as is_ours:
             if not is_ours:
                 return False
             if self._is_short():
-                self._lengthen(connection)
-            size = self._log.stat().st_size
-            # RESTART keeps the file at its length, so that the next commits need not let it grow
-            # again. One that has become far too long gives its room back.
-            mode = "TRUNCATE" if size > self._truncate_bytes else "RESTART"
-            [is_blocked, _, _] = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-            if is_blocked and size > self._truncate_bytes and not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    "%s has grown to %d bytes: some connection reads without ever ending its"
-                    " transaction",
-                    self._log,
-                    size,
-                )
-            return not is_blocked
+                self._lengthen(owner)
+            with owner.beside() as connection:
+                # Moves nearly all pages to the database, and keeps nobody from writing.
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            with owner.idle() as connection:
+                return self._begin_anew(connection)
+
+    def _begin_anew(self, connection: sqlite3.Connection) -> bool:
+        """Move what has come since, and let the next commit write to the start of the log."""
+        size = self._log.stat().st_size
+        # RESTART keeps the file at its length, so that the next commits need not let it grow
+        # again. One that has become far too long gives its room back.
+        mode = "TRUNCATE" if size > self._truncate_bytes else "RESTART"
+        [is_blocked, _, _] = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        if is_blocked and size > self._truncate_bytes and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s has grown to %d bytes: some connection reads without ever ending its"
+                " transaction",
+                self._log,
+                size,
+            )
+        return not is_blocked
 
     def _is_short(self) -> bool:
         try:
@@ -95,23 +128,35 @@ class Checkpointer:
         except OSError:
             return False
 
-    def _lengthen(self, connection: sqlite3.Connection) -> None:
-        """Let SQLite fill the log with pages of a transaction that is then given up."""
-        [cache] = connection.execute("PRAGMA cache_size").fetchone()
-        connection.execute("PRAGMA cache_size = 16")  # what does not fit goes to the log at once
+    def _lengthen(self, owner: LogOwner) -> None:
+        """Write zeros behind what is in the log: SQLite finds no page there, as each has salts.
+
+        If this process dies on any line, the log is longer than before, and as good.
+        """
+        log = secure_files.open_file(self._log, os.O_WRONLY)
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("CREATE TABLE ergon_room (filler)")
-            size = self._max_bytes * 5 // 4
-            connection.execute("INSERT INTO ergon_room VALUES (zeroblob(?))", (size,))
-        except sqlite3.OperationalError as error:
-            if not is_busy(error) and not is_full(error):
+            while self._write_slice(log, owner):
+                # Outside of the transaction: a commit that comes meanwhile waits for one slice at
+                # most, and not for the whole length.
+                sync_file(log)
+        except OSError as error:
+            # A full disk does not pass soon, and would be asked again at each look.
+            self._may_lengthen = error.errno not in _NO_ROOM
+            if self._may_lengthen:
                 raise
-            # Another writer passes; a full disk does not, and would be asked again at each look.
-            self._may_lengthen = is_busy(error)
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        connection.execute(f"PRAGMA cache_size = {cache}")
+        finally:
+            os.close(log)
+
+    def _write_slice(self, log: int, owner: LogOwner) -> bool:
+        """One slice; False: the log is long enough, or is no more that of the database."""
+        with owner.alone():
+            # In a transaction that writes: nobody appends, cuts or removes the log meanwhile.
+            found, named = os.fstat(log), self._log.stat()
+            left = self._max_bytes * 5 // 4 - found.st_size
+            if left <= 0 or (found.st_dev, found.st_ino) != (named.st_dev, named.st_ino):
+                return False
+            os.pwrite(log, _NOTHING[:left], found.st_size)
+            return True
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:

@@ -338,9 +338,8 @@ class WriteConnection:
             ) from error
         # Before the commit is acknowledged: SQLite also commits into a file that was removed or
         # replaced, where no other process will ever look. A commit without a sync is no promise.
-        if self._is_synced and not self._watch.leads_to(self._file):
-            self._watch.look()
-            raise gone(self._path)
+        if self._is_synced:
+            self.refuse_moved()
 
     def undo(self, connection: sqlite3.Connection, error: BaseException) -> BaseException:
         """Roll back, and say what to raise."""
@@ -377,6 +376,17 @@ class WriteConnection:
         if _unsynced:
             self._refuse_broken()
         return self._connection
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection now."""
+        return self._connection is not None
+
+    def refuse_moved(self) -> None:
+        """Raise StoreUnavailableError if the path leads to another file than the connection's."""
+        if not self._watch.leads_to(self._file):
+            self._watch.look()
+            raise gone(self._path)
 
     def drop(self) -> None:
         """Throw the connection away, whatever state it is in."""

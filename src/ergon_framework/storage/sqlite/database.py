@@ -26,7 +26,7 @@ from ergon_framework.storage.sqlite.connections import (
     real_path,
     same_file,
 )
-from ergon_framework.storage.sqlite.group_commit import CommitQueue, GroupCommitWriter
+from ergon_framework.storage.sqlite.group_commit import GroupCommitWriter
 from ergon_framework.storage.sqlite.migrations import SqliteSchema
 
 __all__ = ["Database", "same_file"]
@@ -61,7 +61,7 @@ class OpenFile:
         with contextlib.suppress(TimeoutError, StoreError):  # StoreError: this thread writes
             # Waits for the commit under way: forked in the middle of it, the child would hold half
             # of a transaction.
-            self._exclusive.enter_context(self.writer.exclusive(self._fork_timeout))
+            self._exclusive.enter_context(self.writer.at_rest(self._fork_timeout))
             self.writer.drop()
             self._is_quiet = True
         self._is_quiet &= self.readers.hold(self._fork_timeout)
@@ -69,7 +69,7 @@ class OpenFile:
     def after_fork(self, *, in_child: bool) -> None:
         """Admit other threads again; in a child only if nothing was in use."""
         if in_child:
-            self.writer.queue = CommitQueue()  # the callers that wait exist only in the parent
+            self.writer.forget_threads()  # they exist only in the parent
             if not self._is_quiet:
                 self.watch.refuse(_in_use(self.path))
         self._exclusive.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,7 +20,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.storage.sqlite.checkpoints import Checkpointer
+from ergon_framework.storage.sqlite.checkpoints import CHECKPOINT_THREAD, Checkpointer
 from ergon_framework.storage.sqlite.connections import (
     DEFAULT_LIMITS,
     Connect,
@@ -27,6 +28,7 @@ from ergon_framework.storage.sqlite.connections import (
     SqliteLimits,
     WriteConnection,
     ended_early,
+    open_writer,
 )
 from ergon_framework.storage.sqlite.errors import is_spent, translate
 from ergon_framework.storage.sqlite.migrations import SqliteSchema
@@ -254,6 +256,9 @@ class CommitQueue:
 
 T = TypeVar("T")
 
+CHECKPOINT_TIMEOUT = 0.1
+"""Seconds that a checkpoint waits for other processes; if that is not enough, it is made later."""
+
 
 class GroupCommitWriter:
     """Runs work in transactions and returns when they are on disk. Any thread may call it."""
@@ -267,8 +272,12 @@ class GroupCommitWriter:
     ) -> None:
         self.queue = CommitQueue()
         self._path = path
+        self._connect = connect
         self._max_group_size = limits.max_group_size
         self._connection = WriteConnection(path, connect, watch)
+        self._watch = watch
+        self._checkpointing = Lock()  # a checkpoint is under way
+        self._beside: tuple[sqlite3.Connection, int] | None = None
         self._checkpointer = Checkpointer(
             path, max_bytes=limits.checkpoint_bytes, interval=limits.checkpoint_interval
         )
@@ -348,18 +357,22 @@ class GroupCommitWriter:
 
     def maintain(self, timeout: float) -> bool:
         """Checkpoint when the log is long enough and no other process does."""
-        with self.exclusive():
-            connection = self._connection.ready(timeout)
-            return self._checkpointer.is_long() and self._checkpoint(connection)
+        if self.queue.leader == get_ident():  # a checkpoint may wait for this very thread
+            raise nested()
+        with self._checkpointing:
+            with self.exclusive():
+                self._connection.ready(timeout)
+            return self._checkpointer.is_long() and self._checkpoint()
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
-        with self.exclusive():
+        with self.at_rest():
             self.drop()
 
     def drop(self) -> None:
-        """Close the connection; only inside ``exclusive()``."""
+        """Close the connections; only inside ``at_rest()``."""
         self._connection.drop()
+        self._drop_beside()
 
     @contextlib.contextmanager
     def exclusive(self, timeout: float = -1) -> Iterator[None]:
@@ -379,6 +392,69 @@ class GroupCommitWriter:
                 if queue.leader == me:
                     queue.leave()
                 raise
+
+    @contextlib.contextmanager
+    def at_rest(self, timeout: float = -1) -> Iterator[None]:
+        """Hold the connection alone, while no checkpoint is under way either."""
+        if self.queue.leader == get_ident():
+            raise nested()
+        checkpointing = self._checkpointing  # a fork in between gives the child another one
+        if not checkpointing.acquire(timeout=timeout):
+            raise TimeoutError
+        try:
+            with self.exclusive(timeout):
+                yield
+        finally:
+            checkpointing.release()
+
+    def forget_threads(self) -> None:
+        """In a forked child: threads that wait for the connection are only in the parent."""
+        self.queue = CommitQueue()
+        self._checkpointing = Lock()
+
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[sqlite3.Connection]:
+        """The writing connection, for a checkpoint: nobody else in this process writes."""
+        with self.exclusive():
+            connection = self._connection.ready(CHECKPOINT_TIMEOUT)
+            try:
+                yield connection
+            except sqlite3.Error as error:
+                raised = self._connection.undo(connection, error)
+                if raised is error:
+                    raise
+                raise raised from error
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[sqlite3.Connection]:
+        """The same in a transaction that is undone: nobody else in any process writes."""
+        with self.exclusive():
+            connection = self._connection.begin(CHECKPOINT_TIMEOUT, is_synced=True)
+            try:
+                self._connection.refuse_moved()
+                yield connection
+            finally:
+                self._connection.undo(connection, given_up())
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[sqlite3.Connection]:
+        """A connection that keeps nobody from writing; kept, since opening one takes a while."""
+        generation = self._watch.look_sometimes()
+        if self._beside is None or self._beside[1] != generation:
+            self._drop_beside()
+            opened = open_writer(self._path, self._connect, CHECKPOINT_TIMEOUT, may_create=False)
+            self._beside = opened, generation
+        try:
+            yield self._beside[0]
+        except BaseException:
+            self._drop_beside()
+            raise
+
+    def _drop_beside(self) -> None:
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            with contextlib.suppress(sqlite3.Error):
+                beside[0].close()
 
     def _leads_in_time(self, pending: PendingWrite, seconds: float) -> bool:
         try:
@@ -408,10 +484,8 @@ class GroupCommitWriter:
             if raised is error:
                 raise
             raise raised from error
-        # After the commit, while this thread still leads: a checkpoint needs the connection, and
-        # nobody waits for its result.
         if self._checkpointer.is_due():
-            self._checkpoint(connection)
+            self._begin_checkpoint()
         return result
 
     def _commit_group(self, group: list[PendingWrite], *, within: float | None = None) -> None:
@@ -425,10 +499,9 @@ class GroupCommitWriter:
                 pending.error = pending.error or _copy_of(error)
                 pending.is_served = True
             return
-        # First the callers go on, then the log is shortened: they do not wait for a checkpoint.
         self.queue.wake_served()
         if self._checkpointer.is_due():
-            self._checkpoint(connection)
+            self._begin_checkpoint()
 
     def _begin(self, group: list[PendingWrite], within: float | None) -> sqlite3.Connection:
         """Begin for the group, with its longest timeout, or ``within`` if the leader has one."""
@@ -493,12 +566,29 @@ class GroupCommitWriter:
             raised.__cause__ = error
         return raised or error
 
-    def _checkpoint(self, connection: sqlite3.Connection) -> bool:
+    def _begin_checkpoint(self) -> None:
+        """Have a thread do it: neither this caller nor the next ones wait for its disk."""
+        if self._checkpointing.locked():
+            return
+        # Not a daemon: a process does not end in the middle of it, and it takes milliseconds.
+        # No thread is to be had: the next look tries again.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self._checkpoint_apart, name=CHECKPOINT_THREAD).start()
+
+    def _checkpoint_apart(self) -> None:
+        with self._checkpointing:
+            if self._connection.is_open:  # else the file was closed meanwhile
+                self._checkpoint()
+
+    def _checkpoint(self) -> bool:
         """Checkpoint; a failure is no error, since what was committed is on disk."""
         try:
-            return self._checkpointer.run(connection)
-        except (sqlite3.Error, OSError) as error:
-            self._connection.undo(connection, error)
+            return self._checkpointer.run(self)
+        except (StoreError, OSError):
+            return False
+        except sqlite3.Error as error:  # of the connection beside: a failed sync ends all writing
+            with self.exclusive():
+                self._connection.failed(error)
             return False
 
 
