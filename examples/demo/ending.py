@@ -59,6 +59,7 @@ def show_hints(console: Console, ledger: Ledger, site: Site, kept: Path | None) 
         (f"why {killed}", "a job whose process was killed"),
         ("dlq list", "what was given up"),
         ("tail --no-follow --name circuit", "when the circuit opened and closed"),
+        ("serve", "all of it in a browser"),
     ):
         console.print(f"  {_program()} {words} --config {place / 'ergon.toml'}  # {what}")
 

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,53 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 ERGON = [sys.executable, "-m", "ergon_framework.cli"]
 COPIED = (HERE / "ergon.toml", HERE / "labels.js", HERE.parent / "executors/node/executor.js")
+CONSOLE = ["serve", "--port", "0"]
+CONSOLE_TIMEOUT = 20.0
+"""Seconds in which the console has to be ready; without it the demo goes on."""
 _READY = re.compile(r"ready (\S+) pid=(\d+)")
+_LISTENING = re.compile(r"listening on (\S+)")
+
+
+class Command:
+    """A command of ``ergon`` that runs until it is stopped, and the lines that it prints.
+
+    What it tells on standard error goes to a file.
+    """
+
+    def __init__(self, words: list[str], log: Path, environment: dict[str, str]) -> None:
+        self.lines: list[str] = []
+        self.log = log
+        with open(log, "wb") as errors:
+            self.process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-m", "examples.demo.guard", *ERGON, *words],
+                stdin=subprocess.PIPE,  # never written to: it ends when we do
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=log.parent,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the demo, which then ends the others
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def stop(self) -> None:
+        """Let it come to a graceful end, and wait for that."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.wait()
+        self._reader.join(timeout=10)
+
+    def last_words(self) -> str:
+        """What it told last, for somebody who has to find out why."""
+        told = self.log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join([*self.lines[-10:], *told.splitlines()[-10:]])
+
+    def _read(self) -> None:
+        if self.process.stdout is not None:
+            with self.process.stdout as told:
+                for line in told:
+                    self.lines.append(line.rstrip())
 
 
 class Site:
@@ -29,9 +76,8 @@ class Site:
         self.folder = folder
         self.has_node = shutil.which("node") is not None
         self.plant_port, self.enterprise_port = free_ports(2)
-        self.lines: list[str] = []
-        self._process: subprocess.Popen[str] | None = None
-        self._reader: threading.Thread | None = None
+        self._all: Command | None = None
+        self._console: Command | None = None
         for file in COPIED:
             shutil.copy(file, folder)
 
@@ -39,51 +85,52 @@ class Site:
 
     def start(self, plant_url: str) -> None:
         """Start everything; the enterprise reaches the plant under this URL."""
-        with open(self.folder / "run.log", "wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-m", "examples.demo.guard", *ERGON, "run", "--all"],
-                stdin=subprocess.PIPE,  # never written to: it ends when we do
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                cwd=self.folder,
-                env={**self.environment(), **self.overrides(plant_url)},
-                start_new_session=True,  # Ctrl-C is for the demo, which then ends the others
-            )
-        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
-        self._reader.start()
+        environment = {**self.environment(), **self.overrides(plant_url)}
+        self._all = Command(["run", "--all"], self.folder / "run.log", environment)
 
     def stop(self) -> None:
-        """Let everything come to a graceful end, and wait for that."""
-        process, self._process = self._process, None
-        if process is None or process.stdin is None or self._reader is None:
-            return
-        process.stdin.close()
-        process.wait()
-        self._reader.join(timeout=10)
+        """Let everything but the console come to a graceful end, and wait for that."""
+        stopped, self._all = self._all, None
+        if stopped is not None:
+            stopped.stop()
+
+    def open_console(self, plant_url: str) -> str | None:
+        """Serve the console of all this until the site is left; its URL, or None without one."""
+        environment = {**self.environment(), **self.overrides(plant_url)}
+        console = self._console = Command(CONSOLE, self.folder / "console.log", environment)
+        deadline = time.monotonic() + CONSOLE_TIMEOUT
+        while time.monotonic() < deadline and console.process.poll() is None:
+            for line in tuple(console.lines):
+                if found := _LISTENING.match(line):
+                    return f"{found[1]}/console"
+            time.sleep(0.05)
+        return None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.stop()
+        console, self._console = self._console, None
+        if console is not None:
+            console.stop()
 
     # ---- looking ----
 
     def pids(self, part: str) -> list[int]:
         """The processes that a part has had, the last one last."""
-        found = (_READY.match(line) for line in tuple(self.lines))
+        lines = () if self._all is None else tuple(self._all.lines)
+        found = (_READY.match(line) for line in lines)
         return [int(each[2]) for each in found if each is not None and each[1] == part]
 
     @property
     def has_ended(self) -> bool:
         """Whether it came to an end that nobody asked for."""
-        return self._process is not None and self._process.poll() is not None
+        return self._all is not None and self._all.process.poll() is not None
 
     def last_words(self) -> str:
-        """What the processes told last, for somebody who has to find out why."""
-        log = (self.folder / "run.log").read_text(encoding="utf-8", errors="replace")
-        return "\n".join([*self.lines[-10:], *log.splitlines()[-10:]])
+        """What the processes told last."""
+        return "" if self._all is None else self._all.last_words()
 
     def run(self, *words: str) -> str:
         """What a command of ``ergon`` prints here."""
@@ -129,12 +176,6 @@ class Site:
             f"ERGON_{name}": value if isinstance(value, str) else json.dumps(value)
             for name, value in changes.items()
         }
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        if process.stdout is not None:
-            with process.stdout as told:
-                for line in told:
-                    self.lines.append(line.rstrip())
 
 
 def free_ports(count: int) -> list[int]:

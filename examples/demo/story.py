@@ -60,6 +60,10 @@ class Story:
         self._gauges = Gauges(self.site)
         self._books = Books(self.site.folder / "books.db")
 
+    def open_console(self) -> str | None:
+        """The URL of the console, or None when it could not be started."""
+        return self.site.open_console(f"http://127.0.0.1:{self.link.port}")
+
     @property
     def gauges(self) -> Gauges:
         """The stores, open for looking, once everything runs."""

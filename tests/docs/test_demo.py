@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -48,22 +50,38 @@ class Played:
     output: str
     errors: str
     folder: Path
+    looked_at: httpx.Response | None
+    """What the console answered when somebody asked for a job."""
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """A short demo through a pipe."""
+    """A short demo through a pipe, whose console is looked at when all the rest has ended."""
     folder = tmp_path_factory.mktemp("demo") / "kept"
-    done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, *DEMO, "--keep", str(folder)],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LONGEST,
-        check=False,
-    )
-    return Played(done.returncode, done.stdout, done.stderr, folder)
+    errors = folder.with_name("errors.txt")
+    output, looked_at = "", None
+    with (
+        errors.open("w") as sink,
+        subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-u", *DEMO, "--keep", str(folder), "--stay"],
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            output += line
+            if "stays open until Ctrl-C" in line:
+                break
+        if found := re.search(r"in the console: (http://\S+)/console", output):
+            looked_at = httpx.get(f"{found[1]}/console/jobs/packed-S-001", timeout=20)
+        process.send_signal(signal.SIGINT)
+        output += process.stdout.read()
+        process.wait(LONGEST)
+    return Played(process.returncode, output, errors.read_text(), folder, looked_at)
 
 
 def test_the_demo_adds_up(played: Played) -> None:
@@ -104,6 +122,16 @@ def test_the_demo_shows_why_and_the_trace(played: Played) -> None:
     for span in ("boundary.append", "boundary.pull", "job.run", "provider.call"):
         assert span in trace
     assert f"Everything is in {played.folder}" in played.output
+
+
+def test_the_demo_serves_the_console(played: Played) -> None:
+    """It tells what has happened for as long as somebody looks, and ends with the demo."""
+    assert played.looked_at is not None, played.output
+    assert played.looked_at.status_code == 200
+    assert "packed-S-001" in played.looked_at.text
+    if PROC.is_dir():
+        assert left_behind(played.folder) == []
+    assert f"ergon serve --config {played.folder / 'ergon.toml'}" in played.output
 
 
 # ---- sums that do not add up --------------------------------------------------------------------
