@@ -101,6 +101,17 @@ def test_merging_leaves_the_other_as_it_was(one: Rollup, two: Rollup) -> None:
 
 
 @given(lists, lists)
+def test_adding_many_is_adding_each(one: list[int], two: list[int]) -> None:
+    """Durations that come together, counted by value, are those that come one by one."""
+    together, each = DurationHistogram(), DurationHistogram()
+    for values in (one, two):
+        together.extend(values)
+        for value in values:
+            each.add(value)
+    assert (together, together.count) == (each, each.count)
+
+
+@given(lists, lists)
 def test_merging_is_adding_all(one: list[int], two: list[int]) -> None:
     """Two merged are as if one had seen everything."""
     both = durations_of(one)

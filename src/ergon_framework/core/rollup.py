@@ -9,6 +9,7 @@ there are and on nothing else; so the order in which roll-ups are merged does no
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -85,6 +86,21 @@ class DurationHistogram:
         self._spread()
         bucket = _bucket_of(value)
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+
+    def extend(self, many: Iterable[int]) -> None:
+        """So many more, one by one: equal ones are counted together."""
+        values = Counter(many)
+        count = self.count + values.total()
+        if count <= MAX_EXACT_SAMPLES:
+            for value in values.elements():
+                self.add(value)
+            return
+        self.count = count
+        self._spread()
+        buckets = self._buckets
+        for value, times in values.items():
+            bucket = _bucket_of(0 if value < 0 else min(value, _LARGEST))
+            buckets[bucket] = buckets.get(bucket, 0) + times
 
     def merge(self, other: DurationHistogram) -> None:
         """Take in another's, which stays as it is."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ergon_framework.core.retry import Backoff
@@ -322,15 +323,14 @@ class WriteBehindQueue:
 
     def _take(self, most: int) -> list[AttemptRow]:
         rows: list[AttemptRow] = []
-        while self.queue and len(rows) < most:
-            try:
-                item = self.queue.popleft()
-            except IndexError:  # ``spill_rest`` of another thread has taken the rows
-                break
-            if isinstance(item, FlushMarker):
-                self._reached.append(item)
-            else:
-                rows.append(item)
+        take, add = self.queue.popleft, rows.append
+        with suppress(IndexError):  # it is empty, or ``spill_rest`` of another thread has the rows
+            while len(rows) < most:
+                item = take()
+                if isinstance(item, FlushMarker):
+                    self._reached.append(item)
+                else:
+                    add(item)
         return rows
 
     def _write_batch(self) -> None:

@@ -6,10 +6,12 @@ durations or of a lane's last outcome.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import floor
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -193,37 +195,58 @@ def first_minute(now: float) -> int:
     return minute_of(now) - (HOUR - 1) * MINUTE
 
 
+_lane_of = itemgetter(*map(AttemptRow._fields.index, LaneKey._fields))
+_created_at = attrgetter("created_at")
+_duration_of = attrgetter("duration_ms")
+_outcome_of = attrgetter("outcome")
+
+
 def roll_up(attempts: Iterable[AttemptRow]) -> dict[LaneKey, LaneChanges]:
     """What attempts come to, by lane."""
-    notes: dict[LaneKey, LaneChanges] = {}
+    lanes: dict[tuple[str, ...], list[AttemptRow]] = {}
     for row in attempts:
-        key = LaneKey(row.tenant_id, row.provider_name, row.capability)
-        note = notes.get(key)
-        if note is None:
-            note = notes[key] = LaneChanges()
-        # Number 0 is a refusal: the lane is known by it, and nothing is counted.
-        if row.attempt_number > 0:
-            _count(note, row)
-            _note_last(note, row)
-    return notes
+        name = _lane_of(row)
+        if name in lanes:
+            lanes[name].append(row)
+        else:
+            lanes[name] = [row]
+    return {LaneKey(*name): _changes_of(rows) for name, rows in lanes.items()}
 
 
-def _count(note: LaneChanges, row: AttemptRow) -> None:
-    minute = minute_of(row.created_at)
-    rollup = note.minutes.get(minute)
-    if rollup is None:
-        rollup = note.minutes[minute] = Rollup()
-    rollup.durations.add(row.duration_ms)
-    if row.outcome == _SUCCESS:
-        rollup.succeeded += 1
-    elif row.outcome == _FAILED:
-        rollup.failed += 1
-    elif row.outcome == _DEAD_LETTER:
-        rollup.dead_lettered += 1
+def _changes_of(rows: list[AttemptRow]) -> LaneChanges:
+    """What the rows of one lane come to: by columns, as every call in memory pays for its row."""
+    note = LaneChanges()
+    # Number 0 is a refusal: the lane is known by it, and nothing is counted.
+    made = [row for row in rows if row.attempt_number > 0]
+    for minute, some in _by_minute(made):
+        outcomes = Counter(map(_outcome_of, some))
+        rollup = Rollup(outcomes[_SUCCESS], outcomes[_FAILED], outcomes[_DEAD_LETTER])
+        rollup.durations.extend(map(_duration_of, some))
+        note.minutes[minute] = rollup
+    _note_last(note, made)
+    return note
 
 
-def _note_last(note: LaneChanges, row: AttemptRow) -> None:
-    if row.outcome == _SUCCESS:
-        note.last_success_at = max(row.created_at, note.last_success_at or row.created_at)
-    elif note.last_error_at is None or row.created_at >= note.last_error_at:
-        note.last_error_at, note.last_error_code = row.created_at, row.reason_code
+def _by_minute(rows: list[AttemptRow]) -> Iterable[tuple[int, list[AttemptRow]]]:
+    """The rows of each minute; those of one batch are nearly always of one minute."""
+    if not rows:
+        return ()
+    instants = list(map(_created_at, rows))
+    if (minute := minute_of(min(instants))) == minute_of(max(instants)):
+        return ((minute, rows),)
+    minutes: dict[int, list[AttemptRow]] = {}
+    for row in rows:
+        minutes.setdefault(minute_of(row.created_at), []).append(row)
+    return minutes.items()
+
+
+def _note_last(note: LaneChanges, rows: list[AttemptRow]) -> None:
+    good = [row.created_at for row in rows if row.outcome == _SUCCESS]
+    note.last_success_at = max(good, default=None)
+    if len(good) == len(rows):
+        return
+    for row in rows:
+        if row.outcome == _SUCCESS:
+            continue
+        if note.last_error_at is None or row.created_at >= note.last_error_at:
+            note.last_error_at, note.last_error_code = row.created_at, row.reason_code
