@@ -31,6 +31,7 @@ STEPS: dict[str, Any] = {
     "down": lambda: ProviderDependencyError("down", http_status=503),
     "unsent": lambda: ProviderConnectionError("refused", never_sent=True),
     "rate": lambda: ProviderRateLimitError("wait", retry_after_seconds=2.0),
+    "pause": lambda: ProviderRateLimitError("wait longer", retry_after_seconds=60.0),
     "timeout": lambda: ProviderTimeoutError("late"),
     "bug": lambda: KeyError("x"),
     "stop": KeyboardInterrupt,
@@ -133,7 +134,7 @@ def of(result: ProviderExecutionResult) -> Any:
 
 
 SCRIPTS = st.lists(st.sampled_from(sorted(STEPS)), max_size=12)
-PAUSES = st.lists(st.sampled_from([0.0, 0.5, 6.0, 101.0]), min_size=1, max_size=6)
+PAUSES = st.lists(st.sampled_from([0.0, 0.5, 6.0, 45.0, 101.0]), min_size=1, max_size=6)
 
 
 @pytest.mark.req("PROVIDERS:pipeline")
@@ -156,10 +157,10 @@ def test_both_colours_agree(steps: list[str], pauses: list[float]) -> None:
 
 
 @pytest.mark.req("PEF:A-5", "PEF:A-29")
-@pytest.mark.parametrize("steps", [["down"] * 3, ["good"] * 5])
+@pytest.mark.parametrize("steps", [["down"] * 3, ["good"] * 5, ["pause"]])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_both_ways_agree_on_a_flood_of_refusals(steps: list[str], is_async: bool) -> None:
-    """An open circuit, and a window that is used up: most of the calls leave no row."""
+    """An open circuit, a used-up window, a pause that outlasts a call: most calls leave no row."""
     pauses = [0.0] * 40
     wanted = told(steps, pauses, takes_express=False, is_async=is_async)
     found = told(steps, pauses, takes_express=True, is_async=is_async)

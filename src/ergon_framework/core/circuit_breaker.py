@@ -12,8 +12,11 @@ them could have read it, and cleared it, before it opens the circuit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 PROBE_RETRY_DELAY = 1.0
 """Seconds after which to ask again at a circuit whose probes are under way."""
@@ -81,8 +84,7 @@ class Permit:
     """Of a probe; empty for a call through a closed circuit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Witness:
+class Witness(Struct, frozen=True):
     """Who reports, and when it last saw a call succeed, by the clock of the circuit."""
 
     name: str = ""
@@ -92,15 +94,13 @@ class Witness:
 UNKNOWN_WITNESS = Witness()
 
 
-@dataclass(frozen=True, slots=True)
-class CircuitRefusal:
+class CircuitRefusal(Struct, frozen=True):
     """A call was not let in, and when it is worth asking again."""
 
     retry_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Breaker:
+class Breaker(Struct, frozen=True):
     """One circuit. Each event answers with the circuit as it is from then on."""
 
     state: CircuitState = CircuitState.CLOSED

@@ -226,7 +226,7 @@ class Guard:
     def _after_cooldown(self, now: float, cooldown_until: float, dice: float) -> GuardAction:
         if now >= cooldown_until:
             return self._enter()
-        if not self._may_sit_out(cooldown_until):
+        if not may_sit_out(cooldown_until, self._deadline, self.attempts):
             return self._end(GuardEnd.COOLDOWN, cooldown_until)
         # Spread out: callers that all come at one instant would be told to wait again.
         spread = (cooldown_until - now) * self._rule.retry.asked_spread * dice
@@ -236,13 +236,6 @@ class Guard:
         is_in_time = self._deadline is None or until < self._deadline
         self.until = until if is_in_time else cooldown_until
         return GuardAction.WAIT
-
-    def _may_sit_out(self, cooldown_until: float) -> bool:
-        if self._deadline is not None:
-            return cooldown_until < self._deadline
-        # Without a deadline a call waits for no pause that others were asked for; but one that was
-        # told to come back does, since its own wait may end a moment before the pause.
-        return self.attempts > 0
 
     def _enter(self) -> GuardAction:
         if not self._is_reserved:
@@ -254,6 +247,15 @@ class Guard:
         self.until = until
         self.delay = None
         return GuardAction.END
+
+
+def may_sit_out(cooldown_until: float, deadline: float | None, attempts: int = 0) -> bool:
+    """Whether a call waits for the end of a pause that the provider asked for, or is refused."""
+    if deadline is not None:
+        return cooldown_until < deadline
+    # Without a deadline a call waits for no pause that others were asked for; but one that was
+    # told to come back does, since its own wait may end a moment before the pause.
+    return attempts > 0
 
 
 def vote_of(wanted: Vote, scope: Scope, *, is_last: bool) -> Vote | None:

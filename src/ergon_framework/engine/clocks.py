@@ -131,9 +131,8 @@ async def pause() -> None:
 _CLOCK: ContextVar[Clock] = ContextVar("ergon_clock", default=SYSTEM_CLOCK)
 
 
-def current_clock() -> Clock:
-    """The clock of this context: the system's, or the virtual one a test has put in its place."""
-    return _CLOCK.get()
+current_clock: Callable[[], Clock] = _CLOCK.get
+"""The clock of this context: the system's, or the virtual one a test has put in its place."""
 
 
 def use_clock(clock: Clock) -> Token[Clock]:

@@ -32,13 +32,16 @@ from ergon_framework.providers.mapping import Rule
 from ergon_framework.providers.pipeline import drivers
 from ergon_framework.providers.pipeline.fast_path import FastPathCall, try_fast_path
 from ergon_framework.providers.pipeline.options import ProviderOptions
-from ergon_framework.providers.pipeline.request import attempt_body, inherit_context
+from ergon_framework.providers.pipeline.request import (
+    AttemptRequest,
+    attempt_body,
+    inherit_context,
+)
 from ergon_framework.providers.pipeline.runtime import ProviderRuntime, build_runtime
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retention import DEFAULT_RETENTION
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.telemetry import observed_attempts, traced_aexecute, traced_execute
-from ergon_framework.providers.validation import validate_call
 from ergon_framework.telemetry.tracing import is_traced
 
 # Each attempt gets a copy of the payload and a context of its own, so no code changes these two.
@@ -175,28 +178,29 @@ class ProviderBase(ABC):
         context: ProviderExecutionContext,
     ) -> ProviderExecutionResult:
         """As :meth:`execute`, for a task that may bury what fails: ``on_failure`` says how."""
-        validate_call(tenant_id, campaign_id, operation, payload, context)
         runtime = self._ready()
+        lane = runtime.checked_lane(tenant_id, campaign_id, operation, payload, context)
         if runtime.is_async:
             drivers.refuse_inside_loop()
-        lane, who = runtime.lane(tenant_id), (campaign_id, operation)
+        who = (campaign_id, operation)
         around = current_unit()
         if around is not None:
             context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
-        what, is_retried = (tenant_id, campaign_id, operation), runtime.policy.max_attempts > 1
-        attempt = self._observed(runtime) if OBSERVERS else self._execute_impl
-        body = attempt_body(attempt, *what, payload, is_retried=is_retried)
         call = None
-        if runtime.has_fast_path and runtime.is_plain:
+        # A copy of another dict may raise, which must not happen once quota was taken.
+        if runtime.has_fast_path and runtime.is_plain and type(payload) is dict:
             # A call that may be buried needs a row to bury, and a refusal of the fast path writes
             # none.
             may_refuse = on_failure is None
             fast = try_fast_path(runtime, lane, who, context, may_wait=True, may_refuse=may_refuse)
             if isinstance(fast, FastPathCall):
-                return drivers.run_fast(runtime, fast, body, on_failure)
+                request = self._attempts(tenant_id, campaign_id, operation, payload)
+                return drivers.run_fast(runtime, fast, request, on_failure)
             if isinstance(fast, ProviderExecutionResult):
                 return fast
             call = fast
+        request = self._attempts(tenant_id, campaign_id, operation, payload)
+        body = attempt_body(request, is_retried=runtime.policy.max_attempts > 1)
         call = call or runtime.new_call(lane, who, context)
         return drivers.run_call(runtime, call, body, on_failure)
 
@@ -210,36 +214,36 @@ class ProviderBase(ABC):
         context: ProviderExecutionContext,
     ) -> ProviderExecutionResult:
         """As :meth:`aexecute`, for a task that may bury what fails."""
-        validate_call(tenant_id, campaign_id, operation, payload, context)
         runtime = self._ready()
-        lane, who = runtime.lane(tenant_id), (campaign_id, operation)
+        lane = runtime.checked_lane(tenant_id, campaign_id, operation, payload, context)
+        who = (campaign_id, operation)
         around = current_unit()
         if around is not None:
             context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
-        what, is_retried = (tenant_id, campaign_id, operation), runtime.policy.max_attempts > 1
-        attempt = self._observed(runtime) if OBSERVERS else self._execute_impl
-        body = attempt_body(attempt, *what, payload, is_retried=is_retried)
         call = None
-        if runtime.has_fast_path and runtime.is_async:
+        if runtime.has_fast_path and runtime.is_async and type(payload) is dict:
             may_wait, may_refuse = runtime.is_local, on_failure is None
             fast = try_fast_path(
                 runtime, lane, who, context, may_wait=may_wait, may_refuse=may_refuse
             )
             if isinstance(fast, FastPathCall):
-                return await drivers.arun_fast(runtime, fast, body, on_failure)
+                request = self._attempts(tenant_id, campaign_id, operation, payload)
+                return await drivers.arun_fast(runtime, fast, request, on_failure)
             if isinstance(fast, ProviderExecutionResult):
                 return fast
             call = fast
+        request = self._attempts(tenant_id, campaign_id, operation, payload)
+        body = attempt_body(request, is_retried=runtime.policy.max_attempts > 1)
         call = call or runtime.new_call(lane, who, context)
         return await drivers.arun_call(runtime, call, body, on_failure)
 
-    def _observed(self, runtime: ProviderRuntime) -> Callable[..., Any]:
-        return observed_attempts(
-            self._execute_impl,
-            runtime.provider_name,
-            runtime.capability,
-            is_async=runtime.is_async,
-        )
+    def _attempts(self, *call: Any) -> AttemptRequest:
+        """What the attempts of a call are given: tenant, campaign, operation and payload."""
+        runtime, attempt = self._runtime, self._execute_impl
+        if OBSERVERS:
+            who = (runtime.provider_name, runtime.capability)
+            attempt = observed_attempts(attempt, *who, is_async=runtime.is_async)
+        return AttemptRequest(attempt, *call)
 
     # -- beside the calls ----------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from datetime import date, datetime, timedelta
 from typing import Literal, Self
 from zoneinfo import ZoneInfo
 
+import msgspec
+
 from ergon_framework.core.limits import (
     MAX_UNITS,
     QuotaUsage,
@@ -113,8 +115,7 @@ def _midnight(day: date, zone: ZoneInfo) -> float:
     return datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()
 
 
-@dataclass(slots=True)
-class Reservation:
+class Reservation(msgspec.Struct):
     """Units that were taken, and the window they belong to. It is given back once or never."""
 
     window: QuotaWindow
@@ -154,16 +155,22 @@ class QuotaLimiter:
         block = self._block
         return 0 if block is None else block.remaining
 
-    def retry_after(self) -> float:
+    def retry_after(self, now: float | None = None) -> float:
         """Seconds until the window ends, ours or the store's if that is ahead."""
         seen = self._seen
-        now = self._store.now()
+        if now is None:
+            now = self._store.now()
         end = self._window_at(now).end
         return max(0.0, end - now, 0.0 if seen is None else seen.window.end - now)
 
-    def reserve(self, units: int = 1) -> Reservation | None:
-        """Take units, or None when the window has not so many left."""
-        now, window, policy = self._store.now(), self._window, self.policy
+    def reserve(self, units: int = 1, now: float | None = None) -> Reservation | None:
+        """Take units, or None when the window has not so many left.
+
+        ``now`` is an instant by the clock of the store, for a caller that has just read it.
+        """
+        window, policy = self._window, self.policy
+        if now is None:
+            now = self._store.now()
         if window is None or not window.start <= now < window.end:
             window = self._window_at(now)
         if policy.block > 1:
@@ -233,9 +240,9 @@ class QuotaLimiter:
         return taken
 
     def _take(self, window: QuotaWindow, units: int, now: float) -> Reservation | None:
-        found = self._store.reserve(self.key, window, self.policy.limit, units)
-        self._seen = account = found.account
-        if found.is_granted:
+        account, is_granted = self._store.reserve(self.key, window, self.policy.limit, units)
+        self._seen = account
+        if is_granted:
             return Reservation(account.window, units, account)
         known, self._refused, self._believed_until = self._refused, account, now + REFUSAL_TTL
         # Once for each window, however many calls are refused in it.

@@ -225,6 +225,16 @@ class Recorder:
         if self._is_asleep:
             self._wake()
 
+    def add_attempt(self, row: AttemptRow) -> None:
+        """The same for the one attempt of a call that succeeded."""
+        queue = self._queue
+        if len(queue) < self._calm:
+            queue.append(row)
+        else:
+            self._add_when_full((row,))
+        if self._is_asleep:
+            self._wake()
+
     def skips_refusal(self, key: LaneKey, reason_code: str) -> bool:
         """Whether a refused call needs no row, as there are many like it: it is counted then."""
         return self._refusals.skips(key, reason_code)

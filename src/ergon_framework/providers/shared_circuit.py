@@ -15,11 +15,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from functools import lru_cache, partial
 from inspect import Parameter, signature
 from time import monotonic
 from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from ergon_framework.core.circuit_breaker import (
     NEVER,
@@ -41,6 +44,7 @@ from ergon_framework.ports.providerstore import (
     ProviderStore,
     ShortensCooldowns,
 )
+from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.threads import BoundedThreads
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
@@ -163,8 +167,9 @@ REFRESH_THREADS = BoundedThreads("ergon-gates", 4)
 MAX_CLOCK_SKEW = 1.0
 """Seconds by which the clocks of two processes may differ, although none was set."""
 
-CLEAR, LOOK = 0.0, -1.0
-"""Answers of ``Circuit.peek``: the call may pass at once, or the gates have to be asked."""
+CLEAR, LOOK, PAUSED = 0.0, -1.0, -2.0
+"""Answers of ``Circuit.peek``: the call may pass at once, the gates have to be asked, or only the
+pause that the provider asked for has to be looked at."""
 
 _MAX_CONFLICTS = 100
 """Swaps lost in a row before the view alone decides: another process writes without end."""
@@ -236,6 +241,10 @@ class Circuit:
         self.key = key
         self.rule = rule
         self._store = store
+        self._is_local = type(store) is MemoryProviderStore
+        """Whether the store never makes a caller wait."""
+        self.now = store.now
+        """The clock of the store."""
         self._emit = emit
         self._fresh_for = fresh_for
         self._store_timeout = store_timeout
@@ -287,19 +296,21 @@ class Circuit:
         # The upper bound is for a clock that was set back: the view would stay fresh for that long.
         return now < self._stale_at <= now + self._fresh_for
 
-    def peek(self) -> float:
-        """What a call would meet, without reading the store: for the fast path.
+    def peek(self, now: float) -> float:
+        """What a call would meet now, without reading the store: for the fast path.
 
-        ``CLEAR`` when the view is fresh and the circuit closed, without failures or a cooldown; the
-        seconds of refusal when it is open; ``LOOK`` when :meth:`refresh` and :meth:`admit` have to
-        decide.
+        ``CLEAR`` when the view is fresh and the circuit closed, without failures or a cooldown;
+        ``PAUSED`` when only :meth:`cooldown` has to be asked; the seconds of refusal when it is
+        open; ``LOOK`` when :meth:`refresh` and :meth:`admit` have to decide.
         """
-        view, now = self._view, self._store.now()
+        view = self._view
         breaker = view.breaker
         if not now < self._stale_at <= now + self._fresh_for:
             return LOOK
         if breaker.state is CircuitState.CLOSED:
-            return LOOK if breaker.failures or view.cooldown_until > now else CLEAR
+            if view.cooldown_until > now:
+                return PAUSED
+            return LOOK if breaker.failures else CLEAR
         until = breaker.open_until
         longest = breaker.held_for or self.rule.open_cooldown
         if until is None or not now < until <= now + longest:
@@ -337,6 +348,8 @@ class Circuit:
 
     def _ask(self, work: Callable[[], T]) -> T:
         """Ask the store, and wait for a limited time: a change can be written later."""
+        if self._is_local:
+            return work()
         began_at = monotonic()
         try:
             answer = PROVIDER_BUDGET.run_within(self._store_timeout, work)
@@ -369,7 +382,7 @@ class Circuit:
             # unless another process has changed it meanwhile.
             if self._is_ahead:
                 breaker = self._as_mine(mine.breaker, found.breaker)
-                found = replace(found, breaker=breaker)
+                found = replace_fields(found, breaker=breaker)
             self._view, is_ahead = found, self._is_ahead
             # After the view: other threads read both without the lock, and would take the old view
             # for a fresh one. A closed view lets all of them in.
@@ -414,7 +427,7 @@ class Circuit:
             return found  # what this process knows holds here all the same
         with self._lock:
             self._pause = (until, ticks + until - now)
-        return replace(found, cooldown_until=until)
+        return replace_fields(found, cooldown_until=until)
 
     def end_pause(self) -> float | None:
         """Let calls pass at once, as an operator wants; when the pause would have ended, or None.
@@ -518,13 +531,17 @@ class Circuit:
 
     def needs_report(self, permit: Permit, vote: Vote) -> bool:
         """Whether reporting would change anything, and so has to be written."""
-        breaker = self._view.breaker
-        if vote is Vote.SUCCESS and breaker.state is CircuitState.CLOSED:
-            if breaker.failures:
-                return True
-            self._succeeded_at = self._store.now()
-            return False
+        if vote is Vote.SUCCESS and self._view.breaker.state is CircuitState.CLOSED:
+            return not self.note_success(self._store.now())
         return bool(permit.token) or vote is Vote.FAILURE
+
+    def note_success(self, now: float) -> bool:
+        """Note a success that takes no write: the circuit is closed, and there are no failures."""
+        breaker = self._view.breaker
+        if breaker.failures or breaker.state is not CircuitState.CLOSED:
+            return False
+        self._succeeded_at = now
+        return True
 
     def report(self, permit: Permit, vote: Vote, failed: LaneFailure | None = None) -> None:
         """Report the end of a call that was admitted; ``failed`` is what health shows of a

@@ -27,7 +27,11 @@ from ergon_framework.providers.execution import (
 )
 from ergon_framework.providers.redaction import safe_message
 from ergon_framework.providers.tasks import TaskCall, TaskEnd, TaskEnding
-from ergon_framework.telemetry.conventions import call_attributes, call_instruments
+from ergon_framework.telemetry.conventions import (
+    call_attributes,
+    call_instruments,
+    may_have_meters,
+)
 from ergon_framework.telemetry.notices import emit as emit_notice
 from ergon_framework.telemetry.notices import has_listeners
 from ergon_framework.telemetry.propagation import outgoing
@@ -64,7 +68,7 @@ def emit(name: str, /, **fields: object) -> None:
 
 def are_calls_told() -> bool:
     """Whether there are listeners or metrics for the end of calls."""
-    return has_listeners() or call_instruments() is not None
+    return has_listeners() or (may_have_meters() and call_instruments() is not None)
 
 
 def emit_calls(rows: Iterable[AttemptRow]) -> None:

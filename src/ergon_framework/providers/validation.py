@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from enum import StrEnum
+from operator import attrgetter, is_
 from typing import Any
 
 import msgspec
@@ -82,21 +83,13 @@ def validate_call(
     tenant_id: Any, campaign_id: Any, operation: Any, payload: Any, context: Any
 ) -> None:
     """Refuse a call that is wrong, and say what is wrong with it."""
-    # What nearly every caller passes, at a glance; the functions below look closer.
-    if (
-        type(tenant_id) is not str
-        or not 0 < len(tenant_id) <= 36
-        or not tenant_id.isascii()
-        or "\x00" in tenant_id
-    ):
-        _check_text("tenant_id", tenant_id)
-    if (
-        type(operation) is not str
-        or not 0 < len(operation) <= 120
-        or not operation.isascii()
-        or "\x00" in operation
-    ):
-        _check_text("operation", operation)
+    _check_text("tenant_id", tenant_id)
+    _check_text("operation", operation)
+    validate_request(campaign_id, payload, context)
+
+
+def validate_request(campaign_id: Any, payload: Any, context: Any) -> None:
+    """The same for a call whose tenant and operation are known already."""
     if campaign_id is not None:
         _check_text("campaign_id", campaign_id)
     if type(payload) is not dict and not isinstance(payload, dict):
@@ -161,21 +154,29 @@ def check_units(units: int, limit: int) -> None:
         raise _refused("context.units", f"is {units}, but a whole window has {limit}")
 
 
+_DEFAULTS = {
+    "deadline": None,
+    "timeout_budget_seconds": None,
+    "task_name": None,
+    "task_execution_id": None,
+    "units": 1,
+    "attempt_offset": 0,
+    "max_attempts": None,
+    "attempt_timeout_seconds": None,
+}
+_bounds_of, _DEFAULT_BOUNDS = attrgetter(*_DEFAULTS), tuple(_DEFAULTS.values())
+
+
 def _is_plain(context: ProviderExecutionContext) -> bool:
-    """Whether it says nothing that could be wrong."""
+    """Whether it says nothing that could be wrong: it has names and defaults. Seen at a glance.
+
+    Compared by identity, since True is no number of units; another 1 than this is looked at closer.
+    """
+    name, key = context.correlation_id, context.idempotency_key
     return (
-        context.deadline is None
-        and context.timeout_budget_seconds is None
-        and (context.correlation_id is None or _is_short(context.correlation_id))
-        and (context.idempotency_key is None or _is_short(context.idempotency_key))
-        and context.task_name is None
-        and context.task_execution_id is None
-        and type(context.units) is int
-        and context.units == 1
-        and type(context.attempt_offset) is int
-        and context.attempt_offset == 0
-        and context.max_attempts is None
-        and context.attempt_timeout_seconds is None
+        all(map(is_, _bounds_of(context), _DEFAULT_BOUNDS))
+        and (name is None or _is_short(name))
+        and (key is None or _is_short(key))
     )
 
 

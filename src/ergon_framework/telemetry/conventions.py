@@ -208,7 +208,7 @@ def messaging_instruments(
     provider: metrics.MeterProvider | None = None,
 ) -> MessagingInstruments | None:
     """The instruments for messages of the meter provider that is set up; None without one."""
-    if provider is None and not _may_have_meters():
+    if provider is None and not may_have_meters():
         return None
     found = _instruments(provider)
     return None if found is None else found[0]
@@ -216,7 +216,7 @@ def messaging_instruments(
 
 def call_instruments() -> CallInstruments | None:
     """The same for provider calls."""
-    if not _may_have_meters():
+    if not may_have_meters():
         return None
     found = _instruments(None)
     return None if found is None else found[1]
@@ -235,7 +235,7 @@ def _instruments(
         return _made[chosen]
 
 
-def _may_have_meters() -> bool:
+def may_have_meters() -> bool:
     """Whether a meter provider may have been set up; the API itself takes longer to say no.
 
     Every enqueue asks, and the API reads a variable of the environment each time.

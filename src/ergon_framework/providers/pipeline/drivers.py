@@ -16,10 +16,15 @@ from ergon_framework.core.guard import GuardAction
 from ergon_framework.engine.clocks import asleep_until, sleep_until
 from ergon_framework.errors import HookError
 from ergon_framework.ports.providerstore import AttemptRow
-from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.pipeline.async_limit import within
 from ergon_framework.providers.pipeline.guarded_call import GuardedCall
-from ergon_framework.providers.pipeline.request import AttemptBody
+from ergon_framework.providers.pipeline.request import (
+    AttemptBody,
+    AttemptRequest,
+    body_with,
+    payload_again,
+)
 from ergon_framework.providers.threads import NotBegunError, Outcome, ThreadAttempt, offload
 from ergon_framework.storage.deadlines import MIN_TIMEOUT, PROVIDER_BUDGET
 
@@ -48,14 +53,25 @@ def run_call(
 
 
 def run_fast(
-    runtime: ProviderRuntime, fast: FastPathCall, body: AttemptBody, on_failure: OnFailure | None
+    runtime: ProviderRuntime,
+    fast: FastPathCall,
+    request: AttemptRequest,
+    on_failure: OnFailure | None,
 ) -> ProviderExecutionResult:
     """Make a call of the fast path; continue as a guarded call when the attempt did not succeed."""
     data, raised = None, None
     if fast.is_late:
         return _too_late(runtime, fast, on_failure)
+    implementation, tenant_id, campaign_id, operation, payload = request
+    again = payload_again(payload, is_retried=runtime.policy.max_attempts > 1)
     try:
-        data = body(context=fast.context)
+        data = implementation(
+            tenant_id=tenant_id,
+            campaign_id=campaign_id,
+            operation=operation,
+            payload=payload.copy(),
+            context=fast.context,
+        )
     except Exception as error:
         raised = error
     except BaseException:
@@ -69,9 +85,9 @@ def run_fast(
         if runtime.options.durable:
             PROVIDER_BUDGET.run_within(fast.seconds_left, partial(runtime.conclude, result, [row]))
         else:
-            runtime.recorder.add([row])
+            runtime.recorder.add_attempt(row)
         return result
-    call = fast.to_guarded_call()
+    call, body = fast.to_guarded_call(), body_with(request, None, again)
     work = partial(_run_steps, runtime, call, body, _first_step(call, data, raised), on_failure)
     return work() if runtime.is_local else PROVIDER_BUDGET.run_within(call.seconds_left, work)
 
@@ -181,7 +197,10 @@ async def arun_call(
 
 
 async def arun_fast(
-    runtime: ProviderRuntime, fast: FastPathCall, body: AttemptBody, on_failure: OnFailure | None
+    runtime: ProviderRuntime,
+    fast: FastPathCall,
+    request: AttemptRequest,
+    on_failure: OnFailure | None,
 ) -> ProviderExecutionResult:
     """Make a call of the fast path on an event loop."""
     data, raised = None, None
@@ -189,8 +208,17 @@ async def arun_fast(
         return await step(
             runtime, fast, partial(_too_late, runtime, fast, on_failure), is_quick=runtime.is_local
         )
+    implementation, tenant_id, campaign_id, operation, payload = request
+    again = payload_again(payload, is_retried=runtime.policy.max_attempts > 1)
     try:
-        data = await _bounded(body, fast.context)
+        attempt = implementation(
+            tenant_id=tenant_id,
+            campaign_id=campaign_id,
+            operation=operation,
+            payload=payload.copy(),
+            context=fast.context,
+        )
+        data = await within(attempt, fast.context.attempt_timeout_seconds)
     except Exception as error:
         raised = error
     except BaseException as error:
@@ -198,9 +226,13 @@ async def arun_fast(
         raise
     ended = None if raised is not None else fast.succeeded(data)
     if ended is not None:
-        await aconclude(runtime, fast, ended[0], [ended[1]], None)
-        return ended[0]
-    call = fast.to_guarded_call()
+        result, row = ended
+        if runtime.options.durable:
+            await aconclude(runtime, fast, result, [row], None)
+        else:
+            runtime.recorder.add_attempt(row)
+        return result
+    call, body = fast.to_guarded_call(), body_with(request, None, again)
     return await _arun_steps(runtime, call, body, _first_step(call, data, raised), on_failure)
 
 
@@ -356,18 +388,7 @@ async def _aattempt(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBo
 
 
 async def _bounded(body: AttemptBody, context: ProviderExecutionContext) -> Any:
-    limit = context.attempt_timeout_seconds
-    if limit is None:
-        return await body(context=context)
-    bound = asyncio.timeout(limit)
-    try:
-        async with bound:
-            return await body(context=context)
-    # Any error: a client may turn the cancellation into an error of its own. The timeout is why.
-    except Exception as error:
-        if not bound.expired():
-            raise
-        raise ProviderTimeoutError(f"no answer within {limit:.3g} seconds") from error
+    return await within(body(context=context), context.attempt_timeout_seconds)
 
 
 async def _on_thread(

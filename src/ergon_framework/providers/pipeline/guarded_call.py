@@ -62,14 +62,21 @@ def quota_snapshot(account: QuotaUsage) -> QuotaSnapshot:
     return _new(QuotaSnapshot, (limit, used, limit - used if used < limit else 0, window.end))
 
 
+def seconds_of(given: ProviderExecutionContext, budget: float | None) -> float | None:
+    """The smaller one of the caller's budget and the provider's, in seconds."""
+    seconds = given.timeout_budget_seconds
+    if seconds is not None and (budget is None or seconds < budget):
+        return seconds
+    return budget
+
+
 def deadline_of(
     context: ProviderExecutionContext, budget: float | None, now: float
 ) -> float | None:
     """The earliest of what the caller, the context and the provider say."""
-    deadline = context.deadline
-    for seconds in (context.timeout_budget_seconds, budget):
-        if seconds is not None and (deadline is None or now + seconds < deadline):
-            deadline = now + seconds
+    deadline, seconds = context.deadline, seconds_of(context, budget)
+    if seconds is not None and (deadline is None or now + seconds < deadline):
+        deadline = now + seconds
     return deadline
 
 
@@ -105,22 +112,23 @@ def context_of(
     )
 
 
-def budget_ms(began_at: float, deadline: float | None) -> int | None:
-    """A time budget in milliseconds, cut to what the column of a row can hold."""
-    return None if deadline is None else _milliseconds(deadline - began_at)
-
-
 def whole_budget_ms(
-    context: ProviderExecutionContext, began_at: float, deadline: float | None
+    context: ProviderExecutionContext,
+    budget: float | None,
+    began_at: float,
+    deadline: float | None,
 ) -> int | None:
     """The time budget of a call, which may have begun before: a task has one for its whole run."""
-    if context.timeout_budget_seconds is not None and deadline == context.deadline:
-        return _milliseconds(context.timeout_budget_seconds)
-    return budget_ms(began_at, deadline)
+    if deadline is None or deadline != context.deadline:
+        return milliseconds(seconds_of(context, budget))
+    if context.timeout_budget_seconds is not None:
+        return milliseconds(context.timeout_budget_seconds)
+    return milliseconds(deadline - began_at)
 
 
-def _milliseconds(seconds: float) -> int:
-    return round(min(max(0.0, seconds), _MAX_BUDGET) * 1000)
+def milliseconds(seconds: float | None) -> int | None:
+    """A time budget in milliseconds, cut to what the column of a row can hold."""
+    return None if seconds is None else round(min(max(0.0, seconds), _MAX_BUDGET) * 1000)
 
 
 def retry_after(error: ProviderError | None, until: float, now: float) -> float | None:
@@ -309,7 +317,6 @@ class GuardedCall:
     __slots__ = (
         "_began_at",
         "_begun",
-        "_budget",
         "_data",
         "_deadline",
         "_error",
@@ -340,22 +347,18 @@ class GuardedCall:
         lane: ProviderLane,
         who: tuple[str | None, str],
         context: ProviderExecutionContext,
-        budget: float | None,
     ) -> None:
-        """``who`` is the campaign and the operation; ``budget`` the provider's own, in seconds."""
+        """``who`` is the campaign and the operation."""
         self._policy = policy
         self._lane = lane
         self._log = AttemptLog(policy, lane.key, who, context)
         self.context = context
         self.clock = clock = policy.clock()
-        self._began_at = now = clock.now()
-        self._budget = budget
-        # Taken once, here: everything below compares with this instant, whatever the clock of the
-        # store says.
-        self._deadline = deadline_of(context, budget, now)
-        self._log.budget_ms = whole_budget_ms(context, now, self._deadline)
+        now = clock.now()
         self._rule = policy.rule_of(context)
-        self._guard = Guard(self._rule, now, self._deadline, context.attempt_offset)
+        # The deadline is taken once: everything compares with this instant, whatever the clock of
+        # the store says.
+        self._begin_at(now)
         self.correlation_id = context.correlation_id or policy.new_id()
         self._permits: Permits | None = None
         self._kept_vote = Vote.NEUTRAL
@@ -404,9 +407,10 @@ class GuardedCall:
         self._is_unanswered = True
 
     def _begin_at(self, began_at: float) -> None:
+        context, budget = self.context, self._policy.budget
         self._began_at = began_at
-        self._deadline = deadline = deadline_of(self.context, self._budget, began_at)
-        self._log.budget_ms = whole_budget_ms(self.context, began_at, deadline)
+        self._deadline = deadline = deadline_of(context, budget, began_at)
+        self._log.budget_ms = whole_budget_ms(context, budget, began_at, deadline)
         self._guard = Guard(self._rule, began_at, deadline, self.context.attempt_offset)
 
     def too_late(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:

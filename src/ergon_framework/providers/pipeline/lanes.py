@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
 from ergon_framework.ports.providerstore import LaneFailure, LaneKey
 from ergon_framework.providers.quota import QuotaLimiter
-from ergon_framework.providers.shared_circuit import LOOK, Circuit
+from ergon_framework.providers.shared_circuit import Circuit
 
 Permits = tuple[Permit, ...]
 
@@ -16,7 +16,7 @@ Permits = tuple[Permit, ...]
 class ProviderLane:
     """The circuits that a call passes, its own and perhaps the provider's, and its quota."""
 
-    __slots__ = ("_only", "circuits", "key", "quota")
+    __slots__ = ("circuits", "key", "only_circuit", "operations", "quota")
 
     def __init__(
         self, key: LaneKey, circuits: tuple[Circuit, ...], quota: QuotaLimiter | None
@@ -24,18 +24,17 @@ class ProviderLane:
         self.key = key
         self.circuits = circuits
         self.quota = quota
-        self._only = circuits[0] if len(circuits) == 1 else None
+        self.operations: set[str] = set()
+        """Names that were checked: nearly every call has one of a few."""
+        self.only_circuit = circuits[0] if len(circuits) == 1 else None
+        """Its own circuit, when there is no other one to pass."""
 
     @property
     def is_fresh(self) -> bool:
         """Whether :meth:`refresh` needs no store."""
-        if self._only is not None:
-            return self._only.is_fresh
+        if self.only_circuit is not None:
+            return self.only_circuit.is_fresh
         return all(circuit.is_fresh for circuit in self.circuits)
-
-    def peek(self) -> float:
-        """What a call would meet at its one circuit; two of them take a closer look."""
-        return LOOK if self._only is None else self._only.peek()
 
     def renew(self) -> None:
         """After a fork, in the child."""
@@ -51,15 +50,15 @@ class ProviderLane:
 
     def refused_for(self) -> float | None:
         """Seconds for which a call would be refused; None when it would not be."""
-        if self._only is not None:
-            return self._only.refused_for()
+        if self.only_circuit is not None:
+            return self.only_circuit.refused_for()
         waits = [wait for each in self.circuits if (wait := each.refused_for()) is not None]
         return max(waits, default=None)
 
     def cooldown(self, longest: float) -> float:
         """Seconds for which the provider asked for a pause, at most ``longest``."""
-        if self._only is not None:
-            return self._only.cooldown(longest)
+        if self.only_circuit is not None:
+            return self.only_circuit.cooldown(longest)
         return max((circuit.cooldown(longest) for circuit in self.circuits), default=0.0)
 
     def extend_cooldown(self, seconds: float) -> None:
@@ -71,8 +70,8 @@ class ProviderLane:
 
     def admit_cached(self) -> Permits | None:
         """Permits, if all circuits are closed."""
-        if self._only is not None:
-            permit = self._only.admit_cached()
+        if self.only_circuit is not None:
+            permit = self.only_circuit.admit_cached()
             return None if permit is None else (permit,)
         found = tuple(circuit.admit_cached() for circuit in self.circuits)
         return tuple(p for p in found if p is not None) if None not in found else None
@@ -95,8 +94,8 @@ class ProviderLane:
 
     def needs_report(self, permits: Permits, vote: Vote) -> bool:
         """Whether reporting has to be written."""
-        if self._only is not None:
-            return self._only.needs_report(permits[0], vote)
+        if self.only_circuit is not None:
+            return self.only_circuit.needs_report(permits[0], vote)
         pairs = zip(self.circuits, permits, strict=False)
         return any(circuit.needs_report(permit, vote) for circuit, permit in pairs)
 

@@ -76,6 +76,12 @@ class CallPolicy:
     fails_open: bool
     retries: RetryBudgetTracker
     new_id: Callable[[], str]
+    budget: float | None
+    """Seconds of a whole call, if the caller gives it no fewer."""
+    budget_ms: int | None
+    """The same as rows have it."""
+    is_stamped_by_store: bool
+    """Whether ``wall`` is the clock of the store."""
 
     def rule_of(self, context: ProviderExecutionContext) -> GuardRule:
         """How one call is guarded: as all are, with fewer attempts if its caller says so."""

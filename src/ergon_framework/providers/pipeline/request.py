@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -85,6 +85,10 @@ _FIXED = frozenset(
 """Fields that a caller cannot change."""
 
 
+PayloadAgain = Callable[[], dict[str, Any]]
+"""Makes the payload of a further attempt."""
+
+
 class AttemptBody(partial[Any]):
     """One attempt. Each is given the payload as the caller gave it, whatever the one before did.
 
@@ -92,8 +96,7 @@ class AttemptBody(partial[Any]):
     """
 
     __slots__ = ("payload_again",)
-    payload_again: Callable[[], dict[str, Any]]
-    """Makes the payload of a further attempt."""
+    payload_again: PayloadAgain
 
     def again(self, context: ProviderExecutionContext) -> AttemptBody:
         """The attempt of this context."""
@@ -104,30 +107,49 @@ class AttemptBody(partial[Any]):
         return body
 
 
-def attempt_body(
-    implementation: Callable[..., Any],
-    tenant_id: str,
-    campaign_id: str | None,
-    operation: str,
-    payload: dict[str, Any],
-    *,
-    is_retried: bool,
+class AttemptRequest(NamedTuple):
+    """What every attempt of a call is given, but for its context, and by which function."""
+
+    implementation: Callable[..., Any]
+    tenant_id: str
+    campaign_id: str | None
+    operation: str
+    payload: dict[str, Any]
+    """Validated, and the caller's own: no attempt gets it, each gets a copy."""
+
+
+def attempt_body(request: AttemptRequest, *, is_retried: bool) -> AttemptBody:
+    """The first attempt of a call."""
+    payload = request.payload
+    first = payload.copy() if type(payload) is dict else copy.copy(payload)
+    return body_with(request, first, payload_again(payload, is_retried=is_retried))
+
+
+def body_with(
+    request: AttemptRequest, first: dict[str, Any] | None, again: PayloadAgain | None
 ) -> AttemptBody:
-    """The first attempt of a call whose payload was validated."""
-    is_dict = type(payload) is dict
+    """The first attempt, with its payload; without it, the attempt is made already."""
+    implementation, tenant_id, campaign_id, operation, _ = request
     body = AttemptBody(
         implementation,
         tenant_id=tenant_id,
         campaign_id=campaign_id,
         operation=operation,
-        payload=payload.copy() if is_dict else copy.copy(payload),
+        payload=first,
     )
-    if is_dict and _FIXED.issuperset(map(type, payload.values())):
-        # Of a copy of our own: the first attempt may change the one that it was given.
-        body.payload_again = payload.copy().copy
-    elif is_retried:
-        body.payload_again = _kept(payload)
+    if again is not None:
+        body.payload_again = again
     return body
+
+
+def payload_again(payload: dict[str, Any], *, is_retried: bool) -> PayloadAgain | None:
+    """What makes the payload of further attempts; None when there will be none.
+
+    To be called before the first attempt, which may change what it is given.
+    """
+    if type(payload) is dict and _FIXED.issuperset(map(type, payload.values())):
+        return payload.copy().copy  # of a copy of our own: the caller may change its dict meanwhile
+    return _kept(payload) if is_retried else None
 
 
 def _kept(payload: dict[str, Any]) -> Callable[[], dict[str, Any]]:

@@ -7,6 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ergon_framework.core.guard import GuardRule, Scope
 from ergon_framework.engine.atfork import renew_after_fork
@@ -30,7 +31,7 @@ from ergon_framework.providers.execution import (
 )
 from ergon_framework.providers.mapping import Rule
 from ergon_framework.providers.mapping.rules import canonical_or_rebuilt
-from ergon_framework.providers.pipeline.guarded_call import GuardedCall
+from ergon_framework.providers.pipeline.guarded_call import GuardedCall, milliseconds
 from ergon_framework.providers.pipeline.lanes import LaneCache, ProviderLane
 from ergon_framework.providers.pipeline.options import CallPolicy, ProviderOptions, check_options
 from ergon_framework.providers.quota import QuotaLimiter
@@ -46,7 +47,10 @@ from ergon_framework.providers.threads import (
     IsolatedThreads,
     offload_threads,
 )
-from ergon_framework.providers.validation import MAX_INTEGER
+from ergon_framework.providers.validation import MAX_INTEGER, validate_call, validate_request
+
+MAX_OPERATIONS = 1000
+"""Of a lane that are remembered: a program may make up new names as it goes."""
 
 NEVER_OPENS = 2**31
 """Failures in a row that open no circuit."""
@@ -61,20 +65,15 @@ class RowIds:
 
     def renew(self) -> None:
         """A process of its own: after a fork the numbers would repeat."""
-        prefix = os.urandom(12).hex()
-        numbers = itertools.count(1)
+        self._prefix = os.urandom(12).hex()
+        self._numbers = itertools.count(1)
 
-        def following() -> str:
-            return f"{prefix}{next(numbers):012x}"
-
-        self._next = following
-
-    def __call__(self) -> str:
+    def next_id(self) -> str:
         """The next one."""
-        return self._next()
+        return f"{self._prefix}{next(self._numbers):012x}"
 
 
-_new_id = RowIds()
+_row_ids = RowIds()
 
 
 class ProviderRuntime:
@@ -111,7 +110,7 @@ class ProviderRuntime:
         self._breaker = options.circuit_breaker or CircuitBreaker(failure_threshold=NEVER_OPENS)
         self._parent = self._parent_circuit()
         self.lanes = LaneCache(self._new_lane, self._breaker.forget, options.max_lanes)
-        self.policy = _call_policy(options, rules, self.retries, _wall_of(options, self.store))
+        self.policy = _call_policy(options, rules, self.retries, self.store)
         renew_after_fork(self)
 
     def _keep_records(self, seconds: float | None) -> None:
@@ -134,6 +133,33 @@ class ProviderRuntime:
         other.is_async = not self.is_async
         other.is_plain = not self.options.isolate and not other.is_async
         return other
+
+    def checked_lane(
+        self,
+        tenant_id: str,
+        campaign_id: str | None,
+        operation: str,
+        payload: dict[str, Any],
+        context: ProviderExecutionContext,
+    ) -> ProviderLane:
+        """The lane of a call, which is refused when something of it is wrong.
+
+        What is the same in all calls is checked once: a lane that is there has a tenant that is
+        none too long, and knows the operations of its calls.
+        """
+        try:
+            lane = self.lanes.get(tenant_id)
+            is_known = lane is not None and operation in lane.operations
+        except TypeError:  # a name that is no text
+            is_known = False
+        if is_known:
+            validate_request(campaign_id, payload, context)
+            return self.lane(tenant_id)
+        validate_call(tenant_id, campaign_id, operation, payload, context)
+        lane = self.lane(tenant_id)
+        if len(lane.operations) < MAX_OPERATIONS:
+            lane.operations.add(operation)
+        return lane
 
     def lane(self, tenant_id: str) -> ProviderLane:
         """What this tenant's calls share; refused when the store was moved elsewhere.
@@ -162,7 +188,7 @@ class ProviderRuntime:
     ) -> GuardedCall:
         """A call that is about to begin; ``who`` is the campaign and the operation."""
         self.retries.began()
-        return GuardedCall(self.policy, lane, who, context, self.options.timeout_budget_seconds)
+        return GuardedCall(self.policy, lane, who, context)
 
     def conclude(
         self,
@@ -257,9 +283,9 @@ def _call_policy(
     options: ProviderOptions,
     rules: Sequence[Rule],
     retries: RetryBudgetTracker,
-    wall: Callable[[], float],
+    store: ProviderStore,
 ) -> CallPolicy:
-    policy, clock = options.retry_policy, options.clock
+    policy, clock, wall = options.retry_policy, options.clock, _wall_of(options, store)
     known = tuple(rules)
 
     def mapped(error: Exception) -> ProviderError:
@@ -282,5 +308,8 @@ def _call_policy(
         longest_cooldown=options.max_cooldown_seconds,
         fails_open=options.quota_fails_open,
         retries=retries,
-        new_id=_new_id,
+        new_id=_row_ids.next_id,
+        budget=options.timeout_budget_seconds,
+        budget_ms=milliseconds(options.timeout_budget_seconds),
+        is_stamped_by_store=wall is store.now,
     )

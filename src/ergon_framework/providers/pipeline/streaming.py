@@ -43,7 +43,12 @@ from ergon_framework.providers.pipeline.drivers import (
     step,
 )
 from ergon_framework.providers.pipeline.guarded_call import GuardedCall
-from ergon_framework.providers.pipeline.request import AttemptBody, attempt_body, inherit_context
+from ergon_framework.providers.pipeline.request import (
+    AttemptBody,
+    AttemptRequest,
+    attempt_body,
+    inherit_context,
+)
 from ergon_framework.providers.telemetry import attempt_unit, end_call, traced_stream
 from ergon_framework.providers.validation import validate_call
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
@@ -185,7 +190,8 @@ class StreamCall:
         what, is_retried = (tenant_id, campaign_id, operation), runtime.policy.max_attempts > 1
         self.runtime = runtime
         self.first_of = first_of
-        self.body: AttemptBody = attempt_body(opens, *what, payload, is_retried=is_retried)
+        attempts = AttemptRequest(opens, *what, payload)
+        self.body: AttemptBody = attempt_body(attempts, is_retried=is_retried)
         self._request: Request = (*what, payload, context)
         self.scope = StreamScope(is_seen=bool(OBSERVERS) or is_traced())
         self.count = 0

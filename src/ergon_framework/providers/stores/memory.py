@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
@@ -120,6 +121,9 @@ class MemoryLane:
         return account if account is not None and now < account.window.end else None
 
 
+_id_of = attrgetter("id")
+
+
 class MemoryAttempts:
     """The latest attempts; the oldest makes room for the newest."""
 
@@ -132,17 +136,26 @@ class MemoryAttempts:
         self, rows: Iterable[AttemptRow], lanes: MutableMapping[LaneKey, MemoryLane], now: float
     ) -> None:
         """Keep those that are new, and let their lanes know."""
-        fresh = []
+        fresh = self._unknown(list(rows))
+        self.rows.extend(fresh)
+        # The ids go with their rows: a set that only grows would outlive every bound.
+        old = [self.rows.popleft() for _ in range(len(self.rows) - self._max_rows)]
+        self.ids.difference_update(map(_id_of, old))
+        for key, note in roll_up(fresh).items():
+            lanes.setdefault(key, MemoryLane()).note(note, now)
+
+    def _unknown(self, rows: list[AttemptRow]) -> list[AttemptRow]:
+        """The rows that are new, each once; they are known from now on."""
+        ids = set(map(_id_of, rows))
+        if len(ids) == len(rows) and self.ids.isdisjoint(ids):
+            self.ids |= ids
+            return rows
+        fresh = []  # a batch that is written again, or one that brings a row twice
         for row in rows:
             if row.id not in self.ids:
                 self.ids.add(row.id)
                 fresh.append(row)
-        self.rows.extend(fresh)
-        # The ids go with their rows: a set that only grows would outlive every bound.
-        while len(self.rows) > self._max_rows:
-            self.ids.discard(self.rows.popleft().id)
-        for key, note in roll_up(fresh).items():
-            lanes.setdefault(key, MemoryLane()).note(note, now)
+        return fresh
 
     def of(self, correlation_id: str) -> list[AttemptRow]:
         """The attempts under one correlation id, oldest first."""
@@ -450,12 +463,11 @@ class MemoryProviderStore:
             account = lane.account
             if account is None:
                 account = QuotaUsage(window, limit)
-            # ``is not``: windows are made once per period, so this is nearly always the same
-            # object.
-            elif account.window is not window or account.limit != limit:
+            elif account.window != window or account.limit != limit:
                 account = account.at(window, limit, self._clock())
             after = account.reserve(units)
-            lane.counted_at = self._clock()
+            if lane.updated_at is None:  # or else nobody asks when it was counted
+                lane.counted_at = self._clock()
             if after is not None:
                 lane.account = after
                 return _new(QuotaGrant, (after, True))

@@ -41,6 +41,8 @@ class SqlProviderStore:
         self, database: ProviderDatabase, *, max_remembered_lanes: int = MAX_REMEMBERED_LANES
     ) -> None:
         self.database = database
+        self.now = database.now
+        """The database's clock, which all processes share."""
         self.lane_tables = LaneTables(database)
         self.attempt_tables = AttemptTables(database, max_remembered_lanes=max_remembered_lanes)
         self.key_table = KeyTable(database)
@@ -59,10 +61,6 @@ class SqlProviderStore:
     def is_closed(self) -> bool:
         """Whether the store takes no more calls."""
         return self.database.is_closed
-
-    def now(self) -> float:
-        """The database's clock, which all processes share."""
-        return self.database.now()
 
     def close(self) -> None:
         """Call the hooks, then close the database. Closing twice is fine."""
